@@ -61,6 +61,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.structure
 	$(BIN)/python -m experiments.benchmarks.executor_cost
 	$(BIN)/python -m experiments.benchmarks.agreement_cost
+	$(BIN)/python -m experiments.benchmarks.helper_kernels
 	$(BIN)/python -m experiments.benchmarks.study_speed
 	$(BIN)/python -m experiments.benchmarks.peers
 

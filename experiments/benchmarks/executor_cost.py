@@ -192,8 +192,8 @@ def _call(executor: Executor, work: PatternWork, row: CallRow) -> Call:
     ]  # fmt: skip
 
     def call() -> None:
-        for total, (part,) in zip(sums, work.compute(row, operands), strict=True):
-            total.add_(part)
+        for total, part in zip(sums, work.compute(row, operands), strict=True):
+            total.add_(part.fields[0])
 
     return call
 

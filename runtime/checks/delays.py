@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -20,6 +20,7 @@ from runtime.checks.watch import CheckedGroup
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Streams, streams_for
+from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.trials.patterns import PatternWork, fill, verify, verify_reads
 from tasp_lab.schedule.rank_part import CallRow, RankPart
@@ -67,6 +68,10 @@ class DelayedTransport:
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         return self._transport.take(schedule, part, device)
 
+    @property
+    def key(self) -> Hashable:
+        return self._transport.key
+
     def give_back(self, memory: torch.Tensor) -> None:
         self._transport.give_back(memory)
 
@@ -96,7 +101,7 @@ class DelayedWork(PatternWork):
         super().__init__(schedule, rank, str(device))
         self.delay: Delay = no_delay
         self._own_rank = rank
-        self._adds: dict[int, list[Views]] = {}
+        self._adds: dict[int, list[Parts]] = {}
         self._reads: list[tuple[CallRow, list[Views]]] = []
 
     def expect(self, rows: Sequence[CallRow], device: torch.device) -> None:
@@ -104,9 +109,10 @@ class DelayedWork(PatternWork):
         self._reads = []
         if not self._adds:
             for row in rows:
-                self._adds[row.operation] = [[each.to(device)] for each in self.patterns.added(self._own_rank, row)]
+                parts = zip(row.adds, self.patterns.added(self._own_rank, row), strict=True)
+                self._adds[row.operation] = [Parts((place.block,), [each.to(device)]) for place, each in parts]
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         self.delay()
         self._reads.append((row, [[each.clone() for each in operand] for operand in operands]))
         return self._adds[row.operation]

@@ -155,6 +155,34 @@ def measure_operation(group: CheckedGroup, operation: str, size_bytes: int, coun
     return max(group.gather(statistics.median(batches)))
 
 
+def measure_peers(group: CheckedGroup, peers: int, size_bytes: int, count: int) -> float:
+    """The seconds of a batch, on the slowest rank, in which each sends `size_bytes` to each of its next `peers` ranks.
+
+    NCCL gives one peer few channels at first, so a rank may send to one at a fraction of its bandwidth.
+
+    Raises `RunError` if what arrives is wrong: every byte is the number of the rank that it is from.
+    """
+    rank, n, device = group.rank, group.world_size, group.device
+    sent = torch.full((size_bytes,), rank, dtype=torch.uint8, device=device)
+    received = torch.full((peers, size_bytes), 255, dtype=torch.uint8, device=device)
+    ends = [dist.P2POp(dist.irecv, received[each], (rank - 1 - each) % n) for each in range(peers)]
+    ends += [dist.P2POp(dist.isend, sent, (rank + 1 + each) % n) for each in range(peers)]
+
+    def call() -> None:
+        for work in dist.batch_isend_irecv(ends):
+            work.wait()
+
+    call()
+    for each in range(peers):
+        if not bool((received[each] == (rank - 1 - each) % n).all()):
+            raise RunError(f"{size_bytes} bytes to {peers} peers: what arrived is not what was sent")
+    batches = []
+    for _ in range(BATCHES):
+        group.barrier()
+        batches.append(_batch_s(call, count, device) / count)
+    return max(group.gather(statistics.median(batches)))
+
+
 def _batch_s(call: Callable[[], object], count: int, device: torch.device) -> float:
     """The time of calls back to back: by events in the current stream, or by the host's clock."""
     if device.type == "cpu":

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from runtime.executor.plans import PlannedMessage
-from runtime.executor.views import FieldViews, Views, store, views
-from runtime.kernels.partials import Partial, copy, merge
-from tasp_lab.schedule.blocks import Field
-from tasp_lab.schedule.blocks import Join as How
+from runtime.executor.sums import Format, Parts, Sum, Sums, Term
+from runtime.executor.views import Views, store, views
+from runtime.kernels import fused
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import RESIDENT
-from tasp_lab.schedule.rank_part import SCATTERED, CallRow, Join, Operand, Place, RankPart
+from tasp_lab.schedule.rank_part import SCATTERED, CallRow, Join, Operand, RankPart
 from tasp_lab.schedule.schedule import Schedule
 
 
 class Work(Protocol):
     """What a rank computes in a run. It must not refer to the executor: a cycle would delay freeing the memory."""
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
-        """Make a kernel call; returns what it adds to each of `row.adds`. On a GPU it is only queued."""
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
+        """Make a kernel call; returns what it adds to `row.adds`, and to other blocks, alike in every run.
+
+        On a GPU the call is only queued.
+        """
         ...
 
     def bound(self, blocks: Sequence[int]) -> Views:
@@ -47,23 +50,27 @@ class Copies:
     """
 
     def __init__(self, schedule: Schedule, part: RankPart, memory: torch.Tensor, work: Work, as_bytes: bool) -> None:
-        self.part, self.memory, self._work, self._as_bytes = part, memory, work, as_bytes
+        self.part, self.memory, self.work, self._as_bytes = part, memory, work, as_bytes
         self._kinds = schedule.blocks.kinds
         self._sizes, self._home_sizes, self._kind, initial = _facts(schedule, part.rank)
         self._initial_sums = initial & _added_to(part)
-        wire = [_Format(memory, () if as_bytes else kind.fields) for kind in self._kinds]
-        home = [_Format(memory, kind.home_fields) if kind.is_wide_at_home and not as_bytes else each
+        wire = [Format(memory, () if as_bytes else kind.fields) for kind in self._kinds]
+        home = [Format(memory, kind.home_fields) if kind.is_wide_at_home and not as_bytes else each
                 for kind, each in zip(self._kinds, wire, strict=True)]  # fmt: skip
         self._formats = wire, home
+        how = ["add" if as_bytes and kind.join else kind.join for kind in self._kinds]
+        self._sums = Sums(self._kind, self._sizes, how, wire, home)
+        self._planned: dict[int, tuple[object, list[Sum]]] = {}
+        self._resident: dict[tuple[int, ...], tuple[Views, torch.Tensor | None] | None] = {}
         self._lock = threading.Lock()
-        self._operands: dict[int, list[Views]] = {}
-        self._targets: dict[tuple[int, int], tuple[Views, How, bool]] = {}
+        self._operands: dict[int, list[Views | None]] = {}
         self.begin()
 
     def begin(self) -> None:
         """Begin a run: resident copies are those of the start."""
         self._has_parts = set(self._initial_sums)
-        self._computed: dict[tuple[int, int], Views] = {}
+        self._computed: dict[int, Sequence[Parts]] = {}
+        self._unjoined: dict[int, int] = {}
 
     def data(self, block: int, offset: int, at_home: bool = False) -> torch.Tensor:
         """The bytes of a block at an offset in the memory: as on the wire, or of a resident copy in its dtype."""
@@ -76,6 +83,41 @@ class Copies:
     def store(self, blocks: Sequence[int], values: Views) -> None:
         """Set resident copies that are adjacent in the memory."""
         store(self._adjacent(blocks), self._format(blocks[0], at_home=True).fields, values)
+
+    def load(self, blocks: tuple[int, ...], values: Views) -> None:
+        """Set resident copies, wherever they are in the memory; their rows in `values` follow one another."""
+        found = self._resident_rows(blocks)
+        if found is None:
+            for block, rows in self._by_block(blocks, values):
+                self.store([block], rows)
+        else:
+            fused.add(found[0], values, found[1], empty=True)
+
+    def read(self, blocks: tuple[int, ...], into: Views) -> None:
+        """Copy resident copies, whose rows in `into` follow one another."""
+        found = self._resident_rows(blocks)
+        if found is None:
+            for block, rows in self._by_block(blocks, into):
+                fused.add(rows, self.resident([block]), empty=True)
+        else:
+            fused.add(into, found[0], None, found[1], empty=True)
+
+    def _resident_rows(self, blocks: tuple[int, ...]) -> tuple[Views, torch.Tensor | None] | None:
+        if blocks not in self._resident:
+            self._resident[blocks] = self._sums.resident(blocks, [self.part.resident[block] for block in blocks])
+        return self._resident[blocks]
+
+    def _by_block(self, blocks: Sequence[int], values: Views) -> Iterator[tuple[int, Views]]:
+        counts = [self._sums.rows(block) for block in blocks]
+        return zip(blocks, zip(*(torch.split(each, counts) for each in values), strict=True), strict=True)
+
+    def load_bytes(self, blocks: Sequence[int], data: torch.Tensor) -> None:
+        """Set resident copies to the bytes of blocks, one after the other."""
+        for _, of_kind in groupby(blocks, key=self._kind.__getitem__):
+            alike = tuple(of_kind)
+            size = sum(self._sizes[block] for block in alike)
+            self.load(alike, views(data[:size], self._format(alike[0]).fields))
+            data = data[size:]
 
     def left_behind(self, block: int) -> torch.Tensor:
         """The bytes of a block that the run has left at the rank, resident or in a buffer."""
@@ -102,65 +144,89 @@ class Copies:
         (row,) = message.rows
         data = self.memory.new_empty(message.size_bytes)
         place = self.part.resident.get(row.block)
-        found = self._work.sent(row.block) if place is None else self._views(row.block, place, at_home=True)[0]
+        found = self.work.sent(row.block) if place is None else self._views(row.block, place, at_home=True)[0]
         store(data, self._format(row.block).fields, found)
         return data
 
     def compute(self, row: CallRow) -> None:
         """Make a kernel call, and join what it adds to resident copies; the rest waits for its join."""
-        found = self._work.compute(row, self._operands.get(row.operation) or self._operands_of(row))
-        for place, values in zip(row.adds, found, strict=True):
-            if place.since == RESIDENT:
-                self._add_to_resident(place, (values,))
-            else:
-                self._computed[row.operation, place.block] = values
+        found = self.work.compute(row, self._operands_of(row))
+        planned = self._planned.get(id(row))
+        if planned is None:
+            places = [place for place in row.adds if place.since == RESIDENT]
+            sums = self._sums.plan(self._sums.of_call(places, row.operation, found, at_home=True))
+            planned = self._planned[id(row)] = row, sums
+        later = len(row.adds) - sum([len(each.blocks) for each in planned[1]])
+        if later:
+            self._computed[row.operation], self._unjoined[row.operation] = found, later
+        for each in planned[1]:
+            self._add_to_resident(each, found)
 
-    def join(self, each: Join) -> None:
-        """Join all that came to a copy at a step: arrivals in their order, then what calls added."""
-        place = each.place
-        found = [self._views(place.block, offset)[0] for offset in each.received]
-        keys = [(operation, place.block) for operation in each.operations]
-        found += [_on_current_stream(self._computed.pop(key)) for key in keys if key in self._computed]
-        if place.since == RESIDENT:
-            self._add_to_resident(place, found)
-        else:
-            self._join(place, found, empty=not each.begun)
+    def join(self, joins: Sequence[Join]) -> None:
+        """Join all that came to some copies: to each its arrivals in their order, then what calls added."""
+        planned = self._planned.get(id(joins))
+        if planned is None:
+            planned = self._planned[id(joins)] = joins, self._sums.plan(self._terms_of(joins))
+        for each in planned[1]:
+            found: Sequence[Parts] = ()
+            if each.call is not None:
+                found = self._computed[each.call]
+                _on_current_stream(found[each.output].fields)
+            if each.at_home:
+                self._add_to_resident(each, found)
+            else:
+                self._sums.join(each, each.is_first, found, self.work.bound)
+            if each.call is not None:
+                self._joined(each.call, len(each.blocks))
+
+    def _terms_of(self, joins: Sequence[Join]) -> list[Term]:
+        """What is joined: the first that comes to each copy, then the second of each, and so on."""
+        turns: list[list[Term]] = []
+        for join in joins:
+            place, at_home = join.place, join.place.since == RESIDENT
+            terms = [Term(place.block, place.offset, at_home, None, 0, offset, False) for offset in join.received]
+            for call in join.operations:
+                if call >= self.part.first_call:
+                    terms += self._sums.of_call([place], call, self._computed[call], at_home)
+            for turn, term in enumerate(terms):
+                if turn == len(turns):
+                    turns.append([])
+                turns[turn].append(term._replace(is_first=not (turn or at_home or join.begun)))
+        return [term for turn in turns for term in turn]
+
+    def _joined(self, call: int, blocks: int) -> None:
+        """Forget what a call has returned once all of it is joined."""
+        with self._lock:
+            self._unjoined[call] -= blocks
+            if not self._unjoined[call]:
+                del self._unjoined[call], self._computed[call]
 
     def given(self, blocks: Sequence[int]) -> None:
         """Note that what was sent is no more there, as its sender gave it."""
         with self._lock:
             self._has_parts.difference_update(blocks)
 
-    def _add_to_resident(self, place: Place, found: Sequence[Views]) -> None:
+    def _add_to_resident(self, sum_: Sum, found: Sequence[Parts]) -> None:
         with self._lock:
-            self._join(place, found, place.block not in self._has_parts)
-            self._has_parts.add(place.block)
-
-    def _join(self, place: Place, found: Sequence[Views], empty: bool) -> None:
-        at_home = place.since == RESIDENT
-        into, how, in_place = self._targets.get((place.block, place.offset)) or self._target(place)
-        for part in found:
-            join(how, into, part, empty, rounded=at_home)
-            empty = False
-        if not in_place:
-            data = self.data(place.block, place.offset, at_home)
-            store(data, self._format(place.block, at_home).fields, into)
-
-    def _target(self, place: Place) -> tuple[Views, How, bool]:
-        """The fields of a copy, how parts join it, and whether they are the copy itself; then that is kept."""
-        how = self._kinds[self._kind[place.block]].join
-        into, in_place = self._views(place.block, place.offset, place.since == RESIDENT)
-        found = into, "add" if self._as_bytes and how else how, in_place
-        if in_place:
-            self._targets[place.block, place.offset] = found
-        return found
+            is_empty = self._has_parts.isdisjoint(sum_.blocks)
+            if is_empty or self._has_parts.issuperset(sum_.blocks):
+                self._sums.join(sum_, is_empty, found, self.work.bound)
+            else:
+                empty = [block not in self._has_parts for block in sum_.blocks]
+                for each, is_empty in self._sums.split(sum_, empty):
+                    self._sums.join(each, is_empty, found, self.work.bound)
+            self._has_parts.update(sum_.blocks)
 
     def _operands_of(self, row: CallRow) -> list[Views]:
-        """The operands of a kernel call, which are kept where they are the copies themselves."""
-        found = [self._operand(each) for each in row.operands]
-        if all(in_place for _, in_place in found):
-            self._operands[row.operation] = [fields for fields, _ in found]
-        return [fields for fields, _ in found]
+        """The operands of a kernel call. Those that are the copies themselves are kept for later runs."""
+        kept = self._operands.get(row.operation)
+        if kept is None:
+            found = [self._operand(each) for each in row.operands]
+            self._operands[row.operation] = [fields if in_place else None for fields, in_place in found]
+            return [fields for fields, _ in found]
+        return [
+            self.operand(each) if fields is None else fields for each, fields in zip(row.operands, kept, strict=True)
+        ]
 
     def operand(self, operand: Operand) -> Views:
         """The fields of an operand of a kernel call."""
@@ -173,7 +239,7 @@ class Copies:
         if operand.offset == SCATTERED:
             return self._gathered(operand), False
         if operand.offset == OUTSIDE:
-            return self._work.bound(operand.blocks), len(operand.blocks) == 1
+            return self.work.bound(operand.blocks), False
         at_home = operand.since[0] == RESIDENT
         if self._as_bytes and at_home:
             return self._bytes_on_the_wire(operand)
@@ -187,7 +253,7 @@ class Copies:
         found = []
         for piece in operand.pieces:
             if piece.offset == OUTSIDE:
-                found += [self._work.sent(block) for block in piece.blocks]
+                found += [self.work.sent(block) for block in piece.blocks]
             else:
                 found.append(self._operand(piece)[0])
         return tuple(torch.cat(list(fields)) for fields in zip(*found, strict=True))
@@ -204,29 +270,14 @@ class Copies:
     def _views(self, block: int, offset: int, at_home: bool = False) -> tuple[Views, bool]:
         """The fields of a copy, and whether they are the copy itself."""
         if offset == OUTSIDE:
-            return self._work.bound([block]), True
+            return self.work.bound([block]), True
         return self._format(block, at_home).views(offset, self._size(block, at_home))
 
     def _size(self, block: int, at_home: bool) -> int:
         return (self._home_sizes if at_home and not self._as_bytes else self._sizes)[block]
 
-    def _format(self, block: int, at_home: bool = False) -> _Format:
+    def _format(self, block: int, at_home: bool = False) -> Format:
         return self._formats[at_home][self._kind[block]]
-
-
-class _Format:
-    """The fields of copies of a kind in a memory: as on the wire, or of resident copies; none for bytes."""
-
-    def __init__(self, memory: torch.Tensor, fields: Sequence[Field]) -> None:
-        self.fields, self._memory = fields, memory
-        self._field_views = FieldViews(memory, fields) if fields else None
-
-    def views(self, offset: int, size_bytes: int) -> tuple[Views, bool]:
-        """The fields of contiguous copies, and whether they are the copies themselves."""
-        if self._field_views is not None and (found := self._field_views.at(offset, size_bytes)) is not None:
-            return found, True
-        data = self._memory[offset : offset + size_bytes]
-        return (views(data, self.fields), False) if self.fields else ((data,), True)
 
 
 @lru_cache(maxsize=16)
@@ -243,37 +294,8 @@ def _added_to(part: RankPart) -> frozenset[int]:
     return frozenset(place.block for place in places if place.since == RESIDENT)
 
 
-def _on_current_stream(values: Views) -> Views:
-    """The values, whose memory is not reused before the current stream has read it."""
+def _on_current_stream(values: Views) -> None:
+    """Let the memory of values not be reused before the current stream has read it."""
     for each in values:
         if each.is_cuda:
             each.record_stream(torch.cuda.current_stream(each.device))
-    return values
-
-
-# How parts of a block are joined: data are copied, sums added, attention results merged by their log-sum-exp.
-
-
-def join(how: How, into: Views, part: Views, empty: bool, rounded: bool) -> None:
-    """Join a part to a copy, which it replaces if the copy is `empty`.
-
-    `rounded`: what is added is rounded to the dtype of the copy first, so that two parts may come in any order.
-    """
-    if how == "merge":
-        (_copy_result if empty else _merge)(into, part)
-    elif how == "add" and not empty:
-        for total, new in zip(into, part, strict=True):
-            total.add_(new.to(total.dtype) if rounded and new.dtype != total.dtype else new)
-    else:
-        for old, new in zip(into, part, strict=True):
-            old.copy_(new)
-
-
-def _copy_result(into: Views, part: Views) -> None:
-    out, lse = into
-    copy(out, lse, Partial(*part))
-
-
-def _merge(into: Views, part: Views) -> None:
-    out, lse = into
-    merge(out, lse, Partial(*part))

@@ -47,7 +47,7 @@ class MessageIO:
 
     def __init__(self, rank: int, transport: Transport, copies: Copies, progress: Progress) -> None:
         self._rank, self._copies = rank, copies
-        self._transport, self._progress = transport, None if progress is no_progress else progress
+        self.transport, self._progress = transport, None if progress is no_progress else progress
         self._messages: dict[int, Message] = {}
         self._gathered: dict[int, torch.Tensor] = {}
         self._waiting_for: dict[tuple[str, int], int] = {}
@@ -66,7 +66,7 @@ class MessageIO:
     def post_receives(self, messages: Sequence[PlannedMessage], channel: int = 0) -> list[Wait]:
         received = [self._messages.get(each.node) or self._message(each, channel) for each in messages]
         try:
-            return self._transport.receive(received)
+            return self.transport.receive(received)
         except LostPeer as error:
             lost = messages[error.number]
             raise self._lost(lost, f"posting the receive of {lost.blocks} from it", error) from None
@@ -77,7 +77,7 @@ class MessageIO:
             self._sent += [(each, posted) for each in messages]
         sent = [self._messages.get(each.node) or self._message(each, channel) for each in messages]
         try:
-            return self._transport.send(sent)
+            return self.transport.send(sent)
         except LostPeer as error:
             if not messages:
                 raise RunError(f"rank {self._rank}: lost a rank ({error})") from None
@@ -126,9 +126,9 @@ class MessageIO:
         if message.given:
             self._copies.given(message.given)
 
-    def join(self, each: Join) -> None:
-        """Join what came to a copy at a step."""
-        self._copies.join(each)
+    def join(self, joins: Sequence[Join]) -> None:
+        """Join what came to some copies."""
+        self._copies.join(joins)
 
     def compute(self, row: CallRow) -> None:
         """Make a kernel call."""
@@ -160,7 +160,7 @@ class MessageIO:
 
     def _message(self, message: PlannedMessage, channel: int) -> Message:
         """A message that is posted; it is kept for later runs unless it is gathered in each."""
-        found = Message(message.peer, message.tag, self._copies.message(message), channel)
+        found = Message(message.peer, message.tag, self._copies.message(message), channel, message)
         if message.is_gathered:
             self._gathered[message.node] = found.data
         else:

@@ -8,13 +8,14 @@ A transport posts messages and returns a wait for each, which blocks until that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from runtime.executor.plans import PlannedMessage
 from runtime.executor.streams import Streams
 from tasp_lab.core.errors import first_line
 from tasp_lab.schedule.rank_part import RankPart
@@ -27,13 +28,15 @@ Result = TypeVar("Result")
 class Message:
     """Data in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks.
 
-    A message is kept for later runs over the same transport, which may add what it has `prepared` for it.
+    A message is kept for later runs over the same transport, which may add what it has `prepared` for it. `planned`
+    is the entry of the plan that it was made from.
     """
 
     peer: int
     tag: int
     data: torch.Tensor
     channel: int = 0
+    planned: PlannedMessage | None = None
     prepared: Any = None
 
 
@@ -102,6 +105,11 @@ class Transport(Protocol):
     @property
     def short_bytes(self) -> int:
         """Messages of this size and less take no longer than to hand over to another thread; 0 if there are none."""
+        ...
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for transports that an executor can use one after the other."""
         ...
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:

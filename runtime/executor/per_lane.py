@@ -78,6 +78,7 @@ class PerLane:
 
     def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int) -> None:
         self._message_io, self._plan, self._ahead, self._lanes = message_io, plan, steps_ahead, _lanes_of(plan)
+        self._joins = [(join,) for join in plan.joins]
 
     def prepare(self) -> None:
         plan, steps_ahead = self._plan, self._ahead
@@ -178,7 +179,7 @@ class PerLane:
         self._happened.append(node)
         while joins := self._advance():
             for join in joins:
-                self._message_io.join(self._plan.joins[join - self._plan.first_join])
+                self._message_io.join(self._joins[join - self._plan.first_join])
             self._happened.extend(joins)
 
     def _advance(self) -> list[int]:

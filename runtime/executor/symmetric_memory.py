@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -77,6 +77,7 @@ class Heap:
         self.world_size, self._make, self._stream = world_size, make, stream
         self._free: defaultdict[int, list[Window]] = defaultdict(list)
         self._taken: dict[int, Window] = {}
+        self.addresses: dict[int, Mapping[tuple[int, int], Sequence[int]]] = {}
 
     def take(self, size_bytes: int) -> Window:
         """The smallest free window of at least this size, or a new one, which all ranks make together."""
@@ -113,24 +114,27 @@ class SymmetricMemory:
 
     def __init__(self, heap: Heap, timeout_s: float) -> None:
         self._heap, self._timeout_ms = heap, round(timeout_s * 1e3)
-        self._addresses: dict[int, Mapping[tuple[int, int], Sequence[int]]] = {}
         self._receives: Sequence[Message] = ()
+
+    @property
+    def key(self) -> Hashable:
+        return type(self), self._heap, self._timeout_ms
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         """The memory of a run: a window as large as the largest rank's; a collective call."""
         found = addresses(schedule, part.rank)
         window = self._heap.take(max(1, found.memory_bytes))
-        self._addresses[_place(window.memory)] = found.of_messages
+        self._heap.addresses[_place(window.memory)] = found.of_messages
         return window.memory[: part.memory_bytes]
 
     def give_back(self, memory: torch.Tensor) -> None:
         """See `Heap.give_back`."""
-        del self._addresses[_place(memory)]
+        del self._heap.addresses[_place(memory)]
         self._heap.give_back(memory)
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Choose the window of a run and the streams of copies."""
-        self._window, self._offsets = self._heap.window_of(memory), self._addresses[_place(memory)]
+        self._window, self._offsets = self._heap.window_of(memory), self._heap.addresses[_place(memory)]
         self._channels, self._streams = channels, streams
         if 2 * channels > self._window.slots:
             raise RunError(f"{channels} channels need {2 * channels} signals between two ranks, symmetric memory has "

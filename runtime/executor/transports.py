@@ -9,8 +9,7 @@ post the receives and then the sends of a step together, and with `channels` tho
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -33,54 +32,18 @@ _CALLS, _FIRST_BIT = 1024, 20
 """How many calls in a row have different tags, and above how many bits of the tag of a message."""
 
 
-# Memories of runs on a GPU, kept for later runs of the same size.
-#
-# torch notes for the whole memory that NCCL's stream uses it (`record_stream`), so a memory that is freed is reused
-# only when the GPU has come so far. The host runs ahead of it in a backward pass, and the memories of many layers
-# would be allocated (https://github.com/pytorch/pytorch/issues/132292). A memory that is kept needs no such care: at
-# the end of a run the current stream waits for all others, and the next run begins in the same stream.
-
-MAX_KEPT = 4
-"""Sizes of which a memory is kept: those of both passes of two layers of different shapes."""
-
-_Key = tuple[int, int, int]
-"""Size in bytes, number of the GPU, and its current stream."""
-
-_kept: OrderedDict[_Key, torch.Tensor] = OrderedDict()
-
-
-def take_memory(size_bytes: int, device: torch.device) -> torch.Tensor:
-    """A memory of bytes, whose content is arbitrary, for work in the current stream."""
-    key = _key(size_bytes, device)
-    memory = None if key is None else _kept.pop(key, None)
-    return torch.empty(size_bytes, dtype=torch.uint8, device=device) if memory is None else memory
-
-
-def give_back_memory(memory: torch.Tensor) -> None:
-    """Keep a memory, when all that reads or writes it is queued in the current stream."""
-    key = _key(memory.numel(), memory.device)
-    if key is not None:
-        _kept[key] = memory
-        while len(_kept) > MAX_KEPT:
-            _kept.popitem(last=False)
-
-
-def _key(size_bytes: int, device: torch.device) -> _Key | None:
-    """None on a host, where memory is free as soon as it is no longer used."""
-    if device.type != "cuda" or not size_bytes:
-        return None
-    stream = torch.cuda.current_stream(device)
-    return size_bytes, stream.device_index, stream.cuda_stream
-
-
 class OrdinaryMemory:
     """The memory of runs of a transport to which it does not matter where that lies."""
 
+    @property
+    def key(self) -> Hashable:
+        return id(self)
+
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
-        return take_memory(part.memory_bytes, device)
+        return torch.empty(part.memory_bytes, dtype=torch.uint8, device=device)
 
     def give_back(self, memory: torch.Tensor) -> None:
-        give_back_memory(memory)
+        """No-op: the memory is free when nothing uses it."""
 
 
 class PointToPoint(OrdinaryMemory):
@@ -102,6 +65,10 @@ class PointToPoint(OrdinaryMemory):
     def __init__(self, timeout_s: float, group: Group, device: torch.device, call: int = 0) -> None:
         self._timeout, self._on_gpu = _timeout(timeout_s, device), device.type == "cuda"
         self._group, self._of_call = _group_of(group), call % _CALLS << _FIRST_BIT
+
+    @property
+    def key(self) -> Hashable:
+        return type(self), self._group, self._timeout
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: messages do not wait for each other."""
@@ -146,6 +113,10 @@ class Batched(OrdinaryMemory):
         self._groups: list[Group] = [group]
         self._receives: list[dist.P2POp] = []
         self._batch = _Once()
+
+    @property
+    def key(self) -> Hashable:
+        return type(self), _group_of(self._group), self._timeout, self.channels
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Make the communicators of channels. The first one is that of the group; further ones are made once."""
@@ -264,6 +235,10 @@ class AllToAll(OrdinaryMemory):
         self._nothing = torch.empty(0, dtype=torch.uint8, device=device)
         self._incoming: list[Message] = []
         self._step = _Once()
+
+    @property
+    def key(self) -> Hashable:
+        return type(self), _group_of(self._group), self._timeout
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """No-op: all messages of a step are one call."""

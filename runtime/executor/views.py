@@ -43,12 +43,12 @@ def views(data: torch.Tensor, fields: Sequence[Field]) -> Views:
 def store(data: torch.Tensor, fields: Sequence[Field], values: Views) -> None:
     """Copy tensors into the bytes of contiguous blocks; not if they are views of these already."""
     if not fields:
-        if data.data_ptr() != values[0].data_ptr():
+        if data.is_meta or data.data_ptr() != values[0].data_ptr():
             data.copy_(values[0])
         return
     for part, field, old, new in zip(_split(data, fields), fields, views(data, fields), values, strict=True):
         if _is_aligned(part, field):
-            if old.data_ptr() != new.data_ptr():
+            if old.is_meta or old.data_ptr() != new.data_ptr():
                 old.copy_(new)
         else:
             part.copy_(new.to(old.dtype).contiguous().view(len(part), -1).view(torch.uint8))
@@ -64,7 +64,7 @@ class FieldViews:
 
     def __init__(self, memory: torch.Tensor, fields: Sequence[Field]) -> None:
         sizes = _sizes_of(fields)
-        self._position_bytes, start = sum(sizes), 0
+        self.row_bytes, start = sum(sizes), 0
         self._fields: list[tuple[torch.Tensor, int, int, tuple[int, ...], tuple[int, ...]]] = []
         for field, size in zip(fields, sizes, strict=True):
             dtype = DTYPES[field.dtype]
@@ -75,7 +75,7 @@ class FieldViews:
 
     def at(self, offset: int, size_bytes: int) -> Views | None:
         """As `views` of these bytes of the memory; None if a field is unaligned."""
-        count, position_bytes, found = size_bytes // self._position_bytes, self._position_bytes, []
+        count, position_bytes, found = size_bytes // self.row_bytes, self.row_bytes, []
         for typed, itemsize, start, shape, strides in self._fields:
             if (offset + start) % itemsize or position_bytes % itemsize:
                 return None

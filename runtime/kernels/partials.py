@@ -1,6 +1,6 @@
 """Partial results and gradients of attention over a subset of keys, and the application of band masks.
 
-Partial results over disjoint keys are merged exactly by their log-sum-exp (`merge`).
+Partial results over disjoint keys are merged exactly by their log-sum-exp (`runtime.kernels.fused`).
 Gradients are additive: given the result and the log-sum-exp over all keys, the contributions of all query-key pairs are
 summed.
 
@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from runtime.kernels import fused
 
 Tensor = torch.Tensor
 
@@ -118,7 +120,7 @@ class Partial(NamedTuple):
 
     `out` is [batch, queries, heads, head_dim] in the kernel's dtype: the softmax-weighted mean of the values.
     `lse` is [batch, queries, heads], float32 (float64 for float64): the natural logarithm of the sum of
-    exp(scale * q.k) over the unmasked keys of the row.
+    exp(scale * q.k) over the unmasked keys of the row, -inf without any; +inf, with out 0, means the same.
     """
 
     out: Tensor
@@ -185,15 +187,11 @@ def by_rows(compute: Compute, q: Tensor, k: Tensor, v: Tensor, scale: float, ban
 def gradients_over_band(
     differentiate: Differentiate, rows: Rows, k: Tensor, v: Tensor, scale: float, low: int, high: int
 ) -> Gradients:
-    """Compute gradients over the trimmed band; all other gradients are 0.
-
-    The log-sum-exp -inf of rows without keys is replaced by +inf, so that their weights exp(score - lse) are 0.
-    """
+    """Compute gradients over the trimmed band; all other gradients are 0."""
     band = trim(rows.q.shape[1], k.shape[1], low, high)
     if band == EMPTY or not rows.q.numel():
         return Gradients(*map(torch.zeros_like, (rows.q, k, v)))
     trimmed = rows.segment(band.first_query, band.first_query + band.queries)
-    trimmed = trimmed._replace(lse=trimmed.lse.masked_fill(trimmed.lse == -math.inf, math.inf))
     trimmed_k, trimmed_v = (x.narrow(1, band.first_key, band.keys) for x in (k, v))
     dq, dk, dv = differentiate(trimmed, trimmed_k, trimmed_v, scale, band)
     place = band.first_key, k.shape[1]
@@ -239,6 +237,19 @@ def _padded(x: Tensor, first: int, rows: int, value: float = 0) -> Tensor:
     return torch.nn.functional.pad(x, (0, 0) * (x.dim() - 2) + before_and_after, value=value)
 
 
+def lse_for_gradients(lse: Tensor) -> Tensor:
+    """The log-sum-exp as backward passes take it: +inf for rows without keys, whose weights exp(score - lse) are 0.
+
+    [batch, queries, heads], contiguous as [batch, heads, queries], as fused operators require.
+
+    >>> lse_for_gradients(torch.tensor([[[0.0, -math.inf]]]))
+    tensor([[[0., inf]]])
+    """
+    prepared = torch.empty_like(lse.transpose(1, 2), memory_format=torch.contiguous_format)
+    torch.nan_to_num(lse.transpose(1, 2), nan=math.nan, posinf=math.inf, neginf=math.inf, out=prepared)
+    return prepared.transpose(1, 2)
+
+
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     """The accumulation dtype for inputs of this dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -264,17 +275,6 @@ def is_aligned(x: Tensor) -> bool:
 def heads_first(*tensors: Tensor) -> list[Tensor]:
     """[batch, rows, heads, ...] as [batch, heads, rows, ...] and back."""
     return [x.transpose(1, 2) for x in tensors]
-
-
-# Merging of partial attention results over disjoint sets of keys by their log-sum-exp (lse).
-#
-# Each partial result is weighted by its share of the sum of exponentials::
-#
-#     lse' = logaddexp(lse, lse_b)
-#     out' = out * exp(lse - lse') + out_b * exp(lse_b - lse')
-#
-# as in online softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The result does not
-# depend on the order and grouping of the keys, up to rounding.
 
 
 class Accumulator:
@@ -307,35 +307,9 @@ class Accumulator:
         """Merge a partial for the query rows from `first` on, in place; the first partial of a row is copied."""
         end = first + partial.out.shape[1]
         out, lse = self._out[:, first:end], self._lse[:, first:end]
-        if self._written[first:end].any():
-            merge(out, lse, partial)
-        else:
-            copy(out, lse, partial)
+        fused.merge(out, lse, *partial, empty=not self._written[first:end].any())
         self._written[first:end] = True
 
     def result(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows so far: out in this dtype (the accumulator's own tensor if that is its dtype) and lse."""
         return self._out.to(dtype), self._lse
-
-
-def copy(out: torch.Tensor, lse: torch.Tensor, other: Partial) -> None:
-    """Copy a partial, whose rows of weight 0 may have any out."""
-    out.copy_(_masked(other))
-    lse.copy_(other.lse)
-
-
-def merge(out: torch.Tensor, lse: torch.Tensor, other: Partial) -> None:
-    """Merge in place. The NaN of -inf - -inf must become weight 0 on both sides; the NaN of inf - inf must remain."""
-    total = torch.logaddexp(lse, other.lse).to(lse.dtype)
-    weight = (lse - total).exp_().masked_fill_(lse == -math.inf, 0)
-    other_weight = (other.lse - total).exp_().masked_fill_(other.lse == -math.inf, 0)
-    out.mul_(weight[..., None]).addcmul_(_masked(other), other_weight[..., None])
-    lse.copy_(total)
-
-
-def _masked(partial: Partial) -> torch.Tensor:
-    """Out with 0 in the rows of weight 0; on a GPU always a copy, since a check would synchronise the stream."""
-    nothing = partial.lse == -math.inf
-    if nothing.is_cpu and not (nothing.any() and partial.out[nothing].any()):
-        return partial.out
-    return partial.out.masked_fill(nothing[..., None], 0)

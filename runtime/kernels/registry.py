@@ -9,8 +9,8 @@ head h // (heads // kv_heads). Strides are arbitrary. The mask is a band: query 
 
 In the forward pass a row depends only on its unmasked keys: NaN and infinity in other keys do not affect it. If an
 unmasked key yields NaN or a score of +inf, the row is NaN, as in softmax. A row without unmasked keys, or with scores
-of -inf only, has lse -inf and out 0, and thus weight 0 in a merge. The backward pass requires finite inputs except lse:
-a NaN may affect the gradients of rows and keys that do not attend to it.
+of -inf only, has lse -inf, or +inf as flash operators say, and out 0, and thus weight 0 in a merge. The backward pass
+requires finite inputs except lse: a NaN may affect the gradients of rows and keys that do not attend to it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Kernel(Protocol):
 
         `out`, shaped as q, and `lse`, [batch, queries, heads], are the result and its log-sum-exp over all keys of
         the sequence; `dout`, shaped as q, is the gradient with respect to `out`. The contributions of any partition of
-        queries and keys therefore sum to the gradients. A row without unmasked keys or with lse -inf contributes 0.
+        queries and keys therefore sum to the gradients. `lse` is as `partials.lse_for_gradients` prepares it: a row
+        with lse +inf contributes 0.
         """
 
 

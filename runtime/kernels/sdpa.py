@@ -128,7 +128,7 @@ def gpu_head_dim(head_dim: int) -> str | None:
 def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
     """Attention over a non-empty band."""
     operator = _gpu_flash if _gpu_flash_runs(q, k, v, band) else _gpu_efficient
-    return with_empty_rows(operator(q, k, v, scale, band))
+    return operator(q, k, v, scale, band)
 
 
 def gradients_on_gpu(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
@@ -136,12 +136,6 @@ def gradients_on_gpu(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band)
     if _gpu_flash_runs(rows.q.detach().requires_grad_(), k, v, band):
         return _gpu_flash_gradients(rows, k, v, scale, band)
     return gradients_by_head(_gpu_efficient_gradients, rows, k, v, scale, band)
-
-
-def with_empty_rows(found: Partial) -> Partial:
-    """The result with lse -inf for rows without keys: flash kernels return +inf and out 0 for these rows."""
-    out, lse = found
-    return Partial(out, lse.masked_fill((lse == math.inf) & (out[..., 0] == 0), -math.inf))
 
 
 def _square_causal(band: Band) -> bool:

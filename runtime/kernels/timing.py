@@ -10,6 +10,7 @@ from statistics import median
 
 import torch
 
+from runtime.kernels.partials import lse_for_gradients
 from runtime.kernels.registry import Kernel, choose_kernel
 from tasp_lab.core.progress import ProgressCallback
 
@@ -54,6 +55,7 @@ def _calls(
     )
     scale, low, high = _HEAD_DIM**-0.5, 0 if causal else 1 - length, length - 1
     out, lse = kernel.attend(q, k, v, scale=scale, low=low, high=high)
+    lse = lse_for_gradients(lse)
     return {
         "fwd": lambda: kernel.attend(q, k, v, scale=scale, low=low, high=high),
         "bwd": lambda: kernel.backward(dout, q, k, v, out, lse, scale=scale, low=low, high=high),

@@ -13,9 +13,10 @@ and to a change of layout is a `LayerCall`::
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from runtime.executor.copies import Copies, Work
-from runtime.executor.executor import Executor
+from runtime.executor.kept import kept_executor
 from runtime.executor.messages import Group, Transport
 from runtime.executor.transports import make_transport
 from runtime.executor.views import DTYPES
@@ -211,31 +212,23 @@ def _mesh(world_size: int) -> Topology:
     return full_mesh(world_size)
 
 
+@contextlib.contextmanager
 def run_pass(
-    schedule: Schedule, rank: int, transport: Transport, work: Work, device: torch.device,
+    schedule: Schedule, rank: int, transport: Transport, work: Work | None, device: torch.device,
     load: Callable[[Copies], object],
-) -> Copies:  # fmt: skip
-    """Run a schedule after `load` has filled the memory; the caller gives that back to the transport."""
-    executor = Executor(schedule, rank, transport, work, device, part=part_of(schedule, rank))
-    load(executor.copies)
-    executor.prepare()
-    executor.run()
-    return executor.copies
+) -> Iterator[Copies]:  # fmt: skip
+    """Run a schedule after `load` has filled the memory, which is used again after the context has ended."""
+    with kept_executor(schedule, part_of(schedule, rank), transport, work, device) as executor:
+        load(executor.copies)
+        executor.prepare()
+        executor.run()
+        yield executor.copies
 
 
 @lru_cache(maxsize=16)
 def part_of(schedule: Schedule, rank: int) -> RankPart:
     """The part of a rank. Layers are called with the same schedules again and again."""
     return rank_part(schedule, rank)
-
-
-def load_blocks(copies: Copies, blocks: Sequence[int], left: torch.Tensor) -> None:
-    """Copy the bytes of resident blocks, one after the other in `left`, into the memory."""
-    start = 0
-    for block in blocks:
-        place = copies.data(block, copies.part.resident[block])
-        place.copy_(left[start : start + len(place)])
-        start += len(place)
 
 
 def lengths_of(everyone: Sequence[Proposal], name: str = "positions") -> list[int]:

@@ -10,7 +10,8 @@ result itself. They receive it for the rank's own queries, else the shortest row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -19,9 +20,13 @@ import torch
 
 from runtime.executor.copies import Copies
 from runtime.executor.messages import Transport
+from runtime.executor.sums import Parts
 from runtime.executor.views import Views
+from runtime.kernels import fused
+from runtime.kernels.packed import PackedCall, attend_packed, gradients_packed
+from runtime.kernels.partials import Rows, lse_for_gradients
 from runtime.kernels.registry import Kernel
-from runtime.sequence_parallel.calls import load_blocks, run_pass
+from runtime.sequence_parallel.calls import run_pass
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow, RankPart
@@ -47,22 +52,36 @@ Inputs = Mapping[int, Sequence[Tensor]]
 
 
 class AttentionLayer:
-    """One rank's layer in one pass. Use a new instance for each run."""
+    """One rank's layer in one pass. Use a new instance for each run.
 
-    def __init__(self, schedule: Schedule, rank: int, kernel: Kernel, scale: float, inputs: Inputs) -> None:
+    `packed` is the task of the schedule with the documents of this call, if the schedule is that of any documents. Rows
+    of a shard are in the order of positions, those of blocks in the order of places.
+    """
+
+    def __init__(
+        self, schedule: Schedule, rank: int, kernel: Kernel, scale: float, inputs: Inputs,
+        packed: AttentionTask | None = None,
+    ) -> None:  # fmt: skip
         assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
-        self._task, self._rank, self._kernel, self._scale = schedule.task, rank, kernel, scale
+        self._task, self._rank, self._kernel, self._scale = packed or schedule.task, rank, kernel, scale
+        self._packing = _packing_of(self._task, inputs[QUERIES][0].device) if self._task.is_packed else None
+        if self._packing is not None:
+            inputs = {tensor: self._packing.by_place(tensor, rank, each) for tensor, each in inputs.items()}
         self._shard = shard = _shard_of(schedule, rank)
         self._tensor, self._count, self._first, self._heads = shard.tensor, shard.count, shard.first, shard.heads
+        if self._task.is_backward:
+            q, dout, lse, out = inputs[QUERIES]
+            inputs = {**inputs, QUERIES: (q, dout, lse_for_gradients(lse), out)}
         self._inputs = inputs
+        self._bound: dict[tuple[int, ...], Views] = {}
         bound = {kind.name for kind in schedule.blocks.kinds if kind.bound}
         outputs = (QUERY_GRADIENTS, KEY_GRADIENTS) if self._task.is_backward else (RESULTS,)
         self._sums = {each: self._empty(each, torch.float32) for each in outputs if TENSORS[each] in bound}
 
     def load(self, copies: Copies) -> None:
         """Copy the inputs that are in the memory of a run into it, and make what is sent in place of others."""
-        for blocks in _runs(self._shard, copies.part, (KEYS, QUERIES)):
-            copies.store(blocks, self._rows(self._on_the_wire(self._tensor[blocks[0]]), blocks))
+        for blocks in _together(self._shard, copies.part, (KEYS, QUERIES)):
+            copies.load(blocks, self._rows(self._on_the_wire(self._tensor[blocks[0]]), blocks))
         if _sends(self._shard, copies.part, QUERIES):
             self._on_the_wire(QUERIES)  # here, since several streams may send
 
@@ -72,12 +91,13 @@ class AttentionLayer:
             found = self._sums[tensor]
         else:
             found = self._empty(tensor, dtype)
-            for blocks in _runs(self._shard, copies.part, (tensor,)):
-                for place, values in zip(self._rows(found, blocks), copies.resident(blocks), strict=True):
-                    place.copy_(values)
+            for blocks in _together(self._shard, copies.part, (tensor,)):
+                copies.read(blocks, self._rows(found, blocks))
+        if self._packing is not None:
+            found = self._packing.by_position(tensor, self._rank, found)
         return (found[0].to(dtype), found[1]) if tensor == RESULTS else [each.to(dtype) for each in found]
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         """Make a kernel call; returns the parts of the results or gradients of its operands."""
         if row.kernel != self._task.kernel:
             device = self._inputs[QUERIES][0].device.type
@@ -89,30 +109,39 @@ class AttentionLayer:
         outputs: Sequence[Sequence[Tensor]]
         if row.kernel == ATTEND:
             (q,), (k, v) = queries, keys
-            outputs = [self._kernel.attend(q, k, v, scale=self._scale, low=low, high=high)]
+            if self._packing is None:
+                outputs = [self._kernel.attend(q, k, v, scale=self._scale, low=low, high=high)]
+            else:
+                outputs = [attend_packed(self._kernel, q, k, v, self._scale, self._packing.call(row))]
         else:
             (q, dout, lse, out), (k, v) = queries, keys
             if row.operands[0].offset != OUTSIDE:
-                out = stand_in_for_out(dout, out)
-            found = self._kernel.backward(dout, q, k, v, out, lse, scale=self._scale, low=low, high=high)
+                out = fused.stand_in_for_out(dout, out)
+            if self._packing is None:
+                found = self._kernel.backward(dout, q, k, v, out, lse, scale=self._scale, low=low, high=high)
+            else:
+                rows = Rows(dout, q, out, lse)
+                found = gradients_packed(self._kernel, rows, k, v, self._scale, self._packing.call(row))
             outputs = [(found.q,), (found.k, found.v)]
-        parts: dict[int, Views] = {}
-        for operand, tensors in zip(row.operands, outputs, strict=False):
-            pieces = self._pieces([each.transpose(0, 1) for each in tensors], operand.blocks)
-            parts |= zip((self._shard.output_of[block] for block in operand.blocks), pieces, strict=True)
-        return [parts[place.block] for place in row.adds]
-
-    def _pieces(self, tensors: Sequence[Tensor], blocks: Sequence[int]) -> Iterable[Views]:
-        """The rows of each block of tensors of several blocks."""
-        if len(blocks) == 1:
-            return [tensors]
-        counts = [self._count[block] for block in blocks]
-        return zip(*(each.split_with_sizes(counts) for each in tensors), strict=True)
+        return [
+            Parts(
+                [self._shard.output_of[block] for block in operand.blocks], [each.transpose(0, 1) for each in tensors]
+            )
+            for operand, tensors in zip(row.operands, outputs, strict=False)
+        ]
 
     def bound(self, blocks: Sequence[int]) -> Views:
         """Inputs or outputs of own blocks, which are adjacent in the shard."""
-        tensor = self._tensor[blocks[0]]
-        return self._rows(self._sums[tensor] if tensor in self._sums else self._inputs[tensor], blocks)
+        key = tuple(blocks)
+        found = self._bound.get(key)
+        if found is None:
+            tensor = self._tensor[blocks[0]]
+            found = self._rows(self._sums[tensor] if tensor in self._sums else self._inputs[tensor], blocks)
+            if tensor == QUERIES and self._task.is_backward:
+                q, dout, lse, out = found
+                found = [q, dout, lse.permute(1, 2, 0).contiguous().permute(2, 0, 1), out]
+            self._bound[key] = found
+        return found
 
     def sent(self, block: int) -> Views:
         """As `bound`, of a block that is sent: queries with delta in place of the result."""
@@ -127,7 +156,7 @@ class AttentionLayer:
     @cached_property
     def _delta(self) -> Tensor:
         _, dout, _, out = self._inputs[QUERIES]
-        return (dout.float() * out.float()).sum(-1)
+        return fused.inner_products(dout, out)
 
     def _empty(self, tensor: int, dtype: torch.dtype) -> Sequence[Tensor]:
         """Tensors of the shard for an output; log-sum-exps are float32."""
@@ -150,6 +179,48 @@ class AttentionLayer:
         return [each[:, first : first + count, heads].transpose(0, 1) for each in tensors]
 
 
+class _Packing:
+    """What packed documents add to the calls of a task: prepared once for all layers that have them."""
+
+    def __init__(self, task: AttentionTask, device: torch.device) -> None:
+        self._task, self._device = task, device
+        self._calls: dict[tuple[tuple[int, ...], ...], PackedCall] = {}
+        self._rows: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = {}
+
+    def call(self, row: CallRow) -> PackedCall:
+        """What a kernel call computes."""
+        blocks = queries, keys = row.operands[0].blocks, row.operands[1].blocks
+        if blocks not in self._calls:
+            of_queries, of_keys = (int(self._task.count[list(each)].sum()) for each in blocks)
+            segments = self._task.segments(queries, keys)
+            self._calls[blocks] = PackedCall(segments, of_queries, of_keys, self._device)
+        return self._calls[blocks]
+
+    def by_place(self, tensor: int, rank: int, shard: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The rows of a shard in the order of places."""
+        rows = self._rows_of(tensor, rank)
+        return shard if rows is None else [each.index_select(1, rows[0]) for each in shard]
+
+    def by_position(self, tensor: int, rank: int, shard: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The rows in the order of places in that of the shard again."""
+        rows = self._rows_of(tensor, rank)
+        return shard if rows is None else [each.index_select(1, rows[1]) for each in shard]
+
+    def _rows_of(self, tensor: int, rank: int) -> tuple[Tensor, Tensor] | None:
+        """The row of the shard at each place, and the place of each row; None if these are the same."""
+        if (tensor, rank) not in self._rows:
+            places = self._task.places_of(tensor, rank)
+            to_shard = np.argsort(self._task.layout.positions_at(places))
+            orders = [torch.from_numpy(each).to(self._device) for each in (np.argsort(to_shard), to_shard)]
+            alike = np.array_equal(to_shard, np.arange(len(places)))
+            self._rows[tensor, rank] = None if alike else (orders[0], orders[1])
+        return self._rows[tensor, rank]
+
+
+_packing_of = lru_cache(maxsize=16)(_Packing)
+"""Layers of a model have the same documents, one after another."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Shard:
     """What a layer asks of its schedule, by block. `first` is where own blocks begin in the shard."""
@@ -159,7 +230,6 @@ class _Shard:
     output_of: list[int]
     first: dict[int, int]
     heads: dict[int, slice]
-    home_sizes: list[int]
 
 
 @lru_cache(maxsize=16)
@@ -170,14 +240,13 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
     first = np.zeros(len(own), dtype=np.int64)
     for tensor in np.unique(task.tensor[own]).tolist():
         of_tensor = task.tensor[own] == tensor
-        first[of_tensor] = np.searchsorted(task.positions_of(tensor, rank), task.start[own[of_tensor]])
+        first[of_tensor] = np.searchsorted(task.places_of(tensor, rank), task.start[own[of_tensor]])
     return _Shard(
         task.tensor.tolist(),
         task.count.tolist(),
         task.output_of.tolist(),
         dict(zip(own.tolist(), first.tolist(), strict=True)),
         {block: slice(*task.heads_of(block)) for block in own.tolist()},
-        schedule.blocks.home_bytes.tolist(),
     )
 
 
@@ -188,42 +257,27 @@ def _sends(shard: _Shard, part: RankPart, tensor: int) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _runs(shard: _Shard, part: RankPart, tensors: tuple[int, ...]) -> list[list[int]]:
-    """The own blocks of these tensors in the memory, in runs that are adjacent there and in the shard."""
-    places, found = part.resident, list[list[int]]()
-    own = [block for block in places if block in shard.first and shard.tensor[block] in tensors]
-    own.sort(key=places.__getitem__)
+def _together(shard: _Shard, part: RankPart, tensors: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The own blocks of these tensors in the memory, those that are adjacent in the shard together and in its order."""
+    found = list[list[int]]()
+    own = [block for block in part.resident if block in shard.first and shard.tensor[block] in tensors]
+    own.sort(key=lambda block: (shard.tensor[block], shard.heads[block].start, shard.first[block]))
     for before, block in zip([None, *own], own, strict=False):
         if before is None or not (
-            places[before] + shard.home_sizes[before] == places[block]
-            and shard.tensor[before] == shard.tensor[block]
+            shard.tensor[before] == shard.tensor[block]
             and shard.heads[before] == shard.heads[block]
             and shard.first[before] + shard.count[before] == shard.first[block]
         ):
             found.append([])
         found[-1].append(block)
-    return found
-
-
-def stand_in_for_out(dout: Tensor, delta: Tensor) -> Tensor:
-    """The shortest rows whose inner products with the rows of dout are delta, in the dtype of dout.
-
-    They are no longer than the actual result, so rounding is no worse. dout is [batch, positions, heads, head_dim],
-    delta [batch, positions, heads].
-
-    >>> stand_in_for_out(torch.tensor([3.0, 4.0]).view(1, 1, 1, 2), torch.tensor([[[50.0]]])).flatten().tolist()
-    [6.0, 8.0]
-    """
-    rows = dout.float()
-    largest = rows.abs().amax(-1, keepdim=True)  # avoids underflow of the squares in float32
-    unit = rows / largest.masked_fill(largest == 0, 1)
-    lengths = unit.square().sum(-1, keepdim=True) * largest
-    return (unit * (delta[..., None] / lengths.masked_fill(lengths == 0, 1))).to(dout.dtype)
+    return [tuple(blocks) for blocks in found]
 
 
 @dataclass(frozen=True)
 class SoftmaxPasses:
     """Both passes of softmax attention on one rank. `backward_schedule` is None if no gradients are required.
+
+    `packed` are the tasks of the passes with the documents of this call, if schedules are those of any documents.
 
     The forward pass has the inputs q, k, v and the outputs out, as `q` in shape and dtype, and lse, [batch, heads,
     positions], through which no gradient flows. It saves q, k, v, out, lse as [batch, positions, heads], and the blocks
@@ -236,36 +290,40 @@ class SoftmaxPasses:
     kernel: Kernel
     scale: float
     transport: Transport
+    packed: Sequence[AttentionTask] = ()
     without_gradients: Sequence[int] = (1,)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         left = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
-        layer, copies = self._run(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)}, left)
-        if self.backward_schedule is not None:
-            blocks = copies_of_others(self.backward_schedule, self.rank)
-            left = torch.cat([left, *(copies.left_behind(block) for block in blocks)])
-        out, lse = layer.output(copies, RESULTS, q.dtype)
-        self.transport.give_back(copies.memory)
+        with self._run(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)}, left) as (layer, copies):
+            blocks = [] if self.backward_schedule is None else copies_of_others(self.backward_schedule, self.rank)
+            if blocks:
+                left = torch.cat([copies.left_behind(block) for block in blocks])
+            out, lse = layer.output(copies, RESULTS, q.dtype)
         return (out, lse.transpose(1, 2)), (q, k, v, out, lse, left)
 
     def backward(self, saved: Sequence[Tensor], dout: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         assert self.backward_schedule is not None, "gradients were wanted when the call was planned"
         q, k, v, out, lse, left = saved
-        layer, copies = self._run(self.backward_schedule, {QUERIES: (q, dout, lse, out), KEYS: (k, v)}, left)
-        (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
-        dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)
-        self.transport.give_back(copies.memory)
+        inputs = {QUERIES: (q, dout, lse, out), KEYS: (k, v)}
+        with self._run(self.backward_schedule, inputs, left) as (layer, copies):
+            (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
+            dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)
         return dq, dk, dv
 
-    def _run(self, schedule: Schedule, inputs: Inputs, left: Tensor) -> tuple[AttentionLayer, Copies]:
+    @contextlib.contextmanager
+    def _run(self, schedule: Schedule, inputs: Inputs, left: Tensor) -> Iterator[tuple[AttentionLayer, Copies]]:
         """Run a pass; `left` are the blocks of other ranks with which it starts, as the pass before has left them."""
-        layer = AttentionLayer(schedule, self.rank, self.kernel, self.scale, inputs)
+        number = int(schedule is self.backward_schedule)
+        packed = self.packed[number] if self.packed else None
+        layer = AttentionLayer(schedule, self.rank, self.kernel, self.scale, inputs, packed)
 
         def load(copies: Copies) -> None:
             layer.load(copies)
             load_copies_of_others(copies, schedule, left)
 
-        return layer, run_pass(schedule, self.rank, self.transport, layer, left.device, load)
+        with run_pass(schedule, self.rank, self.transport, layer, left.device, load) as copies:
+            yield layer, copies
 
 
 @lru_cache(maxsize=16)
@@ -278,4 +336,4 @@ def copies_of_others(schedule: Schedule, rank: int) -> list[int]:
 
 def load_copies_of_others(copies: Copies, schedule: Schedule, left: Tensor) -> None:
     """Copy the blocks of other ranks, in the order of their numbers, into the memory."""
-    load_blocks(copies, copies_of_others(schedule, copies.part.rank), left)
+    copies.load_bytes(copies_of_others(schedule, copies.part.rank), left)

@@ -32,7 +32,6 @@ from runtime.sequence_parallel.calls import (
     described_layer,
     documents_in,
     lengths_of,
-    load_blocks,
     passes_to_run,
     run_pass,
     uncompiled,
@@ -240,11 +239,12 @@ class LinearPasses:
         layer = LinearLayer(
             self.forward_schedule, self.rank, inputs, SequenceEnds(initial, self.gives_state), self.attend
         )
-        copies = run_pass(self.forward_schedule, self.rank, self.transport, layer, q.device, lambda copies: None)
-        left = [copies.left_behind(there) for _, there in self._states()]
-        state = layer.final_state() if self.gives_state else None
-        states = torch.cat([q.new_empty(0, dtype=torch.uint8), *left])
-        self.transport.give_back(copies.memory)
+        with run_pass(
+            self.forward_schedule, self.rank, self.transport, layer, q.device, lambda copies: None
+        ) as copies:  # fmt: skip
+            left = [copies.left_behind(there) for _, there in self._states()]
+            state = layer.final_state() if self.gives_state else None
+            states = torch.cat([q.new_empty(0, dtype=torch.uint8), *left])
         return (layer.outputs[RESULTS][0].to(q.dtype), state), (q, k, v, gates, initial, states)
 
     def backward(self, saved: Sequence[Any], dout: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -253,10 +253,10 @@ class LinearPasses:
         inputs = {QUERIES: (q, dout), KEYS: (k, v), GATES: () if gates is None else (gates,)}
         layer = LinearLayer(schedule, self.rank, inputs, SequenceEnds(initial, final_gradient=dstate), self.attend)
         blocks = [here for here, _ in self._states()]
-        copies = run_pass(
-            schedule, self.rank, self.transport, layer, q.device, lambda copies: load_blocks(copies, blocks, states)
-        )  # fmt: skip
-        self.transport.give_back(copies.memory)
+        with run_pass(
+            schedule, self.rank, self.transport, layer, q.device, lambda copies: copies.load_bytes(blocks, states)
+        ):  # fmt: skip
+            pass
         dq, dk, dv = (*layer.outputs[QUERY_GRADIENTS], *layer.outputs[KEY_GRADIENTS])
         dgates = layer.outputs[GATE_GRADIENTS][0] if _task_of(schedule).has_gates else None
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, layer.initial_gradient

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.kernels import linear_attention as kernels
 from runtime.kernels.linear_attention import Chunk, Forward, gradients_of
@@ -111,7 +112,7 @@ class LinearLayer:
             tasks.DIFFERENTIATE_BY_STATE: self._differentiate_tile,
         }
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         """Make a kernel call; returns what it adds to each target."""
         kernel = self._kernels.get(row.kernel)
         if kernel is None or row.kernel not in self._task.kernels:
@@ -119,7 +120,8 @@ class LinearLayer:
                 f"step {row.step}: there is no kernel {row.kernel!r} on {self._decays.device.type}, expected one of "
                 f"{', '.join(self._task.kernels)}"
             )
-        return kernel(row, operands)
+        found = kernel(row, operands)
+        return [Parts((place.block,), fields) for place, fields in zip(row.adds, found, strict=True)]
 
     def bound(self, blocks: Sequence[int]) -> Views:
         """The rows and heads of a block of an own chunk, [positions, batch, heads, ...] each."""

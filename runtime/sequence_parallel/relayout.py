@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from runtime.executor.executor import Executor
+from runtime.executor.copies import Copies
 from runtime.executor.messages import Group, Transport
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.calls import (
@@ -32,7 +32,7 @@ from runtime.sequence_parallel.calls import (
     call_layer,
     check_lengths,
     lengths_of,
-    part_of,
+    run_pass,
     uncompiled,
 )
 from tasp_lab.core.arrays import IntArray
@@ -143,7 +143,7 @@ def _check_world_size(layout: SequenceLayout, world_size: int) -> None:
 @lru_cache(maxsize=32)
 def _described(layout: SequenceLayout) -> str:
     """In few letters that two layouts share only if they are the same."""
-    digest = hashlib.sha256(repr(layout.spans).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(repr(layout.position_spans).encode()).hexdigest()[:8]
     return f"{layout.name} of {layout.sequence} positions ({digest})"
 
 
@@ -164,20 +164,20 @@ class _Passes:
 
     def _run(self, schedule: Schedule, x: Tensor) -> Tensor:
         """The shard of a rank after a pass, from that before it."""
-        executor = Executor(schedule, self.rank, self.transport, device=x.device, part=part_of(schedule, self.rank))
         out = x.new_empty(x.shape[0], _task_of(schedule).result_layout.length(self.rank), *x.shape[2:])
         rows = _rows(schedule, self.rank, x.device)
         for here, there in rows.staying:
             out[:, there] = x[:, here]
-        for block, here in rows.leaving:
-            states = x.index_select(1, here).transpose(0, 1)
-            executor.copies.store([block], [states.reshape(len(states), x.shape[0], 1, -1)])
-        executor.prepare()
-        executor.run()
-        for block, there in rows.arriving:
-            (states,) = executor.copies.resident([block])
-            out[:, there] = states.transpose(0, 1).reshape(x.shape[0], len(states), *x.shape[2:])
-        self.transport.give_back(executor.memory)
+
+        def load(copies: Copies) -> None:
+            for block, here in rows.leaving:
+                states = x.index_select(1, here).transpose(0, 1)
+                copies.store([block], [states.reshape(len(states), x.shape[0], 1, -1)])
+
+        with run_pass(schedule, self.rank, self.transport, None, x.device, load) as copies:
+            for block, there in rows.arriving:
+                (states,) = copies.resident([block])
+                out[:, there] = states.transpose(0, 1).reshape(x.shape[0], len(states), *x.shape[2:])
         return out
 
 

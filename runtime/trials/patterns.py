@@ -14,6 +14,7 @@ import torch
 from runtime.executor.executor import Executor
 from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.messages import Transport
+from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Compute
@@ -122,14 +123,15 @@ class PatternWork:
             self._initial[block] = self.patterns.initial(self._rank, block).to(self._device)
         return self._initial[block]
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         if self.checked:
             verify_reads(self._rank, self.patterns, row, operands)
         if self._compute is not None:
             time.sleep(float(self._compute.time_s(row.shape)))
         if not self.checked:
-            return [[self._nothing(self.patterns.size_bytes(place.block))] for place in row.adds]
-        return [[each.to(self._device)] for each in self.patterns.added(self._rank, row)]
+            return [Parts((place.block,), [self._nothing(self.patterns.size_bytes(place.block))]) for place in row.adds]
+        found = self.patterns.added(self._rank, row)
+        return [Parts((place.block,), [each.to(self._device)]) for place, each in zip(row.adds, found, strict=True)]
 
     def bound(self, blocks: Sequence[int]) -> Views:
         for block in blocks:

@@ -6,7 +6,7 @@ schedule and machine (`sim.array.symmetry`); without any symmetry every operatio
 1. `sim.array.from_schedule` turns a schedule into operations, as arrays.
 2. `sim.array.symmetry` partitions them into classes, `sim.array.quotient` builds one program from these.
 3. `sim.array.event_loop` runs the program; `sim.array.flows` and `sim.array.max_min` are the network, and
-   `sim.array.compiled` turns large runs into machine code.
+   `tasp_lab.core.compiled` turns large runs into machine code.
    `sim.array.recurrence` replaces the event loop for rings that share no constraint.
 4. `sim.array.timeline` turns the result into events of single messages and calls.
 """

@@ -3,7 +3,7 @@
 An instant comprises all events at one time up to rounding: those due within a relative tolerance of `SAME` of the
 first, including those that they cause. At its end, hosts launch and the rates of the network are updated.
 
-Large programs run as machine code, small ones as Python (`sim.array.compiled`).
+Large programs run as machine code, small ones as Python (`tasp_lab.core.compiled`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.array.compiled import call, compilable, table
 from sim.array.event_queue import EventQueue, first_due, pop, put
 from sim.array.flows import LOGGED, Flows, begin, end, end_due, settle
 from sim.array.gpus import Gpus, begin_call, end_call, occupy, settle_gpus
@@ -21,6 +20,7 @@ from sim.array.quotient import Plan, Program
 from sim.array.timeline import Bounds, times_table
 from sim.array.timeline import Record as Record
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
+from tasp_lab.core.compiled import call, compilable, table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.schedule.dependencies import BLOCK, LANE
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.array.compiled import compilable
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
+from tasp_lab.core.compiled import compilable
 
 
 class EventQueue(NamedTuple):

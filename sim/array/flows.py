@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.array.compiled import compilable, table
 from sim.array.event_queue import EventQueue, put, remove
 from sim.array.max_min import CHANGED, LIMITED, MOVED, NEW, SAME, Sharing, accept, fill, join, leave
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
+from tasp_lab.core.compiled import compilable, table
 
 
 class Flows(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.array.compiled import compilable, table
 from sim.array.event_queue import EventQueue, put
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
+from tasp_lab.core.compiled import compilable, table
 from tasp_lab.machines.contention import Contention
 
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.array.compiled import compilable, inlined, table
 from sim.array.event_queue import EventQueue, first_due, pop, put
 from tasp_lab.core.arrays import FloatArray, Int32Array, IntArray, Table
+from tasp_lab.core.compiled import compilable, inlined, table
 
 SAME = 1e-12
 """Relative tolerance within which rates, and times, are considered equal up to rounding."""

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.array.compiled import table
 from sim.array.operations import COMPUTES, RECEIVES, SENDS, TRANSFER, Cost, Operations
 from sim.array.symmetry import Classes, firsts_of
 from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table
+from tasp_lab.core.compiled import table
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.dependencies import LANE, SENT
 

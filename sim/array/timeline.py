@@ -8,12 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
-from sim.array.compiled import table
 from sim.array.max_min import SAME
 from sim.array.operations import TRANSFER, Cost
 from sim.array.quotient import Plan, Program
 from sim.max_min import OWN_LIMIT
 from tasp_lab.core.arrays import FloatArray, Int32Array, IntArray, Table
+from tasp_lab.core.compiled import table
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import BLOCK, BUFFER, HOST, LANE, CallTable

@@ -24,7 +24,9 @@ def distinct(values: IntArray) -> IntArray:
     array([1, 3])
     """
     ordered = np.sort(values)
-    unrepeated: IntArray = ordered[np.concatenate([[True], np.diff(ordered) > 0])[: len(ordered)]]
+    is_first = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    unrepeated: IntArray = ordered[is_first]
     return unrepeated
 
 

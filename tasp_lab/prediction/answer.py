@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from importlib import import_module
 from operator import add
 from typing import TYPE_CHECKING, Literal
@@ -50,7 +50,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.for_work import build_schedules, check_schedules
-from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, kind_of, reason_of, uses_rings
+from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, is_own, kind_of, reason_of, uses_rings
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -757,13 +757,22 @@ def build(
     for found in rings:
         if (ranks := machine.topology.world_size) >= MANY_RANKS:
             progress(f"building {schedule} for {ranks:,} ranks; this may take a while")
-        passes = build_schedules(schedule, machine.topology, work, found, question.options)
+        make = _build_once if is_own(schedule) else build_schedules
+        passes = make(schedule, machine.topology, work, found, question.options)
         for each in passes:
             if isinstance(each.steps, LazySteps) and each.transfers <= MANY_KEPT:
                 each.steps.keep()
         candidates.append(Candidate(passes, machine, None if found is None else found.search_complete))
     candidates.sort(key=lambda each: each.transfers)
     return Built(question, on, work, tuple(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
+
+
+@lru_cache(maxsize=4)
+def _build_once(
+    name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
+) -> tuple[Schedule, ...]:
+    """Questions that differ in numbers of the library, the kernels or the host have the same schedules."""
+    return build_schedules(name, topology, work, rings, options)
 
 
 def answer(

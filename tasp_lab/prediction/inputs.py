@@ -347,11 +347,11 @@ def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:
     found = load_runtime(runtime) if isinstance(runtime, str) else runtime
     compute = machine.compute
     compute = replace(compute, passes=found.passes) if isinstance(compute, KernelCompute) else compute
-    machine = _with_pairs(machine) if found.communicators == "pairs" else machine
+    machine = with_pairs(machine) if found.communicators == "pairs" else machine
     return replace(machine, runtime=found, compute=compute)
 
 
-def _with_pairs(machine: Machine) -> Machine:
+def with_pairs(machine: Machine) -> Machine:
     """The machine whose library has a communicator per pair of ranks, if it has a library with channels."""
     if machine.system is None:
         return machine

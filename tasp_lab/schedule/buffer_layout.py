@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -109,10 +110,13 @@ class Layouts:
     what calls add. `memory_bytes` is the size of each rank's memory.
     """
 
-    def __init__(self, schedule: Schedule, ranks: Sequence[int], derived: Accesses) -> None:
+    def __init__(
+        self, schedule: Schedule, ranks: Sequence[int], derived: Accesses, readiness: Readiness | None = None
+    ) -> None:
         self._schedule, self._blocks, self._ranks = schedule, schedule.blocks, ranks
         self._derived, self._parts, self._size = derived, derived.parts, schedule.blocks.bytes
         self._steps = len(schedule.steps) + 1
+        self._readiness = Readiness(schedule, derived) if readiness is None else readiness
         place = np.zeros(schedule.world_size, dtype=np.int64)
         place[list(ranks)] = np.arange(len(ranks))
         self._at = place[self._parts.rank]
@@ -137,6 +141,8 @@ class Layouts:
         self.received[places] = resident_offset[np.searchsorted(resident, self._copy_keys(self._parts)[places])]
         self.received[staged], end = self._one_after_another(staged, end)
         self.memory_bytes = end
+        if len(ranks) == schedule.world_size:
+            _MEMORY_BYTES[schedule] = end
         # The places of copies: of resident ones by key, of those in buffers where the first of their parts landed.
         self._keys, self._offsets = resident, resident_offset
         self._landed = np.full(len(self._at), OUTSIDE)
@@ -238,7 +244,7 @@ class Layouts:
         goes = np.full(len(free), -1)
         goes[used[~by_call][::-1]] = leaves[by[~by_call][::-1]]  # of several assignments the last one counts
         free = free[copy]
-        comes = (np.where(free, column[lands], 0) for column in Readiness(self._schedule, derived).last_to_come)
+        comes = (np.where(free, column[lands], 0) for column in self._readiness.last_to_come)
         return (free, np.where(free, goes[copy], -1), *comes)
 
     def _alone(self, arrivals: IntArray) -> BoolArray:
@@ -281,12 +287,11 @@ def _by_rank(rank: IntArray, block: IntArray, ranks: Sequence[int]) -> Iterator[
 def _resident_blocks(schedule: Schedule, rank: int, coming: IntArray, read_by_calls: IntArray) -> IntArray:
     """The blocks with a resident copy in the memory of a rank, in their order."""
     blocks = np.flatnonzero(residents(schedule, rank, coming))
-    read, first = np.unique(read_by_calls, return_index=True)
     position = np.full(len(schedule.blocks), len(read_by_calls))
-    position[read] = first
-    kind = np.full(len(schedule.blocks), len(schedule.blocks.kinds))
-    kind[read] = schedule.blocks.kind[read]
-    ordered: IntArray = blocks[np.lexsort((position[blocks], kind[blocks]))]
+    position[read_by_calls[::-1]] = np.arange(len(read_by_calls))[::-1]  # the first of several: the last one counts
+    is_read = position[blocks] < len(read_by_calls)
+    kind = np.where(is_read, schedule.blocks.kind[blocks], len(schedule.blocks.kinds))
+    ordered: IntArray = blocks[stable_order(kind, position[blocks])]
     return ordered
 
 
@@ -332,16 +337,21 @@ def outside(schedule: Schedule, rank: IntArray | int, block: IntArray) -> BoolAr
 # The size of each rank's memory, for all ranks together and without their layouts.
 
 
+_MEMORY_BYTES: WeakKeyDictionary[Schedule, IntArray] = WeakKeyDictionary()
+"""The sizes for schedules whose memories have been laid out, ranks in ascending order."""
+
 _EMPTY, _ALONE, _SEVERAL = range(3)
 """What a resident sum has: nothing, one arrival that lies in its place, or anything else."""
 
 
 def memory_bytes(schedule: Schedule) -> IntArray:
     """The size of each rank's memory in bytes, as an int array (world_size,)."""
-    sizes = _Sizes(schedule)
-    for step in schedule.steps if sizes.depends_on_steps else ():
-        sizes.add(step)
-    return sizes.memory_bytes()
+    if schedule not in _MEMORY_BYTES:
+        sizes = _Sizes(schedule)
+        for step in schedule.steps if sizes.depends_on_steps else ():
+            sizes.add(step)
+        _MEMORY_BYTES[schedule] = sizes.memory_bytes()
+    return _MEMORY_BYTES[schedule]
 
 
 class _Sizes:

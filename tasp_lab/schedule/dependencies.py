@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray, distinct, positions, stable_order
+from tasp_lab.core.compiled import call
 from tasp_lab.schedule.calls import BlockLists, Calls, Task, ranges
+from tasp_lab.schedule.large import CopyTable, Ends, Releases, Sorted, edge_numbers, sorted_parts
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.workload.kernel_shapes import KernelName, KernelShape, ShapeRows, distinct_shapes
@@ -254,7 +257,10 @@ def operations_of(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers,
         transfers.append(Transfers(number, step.source, step.destination, step.lane, step.block, step.gives))
         calls += ((index, group) for group in step.calls if len(group))
     columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
-    return Transfers._make(columns), _call_table(schedule, calls)
+    table = _call_table(schedule, calls)
+    if steps is schedule.steps:
+        _SHAPES[schedule] = _counted(schedule, table.rank, table.shape, table.shapes)
+    return Transfers._make(columns), table
 
 
 def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallTable:
@@ -311,8 +317,15 @@ def compute_in_order(calls: CallTable, first_call: int) -> Edges:
     return in_order(first_call + np.arange(len(lanes)), lanes)
 
 
-_ROWS_AT_ONCE = 2**17
+_ROWS_AT_ONCE = 2**15
 """Parts and readers whose edges are derived at once: their arrays fit into a cache."""
+
+
+_MANY_ROWS = 2**18
+"""More parts and readers are sorted by tables, as machine code, instead of by searching."""
+
+_COPIES_PER_ROW = 4
+"""Tables have an entry for each copy, and are used if there are not many more copies than parts and readers."""
 
 
 class Copies:
@@ -332,34 +345,52 @@ class Copies:
         parts, reads = _uses(transfers, calls, ranks)
         self._schedule, self._steps = schedule, len(schedule.steps) + 1
         self._first_call, self._first_buffer = len(transfers.step), len(transfers.step) + len(calls.step)
+        self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
         part_stays = schedule.is_resident(parts.rank, parts.block)
         read_stays = schedule.is_resident(reads.rank, reads.block)
-        self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
+        copies, rows = schedule.world_size * len(schedule.blocks), len(parts.step) + len(reads.step)
+        self._is_large = ranks is None and rows > _MANY_ROWS and copies < _COPIES_PER_ROW * rows
+        sort = self._sort_by_tables if self._is_large else self._sort
+        self._sorted = sort(parts, reads, read_stays)
+        came = self._sorted.of_reads
+        self._last_part_step = np.where(came >= 0, np.append(parts.step, -1)[came], -1)
+        sums = np.flatnonzero(read_stays & self._is_sum[reads.block])
+        sum_read_keys = (self._first_key(reads) + reads.step)[sums]
+        by_key = stable_order(sum_read_keys)
+        self._sum_reads, self._sum_read_keys = sums[by_key], sum_read_keys[by_key]
+        self.parts = Uses(*parts, np.where(part_stays, RESIDENT, parts.step), self._sorted.of_parts)
+        self.reads = Uses(*reads, np.where(read_stays, RESIDENT, self._last_part_step), came)
+        self._filling = np.flatnonzero(self._lands(self.parts))
+        self._release, self._release_before = self._releases()
+        step, rank, pool = np.nonzero(self._release >= 0)
+        self.buffers = Buffers(rank, pool, step)
+
+    def _sort(self, parts: _Uses, reads: _Uses, read_stays: BoolArray) -> Sorted:
         part_keys, start = self._first_key(parts) + parts.step, self._first_key(reads)
-        self._order = stable_order(part_keys)
-        keys = part_keys[self._order]
+        order = stable_order(part_keys)
+        keys = part_keys[order]
         # Parts with the same key come together.
         begins = np.flatnonzero(np.diff(keys, prepend=-1))
         begin = np.repeat(begins, np.diff(np.append(begins, len(keys))))
         end = positions(keys, start + reads.step)
-        last = np.append(keys, -1)[end - 1]
-        delivered = last >= start  # else the copy is as it was at the start: there is no part to wait for
+        delivered = np.append(keys, -1)[end - 1] >= start  # else the copy is as it was at the start
         began = np.append(begin, 0)[end - 1]
-        self._first, self._end = np.where(delivered, began, end), end
+        first = np.where(delivered, began, end)
         all_parts = np.flatnonzero(delivered & read_stays)
-        self._first[all_parts] = positions(keys, start[all_parts])
-        self._last_part_step = np.where(delivered, last - start, -1)
-        sums = np.flatnonzero(read_stays & self._is_sum[reads.block])
-        self._sum_reads = sums[stable_order((start + reads.step)[sums])]
-        self._sum_read_keys = (start + reads.step)[self._sum_reads]
-        first = np.empty_like(begin)
-        first[self._order] = self._order[begin]
-        self.parts = Uses(*parts, np.where(part_stays, RESIDENT, parts.step), first)
-        since = np.where(read_stays, RESIDENT, self._last_part_step)
-        self.reads = Uses(*reads, since, np.where(delivered, np.append(self._order, -1)[began], -1))
-        self._release, self._release_before = self._releases()
-        step, rank, pool = np.nonzero(self._release >= 0)
-        self.buffers = Buffers(rank, pool, step)
+        first[all_parts] = positions(keys, start[all_parts])
+        of_parts = np.empty_like(begin)
+        of_parts[order] = order[begin]
+        return Sorted(order, first, end, of_parts, np.where(delivered, np.append(order, -1)[began], -1))
+
+    def _sort_by_tables(self, parts: _Uses, reads: _Uses, read_stays: BoolArray, fast: bool = True) -> Sorted:
+        steps, calls = np.arange(self._steps), self._first_call
+        columns = parts.step[:calls], parts.step[calls:], reads.step[calls:]
+        ends = Ends(*(np.searchsorted(column, steps, side="right") for column in columns))
+        found = Sorted.empty(len(parts.step), len(reads.step))
+        part, reader = (uses.rank * len(self._schedule.blocks) + uses.block for uses in (parts, reads))
+        copies = CopyTable.of(self._schedule.world_size * len(self._schedule.blocks))
+        call(sorted_parts, part, reader, read_stays, ends, copies, found, fast=fast)
+        return found
 
     def _first_key(self, uses: _Uses | Uses) -> IntArray:
         return (uses.rank * len(self._schedule.blocks) + uses.block) * self._steps
@@ -376,7 +407,7 @@ class Copies:
 
         Two int arrays (steps, ranks, pools), -1 for none.
         """
-        blocks, filling = self._schedule.blocks, self.parts.select(np.flatnonzero(self._lands(self.parts)))
+        blocks, filling = self._schedule.blocks, self.parts.select(self._filling)
         filled = np.zeros((self._steps, self._schedule.world_size, len(blocks.pools)), dtype=bool)
         filled[filling.step, filling.rank, blocks.pool[filling.block]] = True
         number = np.where(filled, np.cumsum(filled).reshape(filled.shape) - 1, -1)
@@ -396,6 +427,39 @@ class Copies:
                 yield from (group.distinct(self._first_call) for group in self._buffer_edges(parts, reads))
             yield from self._changes(parts, reads)
 
+    def edge_numbers(self, operations: IntArray, width: int, further: Edges) -> IntArray:
+        """The edges of `edges` and `further` ones between other numbers of operations; each once, ascending.
+
+        Each edge is the number ``((before << width) + after << CODE_BITS) + code_of(event, cause)``; the new numbers
+        of operations are less than ``2**width``.
+        """
+        pieces = [_edge_numbers_of(further, operations, width)]
+        if self._is_large:
+            pieces.append(self._edges_by_tables(operations, width))
+        everything = np.arange(len(self.parts.step)), np.arange(len(self.reads.step))
+        for group in self._changes(*everything) if self._is_large else self.edges():
+            pieces.append(_edge_numbers_of(group, operations, width))
+        return distinct(np.concatenate(pieces))
+
+    def _edges_by_tables(self, operations: IntArray, width: int, fast: bool = True) -> IntArray:
+        """The edges without those of `_changes`."""
+        parts, reads, pool = self.parts, self.reads, self._schedule.blocks.pool
+        releases = np.append(operations[self._first_buffer :], -1)
+        fills, takes = np.full((2, len(parts.step)), -1, dtype="i4")
+        filling = parts.step[self._filling], parts.rank[self._filling], pool[parts.block[self._filling]]
+        fills[self._filling] = releases[self._release[filling]]
+        takes[self._filling] = releases[self._release_before[filling]]
+        read = np.full(len(reads.step), -1, dtype="i4")
+        away = np.flatnonzero(reads.since != RESIDENT)
+        read[away] = releases[self._release[reads.since[away], reads.rank[away], pool[reads.block[away]]]]
+        waits = int((self._sorted.end - self._sorted.first).sum())
+        edges = np.zeros(waits + 2 * len(self._filling) + len(away), dtype=np.int64)
+        kinds = (ARRIVED, BLOCK), (ARRIVED, BUFFER), (SENT, BUFFER)
+        codes = np.array([CODE_BITS, *(code_of(*kind) for kind in kinds)])
+        ends = operations[parts.operation], operations[reads.operation]
+        count = call(edge_numbers, self._sorted, *ends, Releases(fills, takes, read), width, codes, edges, fast=fast)
+        return edges[:count]
+
     def _pieces(self, uses: Uses) -> Iterator[IntArray]:
         """The uses of some steps after another, as many for parts as for readers."""
         count = 1 + (len(self.parts.step) + len(self.reads.step)) // _ROWS_AT_ONCE
@@ -409,8 +473,8 @@ class Copies:
 
     def _arrivals(self, reads: IntArray) -> Edges:
         """Edges from parts to the readers of their copies."""
-        reader, position = ranges(self._first[reads], self._end[reads])
-        operations = self.parts.operation[self._order[position]]
+        reader, position = ranges(self._sorted.first[reads], self._sorted.end[reads])
+        operations = self.parts.operation[self._sorted.order[position]]
         return Edges.of(operations, self.reads.operation[reads[reader]], ARRIVED, BLOCK)
 
     def _buffer_edges(self, parts: IntArray, reads: IntArray) -> list[Edges]:
@@ -427,19 +491,22 @@ class Copies:
         takes = taken >= 0
         away = self.reads.select(reads[self.reads.since[reads] != RESIDENT])
         reading = self._release[away.since, away.rank, blocks.pool[away.block]]
-        # A sum is added from its buffer to its resident copy once earlier readers of the copy have ended: until then
-        # the buffer is in use.
-        staged = np.flatnonzero(landing.since == RESIDENT)
-        which, readers = self._readers_of_sums(landing.select(staged), landing.step[staged] + 1)
         return [
             Edges.of(landing.operation, fills, ARRIVED, BUFFER),
             Edges.of(away.operation, self._first_buffer + reading, SENT, BUFFER),
-            Edges.of(readers, fills[staged[which]], SENT, BUFFER),
             Edges.of(self._first_buffer + taken[takes], landing.operation[takes], ARRIVED, BUFFER),
         ]
 
+    def _joins(self, parts: IntArray) -> Edges:
+        """A buffer is in use until a sum has been added from it to its resident copy, once earlier readers ended."""
+        landing = self.parts.select(parts)
+        staged = landing.select(np.flatnonzero((landing.since == RESIDENT) & self._lands(landing)))
+        which, readers = self._readers_of_sums(staged, staged.step + 1)
+        fills = self._release[staged.step, staged.rank, self._schedule.blocks.pool[staged.block]]
+        return Edges.of(readers, self._first_buffer + fills[which], SENT, BUFFER)
+
     def _changes(self, parts: IntArray, reads: IntArray) -> Iterator[Edges]:
-        """Edges from readers of resident sums to calls that add to them, and to readers of what they became.
+        """Edges from readers of resident sums to calls that add to them, buffers, and readers of what they became.
 
         Example: rank 1 sends its sum at step 3, and more comes to it at step 5. If a call adds it, the call waits until
         the send of step 3 has left. If it arrives, it lands in a buffer and is joined after the send of step 3; a
@@ -447,6 +514,8 @@ class Copies:
         """
         if not len(self._sum_reads):
             return
+        if self._schedule.blocks.pools:
+            yield self._joins(parts).distinct(self._first_call)
         adds = (self.parts.since[parts] == RESIDENT) & (self.parts.operation[parts] >= self._first_call)
         changing = self.parts.select(parts[adds])
         later = (self.reads.since[reads] == RESIDENT) & self._is_sum[self.reads.block[reads]]
@@ -463,6 +532,37 @@ class Copies:
             np.searchsorted(self._sum_read_keys, self._first_key(uses) + end),
         )
         return which, self.reads.operation[self._sum_reads[position]]
+
+
+_CAUSE_BITS = HOST.bit_length()
+CODE_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
+
+
+def code_of(event: int, cause: int) -> int:
+    """The event and the cause of an edge as a number of `CODE_BITS` bits."""
+    return event << _CAUSE_BITS | cause
+
+
+def _edge_numbers_of(edges: Edges, operations: IntArray, width: int) -> IntArray:
+    """Edges between other numbers of operations as numbers, see `Copies.edge_numbers`; ascending, each once."""
+    ends = operations[edges.before] << width | operations[edges.after]
+    return distinct(ends << CODE_BITS | edges.event << _CAUSE_BITS | edges.cause)
+
+
+def edges_of_numbers(numbers: IntArray, width: int, lanes: Edges) -> Edges:
+    """The edges `lanes`, then those of numbers (`Copies.edge_numbers`), in small types: there are many."""
+    start = len(lanes.before)
+    before, after = (np.empty(start + len(numbers), dtype="i4") for _ in range(2))
+    event, cause = (np.empty(start + len(numbers), dtype="i1") for _ in range(2))
+    for column, of_lanes, shift, bits in (
+        (before, lanes.before, CODE_BITS + width, width),
+        (after, lanes.after, CODE_BITS, width),
+        (event, lanes.event, _CAUSE_BITS, CODE_BITS - _CAUSE_BITS),
+        (cause, lanes.cause, 0, _CAUSE_BITS),
+    ):
+        column[:start] = of_lanes
+        column[start:] = numbers >> shift & (1 << bits) - 1
+    return Edges(before, after, event, cause)
 
 
 class CallShapes(NamedTuple):
@@ -484,13 +584,25 @@ def call_shapes(task: Task | None, calls: Sequence[Calls]) -> CallShapes:
     return CallShapes(*distinct_shapes(names, name, rows), rows.flops)
 
 
+_SHAPES: WeakKeyDictionary[Schedule, list[dict[KernelShape, int]]] = WeakKeyDictionary()
+"""What `shapes_by_rank` returns, for schedules whose steps have been walked: making all of them takes a while."""
+
+
 def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
     """For each rank, how many calls it makes of each shape."""
-    calls = [group for step in schedule.steps for group in step.calls if len(group)]
-    shapes, number, _ = call_shapes(schedule.task, calls)
-    rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
+    if schedule not in _SHAPES:
+        calls = [group for step in schedule.steps for group in step.calls if len(group)]
+        shapes, number, _ = call_shapes(schedule.task, calls)
+        rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
+        _SHAPES[schedule] = _counted(schedule, rank, number, shapes)
+    return _SHAPES[schedule]
+
+
+def _counted(
+    schedule: Schedule, rank: IntArray, shape: IntArray, shapes: Sequence[KernelShape]
+) -> list[dict[KernelShape, int]]:
     counts_of_rank: list[dict[KernelShape, int]] = [{} for _ in range(schedule.world_size)]
-    pairs, counts = np.unique(rank * len(shapes) + number, return_counts=True)
+    pairs, counts = np.unique(rank * len(shapes) + shape, return_counts=True)
     for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
         counts_of_rank[pair // len(shapes)][shapes[pair % len(shapes)]] = count
     return counts_of_rank

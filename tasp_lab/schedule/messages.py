@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -30,25 +29,20 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray, distinct, stable_order
 from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.dependencies import (
-    HANDED_OUT,
-    HOST,
     Accesses,
     Buffers,
     CallTable,
     Copies,
     Edges,
     Transfers,
-    Uses,
     accesses,
     compute_in_order,
+    edges_of_numbers,
     in_order,
     operations_of,
     steps_of,
 )
-from tasp_lab.schedule.schedule import Schedule
-
-_CAUSE_BITS = HOST.bit_length()
-_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
+from tasp_lab.schedule.schedule import Schedule, remembered
 
 
 class Messages(NamedTuple):
@@ -99,13 +93,13 @@ class MessageDependencies:
         return self.first_buffer + len(self.buffers.step)
 
 
-@lru_cache(maxsize=1)
+@remembered
 def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> MessageDependencies:
     """The messages of a schedule, its calls and buffers, and what waits for what.
 
-    `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds. Those of the last
-    schedule are kept: predictions simulate it with and without compute.
+    `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds.
     """
+    message_dependencies.cache_clear()  # those of the previous schedule may take as much memory as these
     transfers, calls = operations_of(schedule, schedule.steps)
     copies = Copies(schedule, transfers, calls)
     derived = Accesses(transfers, calls, copies.parts, copies.reads)
@@ -125,28 +119,10 @@ def _edges(schedule: Schedule, copies: Copies, messages: Messages, calls: CallTa
     """The edges with messages in place of transfers, each once; `number` is the message of each transfer."""
     count, others = len(messages.step), len(calls.step) + len(copies.buffers.step)
     operations = np.concatenate([number, np.arange(count, count + others)])
-    compute = compute_in_order(calls, len(number))
-    # An edge is one number of both operations and of what it waits for, so that those that occur twice are found.
     width = len(operations).bit_length()
-    edges = [np.zeros(0, dtype=np.int64)]
-    for group in (compute, *copies.edges()):
-        ends = operations[group.before] << width | operations[group.after]
-        edges.append(distinct(ends << _BITS | group.event << _CAUSE_BITS | group.cause))
-    edge = distinct(np.concatenate(edges))
-    lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
-    # There are several edges per message: small types, which are filled in place.
-    start = len(lanes.before)
-    before, after = (np.empty(start + len(edge), dtype="i4") for _ in range(2))
-    event, cause = (np.empty(start + len(edge), dtype="i1") for _ in range(2))
-    for column, of_lanes, shift, bits in (
-        (before, lanes.before, _BITS + width, width),
-        (after, lanes.after, _BITS, width),
-        (event, lanes.event, _CAUSE_BITS, _BITS - _CAUSE_BITS),
-        (cause, lanes.cause, 0, _CAUSE_BITS),
-    ):
-        column[:start] = of_lanes
-        column[start:] = edge >> shift & (1 << bits) - 1
-    return Edges(before, after, event, cause)
+    on_lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
+    edges = copies.edge_numbers(operations, width, compute_in_order(calls, len(number)))
+    return edges_of_numbers(edges, width, on_lanes)
 
 
 def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntArray:
@@ -202,16 +178,16 @@ def _joined(
     # Memories are laid out only for what may go together: the keys of a ring and their gradients never do, for one.
     from tasp_lab.schedule.buffer_layout import OUTSIDE, Layouts, Readiness, gathered
 
-    reads = derived.reads.select(_numbers_of_uses(derived, derived.reads, of_rank[several]))
+    reads = derived.reads.select(np.searchsorted(derived.reads.operation, of_rank[several]))
     lies = np.flatnonzero(~gathered(schedule, reads))
-    several, reads = several[lies], reads.select(lies)
-    columns = (cell[several], group[transfers.block[several]], *Readiness(schedule, derived).after(reads))
-    chosen = np.flatnonzero(_repeated(*columns))
+    readiness = Readiness(schedule, derived)
+    columns = (cell[several], group[transfers.block[several]], *readiness.after(reads))
+    chosen = lies[_repeated(*(column[lies] for column in columns))]
     if not len(chosen):
         return message, order
     alike, candidates = [column[chosen] for column in columns], several[chosen]
-    layouts = Layouts(schedule, ranks, derived)
-    received = layouts.received[_numbers_of_uses(derived, derived.parts, of_rank[candidates])]
+    layouts = Layouts(schedule, ranks, derived, readiness)
+    received = layouts.received[np.searchsorted(derived.parts.operation, of_rank[candidates])]
     sent = layouts.sent(reads.select(chosen))
     size = schedule.block_bytes[transfers.block[candidates]]
     # What one rank receives at one step lies at different places, so blocks side by side follow each other.
@@ -227,10 +203,3 @@ def _joined(
     message[placed] = np.repeat(np.minimum.reduceat(placed, starts), np.diff(np.append(starts, len(placed))))
     order[candidates] = placed
     return message, order
-
-
-def _numbers_of_uses(derived: Accesses, uses: Uses, transfers: IntArray) -> IntArray:
-    """The use by each of some transfers, which have one each."""
-    number = np.zeros(derived.first_call + len(derived.calls.step), dtype=np.int64)
-    number[uses.operation] = np.arange(len(uses.operation))
-    return number[transfers]

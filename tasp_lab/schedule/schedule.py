@@ -36,10 +36,11 @@ Steps are generated lazily (a 511-ring AllGather on 512 ranks has 134 million tr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache, wraps
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -173,3 +174,24 @@ class Schedule(ScheduleModel):
                 at = int(missing.argmax())
                 where = f"schedule {self.name!r}, step {index}"
                 raise NoLinkError(where, int(step.source[at]), int(step.destination[at]), topology.name)
+
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+SMALL = 200_000
+"""Of schedules with at most so many transfers, results of several are remembered."""
+
+
+def remembered(function: Function) -> Function:
+    """A function of a schedule that keeps its results of the last schedules: of four small ones, and of a large one.
+
+    Both passes of a layer are simulated several times, and points of a study often have equal schedules on machines of
+    two kinds.
+    """
+    small, large = lru_cache(maxsize=4)(function), lru_cache(maxsize=1)(function)
+
+    @wraps(function)
+    def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
+        return (small if schedule.transfers <= SMALL else large)(schedule, *arguments, **named)
+
+    return cast(Function, recall)

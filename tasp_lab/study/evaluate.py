@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -15,8 +16,8 @@ from tasp_lab.core.version import MODEL_VERSION, VERSION
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.prediction.answer import Answer, Built, Status, build, refusal
 from tasp_lab.prediction.columns import fields_of
-from tasp_lab.prediction.question import Value, constants_of, key_of
-from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.prediction.question import Question, Value, constants_of, key_of
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import check_names, is_own
 from tasp_lab.study.point import COLUMNS, Point, Row
 from tasp_lab.workload.layer import Workload
@@ -41,20 +42,22 @@ def evaluate(point: Point) -> Row:
 def group_rows(
     points: Sequence[Point], screen: bool = False, known: Collection[str] = (), code: str = CODE
 ) -> list[Row | str]:
-    """The rows of points with one machine and one layer, without labels; only the key of those whose key is `known`.
+    """The rows of points, without labels; only the key of those whose key is `known`.
 
     The schedules of each point are built, since its key follows from them; those of a known key are not simulated.
-    With `screen`, a schedule whose bound is above the time of another with the same options is settled without a
-    simulation; the first point is always simulated. Raises `StudyError` where another version of tasp-lab asks.
+    With `screen`, a schedule whose bound is above the time of another with the same machine, layer and options is
+    settled without a simulation; the first of these points is always simulated. Raises `StudyError` where another
+    version of tasp-lab asks.
     """
     if code != CODE:
         raise StudyError(f"a worker has tasp-lab {CODE}, the study was started by {code}: expected one version")
-    best_s: dict[AttentionOptions, float] = {}
+    best_s: dict[Question, float] = {}
     rows = list[Row | str]()
     for point in points:
-        row = _answer(point, best_s.get(point.options) if screen else None, known)
+        rivals = replace(point, schedule="")
+        row = _answer(point, best_s.get(rivals) if screen else None, known)
         if not isinstance(row, str) and row["status"] == "ok":
-            best_s[point.options] = min(best_s.get(point.options, math.inf), float(row["time_s"] or 0))
+            best_s[rivals] = min(best_s.get(rivals, math.inf), float(row["time_s"] or 0))
         rows.append(row)
     return rows
 
@@ -77,6 +80,34 @@ def groups(points: Iterable[Point]) -> Iterator[list[Point]]:
 
     for _, group in groupby(points, key=question):
         yield list(group)
+
+
+BATCH = 128
+"""The points that a worker answers at a time, at most, unless one machine and layer have more."""
+
+
+def batches(points: Iterable[Point]) -> Iterator[list[Point]]:
+    """Points in batches of one layer, with all schedules of a machine, so that they can be screened.
+
+    In a batch, those of one schedule follow each other: on machines that differ in numbers only, schedules are often
+    equal, and what follows from them is found once.
+    """
+    of_layer: dict[Workload, list[list[Point]]] = {}
+    for group in groups(points):
+        of_layer.setdefault(group[0].layer, []).append(group)
+    for same in of_layer.values():
+        batch: list[Point] = []
+        for group in same:
+            if batch and len(batch) + len(group) > BATCH:
+                yield _by_schedule(batch)
+                batch = []
+            batch += group
+        yield _by_schedule(batch)
+
+
+def _by_schedule(points: Sequence[Point]) -> list[Point]:
+    place = {name: number for number, name in enumerate(dict.fromkeys(each.schedule for each in points))}
+    return sorted(points, key=lambda each: place[each.schedule])
 
 
 def sources_of(schedules: Iterable[str]) -> dict[str, str]:
@@ -120,6 +151,7 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
         refused = refusal(point, error)
         key = key_of(question, first_line(error))
         return key if key in known else {**cells, "key": key, "status": refused.status, "error": first_line(error)}
+    built = _with_recent(built)
     key = key_of(question, built.digest)
     cells |= {**_of_layer(overridden_layer(point.layer, point.overrides)), "digest": built.digest, "key": key}
     if key in known:
@@ -130,6 +162,26 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
     except TaspLabError as error:
         status, found = "failed", {"error": first_line(error)}
     return {**cells, **found, "status": status}
+
+
+RECENT = 8
+"""Schedules that are kept, so that points with equal ones have the same."""
+
+_recent: dict[str, Schedule] = {}
+
+
+def _with_recent(built: Built) -> Built:
+    """With the schedules of earlier points in place of equal ones: what follows from those is known."""
+
+    def known(schedule: Schedule) -> Schedule:
+        found = _recent.pop(schedule.digest, schedule)
+        _recent[schedule.digest] = found  # the last one used is the last one
+        if len(_recent) > RECENT:
+            del _recent[next(iter(_recent))]
+        return found
+
+    candidates = (replace(each, passes=tuple(map(known, each.passes))) for each in built.candidates)
+    return replace(built, candidates=tuple(candidates))
 
 
 def _check_known(point: Point) -> None:

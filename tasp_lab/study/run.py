@@ -14,7 +14,7 @@ from tasp_lab.core.errors import RunError, StudyError, first_line
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.workers import as_they_end, processes
-from tasp_lab.study.evaluate import CODE, group_rows, groups, labelled, sources_of
+from tasp_lab.study.evaluate import CODE, batches, group_rows, labelled, sources_of
 from tasp_lab.study.folder import begin_folder, export, remove_exports
 from tasp_lab.study.frames import counts_text, needed
 from tasp_lab.study.point import PREDICTED, STATUSES, Point, Row
@@ -67,7 +67,7 @@ def run_study(
         for point, question in asked.items():
             if question in last and sources[point.schedule] == last[question].sources != "":
                 progress.keep(question, last[question].key, last[question].status)
-        missing = list(groups(point for point, question in asked.items() if question not in progress.keys))
+        missing = list(batches(point for point, question in asked.items() if question not in progress.keys))
         if path is not None and missing:
             remove_exports(path)
         progress.tell()
@@ -182,7 +182,7 @@ def _time_s(row: Row) -> float:
 
 
 Group = tuple[Sequence[Point], Collection[str]]
-"""Points of one machine and layer, and the keys of rows that they may have already."""
+"""Points of one layer, and the keys of rows that they may have already."""
 
 
 def answered(

@@ -27,7 +27,7 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from runtime.calibration import Calibration, calibrate, calibrate_shared_medium
 from runtime.checks import hardware, training
@@ -67,6 +67,7 @@ class Sizes(NamedTuple):
     """
 
     message_bytes: tuple[int, ...] = (MIB, 64 * MIB, 512 * MIB)
+    peer_bytes: tuple[int, ...] = (MIB, 16 * MIB, 256 * MIB)
     calls: int = 10
     kernel_rows: int = 300
     head_dims: tuple[int, ...] = (64, 128)
@@ -88,7 +89,8 @@ QUICK = Sizes()
 """Meant for 5 minutes on 8 GPUs; not measured."""
 
 FULL = Sizes(
-    message_bytes=(MIB, 8 * MIB, 64 * MIB, 512 * MIB), calls=20, kernel_rows=1000, head_dims=(64, 96, 128, 256),
+    message_bytes=(MIB, 8 * MIB, 64 * MIB, 512 * MIB), calls=20,
+    peer_bytes=tuple(MIB << power for power in range(9)), kernel_rows=1000, head_dims=(64, 96, 128, 256),
     delayed_bytes=MIB, seeds=20, delayed_masks=("causal", "full"), overlap_sequences=(8192, 16384, 65536),
     table_sequences=(16384, 65536), table_bytes=(MIB, 8 * MIB, 64 * MIB, 448 * MIB),
     recipe=training.Recipe(16384, heads=16, head_dim=64), repeats=10, step_limit_s=1800.0,
@@ -96,7 +98,8 @@ FULL = Sizes(
 """Meant for 45 minutes on 8 GPUs; not measured."""
 
 HOST = Sizes(
-    message_bytes=(64 * KIB, MIB), calls=2, kernel_rows=48, head_dims=(32,), delayed_bytes=2 * KIB,
+    message_bytes=(64 * KIB, MIB), calls=2, peer_bytes=(64 * KIB,),
+    kernel_rows=48, head_dims=(32,), delayed_bytes=2 * KIB,
     aligned_bytes=(56 * KIB, 64 * KIB), timed_layer=Workload(256, heads=4, head_dim=16, dtype="fp32"),
     overlap_sequences=(256,), table_sequences=(256,), table_bytes=(64 * KIB,),
     recipe=training.Recipe(64, heads=2, head_dim=8), repeats=2, loss_limit_s=60.0, step_limit_s=240.0,
@@ -140,7 +143,7 @@ class Step:
     name: str
     proves: str
     if_it_fails: str
-    run: Callable[[Context], Outcome]
+    run: Callable[[Any], Outcome]
     min_ranks: int = 1
 
 
@@ -221,7 +224,21 @@ def measure_ceiling(context: Context) -> Outcome:
          "busbw_bytes_per_s": hardware.bus_bandwidth(operation, size, time_s, n), "by": by}
         for operation, size, time_s, by in measured
     ]  # fmt: skip
-    return Outcome({"library": rows, **numbers})
+    return Outcome({"library": rows, "peers": _by_peers(context), **numbers})
+
+
+PEERS = (1, 2, 4, 7)
+"""NCCL serves them with different numbers of channels each; 7 are all peers of a rank of 8."""
+
+
+def _by_peers(context: Context) -> list[dict[str, object]]:
+    """How fast a rank sends to one peer and to several at once: whether a ring has all of the bandwidth."""
+    rows: list[dict[str, object]] = []
+    for peers in (each for each in PEERS if each < context.group.world_size):
+        for size in context.sizes.peer_bytes:
+            time_s = hardware.measure_peers(context.group, peers, size, context.sizes.calls)
+            rows.append({"peers": peers, "bytes": size, "time_s": time_s, "sent_bytes_per_s": peers * size / time_s})
+    return rows
 
 
 def _by_nccl_tests(context: Context, notes: list[str]) -> Iterator[tuple[str, int, float]]:

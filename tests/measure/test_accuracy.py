@@ -10,6 +10,7 @@ import pytest
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.profile import load_profile, member, profile_document, profile_names
+from tasp_lab.machines.sampling import NO_SAMPLES
 from tasp_lab.measure.accuracy import accuracy, evaluate, message_parts, own_tables
 from tasp_lab.measure.accuracy.table_accuracy import machine_of
 from tasp_lab.measure.fit.fit_profile import with_numbers
@@ -170,6 +171,15 @@ def test_the_whole_account_stands() -> None:
     means = [float(abs(table.errors).mean()) for table in found]
     for mean, aim in zip(means, (0.03, 0.05, 0.05), strict=True):
         assert mean <= aim
+
+
+def test_two_workers_and_one_give_equal_reports() -> None:
+    names = ("mi300x_amd_8_all_reduce", "h100_azure_8_all_reduce", "h200_dranet_2x1_all_gather")
+    paths = [own_tables() / f"{name}.csv" for name in names]
+    alone, shared = (accuracy(*paths, sampling=NO_SAMPLES, jobs=jobs).to_dict() for jobs in (1, 2))
+    for report in (alone, shared):
+        report["provenance"].pop("date")  # type: ignore[attr-defined]
+    assert alone == shared
 
 
 def h100_with_payload(payload: float) -> str:

@@ -132,8 +132,8 @@ NOT_THE_SUM = r"rank \d: block \d+ \(key gradients\) is not the sum of its parts
 def test_a_part_that_is_left_out_is_found(transport: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     join = Copies.join
 
-    def forgetful(self: Copies, each: Join) -> None:
-        join(self, each._replace(operations=()) if each.begun else each)
+    def forgetful(self: Copies, joins: Sequence[Join]) -> None:
+        join(self, [each._replace(operations=()) if each.begun else each for each in joins])
 
     monkeypatch.setattr(Copies, "join", forgetful)
     with pytest.raises(RunError, match=NOT_THE_SUM):
@@ -144,10 +144,9 @@ def test_a_part_that_is_left_out_is_found(transport: tuple[int, bool], monkeypat
 def test_a_sum_that_is_made_twice_is_found(transport: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     join = Copies.join
 
-    def eager(self: Copies, each: Join) -> None:
-        join(self, each)
-        if each.place.since == RESIDENT:
-            join(self, each)
+    def eager(self: Copies, joins: Sequence[Join]) -> None:
+        join(self, joins)
+        join(self, [each for each in joins if each.place.since == RESIDENT])
 
     monkeypatch.setattr(Copies, "join", eager)
     with pytest.raises(RunError, match=NOT_THE_SUM):

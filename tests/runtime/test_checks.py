@@ -16,7 +16,14 @@ import torch.distributed as dist
 
 from runtime.checks import hardware
 from runtime.checks.delays import DelayedRuns
-from runtime.checks.hardware import OPERATIONS, RankInventory, bus_bandwidth, check_same_gpus, measure_operation
+from runtime.checks.hardware import (
+    OPERATIONS,
+    RankInventory,
+    bus_bandwidth,
+    check_same_gpus,
+    measure_operation,
+    measure_peers,
+)
 from runtime.checks.kernels import check_kernels, check_linear_kernels
 from runtime.checks.lost_ranks import Loss
 from runtime.checks.training import Recipe, difference_learnt, difference_of_losses, train_alone, train_together
@@ -112,7 +119,8 @@ def test_wrong_linear_attention_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def library_on_rank() -> list[float]:
     group = CheckedGroup()
-    return [measure_operation(group, operation, 1200, 2) for operation in OPERATIONS]
+    by_peers = [measure_peers(group, peers, 300, 2) for peers in (1, 2)]
+    return [measure_operation(group, operation, 1200, 2) for operation in OPERATIONS] + by_peers
 
 
 def wrong_library_on_rank() -> str:

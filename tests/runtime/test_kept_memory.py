@@ -1,62 +1,94 @@
-"""Memories of runs that are kept for later runs of the same size; a host stands in for a GPU."""
+"""Executors and their memories that are kept for later runs of the same schedules."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from runtime import attention, linear_attention, relayout
-from runtime.executor import transports
-from runtime.executor.transports import MAX_KEPT, give_back_memory, take_memory
+from runtime.executor import kept
+from runtime.executor.executor import Executor
+from runtime.executor.kept import MAX_KEPT, kept_bytes, kept_executor, release_memory
+from tasp_lab.schedule.rank_part import rank_part
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.build import collective
+from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.sequence_layout import contiguous, zigzag
+from tests.support.free_executor import Nothing
 from tests.support.ranks import on_ranks
 
 CPU = torch.device("cpu")
 
 
-def as_on_a_gpu(size_bytes: int, device: torch.device) -> tuple[int, int, int] | None:
-    """Each thread has a stream."""
-    return (size_bytes, 0, threading.get_ident()) if size_bytes else None
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    release_memory()
+    yield
+    release_memory()
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports, "_key", as_on_a_gpu)
-    monkeypatch.setattr(transports, "_kept", type(transports._kept)())
+def run(schedule: Schedule) -> Executor:
+    with kept_executor(schedule, rank_part(schedule, 0), Nothing(whole_steps=True), None, CPU) as executor:
+        return executor
 
 
-def test_one_memory_per_size_over_many_layers(gpu: None) -> None:
-    places = set()
-    for _ in range(100):
-        memory = take_memory(1000, CPU)
-        places.add(memory.data_ptr())
-        give_back_memory(memory)
-    assert len(places) == 1
+def ring(size_bytes: int) -> Schedule:
+    return collective("ring", full_mesh(2), size_bytes)
 
 
-def test_two_runs_at_once_have_memories_of_their_own(gpu: None) -> None:
-    first, second = take_memory(1000, CPU), take_memory(1000, CPU)
-    assert first.data_ptr() != second.data_ptr()
-    give_back_memory(first)
-    other = list[torch.Tensor]()
-    thread = threading.Thread(target=lambda: other.append(take_memory(1000, CPU)))
-    thread.start()
-    thread.join()
-    assert other[0].data_ptr() != first.data_ptr()
-    assert take_memory(1000, CPU).data_ptr() == first.data_ptr()
+def test_one_executor_and_memory_over_many_layers() -> None:
+    schedule = ring(1000)
+    assert len({run(schedule) for _ in range(20)}) == 1
+    assert kept_bytes() == rank_part(schedule, 0).memory_bytes
 
 
-def test_few_sizes_are_kept(gpu: None) -> None:
-    for size in range(1, 3 * MAX_KEPT):
-        give_back_memory(take_memory(size, CPU))
-    assert len(transports._kept) == MAX_KEPT
+def test_two_runs_at_once_have_memories_of_their_own() -> None:
+    schedule = ring(1000)
+    part = rank_part(schedule, 0)
+    with kept_executor(schedule, part, Nothing(whole_steps=True), None, CPU) as first:
+        other = list[Executor]()
+        thread = threading.Thread(target=lambda: other.append(run(schedule)))
+        thread.start()
+        thread.join()
+        assert other[0].memory.data_ptr() != first.memory.data_ptr()
 
 
-def test_a_host_keeps_nothing() -> None:
-    give_back_memory(take_memory(1000, CPU))
-    assert not transports._kept
+def test_few_executors_are_kept_and_none_once_they_are_released() -> None:
+    schedules = [ring(8 * size) for size in range(1, 3 * MAX_KEPT)]
+    for schedule in schedules:
+        run(schedule)
+    assert kept_bytes() == sum(rank_part(each, 0).memory_bytes for each in schedules[-MAX_KEPT:])
+    release_memory()
+    assert kept_bytes() == 0
+
+
+def test_a_run_that_fails_is_not_used_again() -> None:
+    schedule = ring(1000)
+    with (
+        pytest.raises(ZeroDivisionError),
+        kept_executor(schedule, rank_part(schedule, 0), Nothing(whole_steps=True), None, CPU),
+    ):
+        raise ZeroDivisionError
+    assert kept_bytes() == 0
+
+
+def test_what_is_kept_is_freed_where_memory_is_exhausted() -> None:
+    run(ring(8))
+    made = list[int]()
+
+    def exhausted(*arguments: object, **options: object) -> Executor:
+        made.append(kept_bytes())
+        if len(made) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Executor(*arguments, **options)  # type: ignore[arg-type]
+
+    with patch.object(kept, "Executor", exhausted):
+        run(ring(16))
+    assert made == [rank_part(ring(8), 0).memory_bytes, 0]
 
 
 def gradients(steps: int) -> list[torch.Tensor]:
@@ -77,17 +109,18 @@ def gradients(steps: int) -> list[torch.Tensor]:
 
 
 def is_the_same_with_kept_memories() -> tuple[bool, int]:
-    """On a rank: whether results are those without kept memories; what is kept is overwritten at once."""
-    expected = gradients(3)
-    transports._key = as_on_a_gpu
+    """On a rank: whether results are those without kept memories; what is kept is overwritten before it is used."""
+    with patch.object(kept, "MAX_KEPT", 0):
+        expected = gradients(3)
+    reuse = Executor.reuse
 
-    def overwritten(memory: torch.Tensor) -> None:
-        memory.fill_(255)
-        give_back_memory(memory)
+    def overwritten(self: Executor, *arguments: object) -> None:
+        self.memory.fill_(255)
+        reuse(self, *arguments)  # type: ignore[arg-type]
 
-    transports.give_back_memory = overwritten
-    found = gradients(3)
-    return all(map(torch.equal, expected, found)) and len(found) == len(expected) >= 30, len(transports._kept)
+    with patch.object(Executor, "reuse", overwritten):
+        found = gradients(3)
+    return all(map(torch.equal, expected, found)) and len(found) == len(expected) >= 30, kept_bytes()
 
 
 @pytest.mark.distributed

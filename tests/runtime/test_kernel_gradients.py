@@ -26,6 +26,7 @@ def backward(kernel: Kernel, case: Case, dout: Tensor, q: Tensor, k: Tensor, v: 
     exact = kernel.name == "reference"
     out = whole.out if exact else whole.out.to(q.dtype)
     lse = whole.lse if exact else whole.lse.to(partials.lse_dtype(q.dtype))
+    lse = partials.lse_for_gradients(lse)
     return kernel.backward(dout, q, k, v, out, lse, scale=case.scale, low=case.low, high=case.high)
 
 

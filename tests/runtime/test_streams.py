@@ -25,8 +25,8 @@ from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message, Wait
 from runtime.executor.streams import Mark, Streams
+from runtime.executor.sums import Parts
 from runtime.executor.transports import OrdinaryMemory
-from runtime.executor.views import Views
 from runtime.trials.patterns import PatternWork, fill, verify
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.calls import Calls
@@ -232,7 +232,7 @@ class SlowCopies(Copies):
         assert kind_of(self._streams.current) == "computing"
         found: Later = []
         self._streams.queue(lambda: self._read(row))
-        self._streams.queue(lambda: found.extend(part for (part,) in self._read(row)))
+        self._streams.queue(lambda: found.extend(part.fields[0] for part in self._read(row)))
         for at, place in enumerate(row.adds):
             part: Later = []
             self._streams.queue(lambda part=part, at=at: part.append(found[at]))
@@ -242,10 +242,14 @@ class SlowCopies(Copies):
                 self._coming[row.operation, place.block] = part
         self._streams.queue(lambda: self._checked.append(row))
 
-    def _read(self, row: CallRow) -> Sequence[Views]:
+    def _read(self, row: CallRow) -> Sequence[Parts]:
         return self._patterns.compute(row, [self.operand(each) for each in row.operands])
 
-    def join(self, each: Join) -> None:
+    def join(self, joins: Sequence[Join]) -> None:
+        for each in joins:
+            self._join(each)
+
+    def _join(self, each: Join) -> None:
         assert kind_of(self._streams.current) == "communicating"
         keys = [(operation, each.place.block) for operation in each.operations]
         calls = [key for key in keys if key[0] >= self.part.first_call]

@@ -14,6 +14,7 @@ from runtime.executor import transports
 from runtime.executor.executor import Executor
 from runtime.executor.messages import LostPeer, Message, Wait
 from runtime.executor.streams import HostStreams, Streams
+from runtime.executor.sums import Parts
 from runtime.executor.transports import AllToAll, Batched, OrdinaryMemory, PointToPoint, wait_for
 from runtime.executor.views import Views
 from runtime.protocol.jobs import Job, RunSchedule
@@ -100,7 +101,7 @@ def test_of_messages_posted_together_the_lost_one_is_named(monkeypatch: pytest.M
 
 def test_a_kernel_without_memory_names_no_peer() -> None:
     class NoMemory:
-        def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
+        def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
             raise OUR_OWN[0]
 
         def bound(self, blocks: Sequence[int]) -> Views:

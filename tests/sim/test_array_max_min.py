@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sim.array.compiled import call, table
 from sim.array.event_queue import EventQueue
 from sim.array.flows import LOGGED, Flows, begin, end, settle
 from sim.array.max_min import LIMITED, Sharing, accept, fill, join, leave
 from sim.max_min import max_min_rates
 from tasp_lab.core.arrays import Table
+from tasp_lab.core.compiled import call, table
 
 SLOTS, CONSTRAINTS, WIDTH = 8, 5, 3
 

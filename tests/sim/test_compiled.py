@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numba.core import event
 
-from sim.array import compiled, event_loop
+from sim.array import event_loop
 from sim.array.event_loop import Record, Run
 from sim.array.event_queue import EventQueue, pop, put, remove
 from sim.array.flows import log_table
 from sim.array.from_schedule import step_operations
 from sim.array.quotient import MAX_PASSES, Program, program_of
 from sim.array.symmetry import classes_of
+from tasp_lab.core import compiled
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Compute, Machine
 from tasp_lab.schedule.messages import message_dependencies

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
 from runtime.executor.messages import Message, Wait
+from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.kernels.partials import Gradients, Partial
 from tasp_lab.schedule.rank_part import CallRow, RankPart
@@ -22,6 +23,10 @@ class Nothing:
     def __init__(self, whole_steps: bool) -> None:
         self.whole_steps, self.receives_ahead = whole_steps, 0 if whole_steps else 4
         self.sent = 0
+
+    @property
+    def key(self) -> Hashable:
+        return type(self)
 
     def open(self, *_: object, **__: object) -> None:
         """No-op."""
@@ -50,8 +55,8 @@ class Zeros:
     def __init__(self, schedule: Schedule) -> None:
         self._zeros = [torch.zeros(size, dtype=torch.uint8) for size in schedule.block_bytes.tolist()]
 
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
-        return [(self._zeros[place.block],) for place in row.adds]
+    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
+        return [Parts((place.block,), (self._zeros[place.block],)) for place in row.adds]
 
     def bound(self, blocks: Sequence[int]) -> Views:
         return [self._zeros[blocks[0]]]

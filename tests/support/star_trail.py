@@ -28,7 +28,7 @@ def star_trail(topology: Topology, layer: Workload, members: int) -> Schedule:
     """
     n = topology.world_size
     teams, ranks = n // members, range(n)
-    task = span_task(layer, zigzag(layer.sequence, n, layer.parts), layer.dtype)
+    task = span_task(layer, zigzag(layer.sequence, n, layer.documents, layer.cached_keys), layer.dtype)
     mates = {rank: [each for each in ranks if each // members == rank // members] for rank in ranks}
     keys, queries = (
         {rank: [block for mate in mates[rank] for block in task.blocks_of(tensor) if task.owner[block] == mate]

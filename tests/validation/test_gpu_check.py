@@ -23,7 +23,7 @@ from tasp_lab.core.errors import OutputError
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.validation import gpu_steps
-from tasp_lab.validation.gpu_check import Record, StepResult, _Session, check_folder, run_step
+from tasp_lab.validation.gpu_check import Record, Session, StepResult, check_folder, run_step
 from tasp_lab.validation.gpu_steps import FULL, HOST, QUICK, Context, Outcome, Overlap, Step
 
 MIB = 2**20
@@ -202,6 +202,7 @@ def test_the_ceiling_is_the_faster_of_nccl_tests_and_our_calls(
     (tmp_path / "alltoall_perf").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(hardware, "measure_operation", lambda *_: ours_s)
+    monkeypatch.setattr(hardware, "measure_peers", lambda group, peers, size, calls: peers * 1e-3)
     found = context(FakeGroup())
     numbers: Mapping[str, Any] = gpu_steps.measure_ceiling(found).numbers
     assert found.ceilings["sendrecv", MIB] == pytest.approx(ceiling_s)
@@ -209,6 +210,8 @@ def test_the_ceiling_is_the_faster_of_nccl_tests_and_our_calls(
     assert (tmp_path / "arguments").read_text().split() == ["-g", "4", "-b", "65536", "-e", "1048576", "-f", "8"]
     (note,) = numbers["nccl_tests"]
     assert note.endswith("alltoall_perf ended with exit code 3: out of memory")
+    sweep = [(row["peers"], row["bytes"], row["sent_bytes_per_s"]) for row in numbers["peers"]]
+    assert sweep == [(peers, 65536, pytest.approx(65536 / 1e-3)) for peers in (1, 2)]  # of 4 ranks
     theirs = [row for row in numbers["library"] if row["by"] == "nccl-tests"]
     assert [row["busbw_bytes_per_s"] for row in theirs] == pytest.approx([3.2768e9, 20.97152e9])
 
@@ -242,7 +245,7 @@ def test_a_record_is_written_whole_and_reads_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("running", [True, False])
 def test_an_interrupt_during_a_step_or_between_two_is_in_the_record(running: bool, tmp_path: Path) -> None:
     shown: list[Record] = []
-    session = _Session(Record("h100-8", 8, "nccl", True), tmp_path, shown.append, lambda line: None)
+    session = Session(Record("h100-8", 8, "nccl", True), tmp_path, shown.append, lambda line: None)
     watch: Any = SimpleNamespace(limit=lambda what, seconds: None)
     session.begin(a_step(Outcome({})), watch, 1.0)
     if not running:

@@ -10,11 +10,24 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 
 from tasp_lab.cli.console import Progress, print_json, print_parts
-from tasp_lab.cli.options import DEFAULT_SAMPLES, MACHINE, OUTPUT, RUN, WORK, Backend, Json, SamplingChoice, Scale, plot
+from tasp_lab.cli.options import (
+    DEFAULT_SAMPLES,
+    MACHINE,
+    OUTPUT,
+    RUN,
+    WORK,
+    Backend,
+    Json,
+    SamplingChoice,
+    Scale,
+    plot,
+    whole,
+)
 from tasp_lab.cli.outputs import check_outputs, write_picture
 from tasp_lab.core.choices import FabricKind
 from tasp_lab.core.errors import OutputError, QuantityError
 from tasp_lab.core.files import check_writable
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import print_progress
 
 
@@ -37,6 +50,7 @@ def accuracy(
             help="With --json, list all pairs of rows that did the same work, with both ratios and the probability.",
         ),
     ] = False,
+    jobs: Annotated[int | None, whole("Worker processes. Default: the number of cores.", RUN)] = None,
     sampling: SamplingChoice = DEFAULT_SAMPLES,
     json: Json = False,
 ) -> None:
@@ -54,9 +68,12 @@ def accuracy(
     from tasp_lab.measure import accuracy as report
 
     check_outputs(plot=plot)
+    workers = usable_cores() if jobs is None else jobs
+    if workers < 1:
+        raise QuantityError(f"jobs: {workers}, expected 1 or more")
     chosen = Sampling(FEW_SAMPLES.samples if sampling.samples is None else sampling.samples, sampling.seed)
     with Progress(lines_only=json) as shown:
-        found = report.accuracy(*paths, profile=profile, sampling=chosen, pairs=pairs, count=shown.count)
+        found = report.accuracy(*paths, profile=profile, sampling=chosen, pairs=pairs, jobs=workers, count=shown.count)
     if plot is not None:
         from tasp_lab.plots.accuracy import draw_rows, draw_tables
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,7 @@ from tasp_lab.core.errors import TableError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, no_progress, on_one_line
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
@@ -344,6 +346,7 @@ def accuracy(
     profile: str | None = None,
     sampling: Sampling = FEW_SAMPLES,
     pairs: bool = False,
+    jobs: int = 1,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
 ) -> AccuracyReport:
@@ -356,6 +359,7 @@ def accuracy(
     profile : the machine of tables that do not name theirs, like ``h100-8``, ``h100`` (the size is then that of the
         table) or ``my.toml:2x8``; without it a log of one full node has the family of the GPUs that it lists.
     sampling : how many samples of constants intervals are made of, see `tasp_lab.prediction.uncertainty`.
+    jobs : worker processes; 1 for this process. A script that starts more needs ``if __name__ == "__main__":``.
     pairs : whether the dictionary of the report has all pairs of rows that did the same work.
     progress : called with the name of each complete table, if there are several.
     count : called instead with the number of each of these tables and its name.
@@ -367,14 +371,17 @@ def accuracy(
         choose(profile)
     files = [Path(path) for path in paths]
     named = [on_profile(table, profile) for table in find_all_tables(files or [own_tables()])]
-    measured, layers, tables = [table for table, _ in named], LayerEvaluator(sampling), []
+    measured, tables = [table for table, _ in named], list[TableAccuracy]()
     count = count or (lambda done, total, name: progress(name) if name else None)
     is_whole = [not getattr(table, "reason", "") for table in measured]
     total = sum(is_whole)
-    for number, table in enumerate(measured):
-        if total > 1 and is_whole[number]:
-            count(sum(is_whole[:number]), total, Path(table.name).name)
-        tables.append(evaluate(table, layers, sampling))
+    one = partial(evaluate, layers=LayerEvaluator(sampling), sampling=sampling)
+    with processes(jobs if total > jobs else 1) as executor:
+        found = in_order(one if executor is None else partial(_in_worker, sampling=sampling), measured, executor, jobs)
+        for number, table in enumerate(measured):
+            if total > 1 and is_whole[number]:
+                count(sum(is_whole[:number]), total, Path(table.name).name)
+            tables.append(next(found))
     count(total, total, "")
     if not any(table.rows for table in tables):
         raise TableError(_nothing_to_compare(files, tables))
@@ -386,6 +393,16 @@ def evaluate(table: AnyTable, layers: LayerEvaluator | None = None, sampling: Sa
     if isinstance(table, LayerTable):
         return (layers or LayerEvaluator(sampling)).evaluate(table)
     return evaluate_kernel(table, sampling) if isinstance(table, KernelTable) else evaluate_collective(table, sampling)
+
+
+@lru_cache(maxsize=1)
+def _layers(sampling: Sampling) -> LayerEvaluator:
+    return LayerEvaluator(sampling)
+
+
+def _in_worker(table: AnyTable, sampling: Sampling) -> TableAccuracy:
+    """As `evaluate`, with what the same worker process simulated before."""
+    return evaluate(table, _layers(sampling), sampling)
 
 
 def _provenance(tables: Sequence[TableAccuracy]) -> Provenance:

@@ -67,13 +67,14 @@ def compiled(function: Function) -> Function:
     """The function as machine code, which numba keeps on disk: beside this package, or in ``NUMBA_CACHE_DIR``.
 
     Numba notices changes of the module of `function` only. So machine code is kept under a name with a digest of all
-    modules of this package.
+    modules of the package of `function`, and of this one.
     """
     from numba import njit
 
     _register()
     _announce_compilation()
-    sources = b"".join(each.read_bytes() for each in sorted(Path(__file__).parent.glob("*.py")))
+    package = Path(str(sys.modules[function.__module__].__file__)).parent
+    sources = b"".join(each.read_bytes() for each in (Path(__file__), *sorted(package.glob("*.py"))))
     named = FunctionType(function.__code__, function.__globals__)
     named.__qualname__ = f"{function.__name__}-{hashlib.sha256(sources).hexdigest()[:16]}"
     named.__module__ = function.__module__
