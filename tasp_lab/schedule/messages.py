@@ -99,7 +99,6 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
 
     `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds.
     """
-    message_dependencies.cache_clear()  # those of the previous schedule may take as much memory as these
     transfers, calls = operations_of(schedule, schedule.steps)
     copies = Copies(schedule, transfers, calls)
     derived = Accesses(transfers, calls, copies.parts, copies.reads)

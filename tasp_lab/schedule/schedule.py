@@ -188,7 +188,12 @@ def remembered(function: Function) -> Function:
     Both passes of a layer are simulated several times, and points of a study often have equal schedules on machines of
     two kinds.
     """
-    small, large = lru_cache(maxsize=4)(function), lru_cache(maxsize=1)(function)
+    small = lru_cache(maxsize=4)(function)
+
+    @lru_cache(maxsize=1)
+    def large(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
+        large.cache_clear()  # what belongs to the previous schedule may take as much memory
+        return function(schedule, *arguments, **named)
 
     @wraps(function)
     def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
