@@ -42,8 +42,9 @@ class State(NamedTuple):
 
     Attributes
     ----------
-    operations : a table: how many edges an operation `waits` for; the kind of its next `event`; the `slot` of its flow;
-        the `next_request` of its host, or -1; and the columns of `EventQueue`.
+    operations : a table: the kind of the next `event` of an operation; the `slot` of its flow; the `next_request` of
+        its host, or -1; and the columns of `EventQueue`.
+    waits : int array (operations,), how many edges an operation waits for: apart, as most of them are visited often.
     events : the operations by the time of their next event, in seconds.
     instant : the events of this instant, by kind, then by number.
     requests : the launches that were requested at this instant: by lane, then by number.
@@ -55,6 +56,7 @@ class State(NamedTuple):
     """
 
     operations: Table
+    waits: Int32Array
     events: EventQueue
     instant: EventQueue
     requests: EventQueue
@@ -70,9 +72,10 @@ class State(NamedTuple):
         """The state before the first event; `keep`: times and bottlenecks are recorded."""
         plan, size = program.plan, program.plan.size
         rows = np.minimum(np.arange(program.operations.repeats), len(program.waits) - 1)
-        operations = table(size, due="f8", place="i4", waits="i4", slot="i4", next_request="i4", event="i4")
-        operations["waits"], operations["place"], operations["next_request"] = program.waits[rows].ravel(), -1, -1
-        first = np.flatnonzero(operations["waits"] == 0)
+        operations = table(size, due="f8", place="i4", slot="i4", next_request="i4", event="i4")
+        operations["place"], operations["next_request"] = -1, -1
+        waits = program.waits[rows].astype(np.int32).ravel()
+        first = np.flatnonzero(waits == 0)
         ready = np.zeros(size, dtype=np.int32)
         ready[: len(first)] = first
         hosts = table(int(plan.rows["host"].max(initial=-1)) + 1, is_busy="i4", first="i4", last="i4")
@@ -82,6 +85,7 @@ class State(NamedTuple):
         width = int(np.diff(plan.rows["first_pass"]).max(initial=1))
         return cls(
             operations=operations,
+            waits=waits,
             events=EventQueue.of(operations),
             instant=EventQueue.of(operations),
             requests=EventQueue.of(operations),
@@ -230,8 +234,8 @@ def _follow(plan: Plan, state: State, number: int, is_sent: bool, now_s: float) 
         if follower < plan.size:
             if len(state.times):
                 _note(state.times[follower], plan.after[one].cause, now_s)
-            state.operations[follower].waits -= 1
-            if not state.operations[follower].waits:
+            state.waits[follower] -= 1
+            if not state.waits[follower]:
                 state.ready[state.sizes[1]] = follower
                 state.sizes[1] += 1
 
@@ -293,5 +297,5 @@ class Run:
             else:
                 longer = np.concatenate([state.flows.log, state.flows.log])
                 state = state._replace(flows=state.flows._replace(log=longer))
-        assert not state.operations["waits"].any(), "every operation began"
+        assert not state.waits.any(), "every operation began"
         return now_s, state

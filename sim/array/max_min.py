@@ -24,7 +24,7 @@ import numpy as np
 
 from sim.array.event_queue import EventQueue, first_due, pop, put
 from tasp_lab.core.arrays import FloatArray, Int32Array, IntArray, Table
-from tasp_lab.core.compiled import compilable, inlined, table
+from tasp_lab.core.compiled import compilable, table
 
 SAME = 1e-12
 """Relative tolerance within which rates, and times, are considered equal up to rounding."""
@@ -199,7 +199,7 @@ def _balance(sharing: Sharing, number: int) -> None:
                 _set_rate(sharing, slot, number, level)
 
 
-@inlined
+@compilable
 def _level(constraint: Any) -> float:
     """The rate at which the group of a constraint fills it; infinity without a group."""
     level: float = (constraint.capacity - constraint.rest) / constraint.weight if constraint.members else math.inf
@@ -289,7 +289,7 @@ def _enter(sharing: Sharing, slot: int) -> None:
     _change(sharing, flow.group, flow.rate)
 
 
-@inlined
+@compilable
 def _dismiss(sharing: Sharing, use: int) -> None:
     """Let a flow be none of the group of a constraint any more, at its rate."""
     one = sharing.uses[use]
@@ -300,7 +300,7 @@ def _dismiss(sharing: Sharing, use: int) -> None:
     constraint.rest += one.count * sharing.flows[one.slot].rate
 
 
-@inlined
+@compilable
 def _set_rate(sharing: Sharing, slot: int, group: int, rate: float) -> None:
     """Set the rate of a flow of a group, also in the constraints that count it."""
     flow = sharing.flows[slot]
@@ -329,7 +329,7 @@ def _change(sharing: Sharing, number: int, rate: float) -> None:
         put(sharing.queue, number, level if level < math.inf else rate)
 
 
-@inlined
+@compilable
 def _swap(uses: Table, users: Int32Array, place: int, other: int) -> None:
     users[place], users[other] = users[other], users[place]
     uses[users[place]].place = place

@@ -26,18 +26,11 @@ _OPTIONS = {"_nrt": False}
 """Tables are allocated in Python and live as long as a call, so compiled functions need not count references."""
 
 _parts: list[Callable[..., object]] = []
-_inlined: list[Callable[..., object]] = []
 
 
 def compilable(function: Function) -> Function:
     """Mark a function that compiled functions call. It remains an ordinary Python function."""
     _parts.append(function)
-    return function
-
-
-def inlined(function: Function) -> Function:
-    """Mark a small `compilable` function whose machine code is put where it is called."""
-    _inlined.append(function)
     return function
 
 
@@ -104,14 +97,16 @@ def _announce_compilation() -> None:
 
 @cache
 def _register() -> None:
-    """Let compiled functions call the `compilable` ones."""
+    """Let compiled functions call the `compilable` ones.
+
+    Their machine code is put where they are called: a call would copy every table that it passes, which are hundreds of
+    numbers, and so take longer than most of these functions.
+    """
     from numba.extending import register_jitable
 
-    options = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, **_OPTIONS}
+    options = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True, **_OPTIONS}
     for part in _parts:
         register_jitable(**options)(part)
-    for part in _inlined:
-        register_jitable(forceinline=True, **options)(part)
 
 
 def _as_objects(value: Any, known: dict[int, list[Any]]) -> Any:

@@ -189,14 +189,16 @@ def remembered(function: Function) -> Function:
     two kinds.
     """
     small = lru_cache(maxsize=4)(function)
-
-    @lru_cache(maxsize=1)
-    def large(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
-        large.cache_clear()  # what belongs to the previous schedule may take as much memory
-        return function(schedule, *arguments, **named)
+    large: dict[Hashable, object] = {}
 
     @wraps(function)
     def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
-        return (small if schedule.transfers <= SMALL else large)(schedule, *arguments, **named)
+        if schedule.transfers <= SMALL:
+            return small(schedule, *arguments, **named)
+        key = schedule, arguments, tuple(named.items())
+        if key not in large:
+            large.clear()  # what was kept may take as much memory as the next result
+            large[key] = function(schedule, *arguments, **named)
+        return large[key]
 
     return cast(Function, recall)

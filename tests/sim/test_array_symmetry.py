@@ -19,11 +19,12 @@ from sim.array.quotient import program_of
 from sim.array.recurrence import end_s, is_contention_free, record_of
 from sim.array.symmetry import Classes, classes_of, coarse_classes, is_equitable, resource_use_of
 from tasp_lab.core.units import Number
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.derived import with_links
@@ -193,6 +194,16 @@ def test_lanes_are_told_apart_where_a_host_launches_them() -> None:
     schedule = collective("direct", mesh, 60)
     assert classes(schedule, mesh) == 1
     assert classes(schedule, mesh, 1e-6) == 5
+
+
+def test_unequal_work_is_noticed_before_edges_are_visited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The halves of a causal mask are calls of two shapes, at steps that differ from rank to rank."""
+    monkeypatch.setattr("sim.array.symmetry._Refinement.by_edges", None)
+    machine = load_machine("h100-8")
+    layer = Workload(2**16, heads=8, mask="causal")
+    schedule = attention_schedules("tasp", machine.topology, layer)[0]
+    operations, _ = array_engine.operations_of(schedule, machine)
+    assert coarse_classes(operations, resource_use_of(operations)) is None
 
 
 def test_ranks_with_equal_work_are_alike() -> None:

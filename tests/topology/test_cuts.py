@@ -256,3 +256,10 @@ def test_networkx_finds_no_better_cut_of_many_ranks(seed: int) -> None:
 def test_one_rank_has_no_cut(find: Callable[[Topology], Cut]) -> None:
     with pytest.raises(TopologyError, match="'full-mesh:1' has one rank, expected 2 or more"):
         find(full_mesh(1))
+
+
+@pytest.mark.parametrize("n", [2, 8, 72])
+def test_ranks_behind_one_switch_need_no_flow(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasp_lab.topology.cuts._Network.min_cut", None)
+    cut = all_gather_cut(switch(n, 50))
+    assert (cut.ranks_inside, cut.bandwidth_bytes_per_s) == (n - 1, 50)
