@@ -47,6 +47,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.training
 	$(BIN)/python -m experiments.tables.hybrids
 	$(BIN)/python -m experiments.tables.ranking
+	$(BIN)/python -m experiments.tables.search
 	-$(BIN)/python -m experiments.tables.astra_sim
 	$(BIN)/python -m experiments.tables.schedules_on_the_fabric
 	$(BIN)/python -m experiments.tables.ranking_on_the_fabric

@@ -8,6 +8,7 @@ from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, RESULTS, AttentionTask
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.schedules.writer import LayerWriter
+from tasp_lab.synthesis.program import Plan, Program, Tree, build
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import LAYOUTS
@@ -181,3 +182,23 @@ def chunked_ulysses(
                         done = writer.sums(rank, of_group(queries, step - 2, rank))
                         writer.give(done, rank, to=owner, lane=n + (owner - rank) % n)
     return (writer.schedule(),)
+
+
+@schedule("once-per-node", "softmax", options=("gradient_dtype",))
+def once_per_node(
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+) -> Passes:
+    """Keys go once to each other node, to the GPU of their owner's number, which sends them on inside the node.
+
+    They stay there. Backward, ranks compute with their own keys last, while the gradients of the keys of others come
+    back the way those went, added up. Of m nodes a NIC carries m - 1 times the keys of one rank; if keys went straight
+    to all ranks, as many times more as a node has GPUs. Found by ``tasp-lab search``.
+    """
+    nodes = 1 + max(topology.node_of_rank)
+    gpus = topology.world_size // nodes
+    via = tuple(node * gpus if gpu else 0 for node in range(nodes) for gpu in range(gpus))
+    arrival = tuple(min(node, 1) * min(gpu, 1) for node in range(nodes) for gpu in range(gpus))
+    tree = (Tree(via, arrival),)
+    layout = workload.visible.balanced_layout
+    program = Program(layout, (nodes, gpus), keep=True, forward=Plan(tree), backward=Plan(tree, home="tree", own=3))
+    return build(program, name, topology, workload, options)

@@ -24,6 +24,8 @@ def explained(program: Program) -> list[str]:
     else:
         first = [f"ranks in a row of {shape}; +2 is two ranks on"]
     first[0] += f"; positions are {program.layout}"
+    if program.keep:
+        first.append("keys stay where they were used for the backward pass, which sends none")
     for passing, plan in (("forward", program.forward), ("backward", program.backward)):
         if plan is not None:
             first += [f"{passing}: {line}" for line in _plan(plan, program.shape, passing == "backward")]
@@ -35,6 +37,10 @@ def _plan(plan: Plan, shape: Sequence[int], backward: bool) -> list[str]:
     by_rank = any(len(tree.via) > n for tree in plan.trees)
     keys = [offset for offset in range(1, n) if offset not in plan.queries]
     found = []
+    if plan.own:
+        found.append(f"ranks compute with what they own after {plan.own} steps")
+    if plan.buffers:
+        found.append(f"what arrives has {plan.buffers} buffers")
     if keys:
         cut = f" in {pieces} pieces" if pieces > 1 else ""
         found.append(f"keys travel{cut} to {_all(keys, n, shape)}, {_routes(plan, keys, shape, by_rank)}")

@@ -32,16 +32,17 @@ def starts(topology: Topology, shape: Sequence[int], *, backward: bool) -> list[
     for trees in _forests(topology, tuple(shape)):
         plain = Plan(trees)
         is_star = not any(any(tree.via) for tree in trees) and len(trees[0].via) == int(np.prod(shape))
-        found.append(plain)
+        if topology.is_complete or not backward:  # gradients go straight home over links that exist
+            found.append(plain)
         if backward and not is_star:
             found.append(msgspec.structs.replace(plain, home="tree"))
     n = int(np.prod(shape))
     for queries in (range(1, n // 2 + 1), range(1, n), range(n // 2 + 1, n)):
         if len(queries) and topology.is_complete:
             found += [Plan(_star(n, pieces), queries=tuple(queries)) for pieces in (1, 2)]
-    if backward:  # what others wait for is computed first
-        found += [msgspec.structs.replace(each, own=2 + max(map(max, (tree.arrival for tree in each.trees))))
-                  for each in found[:6]]  # fmt: skip
+    if backward:  # own keys last: gradients of others go home meanwhile
+        last = [max(map(max, (tree.arrival for tree in each.trees))) for each in found]
+        found = [msgspec.structs.replace(each, own=2 + end) for each, end in zip(found, last, strict=True)] + found
     if topology.world_size > 1 and len(set(topology.node_of_rank)) > 1:
         found += [msgspec.structs.replace(each, lanes="order") for each in found[:8]]
     return list(dict.fromkeys(found))

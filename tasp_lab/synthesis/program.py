@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.core.errors import ScheduleError, unknown
+from tasp_lab.core.errors import ScheduleError, TopologyError, unknown
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.composition.sequence import joined
 from tasp_lab.schedule.model import Step
@@ -213,7 +213,10 @@ def build_pass(
         raise ScheduleError(f"schedule {name!r} was found without a {passing} pass, expected pass "
                             f"{'forward' if backward else 'backward'}")  # fmt: skip
     members = program.members
-    outer = topology if members == 1 else between_groups(topology, members)
+    try:
+        outer = topology if members == 1 else between_groups(topology, members)
+    except TopologyError as error:
+        raise ScheduleError(f"schedule {name!r}: {error}") from None
     layout = _outer_layout(program, workload, topology.world_size)
     if program.keep and (members > 1 or any(each and (each.queries or each.buffers)
                                             for each in (program.forward, program.backward))):  # fmt: skip

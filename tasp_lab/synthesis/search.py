@@ -17,7 +17,7 @@ does not depend on the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from sim.simulate import simulate
-from tasp_lab.core.errors import QuantityError, ScheduleError
+from tasp_lab.core.errors import QuantityError, ScheduleError, TopologyError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
@@ -69,6 +69,9 @@ NAME = "found"
 
 WORSE = 0.01
 """By how much of its time a plan may be worse that is taken at the beginning; it falls to 0."""
+
+FIRST_PLANS, BEHIND = 4, 0.2
+"""The constructions of every frame that are simulated, and by how much of the best time others may be slower so far."""
 
 AT_BOUND = 1e-3
 """A time this close to its bound, as a share, is not searched any further."""
@@ -208,7 +211,7 @@ class _Search:
                           "nothing to gain")  # fmt: skip
             return
         try:
-            self.simulate(list(self._starts()), executor, workers)
+            self._construct(executor, workers)
             while self.spent < self.effort and self.best_s > self.bound_s * (1 + AT_BOUND):
                 before = self.spent
                 self._climb(executor, workers)
@@ -218,23 +221,35 @@ class _Search:
             self.interrupted = True
             self.progress(f"interrupted after {self.spent} of {self.effort} simulated passes")
 
-    def _starts(self) -> Iterator[_Trial]:
-        """The constructions of all frames, in turns, so that a small effort sees the first ones of each frame."""
-        queues = []
+    def _construct(self, executor: Executor | None, workers: int) -> None:
+        """Simulate the constructions of all frames in turns; of frames that fall behind no more are."""
+        queues: dict[tuple[Frame, bool], list[_Trial]] = {}
         for frame in frames(self.machine.topology, self.work, both=len(self.backward) > 1):
             try:
                 topology = between(self.machine.topology, frame.members)
-            except NOT_APPLICABLE:
+            except TopologyError:  # some groups do not reach each other
                 continue
             for backward in self.backward:
-                queues.append([_Trial(frame, plan, backward)
-                               for plan in starts(topology, frame.shape, backward=backward)])  # fmt: skip
-        for turn in range(max(map(len, queues), default=0)):
-            yield from (queue[turn] for queue in queues if turn < len(queue))
+                plans = starts(topology, frame.shape, backward=backward)
+                queues[frame, backward] = [_Trial(frame, plan, backward) for plan in plans]
+        begin = 0
+        for end, behind in (
+            (FIRST_PLANS, inf),
+            (3 * FIRST_PLANS, BEHIND),
+            (len(max(queues.values(), key=len)), BEHIND / 2),
+        ):
+            best_s = self.best_s
+            alive = [key for key in queues if not begin or self.frame_s(key[0]) <= best_s * (1 + behind)]
+            trials = [queues[key][turn] for turn in range(begin, end) for key in alive if turn < len(queues[key])]
+            left = max(self.effort // 2 - self.spent, 0) if begin else self.effort
+            self.simulate(trials[:left], executor, workers)
+            begin = end
 
     def _climb(self, executor: Executor | None, workers: int) -> None:
         """Change the plans of the best frames by batches, each pass in turn."""
-        first = self.frames_by_time[:2]
+        first = [frame for frame in self.frames_by_time[:2] if self.frame_s(frame) < inf]
+        if not first:
+            return
         current = {(frame, each): self.best[frame, each] for frame in first for each in self.backward}
         begin, rounds = self.spent, max(1, (self.effort - self.spent) // (2 * BATCH * len(current)))
         for _ in range(rounds):
@@ -312,7 +327,8 @@ def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
             shapes.append((count, n // count // members))
         elif not topology.is_complete and members == 1:
             shapes += [(each, groups // each) for each in range(2, groups) if groups % each == 0 and each**2 <= groups]
-        shapes = shapes or [(groups,)]
+        if not shapes or not topology.is_complete:
+            shapes.append((groups,))
         found += [Frame(layout, shape, members) for shape in shapes]
         if members == 1 and both:
             found += [Frame(layout, shape, members, keep=True) for shape in shapes]

@@ -78,6 +78,7 @@ LAYERS = [
     ("name", "passes"),
     [
         ("half-each-way", "both"),
+        ("once-per-node", "both"),
         ("startrail:2x2", "forward"),
         ("rows-then-columns", "forward"),
         ("tree-decode", "forward"),

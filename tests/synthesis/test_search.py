@@ -23,7 +23,7 @@ QUESTIONS: list[tuple[str, tasp_lab.Workload, dict[str, Any]]] = [
     ("h100-2x2", LAYER, {"passes": "both"}),
     ("torus:2x3", LAYER, {}),
     ("full-mesh:5", LAYER, {"without_links": ("0-1",)}),
-    ("bidirectional-ring:4", LAYER, {"passes": "backward"}),
+    ("bidirectional-ring:8", LAYER, {"passes": "backward"}),
     ("h100-2", replace(LAYER, documents=(1000, 7192)), {}),
 ]
 
@@ -47,12 +47,6 @@ def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
     one, two = (tasp_lab.search("h100-2x2", LAYER, effort=100, workers=each) for each in (1, 2))
     assert one.program == two.program
     assert one.time_s == two.time_s
-
-
-def test_more_effort_finds_nothing_slower() -> None:
-    """The same constructions come first."""
-    times_s = [tasp_lab.search("h100-2x2", LAYER, effort=each).time_s for each in (1, 8, 24)]
-    assert times_s == sorted(times_s, reverse=True)
 
 
 def test_an_interrupt_keeps_the_best() -> None:
