@@ -69,6 +69,8 @@ class HandedOut(NamedTuple):
 
     def edges(self, edges: Edges) -> Edges:
         """The edges of a schedule: each operation waits for what its call waits for, and is waited for in its place."""
+        if not len(self.call):
+            return edges
         number = np.full(self.first, -1)
         number[self.call] = self.first + np.arange(len(self.call))
         waits = edges.event == HANDED_OUT
@@ -103,7 +105,7 @@ def step_operations(schedule: Schedule, machine: Machine, derived: MessageDepend
         costs=list(table.costs),
         cost=cost[None],
         label=numbered(kind, step, cost, lane)[1],
-        edges=handed.edges(Edges.joined([_at_once(derived), issued])),
+        edges=handed.edges(_at_once(derived, issued)),
         **Incidence.of(machine.topology, routes)._asdict(),
         host=host,
         lane=lane,
@@ -112,9 +114,10 @@ def step_operations(schedule: Schedule, machine: Machine, derived: MessageDepend
     )
 
 
-def _at_once(derived: MessageDependencies) -> Edges:
-    """The edges of a schedule, in one repeat."""
-    return Edges(*derived.edges, np.zeros(len(derived.edges.before), dtype=np.int64))
+def _at_once(derived: MessageDependencies, issued: Edges) -> Edges:
+    """The edges of a schedule and of hosts, in one repeat."""
+    edges = Edges(*derived.edges, np.broadcast_to(np.int64(0), len(derived.edges.before)))
+    return Edges.joined([edges, issued]) if len(issued.before) else edges
 
 
 def _gpu_uses(

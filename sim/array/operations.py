@@ -14,7 +14,7 @@ later. A general schedule is a single repeat; a ring schedule has one repeat per
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -119,6 +119,10 @@ class Operations:
     lane: IntArray
     gpu_uses: GpuUses = field(default_factory=GpuUses.none)
     contention: Contention = NONE
+
+    def without_edges(self) -> Operations:
+        """The operations alone, in less memory."""
+        return replace(self, edges=Edges(*(np.zeros(0, dtype=np.int64) for _ in Edges._fields)))
 
     def variant(self, repeat: int) -> int:
         """The row of `cost` of a repeat: row 0 for the first, the other rows in turn for the rest."""

@@ -101,22 +101,41 @@ def program_of(operations: Operations, classes: Classes) -> Program:
     on_gpus = dict.fromkeys(("sends_at", "receives_at", "computes_on", "sends", "receives"), "i4")
     rows = table(len(first) + 1, if_sent="i4", if_arrived="i4", first_pass="i4", host="i4", lane="i4", **on_gpus)
     rows["host"][:-1], rows["lane"][:-1] = _hosts(operations, classes, first), operations.lane[first]
-    is_first = np.zeros(len(operations.label), dtype=bool)
-    is_first[first] = True
-    waits, after = _edges(operations, classes, is_first, rows)
-    gpus = _enter_gpus(operations, classes, is_first, rows)
+    leaders = _Leaders.of(first, len(operations.label))
+    waits, after = _edges(operations, classes, leaders, rows)
+    gpus = _enter_gpus(operations, classes, leaders, rows)
     plan = Plan(
         size=len(first) * operations.repeats,
         classes=len(first),
         variants=len(operations.cost),
         rows=rows,
         after=after,
-        passes=_passes(operations, classes, is_first, rows),
+        passes=_passes(operations, classes, leaders, rows),
         cost=operations.cost[:, first].astype(np.int32).ravel(),
         costs=_costs(operations.costs),
     )
     capacities = _capacities(operations, classes)
-    return Program(operations, classes, plan, operations.kind[first], waits, _lanes(operations), gpus, capacities)
+    kinds, lanes = operations.kind[first], _lanes(operations)
+    return Program(operations.without_edges(), classes, plan, kinds, waits, lanes, gpus, capacities)
+
+
+@dataclass(frozen=True)
+class _Leaders:
+    """The first operation of each class, which has the edges and passes of its class; None: each is its own class."""
+
+    is_first: BoolArray | None
+
+    @classmethod
+    def of(cls, first: IntArray, operations: int) -> _Leaders:
+        if len(first) == operations:
+            return cls(None)
+        is_first = np.zeros(operations, dtype=bool)
+        is_first[first] = True
+        return cls(is_first)
+
+    def among(self, operation: IntArray) -> IntArray | slice:
+        """Where these operations are such."""
+        return slice(None) if self.is_first is None else np.flatnonzero(self.is_first[operation])
 
 
 def _hosts(operations: Operations, classes: Classes, first: IntArray) -> IntArray:
@@ -127,35 +146,38 @@ def _hosts(operations: Operations, classes: Classes, first: IntArray) -> IntArra
     return hosts
 
 
-def _edges(operations: Operations, classes: Classes, is_first: BoolArray, rows: Table) -> tuple[IntArray, Table]:
+def _edges(operations: Operations, classes: Classes, leaders: _Leaders, rows: Table) -> tuple[IntArray, Table]:
     """The waits of a `Program`, and the followers of each class, whose ranges are entered into its row.
 
     A class has the incoming edges of its first member. If several come from one class, that class has it as a follower
     as often.
     """
     edges, count = operations.edges, len(rows) - 1
-    led = np.flatnonzero(is_first[edges.after])
-    before, after = classes.of_operation[edges.before[led]], classes.of_operation[edges.after[led]]
+    led, number = leaders.among(edges.after), classes.of_operation.astype(np.int32)
+    before, after = number[edges.before[led]], number[edges.after[led]]
     delay, row = edges.delay[led], 2 * before + (edges.event[led] != SENT)
     order = np.argsort(row, kind="stable")
-    followers = table(len(led), offset="i4", cause="i4")
-    followers["offset"], followers["cause"] = (after - before + delay * count)[order], edges.cause[led][order]
+    followers = table(len(row), offset="i4", cause="i4")
+    followers["offset"], followers["cause"] = (after - before)[order], edges.cause[led][order]
     begins = _begins(row, 2 * count)
     rows["if_sent"], rows["if_arrived"][:-1] = begins[::2], begins[1::2]
+    if not delay.any():
+        return np.bincount(after, minlength=count)[None], followers
+    followers["offset"] += delay[order] * count
     repeats = range(min(int(delay.max(initial=0)) + 1, operations.repeats))
     return np.stack([np.bincount(after[delay <= repeat], minlength=count) for repeat in repeats]), followers
 
 
-def _passes(operations: Operations, classes: Classes, is_first: BoolArray, rows: Table) -> Table:
+def _passes(operations: Operations, classes: Classes, leaders: _Leaders, rows: Table) -> Table:
     """What each class passes, whose beginning is entered into its row.
 
     Members times constraints passed by each is constraints times members that pass each.
     """
     size = np.bincount(classes.of_resource[: len(operations.capacity_bytes_per_s)])
-    by_first = np.flatnonzero(is_first[operations.passing])
+    by_first = leaders.among(operations.passing)
     passing = classes.of_operation[operations.passing[by_first]]
     pairs = passing * len(size) + classes.of_resource[operations.passed[by_first]]
-    pairs, passed = np.unique(pairs, return_counts=True)
+    pairs, passed = _counted(pairs)
     passing, constraint = pairs // max(len(size), 1), pairs % max(len(size), 1)
     passes: Table = table(len(pairs), constraint="i4", count="i4")
     passes["constraint"] = constraint
@@ -170,7 +192,7 @@ _COLUMNS = ((SENDS, "sends_at", "sends"), (RECEIVES, "receives_at", "receives"),
 """The columns of a row for what an operation does on a GPU."""
 
 
-def _enter_gpus(operations: Operations, classes: Classes, is_first: BoolArray, rows: Table) -> int:
+def _enter_gpus(operations: Operations, classes: Classes, leaders: _Leaders, rows: Table) -> int:
     """Enter what each class does on GPUs into its row; returns the number of classes of GPUs.
 
     An operation has one GPU in each role. So a class has as many members as there are GPUs, times members on each.
@@ -183,12 +205,21 @@ def _enter_gpus(operations: Operations, classes: Classes, is_first: BoolArray, r
     of_gpu = np.unique(classes.of_resource[-int(uses.gpu.max()) - 1 :], return_inverse=True)[1]
     gpus, members = np.bincount(of_gpu), np.bincount(classes.of_operation)
     for role, place, count in _COLUMNS:
-        led = np.flatnonzero(is_first[uses.operation] & (uses.role == role))
-        index, gpu = classes.of_operation[uses.operation[led]], of_gpu[uses.gpu[led]]
+        used = uses.role == role
+        operation, gpu = uses.operation[used], of_gpu[uses.gpu[used]]
+        led = leaders.among(operation)
+        index, gpu = classes.of_operation[operation[led]], gpu[led]
         rows[place][index] = gpu
         if count:
             rows[count][index] = members[index] // gpus[gpu]
     return len(gpus)
+
+
+def _counted(values: IntArray) -> tuple[IntArray, IntArray]:
+    """The distinct values, ascending, and how often each occurs. On long arrays faster than `numpy.unique`."""
+    values = np.sort(values)
+    first = np.flatnonzero(np.diff(values, prepend=-1))
+    return values[first], np.diff(first, append=len(values))
 
 
 def _begins(rows: IntArray, count: int) -> IntArray:

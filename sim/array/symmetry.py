@@ -106,14 +106,18 @@ def resource_use_of(operations: Operations) -> ResourceUse:
 
 def coarse_classes(operations: Operations, resource_use: ResourceUse) -> Classes | None:
     """The coarsest stable partition of colour refinement; None if it takes too long or there is little symmetry."""
-    random = np.random.default_rng(0)
+    refinement = _Refinement(operations.edges, resource_use)
     classes = Classes(numbered(operations.label)[1], numbered(resource_use.label)[1])
     for _ in range(max(8, _MAX_VISITS // max(len(operations.label), 1))):
-        before, classes = classes, _split(operations.edges, resource_use, classes, random)
+        before = classes
+        # What operations use shows most asymmetry, such as GPUs with unequal calls, and there are more edges to visit.
+        for split in (refinement.by_resources, refinement.by_edges):
+            of_operation, of_resource = split(classes)
+            if 2 * _distinct(of_operation) > len(operations.label):  # too little symmetry to be of use
+                return None
+            classes = Classes(numbered(of_operation)[1], of_resource)
         if _count(classes) == _count(before):
             return classes
-        if 2 * int(classes.of_operation.max(initial=0)) > len(operations.label):  # too little symmetry to be of use
-            return None
     return None
 
 
@@ -121,32 +125,49 @@ def _count(classes: Classes) -> int:
     return sum(int(numbers.max(initial=-1)) + 1 for numbers in classes)
 
 
-def _split(edges: Edges, resource_use: ResourceUse, classes: Classes, random: np.random.Generator) -> Classes:
-    """Split classes whose members have different neighbours."""
-    operations, resources = classes
+def _distinct(hashes: Hashes) -> int:
+    return 1 + int((np.diff(np.sort(hashes)) != 0).sum()) if len(hashes) else 0
 
-    def drawn(classes: IntArray) -> Hashes:
-        numbers: Hashes = in_roles(classes, 1)[classes, 0]
-        return numbers
 
-    def in_roles(classes: IntArray, roles: int) -> Hashes:
-        return random.integers(0, 2**64, size=(int(classes.max(initial=0)) + 1, roles), dtype=np.uint64)
+class _Refinement:
+    """Splits classes whose members have different neighbours.
 
-    # A neighbourhood is hashed as the sum of random numbers, one per class of neighbours (and role): sums do not depend
-    # on the order of neighbours, and different neighbourhoods have different sums but for a chance of 2**-64.
-    role, roles = resource_use.role, resource_use.roles
-    of_resources = drawn(resources)
-    users = operations[resource_use.operation]
-    np.add.at(of_resources, resource_use.resource, in_roles(operations, roles)[users, role])
-    split_resources = numbered(of_resources)[1]
-    of_operations = drawn(operations)
-    used = split_resources[resource_use.resource]
-    np.add.at(of_operations, resource_use.operation, in_roles(split_resources, roles)[used, role])
-    kind = _edge_kind(edges)
-    for number in np.unique(kind).tolist():
-        chosen = np.flatnonzero(kind == number)
-        np.add.at(of_operations, edges.after[chosen], drawn(operations)[edges.before[chosen]])
-    return Classes(numbered(of_operations)[1], split_resources)
+    A neighbourhood is hashed as the sum of random numbers, one per class of neighbours (and role): sums do not depend
+    on the order of neighbours, and different neighbourhoods have different sums but for a chance of 2**-64.
+    """
+
+    def __init__(self, edges: Edges, resource_use: ResourceUse) -> None:
+        self._edges, self._use = edges, resource_use
+        self._random = np.random.default_rng(0)
+
+    def by_resources(self, classes: Classes) -> tuple[Hashes, IntArray]:
+        """Split resources by their users, then operations by the resources that they use; hashes, and classes."""
+        use, (operations, resources) = self._use, classes
+        of_resources = self._drawn(resources)
+        np.add.at(of_resources, use.resource, self._in_roles(operations)[operations[use.operation], use.role])
+        split = numbered(of_resources)[1]
+        of_operations = self._drawn(operations)
+        np.add.at(of_operations, use.operation, self._in_roles(split)[split[use.resource], use.role])
+        return of_operations, split
+
+    def by_edges(self, classes: Classes) -> tuple[Hashes, IntArray]:
+        """Split operations by those that they wait for; hashes, and the classes of resources as they were."""
+        edges, kind = self._edges, _edge_kind(self._edges)
+        of_operations = self._drawn(classes.of_operation)
+        for number in np.flatnonzero(np.bincount(kind)).tolist():
+            chosen = np.flatnonzero(kind == number)
+            np.add.at(of_operations, edges.after[chosen], self._drawn(classes.of_operation)[edges.before[chosen]])
+        return of_operations, classes.of_resource
+
+    def _drawn(self, classes: IntArray) -> Hashes:
+        """A random number for each class, by member."""
+        numbers: Hashes = self._random.integers(0, 2**64, size=int(classes.max(initial=0)) + 1, dtype=np.uint64)
+        return numbers[classes]
+
+    def _in_roles(self, classes: IntArray) -> Hashes:
+        """Random numbers (classes, roles)."""
+        size = int(classes.max(initial=0)) + 1, self._use.roles
+        return self._random.integers(0, 2**64, size=size, dtype=np.uint64)
 
 
 def _edge_kind(edges: Edges) -> IntArray:
@@ -177,7 +198,7 @@ def _is_constant(label: IntArray, classes: IntArray) -> bool:
 def _is_regular(member: IntArray, neighbour: IntArray, classes: IntArray) -> bool:
     """Whether all members of each class have equally many neighbours of each kind; pairs (member, neighbour)."""
     width = int(neighbour.max(initial=0)) + 1
-    pairs, counts = np.unique(member * width + neighbour, return_counts=True)
+    pairs, counts = np.unique(member.astype(np.int64) * width + neighbour, return_counts=True)
     rows = np.stack([classes[pairs // width], pairs % width, counts])
     order = np.lexsort(rows)
     rows = rows[:, order]

@@ -28,12 +28,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
+from tasp_lab.topology.components import components
 from tasp_lab.topology.cuts import bottleneck, like, ranks_behind, ring_cut
 from tasp_lab.topology.graph import Topology
 
@@ -113,11 +112,10 @@ def _parts(topology: Topology) -> Iterator[tuple[int, Fraction]]:
     if len(distinct) < 2:
         return
     sources, destinations = topology.link_ends.T
-    size, bandwidths = len(topology.vertices), topology.link_bandwidths_bytes_per_s
+    bandwidths = topology.link_bandwidths_bytes_per_s
     for slow in distinct[:-1][:: -(-len(distinct) // MAX_PARTITIONS)]:
         fast = bandwidths > slow
-        joined = coo_array((np.ones(int(fast.sum())), (sources[fast], destinations[fast])), shape=(size, size))
-        part = connected_components(joined.tocsr(), directed=False)[1]
+        part = components(topology.link_ends[fast], len(topology.vertices))
         parts = np.unique(part[: topology.world_size])
         entering = np.flatnonzero((part[sources] != part[destinations]) & np.isin(part[destinations], parts))
         if len(parts) > 1:

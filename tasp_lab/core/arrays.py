@@ -28,6 +28,49 @@ def distinct(values: IntArray) -> IntArray:
     return unrepeated
 
 
+def stable_order(*keys: IntArray) -> IntArray:
+    """The stable order of rows of whole numbers, the first column first, like `numpy.lexsort` of reversed columns.
+
+    Several times as fast on millions of rows: a value and its index are sorted as one number, by vector instructions.
+
+    >>> stable_order(np.array([3, 1, 3, 1])).tolist(), stable_order(np.array([1, 0, 1]), np.array([7, 9, 5])).tolist()
+    ([1, 3, 0, 2], [1, 2, 0])
+    """
+    index = np.arange(len(keys[0]))
+    if not len(index):
+        return index
+    order, bits = None, len(index).bit_length()
+    for key in reversed(keys):
+        low = int(key.min())
+        if (int(key.max()) - low).bit_length() + bits >= _INT_BITS:
+            following = np.argsort(key if order is None else key[order], kind="stable")
+        else:
+            packed = (key if order is None else key[order]).astype(np.int64) - low
+            packed <<= bits
+            packed |= index
+            packed.sort()
+            packed &= (1 << bits) - 1
+            following = packed
+        order = following if order is None else order[following]
+    assert order is not None, "there is a column"
+    return order
+
+
+_INT_BITS = 64
+
+
+def positions(ordered: IntArray, values: IntArray) -> IntArray:
+    """`numpy.searchsorted`, which is many times as fast for many values in ascending order.
+
+    >>> positions(np.array([2, 4]), np.array([4, 0, 5])).tolist()
+    [1, 0, 2]
+    """
+    order = stable_order(values)
+    found = np.empty(len(values), dtype=np.int64)
+    found[order] = np.searchsorted(ordered, values[order])
+    return found
+
+
 Values = npt.NDArray[np.generic]
 
 _FEW = 16

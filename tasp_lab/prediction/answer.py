@@ -79,10 +79,10 @@ MANY_TRANSFERS = {"simpy": 10_000, "array": 200_000}
 """An engine may take more than a few seconds for more transfers than this, which is reported as progress."""
 
 MANY_EVENTS = 20_000
-"""A timeline of more events is kept on request only, and the critical path of a longer schedule is not explained."""
+"""A timeline of more events is kept on request only."""
 
 MANY_EXPLAINED = 5_000
-"""With more transfers than this, `Answer.rough_bottleneck` is just ``compute`` or ``communication``."""
+"""With more transfers than this, `Answer.bottleneck` is just ``compute`` or ``communication``."""
 
 MANY_KEPT = 200_000
 """Steps of a schedule with more transfers are made anew each time they are needed: they take too much memory."""
@@ -101,7 +101,7 @@ class PassAnswer:
         equally many samples, so that they can be added sample by sample.
     collective : what a schedule of a collective does.
     bound_machine : the machine of the lower bound, if that is another one: of a fabric it is the one that it emulates.
-    progress : called with the share of all simulations that is done.
+    progress : called with the share of a simulation that is done.
     """
 
     machine: Machine
@@ -153,19 +153,17 @@ class PassAnswer:
     @cached_property
     def communication_s(self) -> Number:
         """The time of the same schedule with instant compute."""
-        return self._time_s(replace(self.machine, compute=INSTANT), 1)
+        return self._time_s(replace(self.machine, compute=INSTANT))
 
     @cached_property
     def contention_s(self) -> Number | None:
         """By how much the time would be less without contention; None if messages slow nothing."""
         if not self.machine.contention.slows:
             return None
-        return self.time_s - self._time_s(replace(self.machine, contention=NONE), 2)
+        return self.time_s - self._time_s(replace(self.machine, contention=NONE))
 
-    def _time_s(self, machine: Machine, done: int) -> Number:
-        """The time on another machine; `done` of all simulations of this pass have ended before."""
-        share = _part_of(self.progress, done, simulations(self.machine, self.work))
-        return simulate(self.schedule, machine, self.engine, events=False, progress=share).time_s
+    def _time_s(self, machine: Machine) -> Number:
+        return simulate(self.schedule, machine, self.engine, events=False, progress=self.progress).time_s
 
     @cached_property
     def bound_s(self) -> Number:
@@ -539,24 +537,14 @@ class Answer:
 
     @property
     def bottleneck(self) -> str:
-        """What the critical path spends most on; of very long schedules only compute or communication."""
-        if sum(each.schedule.transfers for each in self.passes) > MANY_EVENTS:
-            return "compute" if self.compute_s >= self.communication_s else "communication"
-        if self.communication_s < self.time_s / 2:
-            return "compute"  # all messages together are less than half of the path
-        return self._largest_part
+        """``compute`` where that takes at least half of the time, else what the critical path spends most on.
 
-    @property
-    def rough_bottleneck(self) -> str:
-        """``compute`` where that takes at least half of the time, else the bottleneck; for many answers."""
+        Of very long schedules just ``communication``.
+        """
         if self.compute_s >= self.time_s / 2:
             return "compute"
         if sum(each.schedule.transfers for each in self.passes) > MANY_EXPLAINED:
             return "communication"
-        return self._largest_part
-
-    @property
-    def _largest_part(self) -> str:
         spent: dict[str, float] = {}
         for part, seconds in (part for each in self.passes for part in each.spent.items()):
             kind = "compute" if part in PARTS.values() or part == MERGE else part
@@ -618,27 +606,12 @@ def simulate_pass(
     progress: ShareCallback = no_share,
 ) -> PassAnswer:
     """Simulate one pass; see `PassAnswer` for the arguments."""
-    share = _part_of(progress, 0, simulations(machine, work))
     timeline = simulate(schedule, machine, engine, explain=detail == "bottleneck", events=detail != "times",
-                        progress=share)  # fmt: skip
+                        progress=progress)  # fmt: skip
     if isinstance(work, Workload):
         timeline = replace(timeline, schedule=label(schedule, options))
     return PassAnswer(machine, schedule, work, options, timeline, engine, uncertainty, transfers, collective,
                       progress=progress)  # fmt: skip
-
-
-def simulations(machine: Machine, work: Work) -> int:
-    """How often a pass is simulated for all of its times: also without compute, and without contention if any."""
-    return 2 + machine.contention.slows if isinstance(work, Workload) else 1
-
-
-def _part_of(progress: ShareCallback, done: int, times: int) -> ShareCallback:
-    """Reports the share of all simulations, of which so many are done; nothing to nobody, as reports cost time."""
-    return no_share if progress is no_share else partial(_report_part, progress, done, times)
-
-
-def _report_part(progress: ShareCallback, done: int, times: int, share: float) -> None:
-    progress((done + share) / times)
 
 
 # Questions.
@@ -690,19 +663,16 @@ class Built:
         """A time that no candidate falls below."""
         return min(each.least_s for each in self.candidates)
 
-    def answer(
-        self, detail: Detail | None = "times", progress: ProgressCallback = no_progress, *, all_times: bool = False
-    ) -> Answer:
+    def answer(self, detail: Detail | None = "times", progress: ProgressCallback = no_progress) -> Answer:
         """The answer of the fastest candidate; one whose bound is slower is not simulated.
 
-        Without a `detail` events are kept of schedules with few. With `all_times`, other times that need a simulation
-        of their own are computed at once, so that their progress is reported.
+        Without a `detail` events are kept of schedules with few.
         """
         first, *others = self.candidates
-        best = self._simulated(first, detail, progress, all_times)
+        best = self._simulated(first, detail, progress)
         for other in others:
             if other.least_s <= float(best.time_s):
-                best = min(best, self._simulated(other, detail, progress, all_times), key=lambda found: found.time_s)
+                best = min(best, self._simulated(other, detail, progress), key=lambda found: found.time_s)
         return best
 
     def time_s(self, times_s: dict[str, float]) -> float:
@@ -716,23 +686,17 @@ class Built:
 
         return min(sum(pass_s(each, found.machine) for each in found.passes) for found in self.candidates)
 
-    def _simulated(
-        self, candidate: Candidate, detail: Detail | None, progress: ProgressCallback, all_times: bool
-    ) -> Answer:
+    def _simulated(self, candidate: Candidate, detail: Detail | None, progress: ProgressCallback) -> Answer:
         most = max(each.transfers for each in candidate.passes)
         passes = []
         for schedule in candidate.passes:
             few = schedule.transfers <= MANY_EVENTS
             recorded = detail or ("events" if few else "times")
-            found = simulate_pass(
+            passes.append(simulate_pass(
                 candidate.machine, schedule, self.work, self.question.options, self.question.engine, recorded,
                 uncertainty=self.on.uncertainty_for(self.work), transfers=most, collective=self.collective,
                 progress=self._shares(schedule, candidate.machine, progress),
-            )  # fmt: skip
-            if all_times and isinstance(self.work, Workload):
-                # Simulations of one schedule follow each other: they share what waits for what.
-                _ = found.communication_s, found.contention_s
-            passes.append(found)
+            ))  # fmt: skip
         return Answer(self.question, self.on.machine_for(self.work), tuple(passes),
                       search_complete=candidate.search_complete)  # fmt: skip
 
@@ -800,7 +764,6 @@ def answer(
     *,
     on: PreparedMachine | None = None,
     progress: ProgressCallback = no_progress,
-    all_times: bool = False,
     collective: CollectiveKind | None = None,
 ) -> Answer:
     """The answer to a question. Never raises for a schedule that does not apply: then `Answer.reason` is why.
@@ -811,7 +774,6 @@ def answer(
     detail : what the timeline records, see `Built.answer`.
     on : the machine of the question, where it is at hand; see `tasp_lab.prediction.question.prepared`.
     progress : called before schedules are built or simulated that take long.
-    all_times : see `Built.answer`.
     collective : see `build`.
 
     >>> found = answer(Question("full-mesh:4", "ulysses", Workload(4096, heads=4)))
@@ -822,7 +784,7 @@ def answer(
     """
     try:
         on = prepared(question) if on is None else on
-        return build(question, on, progress, collective).answer(detail, progress, all_times=all_times)
+        return build(question, on, progress, collective).answer(detail, progress)
     except TaspLabError as error:
         return refusal(question, error, on)
 
@@ -833,7 +795,6 @@ def answers(
     *,
     workers: int = 1,
     progress: ProgressCallback = no_progress,
-    all_times: bool = False,
 ) -> Iterator[Answer]:
     """The answers to questions, in the order of the questions, each as soon as it and those before it are there.
 
@@ -844,8 +805,7 @@ def answers(
     ----------
     questions : what is asked; those that share a machine are answered fastest one after the other.
     workers : processes; 1 for this one. A script that starts more needs ``if __name__ == "__main__":``.
-    detail, all_times : see `Built.answer`. Numbers that need further simulations are computed here, when they are
-        read; with `all_times` the workers compute times without kernels and without contention.
+    detail : see `Built.answer`. Numbers that need further simulations are computed here, when they are read.
     progress : as of `answer`; not called by worker processes.
 
     Raises `QuantityError` for less than one worker, and `RunError` if a worker ends early.
@@ -856,20 +816,20 @@ def answers(
     """
     if workers < 1:
         raise QuantityError(f"workers: {workers}, expected 1 or more")
-    return _answers(questions, detail, workers, progress, all_times)
+    return _answers(questions, detail, workers, progress)
 
 
 def _answers(
-    questions: Iterable[Question], detail: Detail | None, workers: int, progress: ProgressCallback, all_times: bool
+    questions: Iterable[Question], detail: Detail | None, workers: int, progress: ProgressCallback
 ) -> Iterator[Answer]:
     if workers == 1:
         for question in questions:
-            yield answer(question, detail, progress=progress, all_times=all_times)
+            yield answer(question, detail, progress=progress)
         return
     from tasp_lab.core.workers import in_order, processes  # a single prediction starts no process
 
     with processes(workers) as executor:
-        yield from in_order(partial(answer, detail=detail, all_times=all_times), questions, executor, workers)
+        yield from in_order(partial(answer, detail=detail), questions, executor, workers)
 
 
 def refusal(question: Question, error: TaspLabError, on: PreparedMachine | None = None) -> Answer:

@@ -51,6 +51,7 @@ class Column(Generic[Subject]):
     cell : the text in a table; the second answer is the one that speed-ups are over. By default by the name's unit.
     when : whether an answer has this column, where not all have.
     always : whether the value of an answer that does not apply is asked for, too; otherwise it is null.
+    explains : whether it takes a simulation of its own, so that only ``--explain`` shows it.
     tells_apart : of study rows: whether points that differ in this column are different questions.
     """
 
@@ -63,6 +64,7 @@ class Column(Generic[Subject]):
     cell: Callable[[Subject, Subject | None], str] | None = None
     when: Callable[[Subject], bool] | None = None
     always: bool = False
+    explains: bool = False
     tells_apart: bool = False
 
     def text(self, answer: Subject, first: Subject | None) -> str:
@@ -99,12 +101,7 @@ def _pass_text(answer: Answer, _: Answer | None) -> str:
 
 
 def _contention_text(answer: Answer, _: Answer | None) -> str:
-    assert answer.contention_s is not None, "only with contention"
-    return f"{ratio(answer.contention_s, answer.time_s):.1%}" if answer.time_s else "-"
-
-
-def _ccr_text(answer: Answer, _: Answer | None) -> str:
-    return "-" if answer.ccr is None else f"{answer.ccr:.3g}"
+    return "" if answer.contention_s is None else f"{ratio(answer.contention_s, answer.time_s):.1%}"
 
 
 def _speed_up(answer: Answer, first: Answer | None) -> str:
@@ -301,7 +298,6 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
         "busbw",
         COLLECTIVE,
     ),
-    Column("", "compute / communication", lambda a: a.ccr, (), "CCR", LAYER, _ccr_text),
     Column(
         "compute_s",
         "kernel time of the busiest rank",
@@ -311,23 +307,44 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
         LAYER,
     ),
     Column(
+        "exposed_s",
+        "`time_s` - `compute_s`: what messages add",
+        lambda a: float(a.exposed_s),
+        LAYERS,
+        "exposed",
+        LAYERS,
+        # a sum of many calls differs from their end by less than a femtosecond
+        lambda a, _: format_time(max(round(float(a.exposed_s), 12), 0)),
+    ),
+    Column(
         "communication_s",
-        "time of the same schedule without kernel calls",
+        "with `--explain`: time of the same schedule without kernel calls",
         lambda a: float(a.communication_s),
         LAYER,
         "communication",
         LAYER,
+        explains=True,
     ),
     Column(
         "contention_s",
-        "part of `time_s` due to messages that slow kernel calls; null where they do not",
+        "with `--explain`: part of `time_s` due to messages that slow kernel calls; null where they do not",
         lambda a: _number(a.contention_s),
-        LAYERS,
+        LAYER,
         "contention",
         LAYER,
         _contention_text,
+        explains=True,
     ),
-    Column("ccr", "compute / communication; null without communication", lambda a: a.ccr, LAYERS),
+    Column(
+        "ccr",
+        "with `--explain`: compute / communication; null without communication",
+        lambda a: a.ccr,
+        LAYER,
+        "CCR",
+        LAYER,
+        lambda a, _: "-" if a.ccr is None else f"{a.ccr:.3g}",
+        explains=True,
+    ),
     # What it takes.
     Column("bytes_sent", "by all ranks", lambda a: a.bytes_sent, LAYER, "bytes sent", LAYER),
     Column(
@@ -363,7 +380,6 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
         "buffers",
         RANKING,
     ),
-    Column("", "compute / communication", lambda a: a.ccr, (), "CCR", RANKING, _ccr_text),
     Column("flops", "of all ranks", lambda a: a.flops, LAYER),
     Column(
         "bound_s",
@@ -376,8 +392,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("", "bound / time", lambda a: None, (), "share of bound", ALL, _share_of_bound),
     Column(
         "bottleneck",
-        "largest part of the critical path: `compute`, `link`, `port`, `NIC`, `latency`, ...; for schedules with too "
-        "many events `compute` or `communication`",
+        "`compute` if it takes half of the time, else the largest part of the critical path: `link`, `port`, `NIC`, "
+        "`latency`, ...; for schedules with too many events `communication`",
         lambda a: a.bottleneck,
         RANKING,
         "bottleneck",
@@ -455,15 +471,9 @@ _ROWS: tuple[Column[Answer], ...] = (
         STUDY,
     ),
     _as_predicted("compute_s"),
-    _as_predicted("communication_s"),
-    Column("exposed_s", "`time_s` - `compute_s`", lambda a: float(a.exposed_s), STUDY),
+    _as_predicted("exposed_s"),
     _as_predicted("bound_s", "least time of the layer; of a `settled` row, of this schedule"),
-    Column(
-        "bottleneck",
-        "`compute` if it takes half of the time, else the largest part of the critical path",
-        lambda a: a.rough_bottleneck,
-        STUDY,
-    ),
+    _as_predicted("bottleneck"),
     Column("steps", "the steps of the schedules of all passes", lambda a: a.steps, STUDY),
     _as_predicted("bytes_per_rank"),
     _as_predicted("link_bytes"),
@@ -514,8 +524,10 @@ def view_of(answer: Answer) -> View:
     return "layer" if answer.computes else "collective"
 
 
-def fields_of(answer: Answer, view: View) -> dict[str, object]:
+def fields_of(answer: Answer, view: View, explain: bool = False) -> dict[str, object]:
     """The object of ``--json``; of a schedule that does not apply numbers are None.
+
+    With `explain` also the fields that take simulations of their own.
 
     >>> from tasp_lab.prediction.answer import answer
     >>> from tasp_lab.prediction.question import Question
@@ -524,7 +536,7 @@ def fields_of(answer: Answer, view: View) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     for column in columns(view):
-        if column.value is not None and (column.when is None or column.when(answer)):
+        if column.value is not None and explain >= column.explains and (column.when is None or column.when(answer)):
             found[column.name] = column.value(answer) if answer.applies or column.always else None
     return found
 
@@ -536,19 +548,24 @@ def columns(view: View) -> tuple[Column[Answer], ...]:
 
 def names(view: View) -> tuple[str, ...]:
     """The fields of ``--json`` that all objects of a view have."""
-    return tuple(column.name for column in columns(view) if column.when is None)
+    return tuple(column.name for column in columns(view) if column.when is None and not column.explains)
 
 
-def table_of(title: str, view: View, answers: Sequence[Answer], first: Callable[[Answer], Answer | None]) -> Table:
+def table_of(
+    title: str,
+    view: View,
+    answers: Sequence[Answer],
+    first: Callable[[Answer], Answer | None],
+    explain: bool = False,
+) -> Table:
     """The table of answers that apply; `first` is the one that speed-ups of a row are over, None without one.
 
-    A column without any text is left out, and one that not all rows have.
+    A column without any text is left out, and one that not all rows have; those that take simulations of their own
+    are in it with `explain` only.
     """
     titles, rows = [], [list[str]() for _ in answers]
-    for column in (column for column in COLUMNS if view in column.tables):
+    for column in (column for column in COLUMNS if view in column.tables and explain >= column.explains):
         if column.when is not None and not all(column.when(answer) for answer in answers):
-            continue
-        if column.name == "contention_s" and any(answer.contention_s is None for answer in answers):
             continue
         cells = [column.text(answer, first(answer)) for answer in answers]
         if any(cells):

@@ -66,7 +66,8 @@ def predict(
     work : the bytes per rank of a collective, a number or text such as ``"64MiB"``, or an attention layer or
         a hybrid, a stack of them.
     engine : ``auto``, ``simpy`` or ``array``, see `sim.simulate.simulate`.
-    explain : include what the time was spent on, and every transfer.
+    explain : include what the time was spent on, the times without kernel calls and without contention, and every
+        transfer.
     events : keep every event, or none unless it costs nothing; by default timelines of more than
         `tasp_lab.prediction.answer.MANY_EVENTS` have a time only.
     progress : called with stages of searches, and before schedules are built or simulated that take long.
@@ -94,10 +95,9 @@ def predict(
     of_machine = with_machine(question, on.machine)
     detail: Detail | None = "bottleneck" if explain else None if events is None else "events" if events else "times"
     answers = [
-        answer(replace(of_machine, schedule=each), detail, on=on, progress=progress, all_times=True,
-               collective=collective)
+        answer(replace(of_machine, schedule=each), detail, on=on, progress=progress, collective=collective)
         for each in chosen
-    ]  # fmt: skip
+    ]
     _check_some_apply(answers)
     return Predictions(
         tuple(each for found in answers if found.applies for each in found.each_pass),
@@ -194,7 +194,7 @@ class Predictions(Report, Sequence[Answer]):
     def _fields(self, each: Answer) -> dict[str, object]:
         explained = self.explain and not each.is_sum
         explanation = explanation_fields(each) if explained else {}
-        return fields_of(each, view_of(each)) | {"status": "ok", "reason": None} | explanation
+        return fields_of(each, view_of(each), self.explain) | {"status": "ok", "reason": None} | explanation
 
     def _refused_fields(self, each: Answer) -> dict[str, object]:
         where = {"topology": self.machine.topology.name, "world_size": self.machine.topology.world_size}
@@ -202,7 +202,7 @@ class Predictions(Report, Sequence[Answer]):
 
     def records(self) -> list[dict[str, object]]:
         """A row per schedule and pass; of a schedule that does not apply one row without numbers."""
-        rows = [fields_of(each, view_of(each)) | {"status": "ok", "reason": None} for each in self.items]
+        rows = [fields_of(each, view_of(each), self.explain) | {"status": "ok", "reason": None} for each in self.items]
         rows += map(self._refused_fields, self.refused)
         return [flat(row) | {"library": self.library} for row in rows]
 
@@ -221,7 +221,7 @@ class Predictions(Report, Sequence[Answer]):
         shown = whole(self.items) or self.items[0]
         first = {each.compared_by: each for each in reversed(self.items)}
         title = title_of(shown, f"{shown.topology}, {ranks_text(shown)}{software(self.machine)}")
-        table = table_of(title, view_of(shown), self.items, lambda each: first[each.compared_by])
+        table = table_of(title, view_of(shown), self.items, lambda each: first[each.compared_by], self.explain)
         parts: list[Part] = [table, *self.machine.changes, *assumptions(shown)]
         parts += [interval_line(shown.interval)] if shown.interval is not None else []
         parts += dict.fromkeys(line for each in self.items if (line := self._cliff(each)))

@@ -19,14 +19,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.core.arrays import Int32Array, IntArray
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.rings.closed_forms import closed_forms
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition, ring_limit_bytes_per_s
+from tasp_lab.topology.components import components
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.links import Link
 
@@ -58,8 +57,7 @@ def _link_places(topology: Topology, library: CommLibrary) -> IntArray:
     """The place (`CommLibrary.places`) of each link: of its ranks, or of all ranks that its switches connect."""
     n, size, ends = topology.world_size, len(topology.vertices), topology.link_ends
     between_switches = ends[(ends >= n).all(axis=1)]
-    joined = coo_array((np.ones(len(between_switches)), tuple(between_switches.T)), shape=(size, size))
-    group = connected_components(joined, directed=False)[1]
+    group = components(between_switches, size)
     place = np.zeros(size, dtype=np.int64)
     first = np.full(size, -1, dtype=np.int64)
     for a, b in ends.tolist():

@@ -21,10 +21,7 @@ from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings.closed_forms import closed_forms, gray_ring
-from tasp_lab.rings.fractional_packing import best_few, max_of_one_ring
-from tasp_lab.rings.problem import is_searchable
 from tasp_lab.rings.rings import Decomposition, Rings, ring_limit_bytes_per_s
-from tasp_lab.rings.search import RingSearch
 from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.graph import Topology
 
@@ -110,6 +107,9 @@ def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBud
     for rings in closed_forms(topology, None, rail_aligned):
         known.append(rings.rings)
         yield _as_decomposition(topology, rings)
+    from tasp_lab.rings.problem import is_searchable  # scipy is loaded where a closed form is not enough
+    from tasp_lab.rings.search import RingSearch
+
     if known and not is_searchable(topology):
         return
     if topology.world_size >= MANY_RANKS:
@@ -120,6 +120,8 @@ def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBud
 
 
 def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:
+    from tasp_lab.rings.search import RingSearch
+
     more = ""
     for rings in closed_forms(topology, fold, rail_aligned):
         known = _as_decomposition(topology, rings)
@@ -148,6 +150,8 @@ def _with_lanes(
         raise NoDecompositionError("a fold and a number of lanes cannot be combined")
     known = gray_ring(topology) if lanes == 1 and not rail_aligned else None
     if known is not None:
+        from tasp_lab.rings.fractional_packing import max_of_one_ring
+
         one = replace(_as_decomposition(topology, known), limit_bytes_per_s=max_of_one_ring(topology))
         if one.proved_optimal:
             return one
@@ -182,6 +186,8 @@ def _few(topology: Topology, lanes: int, rail_aligned: bool | None, budget: Sear
         return full
     known = Rings(full.rings.astype(np.int64), full.fold, full.reason, full.shares)
     limit = ring_limit_bytes_per_s(topology, full.rate_bytes_per_s)
+    from tasp_lab.rings.fractional_packing import best_few
+
     few = _as_decomposition(topology, best_few(topology, known, lanes, limit, budget))
     return _concluded(few, budget)
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching, maximum_flow
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.rings.search_budget import SearchBudget
@@ -40,6 +38,9 @@ def regular_part(linked: BoolArray, degree: int, random: Random) -> BoolArray | 
 
 def _regular_part(linked: BoolArray, degree: int) -> BoolArray | None:
     """Deterministic, by a maximum flow from all sources to all destinations."""
+    from scipy.sparse import csr_array  # takes longer to import than most predictions take
+    from scipy.sparse.csgraph import maximum_flow
+
     n = len(linked)
     tails, heads = linked.nonzero()
     source, sink, every = 2 * n, 2 * n + 1, np.arange(n)
@@ -58,6 +59,9 @@ def random_factors(regular: BoolArray, random: Random) -> IntArray:
 
     A regular digraph always decomposes into 1-factors (Koenig, 1916).
     """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     left = regular.copy()
     n = len(left)
     factors = np.empty((int(left[0].sum()), n), dtype=np.int64)

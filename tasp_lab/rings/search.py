@@ -17,7 +17,6 @@ from fractions import Fraction
 from random import Random
 
 import numpy as np
-from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import NoDecompositionError
@@ -39,6 +38,7 @@ from tasp_lab.rings.fractional_packing import (
 from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, fold_of
 from tasp_lab.rings.search_budget import SearchBudget
+from tasp_lab.topology.components import strong_components
 from tasp_lab.topology.graph import Topology
 
 MAX_LISTED = 6000
@@ -83,7 +83,7 @@ class RingSearch:
         linked = self.problem.linked
         for rank in range(self.problem.world_size):
             others = np.delete(np.delete(linked, rank, axis=0), rank, axis=1)
-            if len(others) > 1 and connected_components(others, directed=True, connection="strong")[0] > 1:
+            if len(others) > 1 and strong_components(np.argwhere(others), len(others)).any():
                 return f"without rank {rank} the others do not reach each other, and a ring passes each rank only once"
         return "the search was exhaustive"
 

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, distinct
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, stable_order
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.dependencies import RESIDENT, Accesses, Uses
@@ -85,29 +85,21 @@ class Readiness:
     """
 
     def __init__(self, schedule: Schedule, derived: Accesses) -> None:
-        self._blocks, self._steps = len(schedule.blocks), len(schedule.steps) + 1
-        parts, transfers, calls = derived.parts, derived.transfers, derived.first_call
-        key = (parts.rank * self._blocks + parts.block) * self._steps + parts.step
-        self._order = np.argsort(key, kind="stable")
-        self._run = key[self._order]
+        transfers, parts = derived.transfers, derived.parts
         lane = -1 - (transfers.source * schedule.lanes + transfers.lane)
-        names = np.concatenate([lane, calls + np.arange(len(derived.calls.step))])[parts.operation]
-        starts = np.flatnonzero(np.diff(self._run, prepend=-1))
-        sizes = np.diff(np.append(starts, len(self._run)))
-        first, last = np.empty_like(names), np.empty_like(names)
-        first[self._order] = np.repeat(names[self._order][starts], sizes)
-        last[self._order] = np.repeat(names[self._order][starts + sizes - 1], sizes)
-        self.last_to_come: tuple[IntArray, IntArray] = (first, last)
+        names = np.concatenate([lane, derived.first_call + np.arange(len(derived.calls.step))])[parts.operation]
+        last = np.empty_like(names)
+        last[parts.first] = names  # of several assignments the last one counts
+        self._step = parts.step
+        self.last_to_come: tuple[IntArray, IntArray] = (names[parts.first], last[parts.first])
 
     def after(self, reads: Uses) -> tuple[IntArray, IntArray, IntArray]:
         """What comes last to copies that are read before they are: its step, -1 for nothing, and `last_to_come`."""
-        start = (reads.rank * self._blocks + reads.block) * self._steps
-        end = np.searchsorted(self._run, start + reads.step)
-        last = np.append(self._run, -1)[end - 1]
-        comes = (end > 0) & (last >= start)
-        which = np.append(self._order, 0)[end - 1]
-        first, final = (np.where(comes, np.append(each, 0)[which], 0) for each in self.last_to_come)
-        return np.where(comes, last - start, -1), first, final
+        step, first, last = (
+            np.where(reads.first >= 0, np.append(column, 0)[reads.first], nothing)
+            for column, nothing in zip((self._step, *self.last_to_come), (-1, 0, 0), strict=True)
+        )
+        return step, first, last
 
 
 class Layouts:
@@ -126,48 +118,59 @@ class Layouts:
         self._at = place[self._parts.rank]
         self._arrives = self._parts.operation < derived.first_call
         self._resident = self._parts.since == RESIDENT
+        self._is_first = self._parts.first == np.arange(len(self._at))
         resident, resident_offset, end = self._resident_copies()
         # First what lands in buffers, behind the resident copies.
         self.received: IntArray = np.full(len(self._at), OUTSIDE)
-        lands = self._landing()
+        is_sum, pool = sums(self._blocks), self._blocks.pool
+        to_buffer = ~self._resident | (is_sum[self._parts.block] & (pool[self._parts.block] >= 0))
+        # What has a place of its own there: arrivals, and the first addition to a copy.
+        lands = np.flatnonzero(np.where(self._arrives, to_buffer, ~self._resident & self._is_first))
         landed, end = self._fill_buffers(lands, end)
         self.received[lands] = np.where(self._arrives[lands], landed, OUTSIDE)
         # Then the other arrivals at resident copies: in their place, or at staging places behind all buffers.
-        coming = np.flatnonzero(self._resident & self._arrives & ~np.isin(np.arange(len(self._at)), lands))
-        is_sum, rank, block = sums(self._blocks), self._parts.rank[coming], self._parts.block[coming]
+        coming = np.flatnonzero(self._resident & self._arrives & ~to_buffer)
+        rank, block = self._parts.rank[coming], self._parts.block[coming]
         elsewhere = outside(schedule, rank, block) | wide_at_home(self._blocks)[block]
         in_place = ~elsewhere & (~is_sum[block] | self._alone(coming))
         places, staged = coming[in_place], coming[~in_place]
         self.received[places] = resident_offset[np.searchsorted(resident, self._copy_keys(self._parts)[places])]
         self.received[staged], end = self._one_after_another(staged, end)
         self.memory_bytes = end
-        # A table of all copies by key, for `sent` and `of`; of parts of one copy in a buffer the first has its offset.
-        away = lands[~self._resident[lands]]
-        first, at = np.unique(self._copy_keys(self._parts)[away], return_index=True)
-        keys = np.concatenate([resident, first])
-        offsets = np.concatenate([resident_offset, landed[~self._resident[lands]][at]])
-        order = np.argsort(keys)
-        self._keys, self._offsets = keys[order], offsets[order]
+        # The places of copies: of resident ones by key, of those in buffers where the first of their parts landed.
+        self._keys, self._offsets = resident, resident_offset
+        self._landed = np.full(len(self._at), OUTSIDE)
+        self._landed[lands] = landed
 
     def sent(self, reads: Uses) -> IntArray:
         """Where the copies that are read lie as they are sent, in bytes, or `OUTSIDE`: those are gathered first."""
-        return np.where(gathered(self._schedule, reads), OUTSIDE, self._offset(self._copy_keys(reads)))
+        offset = np.append(self._landed, OUTSIDE)[reads.first]
+        stay = np.flatnonzero(reads.since == RESIDENT)
+        staying = reads.select(stay)
+        offset[stay] = np.where(
+            gathered(self._schedule, staying), OUTSIDE, self._resident_offset(self._copy_keys(staying))
+        )
+        return offset
 
     def of(self, rank: int) -> RankLayout:
         """The layout of one of the ranks."""
-        blocks = len(self._blocks)
-        place, since = np.divmod(self._keys, self._steps + 1)
-        mine = np.flatnonzero(place // blocks == rank)
-        keys = zip((place[mine] % blocks).tolist(), (since[mine] - 1).tolist(), strict=True)
-        arrivals = np.flatnonzero(self._arrives & (self._parts.rank == rank))
-        received = zip(self._parts.operation[arrivals].tolist(), self.received[arrivals].tolist(), strict=True)
+        blocks, parts = len(self._blocks), self._parts
+        stays = np.flatnonzero(self._keys // blocks == rank)
+        away = np.flatnonzero(~self._resident & self._is_first & (parts.rank == rank))
+        keys = [
+            *((block, RESIDENT) for block in (self._keys[stays] % max(blocks, 1)).tolist()),
+            *zip(parts.block[away].tolist(), parts.step[away].tolist(), strict=True),
+        ]
+        offsets = np.concatenate([self._offsets[stays], self._landed[away]]).tolist()
+        arrivals = np.flatnonzero(self._arrives & (parts.rank == rank))
+        received = zip(parts.operation[arrivals].tolist(), self.received[arrivals].tolist(), strict=True)
         memory_bytes = int(self.memory_bytes[self._ranks.index(rank)])
-        return RankLayout(dict(zip(keys, self._offsets[mine].tolist(), strict=True)), dict(received), memory_bytes)
+        return RankLayout(dict(zip(keys, offsets, strict=True)), dict(received), memory_bytes)
 
     def _copy_keys(self, uses: Uses) -> IntArray:
-        return (uses.rank * len(self._blocks) + uses.block) * (self._steps + 1) + uses.since + 1
+        return uses.rank * len(self._blocks) + uses.block
 
-    def _offset(self, keys: IntArray) -> IntArray:
+    def _resident_offset(self, keys: IntArray) -> IntArray:
         if not len(self._keys):
             return np.full(len(keys), OUTSIDE)
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
@@ -184,28 +187,19 @@ class Layouts:
             blocks = _resident_blocks(self._schedule, rank, comes, read)
             size = self._blocks.home_bytes[blocks]
             end = np.cumsum(size)
-            keys.append((rank * len(self._blocks) + blocks) * (self._steps + 1) + RESIDENT + 1)
+            keys.append(rank * len(self._blocks) + blocks)
             offsets.append(end - size)
             ends.append(int(size.sum()))
         key, offset = np.concatenate(keys), np.concatenate(offsets)
         order = np.argsort(key)
         return key[order], offset[order], np.array(ends)
 
-    def _landing(self) -> IntArray:
-        """The parts that have a place of their own in a buffer: arrivals, and the first addition to a copy."""
-        parts, blocks = self._parts, self._blocks
-        key = (parts.rank * len(blocks) + parts.block) * self._steps + parts.step
-        first = np.zeros(len(key), dtype=bool)
-        first[np.unique(key, return_index=True)[1]] = True
-        to_buffer = ~self._resident | (sums(blocks)[parts.block] & (blocks.pool[parts.block] >= 0))
-        return np.flatnonzero(np.where(self._arrives, to_buffer, ~self._resident & first))
-
     def _fill_buffers(self, lands: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
         """Where what lands in buffers lies, and the end of all buffers of each rank; `end` is where they begin."""
         pools, parts = self._blocks.pools, self._parts
         pool, step, at = self._blocks.pool[parts.block[lands]], parts.step[lands], self._at[lands]
         buffer = (at * len(pools) + pool) * self._steps + step
-        order = np.lexsort((*self._grouping(lands), buffer))
+        order = stable_order(buffer, *self._grouping(lands))
         # The offset within a buffer is a running sum of sizes, in sorted order, less its value where the buffer starts.
         size, starts = self._size[parts.block[lands[order]]], np.flatnonzero(np.diff(buffer[order], prepend=-1))
         before = np.cumsum(size) - size
@@ -220,19 +214,32 @@ class Layouts:
         return base[at, pool] + step % buffers * most[at, pool] + within, end + most @ count
 
     def _grouping(self, lands: IntArray) -> tuple[IntArray, ...]:
-        """Sort keys of what lands together, the last one first."""
+        """Sort keys of what lands together, the first one first."""
         reads, parts, derived = self._derived.reads, self._parts, self._derived
-        keys, used = self._copy_keys(parts)[lands], self._copy_keys(reads)
-        by_call = reads.operation >= derived.first_call
-        free = ~np.isin(keys, used[by_call])
-        sent, first = np.unique(used[~by_call], return_index=True)
-        operation = reads.operation[~by_call][first]
-        leaves = derived.transfers.destination[operation] * self._schedule.lanes + derived.transfers.lane[operation]
-        at = np.minimum(np.searchsorted(sent, keys), max(len(sent) - 1, 0))
-        is_sent = sent[at] == keys if len(sent) else np.zeros(len(keys), dtype=bool)
-        goes = np.where(free & is_sent, leaves[at] if len(sent) else 0, -1)
-        comes = [np.where(free, each[lands], 0) for each in Readiness(self._schedule, derived).last_to_come]
-        return (*comes[::-1], goes, free.astype(np.int64))
+        # A copy in a buffer has the number of its first part; resident copies at which sums land come behind.
+        stays = self._resident[lands]
+        staged = self._copy_keys(parts.select(lands[stays]))
+        resident, number = np.unique(staged, return_inverse=True)
+        copy = parts.first[lands]
+        copy[stays] = len(self._at) + number
+        read = np.flatnonzero(reads.since != RESIDENT)
+        used, by = reads.first[read], reads.operation[read]
+        if len(resident):
+            staying = reads.select(np.flatnonzero(reads.since == RESIDENT))
+            keys = self._copy_keys(staying)
+            place = np.minimum(np.searchsorted(resident, keys), len(resident) - 1)
+            those = np.flatnonzero(resident[place] == keys)
+            used = np.concatenate([used, len(self._at) + place[those]])
+            by = np.concatenate([by, staying.operation[those]])
+        by_call = by >= derived.first_call
+        free = np.ones(len(self._at) + len(resident), dtype=bool)
+        free[used[by_call]] = False
+        leaves = derived.transfers.destination * self._schedule.lanes + derived.transfers.lane
+        goes = np.full(len(free), -1)
+        goes[used[~by_call][::-1]] = leaves[by[~by_call][::-1]]  # of several assignments the last one counts
+        free = free[copy]
+        comes = (np.where(free, column[lands], 0) for column in Readiness(self._schedule, derived).last_to_come)
+        return (free, np.where(free, goes[copy], -1), *comes)
 
     def _alone(self, arrivals: IntArray) -> BoolArray:
         """Whether each of these arrivals comes alone to an empty resident sum, until it is given away or to the end."""
@@ -255,7 +262,7 @@ class Layouts:
 
     def _one_after_another(self, parts: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
         """Offsets of parts from the `end` of each rank's memory on, and its new end."""
-        order = np.argsort(self._at[parts], kind="stable")
+        order = stable_order(self._at[parts])
         size, at = self._size[self._parts.block[parts[order]]], self._at[parts[order]]
         added = np.bincount(at, weights=size, minlength=len(self._ranks)).astype(np.int64)
         before = np.cumsum(size) - size
@@ -266,7 +273,7 @@ class Layouts:
 
 def _by_rank(rank: IntArray, block: IntArray, ranks: Sequence[int]) -> Iterator[IntArray]:
     """The blocks of each of some ranks, in their order."""
-    order = np.argsort(rank, kind="stable")
+    order = stable_order(rank)
     first, end = (np.searchsorted(rank[order], ranks, side=side).tolist() for side in ("left", "right"))
     return (block[order[slice(*each)]] for each in zip(first, end, strict=True))
 

@@ -19,14 +19,15 @@ Transfers of a lane follow one another when the previous one has been sent; so d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, distinct
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, positions, stable_order
 from tasp_lab.schedule.calls import BlockLists, Calls, Task, ranges
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
@@ -89,7 +90,7 @@ class Buffers(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """Int arrays (edges,): operation `after` waits for `event` of operation `before`."""
+    """Int arrays (edges,): operation `after` waits for `event` of operation `before`. May be of small types."""
 
     before: IntArray
     after: IntArray
@@ -98,7 +99,7 @@ class Edges(NamedTuple):
 
     @classmethod
     def of(cls, before: IntArray, after: IntArray, event: int, cause: int) -> Edges:
-        return cls(before, after, np.full(len(before), event), np.full(len(before), cause))
+        return cls(before, after, *(np.full(len(before), value, dtype="i1") for value in (event, cause)))
 
     @classmethod
     def joined(cls, parts: Sequence[Edges]) -> Edges:
@@ -116,7 +117,9 @@ class Edges(NamedTuple):
 class Uses(NamedTuple):
     """Operations that deliver or read a block at a rank at a step. Arrays of equal length.
 
-    `since` is the step at which the copy came into its buffer, or `RESIDENT`.
+    `since` is the step at which the copy came into its buffer, or `RESIDENT`. `first` is the first part that comes to
+    the copy at the same step as the part itself, or as the last parts before it is read: an index in the parts; -1 if
+    there are none.
     """
 
     operation: IntArray
@@ -124,6 +127,7 @@ class Uses(NamedTuple):
     block: IntArray
     step: IntArray
     since: IntArray
+    first: IntArray
 
     def select(self, chosen: IntArray) -> Uses:
         """The uses with these numbers, in this order."""
@@ -145,11 +149,6 @@ class Accesses:
     @property
     def first_call(self) -> int:
         return len(self.transfers.step)
-
-    def at(self, ranks: IntArray) -> Accesses:
-        """What some ranks change and read."""
-        parts, reads = (uses.select(np.flatnonzero(np.isin(uses.rank, ranks))) for uses in (self.parts, self.reads))
-        return Accesses(self.transfers, self.calls, parts, reads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,28 +192,22 @@ def dependencies(schedule: Schedule, rank: int | None = None, steps: Sequence[St
     """
     if rank is not None and steps is None:
         steps = steps_of(schedule, rank)
-    transfers, calls = _operations(schedule, schedule.steps if steps is None else steps)
-    copies = _Copies(schedule, *_uses(transfers, calls, None if rank is None else [rank]))
+    transfers, calls = operations_of(schedule, schedule.steps if steps is None else steps)
+    copies = Copies(schedule, transfers, calls, None if rank is None else [rank])
     numbers = np.arange(len(transfers.step))
     sent = numbers if rank is None else np.flatnonzero(transfers.source == rank)
-    first_buffer = len(numbers) + len(calls.step)
-    buffers, buffer_edges = copies.buffers(first_buffer, len(numbers))
-    lanes = transfers.source * schedule.lanes + transfers.lane
-    compute_lanes = calls.rank * (int(calls.lane.max(initial=0)) + 1) + calls.lane
     edges = [
-        in_order(sent, lanes[sent]),
-        in_order(len(numbers) + np.arange(len(calls.step)), compute_lanes),
-        copies.arrivals(),
-        *buffer_edges,
-        *copies.changes(len(numbers)),
+        in_order(sent, (transfers.source * schedule.lanes + transfers.lane)[sent]),
+        compute_in_order(calls, len(numbers)),
+        *copies.edges(),
     ]
-    return Dependencies(transfers, calls, copies.parts, copies.reads, buffers, Edges.joined(edges))
+    return Dependencies(transfers, calls, copies.parts, copies.reads, copies.buffers, Edges.joined(edges))
 
 
 def accesses(schedule: Schedule, ranks: Sequence[int], steps: Sequence[Step]) -> Accesses:
     """What some ranks change and read; `steps` are `steps_of` them."""
-    transfers, calls = _operations(schedule, steps)
-    copies = _Copies(schedule, *_uses(transfers, calls, ranks))
+    transfers, calls = operations_of(schedule, steps)
+    copies = Copies(schedule, transfers, calls, ranks)
     return Accesses(transfers, calls, copies.parts, copies.reads)
 
 
@@ -238,7 +231,7 @@ def _uses(transfers: Transfers, calls: CallTable, ranks: Sequence[int] | None) -
 
 
 class _Uses(NamedTuple):
-    """`Uses` without `since`."""
+    """`Uses` without `since` and `first`."""
 
     operation: IntArray
     rank: IntArray
@@ -251,7 +244,7 @@ class _Uses(NamedTuple):
         return _Uses(*(column[mine] for column in self))
 
 
-def _operations(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, CallTable]:
+def operations_of(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, CallTable]:
     """All transfers and calls, in the order of steps."""
     nothing = np.zeros(0, dtype=np.int64)
     transfers = [Transfers(nothing, nothing, nothing, nothing, nothing, np.zeros(0, dtype=bool))]
@@ -307,16 +300,25 @@ def _named_block(schedule: Schedule, calls: Calls) -> IntArray:
 
 def in_order(operations: IntArray, lane: IntArray) -> Edges:
     """Each operation waits until the previous one on its lane has been sent."""
-    order = np.argsort(lane, kind="stable")
+    order = stable_order(lane)
     follows = np.flatnonzero(np.diff(lane[order]) == 0)
     return Edges.of(operations[order[follows]], operations[order[follows + 1]], SENT, LANE)
 
 
-class _Copies:
-    """Parts and readers of copies, sorted by rank, block and step.
+def compute_in_order(calls: CallTable, first_call: int) -> Edges:
+    """Each call, numbered from `first_call` on, waits for the previous one on its compute lane."""
+    lanes = calls.rank * (int(calls.lane.max(initial=0)) + 1) + calls.lane
+    return in_order(first_call + np.arange(len(lanes)), lanes)
 
-    `part_stays` and `read_stays` are bool arrays: whether the copy is resident. `since` is that of the readers.
-    `parts` and `reads` are all of them, in the order of the arguments.
+
+_ROWS_AT_ONCE = 2**17
+"""Parts and readers whose edges are derived at once: their arrays fit into a cache."""
+
+
+class Copies:
+    """Parts and readers of copies at some ranks, or at all, the buffers in which they lie, and their edges.
+
+    `parts` and `reads` are in the order of operations; `buffers` are those that are filled.
     """
 
     # A part has the key (rank * blocks + block) * steps + step. So the parts of a copy lie side by side in the order of
@@ -324,107 +326,143 @@ class _Copies:
     # the keys 10 to 14; a reader of it at step 3 reads the parts with the keys 10 to 12, if the copy is resident, or
     # those with the largest of these keys, if it is in a buffer.
 
-    def __init__(self, schedule: Schedule, parts: _Uses, reads: _Uses) -> None:
-        self._schedule, self._parts, self._reads = schedule, parts, reads
-        self._steps = len(schedule.steps) + 1
-        self.part_stays = schedule.is_resident(parts.rank, parts.block)
-        self.read_stays = schedule.is_resident(reads.rank, reads.block)
-        keys = self._first_key(parts) + parts.step
-        self._order = np.argsort(keys, kind="stable")
-        self._keys = keys[self._order]
-        start = self._first_key(reads)
-        end = np.searchsorted(self._keys, start + reads.step)
-        last = np.append(self._keys, -1)[end - 1]
-        delivered = (end > 0) & (last >= start)  # else the copy is as it was at the start: there is no part to wait for
-        first = np.searchsorted(self._keys, np.where(self.read_stays, start, last))
-        self._first, self._end = np.where(delivered, first, end), end
-        self.since: IntArray = np.where(delivered & ~self.read_stays, last - start, RESIDENT)
+    def __init__(
+        self, schedule: Schedule, transfers: Transfers, calls: CallTable, ranks: Sequence[int] | None = None
+    ) -> None:
+        parts, reads = _uses(transfers, calls, ranks)
+        self._schedule, self._steps = schedule, len(schedule.steps) + 1
+        self._first_call, self._first_buffer = len(transfers.step), len(transfers.step) + len(calls.step)
+        part_stays = schedule.is_resident(parts.rank, parts.block)
+        read_stays = schedule.is_resident(reads.rank, reads.block)
+        self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
+        part_keys, start = self._first_key(parts) + parts.step, self._first_key(reads)
+        self._order = stable_order(part_keys)
+        keys = part_keys[self._order]
+        # Parts with the same key come together.
+        begins = np.flatnonzero(np.diff(keys, prepend=-1))
+        begin = np.repeat(begins, np.diff(np.append(begins, len(keys))))
+        end = positions(keys, start + reads.step)
+        last = np.append(keys, -1)[end - 1]
+        delivered = last >= start  # else the copy is as it was at the start: there is no part to wait for
+        began = np.append(begin, 0)[end - 1]
+        self._first, self._end = np.where(delivered, began, end), end
+        all_parts = np.flatnonzero(delivered & read_stays)
+        self._first[all_parts] = positions(keys, start[all_parts])
         self._last_part_step = np.where(delivered, last - start, -1)
-        sums = np.flatnonzero(self.read_stays & self._is_sum[reads.block])
-        self._sum_reads = sums[np.argsort((start + reads.step)[sums], kind="stable")]
+        sums = np.flatnonzero(read_stays & self._is_sum[reads.block])
+        self._sum_reads = sums[stable_order((start + reads.step)[sums])]
         self._sum_read_keys = (start + reads.step)[self._sum_reads]
-        self.parts = Uses(*parts, np.where(self.part_stays, RESIDENT, parts.step))
-        self.reads = Uses(*reads, self.since)
+        first = np.empty_like(begin)
+        first[self._order] = self._order[begin]
+        self.parts = Uses(*parts, np.where(part_stays, RESIDENT, parts.step), first)
+        since = np.where(read_stays, RESIDENT, self._last_part_step)
+        self.reads = Uses(*reads, since, np.where(delivered, np.append(self._order, -1)[began], -1))
+        self._release, self._release_before = self._releases()
+        step, rank, pool = np.nonzero(self._release >= 0)
+        self.buffers = Buffers(rank, pool, step)
 
-    def _first_key(self, uses: _Uses) -> IntArray:
+    def _first_key(self, uses: _Uses | Uses) -> IntArray:
         return (uses.rank * len(self._schedule.blocks) + uses.block) * self._steps
 
-    def arrivals(self) -> Edges:
-        """Edges from parts to the readers of their copies."""
-        reader, position = ranges(self._first, self._end)
-        operations = self._parts.operation[self._order[position]]
-        return Edges.of(operations, self._reads.operation[reader], ARRIVED, BLOCK)
+    def _lands(self, parts: Uses) -> BoolArray:
+        """Which parts land in buffers: also a sum that arrives at a resident copy, but not what a call adds to it."""
+        arrives = parts.operation < self._first_call
+        lands: BoolArray = (parts.since != RESIDENT) | (arrives & self._is_sum[parts.block])
+        lands &= self._schedule.blocks.pool[parts.block] >= 0
+        return lands
 
-    def buffers(self, first_buffer: int, transfers: int) -> tuple[Buffers, list[Edges]]:
-        """The buffers, numbered from `first_buffer` on, and the edges to and from their releases.
+    def _releases(self) -> tuple[IntArray, IntArray]:
+        """The number of the release of each buffer that is filled, and of the release that must precede.
 
-        Example: a ring that passes one block per step, through a pool of two buffers. What rank 1 receives at step 0
-        it sends on at step 1, and the arrival of step 2 is to take the same buffer. The release of that buffer waits
-        for the arrival of step 0 and for the send of step 1; the arrival of step 2 waits for the release.
+        Two int arrays (steps, ranks, pools), -1 for none.
         """
-        blocks, parts, reads = self._schedule.blocks, self._parts, self._reads
-        pools = len(blocks.pools)
-        if not pools:
-            return Buffers(*np.zeros((3, 0), dtype=np.int64)), []
-        # A sum that arrives at a resident copy lands in a buffer first. What a call adds to it does not.
-        lands = ~self.part_stays | ((parts.operation < transfers) & self._is_sum[parts.block])
-        filling = np.flatnonzero(lands & (blocks.pool[parts.block] >= 0))
-        # number[step, rank, pool]: the number of the release, -1 if nothing comes to this pool at this step.
-        filled = np.zeros((self._steps, self._schedule.world_size, pools), dtype=bool)
-        filled[parts.step[filling], parts.rank[filling], blocks.pool[parts.block[filling]]] = True
+        blocks, filling = self._schedule.blocks, self.parts.select(np.flatnonzero(self._lands(self.parts)))
+        filled = np.zeros((self._steps, self._schedule.world_size, len(blocks.pools)), dtype=bool)
+        filled[filling.step, filling.rank, blocks.pool[filling.block]] = True
         number = np.where(filled, np.cumsum(filled).reshape(filled.shape) - 1, -1)
-        # before[step, rank, pool]: the release that must precede. With two buffers, steps 0, 2 and 4 share a buffer: if
-        # nothing came at step 2, the release before step 4 is that of step 0.
+        # With two buffers, steps 0, 2 and 4 share one: if nothing came at step 2, before step 4 is the release of 0.
         before = np.full_like(number, -1)
         for at, pool in enumerate(blocks.pools):
             for step in range(pool.buffers, self._steps):
                 last = step - pool.buffers
                 before[step, :, at] = np.where(filled[last, :, at], number[last, :, at], before[last, :, at])
-        filling_at = parts.step[filling], parts.rank[filling], blocks.pool[parts.block[filling]]
-        taken = before[filling_at]
+        return number, before
+
+    def edges(self) -> Iterator[Edges]:
+        """All edges but those of lanes."""
+        for parts, reads in zip(self._pieces(self.parts), self._pieces(self.reads), strict=True):
+            yield self._arrivals(reads)
+            if self._schedule.blocks.pools:
+                yield from (group.distinct(self._first_call) for group in self._buffer_edges(parts, reads))
+            yield from self._changes(parts, reads)
+
+    def _pieces(self, uses: Uses) -> Iterator[IntArray]:
+        """The uses of some steps after another, as many for parts as for readers."""
+        count = 1 + (len(self.parts.step) + len(self.reads.step)) // _ROWS_AT_ONCE
+        steps = np.arange(count + 1) * self._steps // count
+        by_calls = int(np.searchsorted(uses.operation, self._first_call))
+        sent = np.searchsorted(uses.step[:by_calls], steps).tolist()
+        called = np.searchsorted(uses.step[by_calls:], steps).tolist()
+        for piece, following in pairwise(range(count + 1)):
+            of_calls = np.arange(by_calls + called[piece], by_calls + called[following])
+            yield np.concatenate([np.arange(sent[piece], sent[following]), of_calls])
+
+    def _arrivals(self, reads: IntArray) -> Edges:
+        """Edges from parts to the readers of their copies."""
+        reader, position = ranges(self._first[reads], self._end[reads])
+        operations = self.parts.operation[self._order[position]]
+        return Edges.of(operations, self.reads.operation[reads[reader]], ARRIVED, BLOCK)
+
+    def _buffer_edges(self, parts: IntArray, reads: IntArray) -> list[Edges]:
+        """The edges to and from the releases of buffers.
+
+        Example: a ring that passes one block per step, through a pool of two buffers. What rank 1 receives at step 0
+        it sends on at step 1, and the arrival of step 2 is to take the same buffer. The release of that buffer waits
+        for the arrival of step 0 and for the send of step 1; the arrival of step 2 waits for the release.
+        """
+        blocks, landing = self._schedule.blocks, self.parts.select(parts)
+        landing = landing.select(np.flatnonzero(self._lands(landing)))
+        buffer = landing.step, landing.rank, blocks.pool[landing.block]
+        fills, taken = self._first_buffer + self._release[buffer], self._release_before[buffer]
         takes = taken >= 0
-        away = np.flatnonzero(self.since >= 0)
-        reading = number[self.since[away], reads.rank[away], blocks.pool[reads.block[away]]]
+        away = self.reads.select(reads[self.reads.since[reads] != RESIDENT])
+        reading = self._release[away.since, away.rank, blocks.pool[away.block]]
         # A sum is added from its buffer to its resident copy once earlier readers of the copy have ended: until then
         # the buffer is in use.
-        staged = np.flatnonzero(self.part_stays[filling])
-        which, readers = self._readers_of_sums(parts, filling[staged], parts.step[filling[staged]] + 1)
-        edges = [
-            Edges.of(parts.operation[filling], first_buffer + number[filling_at], ARRIVED, BUFFER),
-            Edges.of(reads.operation[away], first_buffer + reading, SENT, BUFFER),
-            Edges.of(readers, first_buffer + number[filling_at][staged[which]], SENT, BUFFER),
-            Edges.of(first_buffer + taken[takes], parts.operation[filling[takes]], ARRIVED, BUFFER),
+        staged = np.flatnonzero(landing.since == RESIDENT)
+        which, readers = self._readers_of_sums(landing.select(staged), landing.step[staged] + 1)
+        return [
+            Edges.of(landing.operation, fills, ARRIVED, BUFFER),
+            Edges.of(away.operation, self._first_buffer + reading, SENT, BUFFER),
+            Edges.of(readers, fills[staged[which]], SENT, BUFFER),
+            Edges.of(self._first_buffer + taken[takes], landing.operation[takes], ARRIVED, BUFFER),
         ]
-        filled_at = np.nonzero(filled)
-        return Buffers(filled_at[1], filled_at[2], filled_at[0]), [group.distinct(transfers) for group in edges]
 
-    @property
-    def _is_sum(self) -> BoolArray:
-        return np.array([bool(kind.join) for kind in self._schedule.blocks.kinds])[self._schedule.blocks.kind]
-
-    def changes(self, transfers: int) -> list[Edges]:
+    def _changes(self, parts: IntArray, reads: IntArray) -> Iterator[Edges]:
         """Edges from readers of resident sums to calls that add to them, and to readers of what they became.
 
         Example: rank 1 sends its sum at step 3, and more comes to it at step 5. If a call adds it, the call waits until
         the send of step 3 has left. If it arrives, it lands in a buffer and is joined after the send of step 3; a
         reader of the sum at step 6 needs the join, so it waits for the send, too.
         """
-        reads, parts = self._reads, self._parts
-        calls = np.flatnonzero(self.part_stays & (parts.operation >= transfers))
-        later = np.flatnonzero(self.read_stays & self._is_sum[reads.block] & (self._last_part_step >= 0))
-        edges = []
-        for uses, chosen, end in ((parts, calls, parts.step[calls]), (reads, later, self._last_part_step[later] + 1)):
-            which, readers = self._readers_of_sums(uses, chosen, end)
-            edges.append(Edges.of(readers, uses.operation[chosen[which]], SENT, BUFFER))
-        return edges
+        if not len(self._sum_reads):
+            return
+        adds = (self.parts.since[parts] == RESIDENT) & (self.parts.operation[parts] >= self._first_call)
+        changing = self.parts.select(parts[adds])
+        later = (self.reads.since[reads] == RESIDENT) & self._is_sum[self.reads.block[reads]]
+        later &= self._last_part_step[reads] >= 0
+        changed = self.reads.select(reads[later])
+        for uses, end in ((changing, changing.step), (changed, self._last_part_step[reads[later]] + 1)):
+            which, readers = self._readers_of_sums(uses, end)
+            yield Edges.of(readers, uses.operation[which], SENT, BUFFER)
 
-    def _readers_of_sums(self, uses: _Uses, chosen: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
-        """Who reads the same resident sums as some uses at steps before `end`: the index in `chosen`, the operation."""
+    def _readers_of_sums(self, uses: Uses, end: IntArray) -> tuple[IntArray, IntArray]:
+        """Who reads the same resident sums as some uses at steps before `end`: the index of the use, the operation."""
         which, position = ranges(
-            np.searchsorted(self._sum_read_keys, self._first_key(uses)[chosen]),
-            np.searchsorted(self._sum_read_keys, self._first_key(uses)[chosen] + end),
+            np.searchsorted(self._sum_read_keys, self._first_key(uses)),
+            np.searchsorted(self._sum_read_keys, self._first_key(uses) + end),
         )
-        return which, self._reads.operation[self._sum_reads[position]]
+        return which, self.reads.operation[self._sum_reads[position]]
 
 
 class CallShapes(NamedTuple):

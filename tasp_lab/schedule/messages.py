@@ -20,34 +20,35 @@ several blocks cannot cause a deadlock. On a lane, messages follow one another i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, distinct
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, stable_order
 from tasp_lab.schedule.calls import BlockLists
 from tasp_lab.schedule.dependencies import (
     HANDED_OUT,
     HOST,
-    LANE,
     Accesses,
     Buffers,
     CallTable,
-    Dependencies,
+    Copies,
     Edges,
     Transfers,
     Uses,
     accesses,
-    dependencies,
+    compute_in_order,
     in_order,
+    operations_of,
     steps_of,
 )
 from tasp_lab.schedule.schedule import Schedule
 
-_EVENTS, _CAUSES = HANDED_OUT + 1, HOST + 1
+_CAUSE_BITS = HOST.bit_length()
+_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
 
 
 class Messages(NamedTuple):
@@ -105,39 +106,47 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
     `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds. Those of the last
     schedule are kept: predictions simulate it with and without compute.
     """
-    derived = dependencies(schedule)
-    transfers, size = derived.transfers, schedule.block_bytes
+    transfers, calls = operations_of(schedule, schedule.steps)
+    copies = Copies(schedule, transfers, calls)
+    derived = Accesses(transfers, calls, copies.parts, copies.reads)
     group = schedule.blocks.kind if kinds_apart else np.zeros_like(schedule.blocks.kind)
-    message, place = _joined(schedule, derived, np.arange(derived.first_call), group)
-    is_first = message == np.arange(len(message))
-    if is_first.all():
-        blocks = BlockLists(np.arange(derived.first_call + 1), transfers.block)
-        messages = _messages(transfers, size[transfers.block], blocks)
-        return MessageDependencies(messages, derived.calls, derived.buffers, derived.edges)
-    firsts = transfers.select(np.flatnonzero(is_first))
-    number = (np.cumsum(is_first) - 1)[message]
-    blocks = BlockLists.of_sizes(np.bincount(number), transfers.block[np.lexsort((place, number))])
-    messages = _messages(firsts, np.add.reduceat(size[blocks.block], blocks.offset[:-1]), blocks)
-    return MessageDependencies(messages, derived.calls, derived.buffers, _edges(schedule, derived, messages, number))
+    numbers = np.arange(len(transfers.step))
+    message, order = _joined(schedule, range(schedule.world_size), derived, numbers, group)
+    is_first = message == numbers
+    number, size = (np.cumsum(is_first) - 1)[message], schedule.block_bytes
+    blocks = BlockLists.of_sizes(np.bincount(number), transfers.block[order[stable_order(number[order])]])
+    first = transfers.select(np.flatnonzero(is_first))
+    size_bytes = np.add.reduceat(size[blocks.block], blocks.offset[:-1]) if len(numbers) else size[blocks.block]
+    messages = Messages(first.step, first.source, first.destination, first.lane, size_bytes, blocks)
+    return MessageDependencies(messages, calls, copies.buffers, _edges(schedule, copies, messages, calls, number))
 
 
-def _messages(first: Transfers, size_bytes: IntArray, blocks: BlockLists) -> Messages:
-    """Messages with the steps, ends and lanes of their first transfers."""
-    return Messages(first.step, first.source, first.destination, first.lane, size_bytes, blocks)
-
-
-def _edges(schedule: Schedule, derived: Dependencies, messages: Messages, number: IntArray) -> Edges:
+def _edges(schedule: Schedule, copies: Copies, messages: Messages, calls: CallTable, number: IntArray) -> Edges:
     """The edges with messages in place of transfers, each once; `number` is the message of each transfer."""
-    count = len(messages.step)
-    operations = np.concatenate([number, np.arange(count, count + len(derived) - derived.first_call)])
-    old = derived.edges
-    kept = np.flatnonzero((old.cause != LANE) | (old.before >= derived.first_call))
-    edges = Edges(operations[old.before[kept]], operations[old.after[kept]], old.event[kept], old.cause[kept])
-    pair = (edges.before * len(operations) + edges.after) * _EVENTS * _CAUSES
-    pair, what = np.divmod(distinct(pair + edges.event * _CAUSES + edges.cause), _EVENTS * _CAUSES)
-    once = Edges(*np.divmod(pair, len(operations)), *np.divmod(what, _CAUSES))
-    on_lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
-    return Edges.joined([on_lanes, once])
+    count, others = len(messages.step), len(calls.step) + len(copies.buffers.step)
+    operations = np.concatenate([number, np.arange(count, count + others)])
+    compute = compute_in_order(calls, len(number))
+    # An edge is one number of both operations and of what it waits for, so that those that occur twice are found.
+    width = len(operations).bit_length()
+    edges = [np.zeros(0, dtype=np.int64)]
+    for group in (compute, *copies.edges()):
+        ends = operations[group.before] << width | operations[group.after]
+        edges.append(distinct(ends << _BITS | group.event << _CAUSE_BITS | group.cause))
+    edge = distinct(np.concatenate(edges))
+    lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
+    # There are several edges per message: small types, which are filled in place.
+    start = len(lanes.before)
+    before, after = (np.empty(start + len(edge), dtype="i4") for _ in range(2))
+    event, cause = (np.empty(start + len(edge), dtype="i1") for _ in range(2))
+    for column, of_lanes, shift, bits in (
+        (before, lanes.before, _BITS + width, width),
+        (after, lanes.after, _BITS, width),
+        (event, lanes.event, _CAUSE_BITS, _BITS - _CAUSE_BITS),
+        (cause, lanes.cause, 0, _CAUSE_BITS),
+    ):
+        column[:start] = of_lanes
+        column[start:] = edge >> shift & (1 << bits) - 1
+    return Edges(before, after, event, cause)
 
 
 def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntArray:
@@ -152,7 +161,7 @@ def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntAr
     ranks = distinct(np.append(ends, rank)).tolist()
     derived = accesses(schedule, ranks, steps_of(schedule, *ranks))
     of_rank = np.flatnonzero((derived.transfers.source == rank) | (derived.transfers.destination == rank))
-    return _joined(schedule, derived, of_rank, np.zeros_like(schedule.blocks.kind))[0]
+    return _joined(schedule, ranks, derived, of_rank, np.zeros_like(schedule.blocks.kind))[0]
 
 
 def _ends_and_lanes(schedule: Schedule, transfers: Transfers) -> IntArray:
@@ -162,73 +171,66 @@ def _ends_and_lanes(schedule: Schedule, transfers: Transfers) -> IntArray:
 
 
 def _repeated(*columns: IntArray) -> BoolArray:
-    """Whether each row of some columns occurs more than once."""
-    order = np.lexsort(columns[::-1])
-    again = np.ones(max(len(order) - 1, 0), dtype=bool)
+    """Whether each row of some columns occurs more than once, or, very rarely, another one with the same hash."""
+    row = np.zeros(len(columns[0]), dtype=np.uint64)
     for column in columns:
-        again &= np.diff(column[order]) == 0
+        row += column.astype(np.uint64)
+        row *= np.uint64(0x9E3779B97F4A7C15)
+        row ^= row >> np.uint64(29)
+    order = np.argsort(row)
+    again = np.flatnonzero(np.diff(row[order]) == 0)
     repeated = np.zeros(len(order), dtype=bool)
-    repeated[order[:-1][again]] = repeated[order[1:][again]] = True
+    repeated[order[again]] = repeated[order[again + 1]] = True
     return repeated
 
 
-def _joined(schedule: Schedule, derived: Accesses, of_rank: IntArray, group: IntArray) -> tuple[IntArray, IntArray]:
-    """The messages of the transfers `own`, of whose ends the accesses are derived; those of a message are of one group.
+def _joined(
+    schedule: Schedule, ranks: Sequence[int], derived: Accesses, of_rank: IntArray, group: IntArray
+) -> tuple[IntArray, IntArray]:
+    """The messages of the transfers `of_rank`, from the accesses of `ranks`, which include their ends.
 
-    `group` is an int array (blocks,). Returns two int arrays: the first one of `own` in the message of each, as an
-    index, and a place; by their places, those of a message are in the order in which they lie in memory.
+    `group` is an int array (blocks,); the blocks of a message are of one group. Returns two int arrays: the first
+    transfer in the message of each, as an index in `of_rank`, and all these indices in an order in which those of a
+    message are as they lie in memory.
     """
-    message, place = np.arange(len(of_rank)), np.zeros(len(of_rank), dtype=np.int64)
+    message, order = np.arange(len(of_rank)), np.arange(len(of_rank))
     transfers = derived.transfers.select(of_rank)
     cell = _ends_and_lanes(schedule, transfers)
     several = np.flatnonzero(_repeated(cell))
     if not len(several):
-        return message, place
+        return message, order
     # Memories are laid out only for what may go together: the keys of a ring and their gradients never do, for one.
-    from tasp_lab.schedule.buffer_layout import OUTSIDE, Readiness, gathered
+    from tasp_lab.schedule.buffer_layout import OUTSIDE, Layouts, Readiness, gathered
 
-    reads = _uses_by(derived, derived.reads, of_rank[several])
+    reads = derived.reads.select(_numbers_of_uses(derived, derived.reads, of_rank[several]))
     lies = np.flatnonzero(~gathered(schedule, reads))
     several, reads = several[lies], reads.select(lies)
     columns = (cell[several], group[transfers.block[several]], *Readiness(schedule, derived).after(reads))
     chosen = np.flatnonzero(_repeated(*columns))
     if not len(chosen):
-        return message, place
+        return message, order
     alike, candidates = [column[chosen] for column in columns], several[chosen]
-    received, sent = _offsets(schedule, derived, of_rank[candidates])
+    layouts = Layouts(schedule, ranks, derived)
+    received = layouts.received[_numbers_of_uses(derived, derived.parts, of_rank[candidates])]
+    sent = layouts.sent(reads.select(chosen))
     size = schedule.block_bytes[transfers.block[candidates]]
-    order = np.lexsort((received, *alike))
-    before, after = order[:-1], order[1:]
+    # What one rank receives at one step lies at different places, so blocks side by side follow each other.
+    by_place = stable_order(alike[0], received)
+    before, after = by_place[:-1], by_place[1:]
     joins = received[before] != OUTSIDE
     for offset in (received, sent):
         joins &= offset[after] == offset[before] + size[before]
     for column in alike:
         joins &= column[after] == column[before]
     starts = np.flatnonzero(np.concatenate([[True], ~joins]))
-    first = np.minimum.reduceat(candidates[order], starts)
-    message[candidates[order]] = np.repeat(first, np.diff(np.append(starts, len(order))))
-    place[candidates[order]] = np.arange(len(order))
-    return message, place
-
-
-def _offsets(schedule: Schedule, derived: Accesses, transfers: IntArray) -> tuple[IntArray, IntArray]:
-    """Where the data of some transfers lie at their destinations and at their sources."""
-    from tasp_lab.schedule.buffer_layout import Layouts
-
-    ranks = distinct(np.concatenate([derived.transfers.source[transfers], derived.transfers.destination[transfers]]))
-    derived = derived.at(ranks)
-    layouts = Layouts(schedule, ranks.tolist(), derived)
-    received = layouts.received[_numbers_of_uses(derived, derived.parts, transfers)]
-    return received, layouts.sent(_uses_by(derived, derived.reads, transfers))
-
-
-def _uses_by(derived: Accesses, uses: Uses, transfers: IntArray) -> Uses:
-    """The use by each of some transfers, which have one each."""
-    number = _numbers_of_uses(derived, uses, transfers)
-    return uses.select(number)
+    placed = candidates[by_place]
+    message[placed] = np.repeat(np.minimum.reduceat(placed, starts), np.diff(np.append(starts, len(placed))))
+    order[candidates] = placed
+    return message, order
 
 
 def _numbers_of_uses(derived: Accesses, uses: Uses, transfers: IntArray) -> IntArray:
+    """The use by each of some transfers, which have one each."""
     number = np.zeros(derived.first_call + len(derived.calls.step), dtype=np.int64)
     number[uses.operation] = np.arange(len(uses.operation))
     return number[transfers]

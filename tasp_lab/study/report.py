@@ -322,7 +322,7 @@ def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> Page
     return page_table([*map(title_of, others), *titles, "clear"], rows)
 
 
-POINT_CELLS = ("speedup", "compute_s", "communication_s", "exposed_s", "bound_s", "bottleneck", "memory_bytes", "fits",
+POINT_CELLS = ("speedup", "compute_s", "exposed_s", "bound_s", "bottleneck", "memory_bytes", "fits",
                "settled_by", "engine")  # fmt: skip
 
 

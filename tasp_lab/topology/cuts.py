@@ -22,17 +22,18 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.topology.graph import SharedCapacity, Topology, Vertex
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 WholeArray = npt.NDArray[Any]
 """Integers: 64-bit, or Python integers if these could overflow."""
@@ -233,8 +234,18 @@ class _Probe:
         This spares most flows where all ranks are alike and close, as on a full mesh or a switch.
         """
         into = np.flatnonzero(self._graph.heads == rank)
-        over_links = np.minimum(self._edges[into], self._within_reach[self._graph.tails[into]]).sum()
-        return bool(self._supply[rank] + over_links >= self._needed)
+        missing = self._needed - self._supply[rank]
+        if self._reaching(into) >= missing:
+            return True
+        if len(into) != 1 or self._edges[into[0]] < missing:
+            return False
+        # Behind one switch: what the others send there reaches the rank, except for what it sends itself.
+        to_switch = (self._graph.heads == self._graph.tails[into[0]]) & (self._graph.tails != rank)
+        return bool(self._reaching(np.flatnonzero(to_switch)) >= missing)
+
+    def _reaching(self, links: IntArray) -> int:
+        """What sources and their neighbours send over these edges at once."""
+        return int(np.minimum(self._edges[links], self._within_reach[self._graph.tails[links]]).sum())
 
     def capacities(self) -> WholeArray:
         """Of the edges of the graph, from the source to each rank, and of one before the source: what is needed."""
@@ -271,12 +282,16 @@ class _Network:
 
     def _flow(self, capacities: WholeArray, rank: int) -> WholeArray:
         """The maximum flow over each edge, negative against it, for capacities clipped to what scipy takes."""
+        from scipy.sparse.csgraph import maximum_flow  # takes longer to import than most predictions take
+
         clipped = np.minimum(capacities, 2**_FLOW_BITS - 1).astype(np.int32)
         flow: WholeArray = maximum_flow(self._matrix(clipped), self._before, rank).flow.data
         return flow
 
     def _reached(self, residual: WholeArray) -> BoolArray:
         """The vertices of the graph to which the flow could still be more."""
+        from scipy.sparse.csgraph import breadth_first_order
+
         matrix = self._matrix((residual > 0).astype(np.int32)).copy()
         matrix.eliminate_zeros()
         reached = np.zeros(self._size, dtype=bool)
@@ -284,6 +299,8 @@ class _Network:
         return reached[:-2]
 
     def _matrix(self, values: npt.NDArray[np.int32]) -> csr_array[np.int32]:
+        from scipy.sparse import csr_array
+
         return csr_array((values, self._columns, self._starts), shape=(self._size, self._size))
 
 

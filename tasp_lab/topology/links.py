@@ -10,11 +10,10 @@ from functools import cached_property, singledispatch
 from typing import Literal, Protocol, TypeVar, overload
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.core.units import Number
+from tasp_lab.topology.components import strong_components
 
 _Ranks = TypeVar("_Ranks", int, IntArray)
 
@@ -344,12 +343,6 @@ def link_table(links: Sequence[Link], world_size: int) -> LinkTable:
 @link_table.register
 def _(links: MeshLinks, world_size: int) -> LinkTable:
     return links
-
-
-def strong_components(ends: IntArray, size: int) -> IntArray:
-    """The strongly connected component of each of `size` vertices, over links with these ends."""
-    graph = coo_array((np.ones(len(ends), dtype=np.int8), (ends[:, 0], ends[:, 1])), shape=(size, size))
-    return connected_components(graph.tocsr(), directed=True, connection="strong")[1].astype(np.int64)
 
 
 # Shared capacity: bandwidths that several transfers share.

@@ -11,12 +11,11 @@ from functools import cached_property
 from typing import get_args
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
+from tasp_lab.topology.components import components
 from tasp_lab.topology.links import Link, LinkTable, MeshLinks, SharedCapacity, Switch, SwitchKind, Vertex, link_table
 
 MIN_BANDWIDTH_BYTES_PER_S, MAX_BANDWIDTH_BYTES_PER_S = 1e-9, 1e18
@@ -99,9 +98,7 @@ class TopologyModel:
 
     def _components(self, links: BoolArray) -> IntArray:
         """The connected component of each vertex over the chosen links, a bool array (links,), in either direction."""
-        ends, size = self.link_ends[links], len(self.vertices)
-        graph = coo_array((np.ones(len(ends), dtype=np.int8), (ends[:, 0], ends[:, 1])), shape=(size, size))
-        return connected_components(graph, directed=False)[1].astype(np.int64)
+        return components(self.link_ends[links], len(self.vertices))
 
 
 def check_topology(topology: TopologyModel) -> None:

@@ -7,14 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.core.errors import NoRouteError
 from tasp_lab.core.units import Number
-from tasp_lab.topology.links import Vertex, strong_components
+from tasp_lab.topology.components import strong_components
+from tasp_lab.topology.links import Vertex
 from tasp_lab.topology.model import TopologyModel
 
 
@@ -243,15 +244,18 @@ class RouteTable:
         if len(others) and len(self._topology.vertices) > self._world_size:
             entries, exits = self._crossings
             # A pair is linked if some crossing has the source among its entries and the destination among its exits.
-            linked[others] = entries[sources[others]].multiply(exits[destinations[others]]).sum(axis=1) > 0
+            for entered, left in product(entries.T, exits.T):
+                entry = entered[sources[others]]
+                linked[others] |= (entry >= 0) & (entry == left[destinations[others]])
         return linked
 
     @cached_property
-    def _crossings(self) -> tuple[csr_array, csr_array]:
-        """Which crossings each rank enters, and to which ranks they lead: two sparse arrays (world_size, crossings)."""
-        crossings = list(self._search.crossings())
-        of_entries = _incidence([entries for entries, _ in crossings], self._world_size)
-        return of_entries, _incidence([exits for _, exits in crossings], self._world_size)
+    def _crossings(self) -> tuple[IntArray, IntArray]:
+        """The crossings that each rank enters, and those that lead to it; two int arrays as of `_by_rank`."""
+        # Planes of switches that join the same ranks count once.
+        crossings = {(tuple(entries), tuple(exits)) for entries, exits in self._search.crossings()}
+        entries, exits = zip(*sorted(crossings), strict=True)
+        return _memberships(entries, self._world_size), _memberships(exits, self._world_size)
 
     def routes(self, sources: IntArray, destinations: IntArray) -> tuple[IntArray, FloatArray]:
         """The routes in the form of `Topology.routes`, for hops between different ranks."""
@@ -304,8 +308,7 @@ def _by_rank(ranks: IntArray, links: IntArray, world_size: int) -> IntArray:
     return table
 
 
-def _incidence(ranks: Sequence[Sequence[int]], world_size: int) -> csr_array:
-    """Sparse int array (world_size, groups): 1 where a rank is in a group of ranks."""
-    group = np.repeat(np.arange(len(ranks)), [len(members) for members in ranks])
-    rank = np.array([rank for members in ranks for rank in members])
-    return csr_array((np.ones(len(rank), dtype=np.int64), (rank, group)), shape=(world_size, len(ranks)))
+def _memberships(groups: Sequence[Sequence[int]], world_size: int) -> IntArray:
+    """The groups of ranks that each rank belongs to, as of `_by_rank`."""
+    group = np.repeat(np.arange(len(groups)), [len(members) for members in groups])
+    return _by_rank(np.array([rank for members in groups for rank in members], dtype=np.int64), group, world_size)

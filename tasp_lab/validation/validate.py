@@ -156,7 +156,7 @@ class Run:
                 "speed-up measured": f"{ratio(first.measured_s, self.measured_s):.2f}x",
             }
             | (
-                cells_of(prediction, "CCR")
+                cells_of(prediction, "exposed")
                 if prediction.computes
                 else {"share of bound": f"{ratio(prediction.bound_s, self.measured_s):.1%}"}
             )

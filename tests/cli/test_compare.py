@@ -130,7 +130,7 @@ def test_one_group_is_ulysses_and_groups_of_one_are_a_ring(tell: Tell, mask: str
     found = results(tell, "full-mesh:8", *LAYER, "--mask", mask, "--pass", "both", "--dataflow", "rotate-kv", *asked)
     for same in (("usp:8x1", "ulysses"), ("usp:1x8", ring)):
         rows = [found[name] for name in same]
-        for field in ("time_s", "bytes_per_rank", "link_bytes", "ccr"):
+        for field in ("time_s", "bytes_per_rank", "link_bytes", "exposed_s"):
             assert rows[0][field] == pytest.approx(rows[1][field], rel=1e-9), (same, field)
 
 
@@ -142,9 +142,12 @@ def test_a_world_of_one_computes_and_sends_nothing(tell: Tell, more: tuple[str, 
     if "causal" in more:
         flops = 4 * 8 * 128 * (4096 * 4097 // 2) * 7 // 2
     for name, row in found.items():
-        assert (row["bytes_per_rank"], row["link_bytes"], row["ccr"], row["bottleneck"]) == (0, 0, None, "compute"), (
-            name
-        )
+        assert (row["bytes_per_rank"], row["link_bytes"], row["exposed_s"], row["bottleneck"]) == (
+            0,
+            0,
+            0,
+            "compute",
+        ), name
         assert row["time_s"] == pytest.approx(flops / 1e12), name
 
 

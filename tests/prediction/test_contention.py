@@ -21,8 +21,10 @@ ARGUMENTS = ["h100-8", "--schedule", "tasp", "--seq", "16Ki", "--heads", "64", "
 
 @pytest.mark.parametrize("engine", ["simpy", "array"])
 def test_its_share_is_the_time_less_the_time_without(engine: Any) -> None:
-    on = fields_of(predict("h100-8", "tasp", LAYER, engine=engine, samples=0)[0], "layer")
-    off = fields_of(predict("h100-8", "tasp", LAYER, engine=engine, contention=False, samples=0)[0], "layer")
+    on = fields_of(predict("h100-8", "tasp", LAYER, engine=engine, samples=0)[0], "layer", explain=True)
+    off = fields_of(
+        predict("h100-8", "tasp", LAYER, engine=engine, contention=False, samples=0)[0], "layer", explain=True
+    )
     assert on["contention_s"] == on["time_s"] - off["time_s"] > 0
     assert off["contention_s"] is None
     for field in ("communication_s", "compute_s", "bound_s", "bytes_sent"):
@@ -31,8 +33,10 @@ def test_its_share_is_the_time_less_the_time_without(engine: Any) -> None:
 
 
 def test_of_both_passes_it_is_the_sum() -> None:
-    *passes, both = (fields_of(each, "layer") for each in predict("h100-8", "tasp", LAYER, passes="both", samples=0))
-    assert both["contention_s"] == pytest.approx(sum(each["contention_s"] for each in passes))
+    found = predict("h100-8", "tasp", LAYER, passes="both", samples=0)
+    *passes, both = (fields_of(each, "layer", explain=True) for each in found)
+    for name in ("contention_s", "communication_s", "compute_s"):
+        assert both[name] == pytest.approx(sum(each[name] for each in passes))
 
 
 def test_what_computes_while_nothing_is_in_flight_loses_nothing() -> None:
@@ -49,11 +53,11 @@ def test_its_inputs_are_part_of_the_hash_only_if_it_is_on() -> None:
 
 def test_compare_has_it_on_and_off() -> None:
     on, off = (
-        compare("h100-8", LAYER, ["tasp", "ulysses"], contention=each, samples=0).to_dict() for each in (None, False)
+        compare("h100-8", LAYER, ["tasp", "ulysses"], contention=each, samples=0).candidates for each in (None, False)
     )
-    lost = {each["schedule"]: each["contention_s"] for each in on["results"]}
+    lost = {each.schedule: each.contention_s for each in on}
     assert lost["tasp"] > 0 == lost["ulysses"]
-    assert {each["contention_s"] for each in off["results"]} == {None}
+    assert {each.contention_s for each in off} == {None}
 
 
 @pytest.mark.parametrize(("machine", "library"), [("full-mesh:8", "auto"), ("h100-8", "ideal"), ("h100-8", "gloo")])

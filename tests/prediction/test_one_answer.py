@@ -79,7 +79,7 @@ def test_libraries_that_a_machine_has_not(machine: str, library: str, expected: 
 
 
 LAYER = tasp_lab.Workload(8192, heads=8, mask="causal")
-TIMES = ("time_s", "time_low_s", "time_high_s", "compute_s", "communication_s", "bound_s")
+TIMES = ("time_s", "time_low_s", "time_high_s", "compute_s", "exposed_s", "bound_s")
 
 
 @pytest.mark.parametrize("schedule", ["tasp", "ulysses", "kv-all-gather"])

@@ -324,7 +324,7 @@ def test_the_limit_of_rings_is_the_narrowest_cut() -> None:
 
 @pytest.mark.parametrize("dimensions", range(2, 11))
 def test_one_ring_of_a_hypercube_needs_no_search(dimensions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasp_lab.rings.decompose.RingSearch", None)
+    monkeypatch.setattr("tasp_lab.rings.search.RingSearch", None)
     found = decompose(hypercube(dimensions, 50), lanes=1)
     assert found.rings.shape == (1, 2**dimensions)
     changed = found.rings ^ np.roll(found.rings, 1)

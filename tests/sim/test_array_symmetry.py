@@ -37,7 +37,7 @@ some = settings(max_examples=40)
 
 
 def operations_of(schedule: Schedule, machine: Machine) -> Operations:
-    return array_engine.run(schedule, machine).program.operations
+    return array_engine.operations_of(schedule, machine)[0]
 
 
 def one_by_one(operations: Operations) -> Classes:

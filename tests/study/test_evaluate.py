@@ -51,7 +51,7 @@ def test_a_row_has_the_numbers_of_predict(point: Point) -> None:
     row = evaluate(point)
     found = predict(point.machine, point.schedule, point.layer, options=point.options, samples=0)[-1]
     assert row["status"] == "ok"
-    for name in ("time_s", "compute_s", "communication_s", "bound_s"):
+    for name in ("time_s", "compute_s", "exposed_s", "bound_s"):
         assert row[name] == pytest.approx(float(getattr(found, name)), rel=1e-9), name
     assert row["buffer_bytes"] == found.buffer_bytes
     assert float(row["time_low_s"] or 0) <= float(row["time_s"] or 0) <= float(row["time_high_s"] or 0)

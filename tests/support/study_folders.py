@@ -51,7 +51,7 @@ def row(machine: str, model: str, seq: int, schedule: str, **changed: Any) -> di
         "batch": 1, "heads": heads, "kv_heads": 8, "head_dim": 128, "dtype": "bf16", "mask": "causal",
         "kind": "softmax", "passes": "both", "schedule": schedule, "variant": "as is", "overrides": "",
         "time_s": time_s, "time_low_s": 0.8 * time_s, "time_high_s": 1.4 * time_s, "setting": "library", "steps": 8,
-        "compute_s": compute_s, "communication_s": communication_s, "exposed_s": time_s - compute_s,
+        "compute_s": compute_s, "exposed_s": time_s - compute_s,
         "bound_s": 0.9 * compute_s, "bottleneck": "compute" if compute_s > communication_s else "link 0-1",
         "bytes_per_rank": 2 * 8 * 128 * seq * 2, "buffer_bytes": memory // 6, "memory_bytes": memory, "fits": True,
         "engine": "array", "settled_by": "simulation", "search_complete": True, "version": tasp_lab.__version__,
@@ -63,15 +63,13 @@ def row(machine: str, model: str, seq: int, schedule: str, **changed: Any) -> di
 
 def settled(found: Mapping[str, Any]) -> dict[str, Any]:
     """The row as a bound settles it: its bound is slower than another time, so there is none of its own."""
-    none = dict.fromkeys(
-        ("time_s", "time_low_s", "time_high_s", "communication_s", "exposed_s", "engine", "bottleneck")
-    )
+    none = dict.fromkeys(("time_s", "time_low_s", "time_high_s", "exposed_s", "engine", "bottleneck"))
     return dict(found) | none | {"status": "settled", "settled_by": "bound", "bound_s": found["time_s"]}
 
 
 def not_applicable(found: Mapping[str, Any], error: str) -> dict[str, Any]:
     """The row of a point that was refused."""
-    none = dict.fromkeys(("time_s", "time_low_s", "time_high_s", "compute_s", "communication_s", "exposed_s",
+    none = dict.fromkeys(("time_s", "time_low_s", "time_high_s", "compute_s", "exposed_s",
                           "bound_s", "bottleneck", "memory_bytes", "fits", "settled_by"))  # fmt: skip
     return dict(found) | none | {"status": "does not apply", "error": error}
 

@@ -64,7 +64,7 @@ def predict(
             negative=(),
             show_default=False,
             group=OUTPUT,
-            help="Show the critical path and the bottleneck of each transfer.",
+            help="Show the critical path, the times without kernel calls and without contention, and each transfer.",
         ),
     ] = False,
     wide: Wide = False,

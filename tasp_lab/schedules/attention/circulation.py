@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, stable_order
 from tasp_lab.rings.rings import split_count
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.theorems import Paths
@@ -127,10 +128,14 @@ def _task(
 def _parts(span: Span, shares: Sequence[Fraction]) -> Iterator[tuple[Span, int]]:
     """The nonempty parts of a span, one per ring, each with its ring."""
     first = 0
-    for ring, count in enumerate(split_count(span.count, shares)):
+    for ring, count in enumerate(_counts(span.count, tuple(shares))):
         if count:
             yield span.part(first, count), ring
             first += count
+
+
+_counts = lru_cache(split_count)
+"""Most spans have one of a few lengths."""
 
 
 class Circulation:
@@ -288,10 +293,8 @@ class Circulation:
 
         Blocks with the same mask coverage are contiguous, so one kernel call covers them.
         """
-        order: IntArray = np.lexsort(
-            (circulating, self._coverage[ranks, circulating], self._document[circulating], ranks)
-        )
-        return order
+        key = (ranks * self._documents + self._document[circulating]) * 3**_MAX_SPANS
+        return stable_order(key + self._coverage[ranks, circulating], circulating)
 
     def used_at(self, hop: int) -> IntArray:
         """The circulating blocks, indexed from 0, that the mask needs at this hop."""

@@ -17,14 +17,13 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.schedule.composition.groups import ReplicatedSteps
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.topology.components import strong_components
 from tasp_lab.topology.derived import renumbered
 from tasp_lab.topology.graph import Topology
 
@@ -168,9 +167,7 @@ def _by_links(topology: Topology) -> IntArray:
             rates[links] = np.minimum(rates[links], float(each.bandwidth_bytes_per_s))
     keys = [np.arange(topology.world_size)]
     for rate in np.unique(rates)[::-1]:
-        source, destination = ends[rates >= rate].T
-        graph = coo_array((np.ones(len(source), dtype=np.int8), (source, destination)), shape=(size, size))
-        joined = connected_components(graph, connection="strong")[1][: topology.world_size]
+        joined = strong_components(ends[rates >= rate], size)[: topology.world_size]
         first, which = np.unique(joined, return_index=True, return_inverse=True)[1:]
         keys.append(first[which])
     return np.lexsort(keys)

@@ -1,0 +1,68 @@
+"""Nothing is simulated that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import tasp_lab
+from tasp_lab.prediction import answer as evaluator
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.study.evaluate import evaluate
+from tasp_lab.study.point import Point
+
+LAYER = tasp_lab.Workload(262144, heads=32, kv_heads=8, mask="causal")
+NAMES = ["tasp", "zigzag-ring-attention", "ulysses"]
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The schedule of each simulation."""
+    schedules: list[str] = []
+    simulate = evaluator.simulate
+
+    def count(schedule: Any, *arguments: Any, **settings: Any) -> Any:
+        schedules.append(schedule.name)
+        return simulate(schedule, *arguments, **settings)
+
+    monkeypatch.setattr(evaluator, "simulate", count)
+    return schedules
+
+
+@contextmanager
+def simulations(schedules: list[str], expected: list[str]) -> Iterator[None]:
+    schedules.clear()
+    yield
+    assert schedules == expected
+
+
+def test_a_prediction_simulates_each_pass_once(simulated: list[str]) -> None:
+    with simulations(simulated, [name for name in NAMES for _ in range(2)]):
+        found = tasp_lab.predict("h100-8", NAMES, LAYER, passes="both", samples=0)
+        assert "exposed" in str(found)
+        found.to_dict()
+        found.to_pandas()
+
+
+def test_what_explains_a_time_is_simulated_on_request(simulated: list[str]) -> None:
+    with simulations(simulated, 3 * ["tasp"]):  # also without kernel calls, and without contention
+        found = tasp_lab.predict("h100-8", "tasp", LAYER, samples=0, explain=True)
+        (row,) = found.to_dict()["predictions"]  # type: ignore[misc]
+        assert row["ccr"] == row["compute_s"] / row["communication_s"]  # type: ignore[index]
+        for title in ("CCR", "communication", "contention"):
+            assert title in str(found)
+
+
+def test_a_ranking_of_layers_that_compute_simulates_each_pass_once(simulated: list[str]) -> None:
+    with simulations(simulated, [name for name in NAMES for _ in range(2)]):
+        found = tasp_lab.compare("h100-8", LAYER, NAMES, passes="both", samples=0)
+        assert {answer.bottleneck for answer in found.candidates} == {"compute"}
+        found.to_pandas()
+
+
+def test_a_row_of_a_study_simulates_each_pass_once(simulated: list[str]) -> None:
+    with simulations(simulated, 2 * ["tasp"]):
+        evaluate(Point("h100-8", "tasp", LAYER, AttentionOptions("both")))
