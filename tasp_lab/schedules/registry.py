@@ -76,6 +76,7 @@ class ScheduleSpec:
     moves_states : of linear attention, whether states move, so that a sequence may begin with one and leave one.
     library_call : nccl-tests' name of the call, if the schedule is one call of the communication library; else empty.
     split : what the split of a family stands for, as shown to users: ``UxR``; empty if it is none.
+    fits : whether there is a schedule of a split, of its two numbers; if not given, there is of any.
     variants : the schedules whose names may follow the split after a colon; without one the variant is "".
     of_variant : options that apply with a variant only if they apply to the schedule of this name.
     members : which number of the split is that of the ranks of a group. Builder and layout have groups of consecutive
@@ -93,6 +94,7 @@ class ScheduleSpec:
     moves_states: bool = False
     library_call: NcclTestsName | Literal[""] = ""
     split: str = ""
+    fits: Callable[[int, int], bool] = lambda first, second: True
     variants: tuple[str, ...] = ()
     of_variant: tuple[str, ...] = ()
     members: int = 0
@@ -385,18 +387,19 @@ def attention_names() -> list[str]:
 
 
 def attention_names_on(world_size: int, *, variants: bool = False) -> list[str]:
-    """All names on a number of ranks: of a family each split into two factors of which none is 1.
+    """All names on a number of ranks: of a family each split into two factors of which none is 1, if there is one.
 
     With `variants` also each split of a family with each of its variants.
 
     >>> attention_names_on(8)[-2:]
     ['usp:2x4', 'usp:4x2']
     """
-    splits = [f"{each}x{world_size // each}" for each in range(2, world_size // 2 + 1) if world_size % each == 0]
+    splits = [(each, world_size // each) for each in range(2, world_size // 2 + 1) if world_size % each == 0]
     found = []
     for name, spec in ATTENTION.items():
         suffixes = ["", *(f":{variant}" for variant in _variants(spec) if variants)]
-        found += [f"{name}:{split}{suffix}" for split in splits for suffix in suffixes] if spec.split else [name]
+        of_family = [f"{name}:{a}x{b}{suffix}" for a, b in splits if spec.fits(a, b) for suffix in suffixes]
+        found += of_family if spec.split else [name]
     return found
 
 

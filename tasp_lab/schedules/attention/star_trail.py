@@ -38,6 +38,7 @@ MAX_RANKS = 256
     moves="queries and keys within T teams of C ranks, then keys of teams around C*C rings; results back (StarTrail)",
     layout="zigzag",
     options=("buffers", "gradient_dtype", "result_dtype", "groups"),
+    fits=lambda c, teams: teams % c == 0,
 )
 def startrail(
     name: str,
