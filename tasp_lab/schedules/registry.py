@@ -381,7 +381,7 @@ def attention_names() -> list[str]:
     """The names as shown to users.
 
     >>> [name for name in attention_names() if ":" in name]
-    ['double-ring:WxR', 'grid:YxX', 'usp:UxR']
+    ['double-ring:WxR', 'grid:YxX', 'startrail:CxT', 'usp:UxR']
     """
     return [f"{name}:{split}" if (split := ATTENTION.split_of(name)) else name for name in ATTENTION]
 
