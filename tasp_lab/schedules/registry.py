@@ -37,7 +37,7 @@ from tasp_lab.core.errors import (
 )
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, NcclTestsName, with_article
-from tasp_lab.schedules.files import XML, careful, file_of, load_entry_point, module_of, parts_of, run_file
+from tasp_lab.schedules.files import XML, careful, file_of, load_entry_point, module_of, names_in, parts_of, run_file
 
 if TYPE_CHECKING:
     from tasp_lab.workload.layer import Work, Workload
@@ -342,7 +342,7 @@ def is_own(name: str) -> bool:
     (True, True, True, False)
     """
     if is_hybrid(name):
-        return all(is_own(each) for each in name.partition("+")[::2])
+        return all(is_own(each) for each in names_in(name))
     family, parts = parts_of(name)
     families = [each for each in (family, *parts) if each in ATTENTION or each in LINEAR]
     if family not in families:
@@ -358,7 +358,7 @@ def family_of(name: str) -> str:
     (True, 'usp', 'mine')
     """
     if is_hybrid(name):
-        return "+".join(map(family_of, name.split("+")))
+        return "+".join(map(family_of, names_in(name)))
     declared = _declared().get(name.partition(":")[0])
     return declared.module.rpartition(".")[2] if declared else name
 
@@ -482,7 +482,7 @@ class Names(NamedTuple):
 
 def is_hybrid(name: str) -> bool:
     """Whether a name has the form of one of a hybrid."""
-    return "+" in name
+    return "+" in name and len(names_in(name)) > 1
 
 
 def names_of(name: str) -> Names:
@@ -493,9 +493,10 @@ def names_of(name: str) -> Names:
 
     Raises `ScheduleError` for a name of another form, and for unknown schedules or those of the other side.
     """
-    linear, _, softmax = name.partition("+")
-    if not (linear and softmax) or "+" in softmax:
+    parts = names_in(name)
+    if len(parts) != 2 or not all(parts):
         raise ScheduleError(f"schedule {name!r}, expected one for a hybrid: {EXPECTED}")
+    linear, softmax = parts
     try:
         linear_spec(linear)
         if softmax in LINEAR:
