@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tasp_lab.study.check import check_study
     from tasp_lab.study.file import load_study
     from tasp_lab.study.run import run_study
+    from tasp_lab.synthesis.search import search
     from tasp_lab.topology.graph import Topology
     from tasp_lab.validation.validate import validate
     from tasp_lab.workload.layer import Workload
@@ -35,6 +36,7 @@ __all__ = [
     "predict_step",
     "validate",
     "compare",
+    "search",
     "decompose",
     "Question",
     "Answer",
@@ -59,6 +61,7 @@ __getattr__, __dir__ = lazy_names(
         "predict_step": "tasp_lab.prediction.predict_step",
         "validate": "tasp_lab.validation.validate",
         "compare": "tasp_lab.prediction.compare",
+        "search": "tasp_lab.synthesis.search",
         "decompose": "tasp_lab.prediction.decompose",
         "Question": "tasp_lab.prediction.question",
         "Answer": "tasp_lab.prediction.answer",

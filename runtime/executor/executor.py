@@ -65,12 +65,12 @@ class Executor:
 
         `timed`: prepare also what `run_timed` needs, so that nothing is left to do between a barrier and the start.
         """
-        self._streams = streams or streams_for(self.memory.device)
+        self.streams = streams or streams_for(self.memory.device)
         self.copies.begin()
-        self._message_io.begin(self._streams, timed)
+        self._message_io.begin(self.streams, timed)
         if self._transport.whole_steps:
-            self._transport.open(max(self._channels, default=0) + 1, self.memory, self._streams)
-        self._strategy.prepare()
+            self._transport.open(max(self._channels, default=0) + 1, self.memory, self.streams)
+        self.strategy.prepare()
         if timed:
             self._busy, self._clock = BusyShare(), clock_name()
 
@@ -79,14 +79,14 @@ class Executor:
 
         Kernels compute in the dtypes of their tensors, whatever `torch.autocast` says: states stay in float32.
         """
-        self._streams.begin()
+        self.streams.begin()
         kind = self.memory.device.type
         if torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
-                self._strategy.run()
+                self.strategy.run()
         else:
-            self._strategy.run()
-        self._streams.finish()
+            self.strategy.run()
+        self.streams.finish()
 
     def run_timed(self) -> RankRecord:
         """As `run`, after ``prepare(timed=True)``; returns the record of all messages and kernel calls.
@@ -95,7 +95,11 @@ class Executor:
         """
         began_s = time.monotonic()
         self.run()
-        time_s, busy_share, io = self._streams.mark()(), self._busy.so_far(), self._message_io
+        return self.record(began_s)
+
+    def record(self, began_s: float) -> RankRecord:
+        """The record of a run that has ended, which began at `began_s` of `time.monotonic`."""
+        time_s, busy_share, io = self.streams.mark()(), self._busy.so_far(), self._message_io
         records = io.sent(), io.received(), io.computed()
         return RankRecord(self.part.rank, self._clock, began_s, time_s, busy_share, *records)
 
@@ -104,12 +108,12 @@ class Executor:
         return MessageIO(self.part.rank, self._transport, self.copies, self._progress)
 
     @cached_property
-    def _strategy(self) -> Strategy:
+    def strategy(self) -> Strategy:
         """One for all runs, as they are alike."""
         plan, transport, io = plan_of(self.schedule, self.part), self._transport, self._message_io
         if not transport.whole_steps and not _is_short(plan, transport.short_bytes):
             return PerLane(io, plan, transport.receives_ahead)
-        every_step, prompt = transport.whole_steps and not transport.channels, self._streams.queues
+        every_step, prompt = transport.whole_steps and not transport.channels, self.streams.queues
         return PerStep(io, step_plan(plan, len(self.schedule.steps), self._channels, every_step, prompt))
 
     @cached_property

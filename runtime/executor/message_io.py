@@ -160,7 +160,7 @@ class MessageIO:
 
     def _message(self, message: PlannedMessage, channel: int) -> Message:
         """A message that is posted; it is kept for later runs unless it is gathered in each."""
-        found = Message(message.peer, message.tag, self._copies.message(message), channel)
+        found = Message(message.peer, message.tag, self._copies.message(message), channel, message)
         if message.is_gathered:
             self._gathered[message.node] = found.data
         else:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from runtime.executor.plans import PlannedMessage
 from runtime.executor.streams import Streams
 from tasp_lab.core.errors import first_line
 from tasp_lab.schedule.rank_part import RankPart
@@ -27,13 +28,15 @@ Result = TypeVar("Result")
 class Message:
     """Data in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks.
 
-    A message is kept for later runs over the same transport, which may add what it has `prepared` for it.
+    A message is kept for later runs over the same transport, which may add what it has `prepared` for it. `planned`
+    is the entry of the plan that it was made from.
     """
 
     peer: int
     tag: int
     data: torch.Tensor
     channel: int = 0
+    planned: PlannedMessage | None = None
     prepared: Any = None
 
 

@@ -9,7 +9,8 @@ host all is done by the calling thread, lane after lane.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -26,64 +27,65 @@ class PerStep:
     """Posts the receives and sends of a step together. Waits are kept until the next run (`messages.Wait`)."""
 
     def __init__(self, message_io: MessageIO, plan: StepPlan) -> None:
-        self._message_io, self._plan = message_io, plan
-        self._waits: dict[int, Wait] = {}
-        self._marks: list[Mark | None] = [None] * plan.marks
+        self._message_io, self.plan = message_io, plan
+        self.waits: dict[int, Wait] = {}
+        self.marks: list[Mark | None] = [None] * plan.marks
 
     def prepare(self) -> None:
         """No-op: the receives of a step are posted with its sends."""
 
     def run(self) -> None:
-        self._streams = self._message_io.streams
-        (self._run_on_streams if self._streams.queues else self._run_on_host)()
-
-    def _run_on_host(self) -> None:
-        io, waits = self._message_io, self._waits
-        for kind, what in self._plan.on_host:
-            if kind == RECEIVES:
-                io.receive_all(what, waits)
-            elif kind == POST:
-                self._post(what)
-            elif kind == CALLS:
-                self._compute(what)
-            elif kind == FINISHES:
-                io.finish_all(what, waits)
-            else:
-                io.join(what)
-
-    def _run_on_streams(self) -> None:
-        do: tuple[Any, ...] = (
-            self._post, self._receive, self._finish_send, self._message_io.join, self._compute, self._mark, self._after,
-        )  # fmt: skip
-        for stream, actions in self._plan.runs:
-            streams = self._streams
-            with streams.communicating(stream) if stream > COMPUTING else streams.computing(COMPUTING - stream):
+        do = self.handlers()
+        if not self._message_io.streams.queues:
+            for kind, what in self.plan.on_host:
+                do[kind](what)
+            return
+        for stream, actions in self.plan.runs:
+            with self.context(stream):
                 for kind, what in actions:
                     do[kind](what)
+
+    def handlers(self) -> tuple[Callable[[Any], None], ...]:
+        """What executes each kind of action; made for each run, as they refer to this object."""
+        return (
+            self._post, self._receive, self._finish_send, self._message_io.join, self._compute, self._mark, self._after,
+            self._receive_all, self._finish_all,
+        )  # fmt: skip
+
+    def context(self, stream: int) -> AbstractContextManager[object]:
+        """The context in which the actions of a stream are issued."""
+        streams = self._message_io.streams
+        return streams.communicating(stream) if stream > COMPUTING else streams.computing(COMPUTING - stream)
 
     def _post(self, batch: Batch) -> None:
         io = self._message_io
         received = io.post_receives(batch.receives, batch.channel)
         sent = io.post_sends(batch.sends, batch.channel)
-        self._waits.update(zip(batch.nodes, (*received, *sent), strict=True))
+        self.waits.update(zip(batch.nodes, (*received, *sent), strict=True))
 
     def _receive(self, message: PlannedMessage) -> None:
-        self._message_io.receive(message, self._waits[message.node])
+        self._message_io.receive(message, self.waits[message.node])
 
     def _finish_send(self, message: PlannedMessage) -> None:
-        self._message_io.finish_send(message, self._waits[message.node])
+        self._message_io.finish_send(message, self.waits[message.node])
+
+    def _receive_all(self, messages: tuple[PlannedMessage, ...]) -> None:
+        self._message_io.receive_all(messages, self.waits)
+
+    def _finish_all(self, messages: tuple[PlannedMessage, ...]) -> None:
+        self._message_io.finish_all(messages, self.waits)
 
     def _compute(self, calls: tuple[CallRow, ...]) -> None:
         for row in calls:
             self._message_io.compute(row)
 
     def _mark(self, number: int) -> None:
-        self._marks[number] = self._streams.mark()
+        self.marks[number] = self._message_io.streams.mark()
 
     def _after(self, number: int) -> None:
-        mark = self._marks[number]
+        mark = self.marks[number]
         assert mark is not None, "marks are set before they are waited for"
-        self._streams.wait(mark)
+        self._message_io.streams.wait(mark)
 
 
 # What the per-step executor does, in which stream and in which order, prepared once per rank's part.

@@ -1,21 +1,19 @@
-"""In-process runs: the executor with ranks as threads of one process, without sockets, for tests with many cases."""
+"""Runs of a schedule with all ranks in one process over a loopback, for ``gpu-check --one`` and tests of many cases."""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections import defaultdict, deque
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import torch
 
-from runtime.executor.messages import LostPeer, Message, Wait
-from runtime.executor.streams import Streams
-from runtime.executor.transports import OrdinaryMemory
-from runtime.protocol.records import RankRecord, merge_records
-from runtime.trials.workloads import make_trial
+from runtime.executor.executor import Executor
+from runtime.executor.loopback import Board, Loopback, prepare_on, run_together
+from runtime.executor.streams import HostStreams
+from runtime.protocol.records import merge_records
+from runtime.trials.layers import AttentionTrial
+from runtime.trials.workloads import Trial, make_trial
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
@@ -26,85 +24,75 @@ _TIMEOUT_S = 30.0
 def run_in_process(
     schedule: Schedule, receives_ahead: int = 0, whole_steps: bool = False, compute: Compute | None = None
 ) -> Timeline:
-    """Execute a schedule once with a thread per rank, and check the result. Raises `RunError`.
+    """Execute a schedule once on this host, as with gloo, and check the result. Raises `RunError`.
 
-    `receives_ahead` and `whole_steps` are the properties of the emulated transport; `compute` is as in
-    `runtime.protocol.jobs.RunSchedule`.
+    By lanes each rank is a thread; by whole steps they take turns. `receives_ahead` and `whole_steps` are the
+    properties of the emulated transport; `compute` is as in `runtime.protocol.jobs.RunSchedule`.
     """
-    mailboxes, table = Mailboxes(), _Table(schedule.world_size)
-
-    def run(rank: int) -> RankRecord:
-        transport = InProcess(rank, mailboxes, _TIMEOUT_S, receives_ahead, whole_steps)
-        trial = make_trial(schedule, rank, transport, compute, gather_shards=partial(table.share, rank))
-        trial.set_up(checked=True)
-        trial.executor.prepare(timed=True)
-        record = trial.executor.run_timed()
-        trial.check()
-        return record
-
-    with ThreadPoolExecutor(schedule.world_size) as threads:
-        records = list(threads.map(run, range(schedule.world_size)))
+    board = Board(_TIMEOUT_S)
+    transports = [
+        Loopback(board, rank, receives_ahead, whole_steps, channels=False) for rank in range(schedule.world_size)
+    ]
+    trials = make_trials(schedule, transports, compute)
+    executors = [each.executor for each in trials]
+    for each in trials:
+        each.set_up(checked=True)
+    for executor in executors:
+        executor.prepare(HostStreams(), timed=True)
+    began_s = time.monotonic()
+    if whole_steps:
+        run_together(executors, board)
+        records = [each.record(began_s) for each in executors]
+    else:
+        with ThreadPoolExecutor(schedule.world_size) as threads:
+            records = list(threads.map(lambda each: each.run_timed(), executors))
+    for each in trials:
+        each.check()
     return merge_records(records, schedule, "in-process")
 
 
-class _Table:
-    """All-gather of tensors between threads."""
+def run_on_one_device(
+    schedule: Schedule,
+    device: torch.device,
+    seed: int = 0,
+    transports: type[Loopback] = Loopback,
+    change: Callable[[Executor], None] = lambda executor: None,
+) -> None:
+    """Execute a schedule once as on a GPU, all ranks on this device, in an order of ranks and of streams that is drawn.
 
-    def __init__(self, world_size: int) -> None:
-        self._places: list[torch.Tensor] = [torch.empty(0)] * world_size
-        self._together = threading.Barrier(world_size, timeout=_TIMEOUT_S)
+    `transports` and `change`, which is called with each executor before it runs, are for planted faults.
 
-    def share(self, rank: int, own: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks; a collective."""
-        self._places[rank] = own
-        self._together.wait()
-        found = list(self._places)
-        self._together.wait()
-        return found
-
-
-class Mailboxes:
-    """Queues between ranks that are threads of one process: (source, destination, tag) -> queue of tensors."""
-
-    def __init__(self) -> None:
-        self._boxes: dict[tuple[int, int, int], queue.SimpleQueue[torch.Tensor]] = {}
-
-    def box(self, source: int, destination: int, tag: int) -> queue.SimpleQueue[torch.Tensor]:
-        return self._boxes.setdefault((source, destination, tag), queue.SimpleQueue())
+    Raises `RunError` if ranks wait for each other, use memory that is in use, or have a wrong result.
+    """
+    board = Board(_TIMEOUT_S)
+    trials = make_trials(schedule, [transports(board, rank) for rank in range(schedule.world_size)], None, str(device))
+    for each in trials:
+        each.set_up(checked=True)
+    executors = [each.executor for each in trials]
+    streams = prepare_on(executors, device)
+    for executor in executors:
+        change(executor)
+    run_together(executors, board, seed, streams)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    board.check()
+    for each in trials:
+        each.check()
 
 
-class InProcess(OrdinaryMemory):
-    """The transport of one rank among threads: sent data are copied into the receiver's mailbox."""
+def make_trials(
+    schedule: Schedule, transports: Sequence[Loopback], compute: Compute | None = None, device: str = "cpu"
+) -> list[Trial]:
+    """The trials of all ranks, which have the results of a forward pass from each other."""
+    trials: list[Trial] = []
 
-    channels = False
-    short_bytes = 0
+    def gather(own: torch.Tensor) -> list[torch.Tensor]:
+        of_layer = [each for each in trials if isinstance(each, AttentionTrial)]
+        name = next(name for name in ("out", "lse") if any(getattr(each, name) is own for each in of_layer))
+        return [getattr(each, name) for each in of_layer]
 
-    def __init__(
-        self, rank: int, mailboxes: Mailboxes, timeout_s: float, receives_ahead: int = 0, whole_steps: bool = False
-    ) -> None:
-        self.receives_ahead, self.whole_steps = receives_ahead, whole_steps
-        self._rank, self._mailboxes, self._timeout_s = rank, mailboxes, timeout_s
-        self._posted: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
-
-    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
-        """No-op: messages do not wait for each other."""
-
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        for message in messages:
-            self._posted[message.peer, message.tag].append(message)
-        return [lambda m=m: self._take(m) for m in messages]  # type: ignore[misc]
-
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        for message in messages:
-            self._mailboxes.box(self._rank, message.peer, message.tag).put(message.data.clone())
-        return [lambda: None for _ in messages]
-
-    def _take(self, message: Message) -> None:
-        """Wait for a message; those of one peer and tag arrive in the order in which they were posted."""
-        posted = self._posted[message.peer, message.tag]
-        while any(each is message for each in posted):
-            try:
-                arrived = self._mailboxes.box(message.peer, self._rank, message.tag).get(timeout=self._timeout_s)
-            except queue.Empty:
-                raise LostPeer(f"nothing arrived within {self._timeout_s} s") from None
-            posted.popleft().data.copy_(arrived)
+    trials += [
+        make_trial(schedule, rank, transport, compute, device, gather_shards=gather)
+        for rank, transport in enumerate(transports)
+    ]
+    return trials

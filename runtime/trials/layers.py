@@ -78,8 +78,8 @@ class AttentionTrial:
         k, v = (shard(x, self._layout, rank) for x in self._whole[1:3])
         queries: tuple[Tensor, ...] = (q,)
         if self._task.is_backward:
-            out, self._lse = _forward_alone(self._task, rank, kernel, self._scale, q, *self._whole[1:3])
-            queries, self._out = (q, dout, self._lse, out), out
+            self.out, self.lse = _forward_alone(self._task, rank, kernel, self._scale, q, *self._whole[1:3])
+            queries = (q, dout, self.lse, self.out)
         self._layer = AttentionLayer(schedule, rank, kernel, self._scale, {QUERIES: queries, KEYS: (k, v)})
         self.executor = Executor(schedule, rank, transport, self._layer, device, progress)
         self._checked = True
@@ -119,7 +119,7 @@ class AttentionTrial:
             self._compare("dq", dq[:, rows], [self._exact_dq(position) for position in self._at(rows)])
         if self._gather_shards is None:
             return
-        out, lse = (unshard(self._gather_shards(x), self._layout) for x in (self._out, self._lse))
+        out, lse = (unshard(self._gather_shards(x), self._layout) for x in (self.out, self.lse))
         if rows:
             expected = [self._exact_dk_dv(position, out, lse) for position in self._at(rows)]
             self._compare("dk", dk[:, rows], [each[0] for each in expected])

@@ -10,6 +10,7 @@ from tasp_lab.cli.commands.fabric import doctor, gpu_check, validate
 from tasp_lab.cli.commands.machines import decompose, profile, topologies
 from tasp_lab.cli.commands.measure import accuracy, calibrate
 from tasp_lab.cli.commands.predict import compare, predict, step
+from tasp_lab.cli.commands.search import search
 from tasp_lab.cli.commands.study import study
 
 app = App(
@@ -25,6 +26,7 @@ app.command(decompose, sort_key=2)
 app.command(predict, sort_key=3)
 app.command(validate, sort_key=4)
 app.command(compare, sort_key=5)
+app.command(search, sort_key=5)
 app.command(step, sort_key=5)
 app.command(export, sort_key=5)
 app.command(study)

@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str]) -> None:
     from cyclopts.exceptions import UnusedCliTokensError
 
     from tasp_lab.cli.app import app
-    from tasp_lab.core.errors import RejectedFitError, TaspLabError
+    from tasp_lab.core.errors import TaspLabError
 
     document: dict[str, object] = {}
     try:
@@ -63,12 +63,10 @@ def _run(arguments: Sequence[str]) -> None:
     except UnusedCliTokensError as error:
         unused = [repr(token) for token in error.unused_tokens or ()]
         message = f"unexpected argument{'s' * (len(unused) > 1)} {', '.join(unused)}, see {_help_of(error)}"
-    except RejectedFitError as error:
-        message, document = str(error), error.document
     except CycloptsError as error:
         message = _usage_error(error, arguments)
     except TaspLabError as error:
-        message = str(error)
+        message, document = str(error), dict(error.document)
     except BrokenPipeError:
         _leave(1)
     except OSError as error:

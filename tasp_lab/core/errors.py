@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 
 def first_line(error: BaseException) -> str:
@@ -93,7 +94,9 @@ def of_type(what: str, value: object, expected: str) -> str:
 
 
 class TaspLabError(Exception):
-    """Base class of all tasp-lab errors."""
+    """Base class of all tasp-lab errors. With ``--json`` an error is printed beside its `document`."""
+
+    document: Mapping[str, object] = MappingProxyType({})
 
 
 class QuantityError(TaspLabError):

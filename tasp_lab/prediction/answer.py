@@ -95,8 +95,8 @@ class PassAnswer:
     Parameters
     ----------
     machine, schedule, work, options : what was simulated.
-    timeline : what happened; with the detail ``times`` only its total time.
-    engine : simulates the same schedule again where other numbers need it.
+    engine : simulates the schedule, also where other numbers need it again.
+    detail : what the timeline records.
     uncertainty : of the interval; None without one. `transfers` are those of the longest pass, by which all passes have
         equally many samples, so that they can be added sample by sample.
     collective : what a schedule of a collective does.
@@ -108,8 +108,8 @@ class PassAnswer:
     schedule: Schedule
     work: Work
     options: AttentionOptions
-    timeline: Timeline
     engine: Engine = "auto"
+    detail: Detail = "times"
     uncertainty: Uncertainty | None = None
     transfers: int = 0
     collective: CollectiveKind | None = None
@@ -117,13 +117,22 @@ class PassAnswer:
     progress: ShareCallback = no_share
 
     @cached_property
+    def timeline(self) -> Timeline:
+        """What happened; with the detail ``times`` only its total time."""
+        timeline = simulate(self.schedule, self.machine, self.engine, explain=self.detail == "bottleneck",
+                            events=self.detail != "times", progress=self.progress)  # fmt: skip
+        if not isinstance(self.work, Workload):
+            return timeline
+        return replace(timeline, schedule=label(self.schedule, self.options))
+
+    @property
     def time_s(self) -> Number:
         """When the last transfer or kernel call ends."""
         return self.timeline.time_s
 
     def on(self, machine: Machine) -> PassAnswer:
         """The same schedule on another machine."""
-        return simulate_pass(machine, self.schedule, self.work, self.options, self.engine)
+        return PassAnswer(machine, self.schedule, self.work, self.options, self.engine)
 
     @property
     def passing(self) -> Pass:
@@ -246,6 +255,7 @@ class Answer:
     machine : as it was simulated: with changed links and compute rates; None where it does not exist.
     passes : in the order of execution; later layers run between a forward and a backward pass.
     status, error : whether there is an answer, and if not, why.
+    least_s : of a settled answer: the bound. Its passes are simulated as soon as their times are read.
     search_complete : whether a larger search budget would give the same rings; None where no rings were used.
     untuned_s : the time with the options as they were given, where they were tuned.
     first, expected_regret : the fastest answer of the ranking that this one is part of, and how much longer than the
@@ -259,6 +269,7 @@ class Answer:
     passes: tuple[PassAnswer, ...] = ()
     status: Status = "ok"
     error: TaspLabError | None = None
+    least_s: float | None = None
     search_complete: bool | None = None
     untuned_s: float | None = None
     first: Answer | None = None
@@ -442,9 +453,14 @@ class Answer:
         return paired_errors().first_is_faster(self.first.rival, self.rival, setting_of(self.passes[0].machine))
 
     @property
+    def rank_s(self) -> float:
+        """What answers are ranked by: the time, or the bound of a settled one."""
+        return float(self.time_s) if self.least_s is None else self.least_s
+
+    @property
     def rival(self) -> Rival:
         """What comparisons with other answers need."""
-        return Rival.of(self.schedule, max(float(self.time_s), 1e-30), float(self.exposed_s), self.steps)
+        return Rival.of(self.schedule, max(self.rank_s, 1e-30), self.rank_s - float(self.compute_s), self.steps)
 
     @property
     def steps(self) -> int:
@@ -588,30 +604,9 @@ def answer_schedule(
     `bound_machine` is that of the lower bound, if it is another one.
     """
     question = Question(machine, schedule, work, options, sampling=None, engine=engine)
-    found = simulate_pass(machine, schedule, work, options, engine, detail)
-    return Answer(question, machine, (replace(found, bound_machine=bound_machine),))
-
-
-def simulate_pass(
-    machine: Machine,
-    schedule: Schedule,
-    work: Work,
-    options: AttentionOptions,
-    engine: Engine = "auto",
-    detail: Detail = "times",
-    *,
-    uncertainty: Uncertainty | None = None,
-    transfers: int = 0,
-    collective: CollectiveKind | None = None,
-    progress: ShareCallback = no_share,
-) -> PassAnswer:
-    """Simulate one pass; see `PassAnswer` for the arguments."""
-    timeline = simulate(schedule, machine, engine, explain=detail == "bottleneck", events=detail != "times",
-                        progress=progress)  # fmt: skip
-    if isinstance(work, Workload):
-        timeline = replace(timeline, schedule=label(schedule, options))
-    return PassAnswer(machine, schedule, work, options, timeline, engine, uncertainty, transfers, collective,
-                      progress=progress)  # fmt: skip
+    found = PassAnswer(machine, schedule, work, options, engine, detail, bound_machine=bound_machine)
+    _ = found.timeline  # errors are raised here
+    return Answer(question, machine, (found,))
 
 
 # Questions.
@@ -675,33 +670,47 @@ class Built:
                 best = min(best, self._simulated(other, detail, progress), key=lambda found: found.time_s)
         return best
 
+    def settled(self) -> Answer:
+        """The answer that it takes at least `least_s`, of the candidate with that bound; nothing is simulated."""
+        found = self._passes(min(self.candidates, key=lambda each: each.least_s), "times", no_progress)
+        return replace(found, status="settled", least_s=self.least_s)
+
     def time_s(self, times_s: dict[str, float]) -> float:
         """The time alone; `times_s` has those of passes by digest, for passes that several questions have in common."""
 
         def pass_s(schedule: Schedule, machine: Machine) -> float:
             if schedule.digest not in times_s:
-                found = simulate_pass(machine, schedule, self.work, self.question.options, self.question.engine)
+                found = PassAnswer(machine, schedule, self.work, self.question.options, self.question.engine)
                 times_s[schedule.digest] = float(found.time_s)
             return times_s[schedule.digest]
 
         return min(sum(pass_s(each, found.machine) for each in found.passes) for found in self.candidates)
 
     def _simulated(self, candidate: Candidate, detail: Detail | None, progress: ProgressCallback) -> Answer:
+        found = self._passes(candidate, detail, progress)
+        for each in found.passes:
+            if each.progress is not no_share:
+                what = label(each.schedule, self.question.options)
+                progress(f"simulating {each.schedule.transfers:,} transfers of {what}; this may take a while")
+            _ = each.timeline
+        return found
+
+    def _passes(self, candidate: Candidate, detail: Detail | None, progress: ProgressCallback) -> Answer:
         most = max(each.transfers for each in candidate.passes)
         passes = []
         for schedule in candidate.passes:
             few = schedule.transfers <= MANY_EVENTS
             recorded = detail or ("events" if few else "times")
-            passes.append(simulate_pass(
+            passes.append(PassAnswer(
                 candidate.machine, schedule, self.work, self.question.options, self.question.engine, recorded,
-                uncertainty=self.on.uncertainty_for(self.work), transfers=most, collective=self.collective,
+                self.on.uncertainty_for(self.work), most, self.collective,
                 progress=self._shares(schedule, candidate.machine, progress),
             ))  # fmt: skip
         return Answer(self.question, self.on.machine_for(self.work), tuple(passes),
                       search_complete=candidate.search_complete)  # fmt: skip
 
     def _shares(self, schedule: Schedule, machine: Machine, progress: ProgressCallback) -> ShareCallback:
-        """Announce a long simulation, and report how far it is; nothing for a short one."""
+        """Reports how far a long simulation is; nothing of a short one."""
         engine = engine_of(schedule, machine, self.question.engine)
         if schedule.transfers <= MANY_TRANSFERS[engine]:
             return no_share
@@ -709,9 +718,8 @@ class Built:
 
         if engine == "array" and is_ring_schedule(schedule):
             return no_share
-        what = label(schedule, self.question.options)
-        progress(f"simulating {schedule.transfers:,} transfers of {what}; this may take a while")
-        return partial(_report_simulated, progress, what)  # unlike a closure, it can be pickled with the answer
+        # unlike a closure, it can be pickled with the answer
+        return partial(_report_simulated, progress, label(schedule, self.question.options))
 
 
 def _report_simulated(progress: ProgressCallback, what: str, share: float) -> None:

@@ -21,9 +21,10 @@ from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
+from tasp_lab.core.units import format_time
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES
-from tasp_lab.prediction.answer import Answer, answer, build, refusal
+from tasp_lab.prediction.answer import Answer, Built, answer, build, refusal
 from tasp_lab.prediction.captions import (
     assumptions,
     interval_line,
@@ -42,6 +43,7 @@ from tasp_lab.prediction.inputs import (
     as_schedules,
     check_arguments,
 )
+from tasp_lab.prediction.paired import paired_errors, setting_of
 from tasp_lab.prediction.provenance import Provenance, plain
 from tasp_lab.prediction.question import (
     PreparedMachine,
@@ -52,12 +54,12 @@ from tasp_lab.prediction.question import (
     question_of,
     with_machine,
 )
-from tasp_lab.prediction.recommend import Recommendation
+from tasp_lab.prediction.recommend import NEAR, Recommendation
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
 from tasp_lab.prediction.versus import Versus, change_name, changed_question, versus_table
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout
-from tasp_lab.schedules.for_work import AnySchedule, check_schedules, name_of, names_in
+from tasp_lab.schedules.for_work import AnySchedule, check_schedules, names_in
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.passes import chunk_layout
 from tasp_lab.schedules.registry import (
@@ -97,6 +99,7 @@ def compare(
     *,
     engine: Engine = "auto",
     tune: bool = False,
+    screen: bool = False,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
     prefer: Preference = "memory",
@@ -115,6 +118,9 @@ def compare(
     schedules : those to compare, by name or as objects, see `predict`; by default all names, families at every split
         of the ranks into two factors, and tuned also in all their variants.
     tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.prediction.tune`.
+    screen : whether schedules are left out whose lower bound is so far above the time of the fastest one that they
+        cannot be recommended (`tasp_lab.prediction.paired.PairedErrors.margin`). Only where all names are compared,
+        with the options that are given.
     prefer : what decides between schedules that are expected to be equally fast (`tasp_lab.prediction.recommend`).
     versus : changes to compare with: overrides such as ``nic.bandwidth=x0.5``, several with commas, in addition to
         those of the question; or other machines, which overrides of the layer alone apply to.
@@ -156,15 +162,20 @@ def compare(
     chosen = chosen if choice is None else choice.names
     if tune:
         _announce_tuning(names_in(chosen), options, progress)
-    answers = []
-    for number, schedule in enumerate(chosen):
-        count(number, len(chosen), name_of(schedule))
-        answers.append(_answer(replace(question, schedule=schedule), on, tune))
-    count(len(chosen), len(chosen), "")
+    questions = [replace(question, schedule=each) for each in chosen]
+    settled: list[Answer] = []
+    if screen and schedules is None and choice is None and not tune:
+        answers, settled = _screened(questions, on, count)
+    else:
+        answers = []
+        for number, each in enumerate(questions):
+            count(number, len(chosen), each.name)
+            answers.append(_answer(each, on, tune))
+        count(len(chosen), len(chosen), "")
     answers.sort(key=lambda each: each.time_s)
     recommendation = None
     if applying := tuple(each for each in answers if each.applies):
-        recommendation = Recommendation(applying, prefer, on)
+        recommendation = Recommendation(applying, prefer, on, tuple(settled))
         regrets = iter(recommendation.expected_regrets)
         answers = [
             replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets))
@@ -178,11 +189,43 @@ def compare(
         if recommendation is None:
             break
         progress(f"versus {change_name(change)}")
-        found = compare(other, given, schedules, engine=engine, tune=tune, prefer=prefer, progress=progress,
-                        count=count, **(settings | {"overrides": overrides}))  # fmt: skip
+        found = compare(other, given, schedules, engine=engine, tune=tune, screen=screen, prefer=prefer,
+                        progress=progress, count=count, **(settings | {"overrides": overrides}))  # fmt: skip
         others.append(Versus.of(change_name(change), recommendation, found.recommendation, found.candidates[0].reason))
     return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation,
-                   versus=tuple(others))  # fmt: skip
+                   versus=tuple(others), settled=tuple(settled))  # fmt: skip
+
+
+def _screened(
+    questions: Sequence[Question], on: PreparedMachine, count: CountCallback
+) -> tuple[list[Answer], list[Answer]]:
+    """The answers; and those that a bound settled, since it is more than a margin above the least time.
+
+    Single rings are always simulated: speed-ups are over the fastest of them.
+    """
+    answers: dict[str, Answer] = {}
+    settled: list[Answer] = []
+    built: list[Built] = []
+    total = 2 * len(questions)
+    for number, question in enumerate(questions):
+        count(number, total, question.name)
+        start = replace(question, options=options_for(question.name, question.options))
+        try:
+            built.append(build(start, on))
+        except NOT_APPLICABLE as error:
+            answers[question.name] = refusal(start, error, on)
+    built.sort(key=lambda each: each.least_s)  # the first ones are probably fast, so that others need no simulation
+    margin, best_s = (1 + NEAR) * paired_errors().margin(setting_of(on.machine)), inf
+    for number, each in enumerate(built, total - len(built)):
+        name = each.question.name
+        count(number, total, name)
+        if each.least_s > margin * best_s and name not in SINGLE_RINGS:
+            settled.append(each.settled())
+            continue
+        answers[name] = each.answer()
+        best_s = min(best_s, float(answers[name].time_s))
+    count(total, total, "")
+    return [answers[each.name] for each in questions if each.name in answers], settled
 
 
 def _answer(question: Question, on: PreparedMachine, tune: bool) -> Answer:
@@ -300,10 +343,11 @@ def _choice(
 class Ranking(Report):
     """All answers, the fastest first; those of schedules that do not apply last.
 
-    `question` is what was asked of each schedule. Of a hybrid `choice` says which stacks are compared, None if they
-    were given. `recommendation` is None if no schedule applies; `versus` are the changes that it is compared with.
-    `fabric` are the comparisons of the schedules that were run, one for each set of options. `is_reporter` is False on
-    the ranks of a torchrun group that leave the output to rank 0.
+    `settled` are those that a bound settled (see `compare`), the least bound first. `question` is what was asked of
+    each schedule. Of a hybrid `choice` says which stacks are compared, None if they were given. `recommendation` is
+    None if no schedule applies; `versus` are the changes that it is compared with. `fabric` are the comparisons of the
+    schedules that were run, one for each set of options. `is_reporter` is False on the ranks of a torchrun group that
+    leave the output to rank 0.
     """
 
     question: Question
@@ -315,6 +359,7 @@ class Ranking(Report):
     is_reporter: bool = True
     recommendation: Recommendation | None = None
     versus: tuple[Versus, ...] = ()
+    settled: tuple[Answer, ...] = ()
 
     @property
     def kind(self) -> AttentionKind:
@@ -351,6 +396,7 @@ class Ranking(Report):
             **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
             "versus": [each.to_dict() for each in self.versus],
             "results": [fields_of(each, "ranking") for each in self.candidates],
+            "not_simulated": [{"schedule": each.schedule, "least_s": each.least_s} for each in self.settled],
             "fabric": [each.to_dict() for each in self.fabric],
             "provenance": self.provenance.to_dict(),
         }
@@ -366,6 +412,7 @@ class Ranking(Report):
         if first.applies:
             title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
             found.append(table_of(title, "ranking", self._applying, lambda _: self.single_ring))
+            found += [self._settled_line] if self.settled else []
             found += self.machine.changes
             found += [] if self.choice is None else [str(self.choice)]
             found += assumptions(first)
@@ -374,6 +421,13 @@ class Ranking(Report):
         if refused:
             found.append(refused_table(refused))
         return found
+
+    @property
+    def _settled_line(self) -> str:
+        """Which schedules were not simulated, and why."""
+        times = self.settled[0].rank_s / float(self.best.time_s)
+        least = ", ".join(f"{each.schedule} {format_time(each.rank_s, 3)}" for each in self.settled)
+        return f"not simulated, as bounds are at least {times:.2f} times the time of {self.best.schedule}: {least}"
 
 
 @dataclass(frozen=True, repr=False)

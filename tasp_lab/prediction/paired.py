@@ -45,6 +45,9 @@ The last is for machines without a library model, and for nodes on PCIe, which s
 FREEDOM = 4
 """Degrees of freedom of the errors' Student's t: few sources were measured, and some of their rows are far off."""
 
+SURE = 0.995
+"""The probability that a schedule is slower than the fastest one, from which on it need not be simulated."""
+
 DRAWS = 4096
 """Common samples of the errors of all schedules; the least expected regret is then known to about a tenth of itself."""
 
@@ -113,6 +116,13 @@ class PairedErrors(msgspec.Struct, frozen=True):
         """The ends of the interval of first over second, 1 - `share` to `share`."""
         centre, reach = math.log(first.time_s / second.time_s), quantile_t(share) * self.spread(first, second, setting)
         return math.exp(centre - reach), math.exp(centre + reach)
+
+    def margin(self, setting: Setting) -> float:
+        """How many times as long a predicted time is that belongs to the slower schedule with probability `SURE`.
+
+        Of two families, one of which hides all messages and the other one none: their errors differ most.
+        """
+        return math.exp(quantile_t(SURE) * self.factor(setting) * math.hypot(self.own, self.family, self.exposed))
 
     def expected_regrets(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
         """How much longer than the fastest each one is expected to take, a float array (rivals,).

@@ -12,7 +12,7 @@ from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, Sched
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth, format_flops, format_size
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.answer import simulate_pass
+from tasp_lab.prediction.answer import PassAnswer
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import (
     ComputeLike,
@@ -194,7 +194,7 @@ class _Simulated:
 
     def alone_s(self, schedule: Schedule) -> float:
         """The time of exposed messages, which no kernel call hides."""
-        return float(simulate_pass(self._machine, schedule, self.phases.plan.layer, self.phases.plan.options).time_s)
+        return float(PassAnswer(self._machine, schedule, self.phases.plan.layer, self.phases.plan.options).time_s)
 
     def _of_run(self, run: Run, build: Callable[[int], Schedule], what: str) -> _PhaseTimes:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
@@ -211,7 +211,7 @@ class _Simulated:
         return _PhaseTimes(*(b + more * (b - a) / (few - half) for a, b in zip(first, last, strict=True)))
 
     def _simulated(self, schedule: Schedule) -> _PhaseTimes:
-        found = simulate_pass(self._machine, schedule, self.phases.plan.layer, self.phases.plan.options)
+        found = PassAnswer(self._machine, schedule, self.phases.plan.layer, self.phases.plan.options)
         return _PhaseTimes(float(found.time_s), float(found.compute_s))
 
 

@@ -158,11 +158,13 @@ class Recommendation:
     answers : those that apply, the fastest first.
     prefer : what decides between schedules that are expected to be equally fast.
     on : the machine of the question, where it is at hand.
+    settled : answers that are too far behind by their bounds to be recommended here.
     """
 
     answers: tuple[Answer, ...]
     prefer: Preference = "memory"
     on: PreparedMachine | None = None
+    settled: tuple[Answer, ...] = ()
 
     @cached_property
     def setting(self) -> Setting:
@@ -180,12 +182,12 @@ class Recommendation:
 
     @cached_property
     def _rivals(self) -> list[Rival]:
-        return [each.rival for each in self.answers]
+        return [each.rival for each in (*self.answers, *self.settled)]
 
     @cached_property
     def expected_regrets(self) -> list[float]:
         """The expected regret of each answer."""
-        return [float(each) for each in self._relative.mean(axis=0)]
+        return [float(each) for each in self._relative.mean(axis=0)[: len(self.answers)]]
 
     @cached_property
     def number(self) -> int:
@@ -243,8 +245,8 @@ class Recommendation:
         And what is faster below it; the share is None where it was not simulated, and 0 where nothing was found down
         to the last of `SLOWER`. Slowing the network is simulated as speeding up the kernels.
         """
-        sends_less = [each for each in self.answers if each.link_bytes < self.answer.link_bytes]
-        rivals = sorted(sends_less, key=lambda each: float(each.time_s))[:CHECKED]
+        sends_less = [each for each in (*self.answers, *self.settled) if each.link_bytes < self.answer.link_bytes]
+        rivals = sorted(sends_less, key=lambda each: each.rank_s)[:CHECKED]
         passes = [each for answer in (self.answer, *rivals) for each in answer.passes]
         if any(each.schedule.transfers > MOST_TRANSFERS for each in passes):
             return None, ""
@@ -267,10 +269,11 @@ class Recommendation:
         sequences are short, launches and messages decide. The length is None where nothing was simulated, as for
         hybrids and documents; the last two are 0 and empty where nothing was found to be faster.
         """
-        layer, others = self.answer.layer, [each for each in self.answers if each is not self.answer]
+        layer = self.answer.layer
+        others = [each for each in (*self.answers, *self.settled) if each is not self.answer]
         if not others or layer.kind == "hybrid" or layer.documents is not None:
             return None, 0, ""
-        fewest = min(others, key=lambda each: (each.steps, each.time_s))
+        fewest = min(others, key=lambda each: (each.steps, each.rank_s))
         compared = {
             each.schedule: each for each in (self.answer, fewest, min(others, key=lambda each: each.link_bytes))
         }
@@ -336,7 +339,7 @@ class Recommendation:
                 after = float(np.minimum(relative[:, here], relative[:, number]).mean())
                 options.append((after, f"{self.schedule} and {other.schedule} at this size"))
         if self.setting != "exact":
-            network = self._errors.network_samples(len(self.answers))
+            network = self._errors.network_samples(len(self._rivals))
             groups = np.array_split(np.argsort(network), 16)
             after = float(np.mean([relative[group].mean(axis=0).min() for group in groups]))
             options.append((after, "the bandwidth that messages between ranks reach"))

@@ -32,8 +32,8 @@ from tasp_lab.core.errors import QuantityError, ScheduleError, TaspLabError, fir
 ENTRY_POINTS = "tasp_lab.schedules"
 """The group of entry points by which an installed package offers schedules, each under its own name."""
 
-XML = ".xml"
-"""How the names of files end that have a schedule in MSCCL XML, see `tasp_lab.formats.msccl_xml`."""
+READERS = {".xml": "tasp_lab.formats.msccl_xml", ".json": "tasp_lab.synthesis.program"}
+"""By the end of a file's name, the module whose `spec` reads the schedule that it is."""
 
 LIMIT_S = 60.0
 """Processor time that user code may take at once, in seconds; the variable `LIMIT` sets another one."""
@@ -62,7 +62,7 @@ def file_of(name: str) -> str:
     ('my/trail.py', 'taccl.xml', '')
     """
     file, extension, _ = name.partition(".py:")
-    return file + ".py" if extension else name if name.endswith((".py", XML)) else ""
+    return file + ".py" if extension else name if name.endswith((".py", *READERS)) else ""
 
 
 def names_in(name: str) -> list[str]:

@@ -37,7 +37,16 @@ from tasp_lab.core.errors import (
 )
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, NcclTestsName, with_article
-from tasp_lab.schedules.files import XML, careful, file_of, load_entry_point, module_of, names_in, parts_of, run_file
+from tasp_lab.schedules.files import (
+    READERS,
+    careful,
+    file_of,
+    load_entry_point,
+    module_of,
+    names_in,
+    parts_of,
+    run_file,
+)
 
 if TYPE_CHECKING:
     from tasp_lab.workload.layer import Work, Workload
@@ -222,9 +231,9 @@ def _outside(name: str) -> ScheduleSpec | None:
         return None  # with a split: registered is the family
     if not (file := file_of(name)):
         return SCHEDULES.get(name) if name and load_entry_point(name) else None
-    if file.endswith(XML):
-        # Formats stand above schedules, so their module is imported by name, as those of schedules are.
-        spec: ScheduleSpec = import_module("tasp_lab.formats.msccl_xml").spec(file)
+    if (end := Path(file).suffix) in READERS:
+        # Readers stand above schedules, so their modules are imported by name, as those of schedules are.
+        spec: ScheduleSpec = import_module(READERS[end]).spec(file)
         return spec
     module, own = module_of(file), name[len(file) + 1 :]
     if module not in _FROM_FILES:

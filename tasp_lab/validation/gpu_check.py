@@ -89,9 +89,9 @@ class Record(Report):
     @property
     def error(self) -> str | None:
         """Why the check did not pass, on one line."""
-        last = next((step for step in self.steps if step.verdict in ("failed", "interrupted")), None)
-        if last is not None:
-            return f"gpu-check: step {last.number}, {last.name}, {last.verdict}: {last.message}"
+        first = next((step for step in self.steps if step.verdict in ("failed", "interrupted")), None)
+        if first is not None:
+            return f"gpu-check: step {first.number}, {first.name}, {first.verdict}: {first.message}"
         return f"gpu-check: {self.verdict} between steps: {self.ended_by}" if self.ended_by else None
 
     def with_step(self, step: StepResult) -> Record:
@@ -246,7 +246,7 @@ def gpu_check(
     if rank == 0:
         check_folder(folder)
     record = Record(name, started, library, quick, is_reporter=rank == 0)
-    session = _Session(record, folder, show, progress if rank == 0 else no_progress)
+    session = Session(record, folder, show, progress if rank == 0 else no_progress)
     with Watch(rank, started, session.report) as watch, contextlib.ExitStack() as joined:
         session.begin(steps[0], watch, JOIN_LIMIT_S)
         try:
@@ -255,7 +255,7 @@ def gpu_check(
             if group.backend != library:
                 raise RunError(f"the ranks have joined over {group.backend}, expected {library}")
         except Exception as error:
-            watch.fail(_in_one_line(error), None)
+            watch.fail(in_one_line(error), None)
         watch.connect(store_of_group())
         sizes = sizes or ((QUICK if quick else FULL) if group.on_gpu else HOST)
         context = Context(group, chosen, sizes, session.progress)
@@ -264,12 +264,12 @@ def gpu_check(
             try:
                 session.add(run_step(step, context))
             except Exception as error:
-                watch.fail(_in_one_line(error), group.store)
+                watch.fail(in_one_line(error), group.store)
             if session.record.verdict == "failed":
                 watch.leave(group.store)
-        session.pass_all()
+        record = session.end()
         group.barrier()
-    return session.record
+    return record
 
 
 def step_result(step: Step, verdict: Verdict, numbers: Numbers, seconds: float, message: str) -> StepResult:
@@ -289,13 +289,13 @@ def run_step(step: Step, context: Context) -> StepResult:
     return step_result(step, "skipped" if first.skipped else "passed", first.numbers, seconds, first.skipped)
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """The error on one line; of those that are not ours also the type."""
     text = str(error) if isinstance(error, TaspLabError) else f"{type(error).__name__}: {first_line(error)}"
     return on_one_line(text)
 
 
-class _Session:
+class Session:
     """The record as it grows, and the step that runs; `report` is called by the thread of the watch."""
 
     def __init__(self, record: Record, folder: Path, show: Show, progress: ProgressCallback) -> None:
@@ -304,9 +304,10 @@ class _Session:
         self._step: Step | None = None
         self._began_s = 0.0
 
-    def begin(self, step: Step, watch: Watch, limit_s: float) -> None:
+    def begin(self, step: Step, watch: Watch | None = None, limit_s: float = 0.0) -> None:
         self._step, self._began_s = step, time.perf_counter()
-        watch.limit(f"step {step.number}, {step.name},", limit_s)
+        if watch is not None:
+            watch.limit(f"step {step.number}, {step.name},", limit_s)
         self.progress(f"step {step.number}: {step.name}")
 
     def add(self, result: StepResult) -> None:
@@ -315,9 +316,12 @@ class _Session:
         self.progress(f"step {result.number}: {result.verdict} in {result.seconds:.1f} s{why}")
         self._save()
 
-    def pass_all(self) -> None:
-        self.record = replace(self.record, verdict="passed")
-        self._save()
+    def end(self) -> Record:
+        """The record, which has passed unless a step failed."""
+        if self.record.verdict == "running":
+            self.record = replace(self.record, verdict="passed")
+            self._save()
+        return self.record
 
     def report(self, end: End | None) -> None:
         """Write and show the record of a check that ends early; the step that runs has failed or is interrupted."""

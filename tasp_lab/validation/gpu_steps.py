@@ -27,7 +27,7 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from runtime.calibration import Calibration, calibrate, calibrate_shared_medium
 from runtime.checks import hardware, training
@@ -140,7 +140,7 @@ class Step:
     name: str
     proves: str
     if_it_fails: str
-    run: Callable[[Context], Outcome]
+    run: Callable[[Any], Outcome]
     min_ranks: int = 1
 
 

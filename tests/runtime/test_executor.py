@@ -4,6 +4,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
+from runtime.executor.loopback import Board, Loopback
 from runtime.executor.messages import Message, Wait
 from runtime.executor.views import Views
-from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
+from runtime.trials.in_process import run_in_process
 from runtime.trials.patterns import PatternTrial, pattern
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.blocks import Blocks
@@ -52,14 +55,14 @@ def test_every_schedule_gathers_every_bit(
 
 
 def test_wrong_data_is_noticed() -> None:
-    trial = PatternTrial(collective("ring", full_mesh(2), 100), 1, InProcess(1, Mailboxes(), 1.0))
+    trial = PatternTrial(collective("ring", full_mesh(2), 100), 1, Loopback(Board(), 1))
     trial.set_up(checked=True)
     with pytest.raises(RunError, match="rank 1: block 0 is not what its owner sent"):
         trial.check()
 
 
 def test_a_silent_peer_is_named() -> None:
-    executor = Executor(collective("ring", full_mesh(3), 100), 1, InProcess(1, Mailboxes(), 0.01))
+    executor = Executor(collective("ring", full_mesh(3), 100), 1, Loopback(Board(0.01), 1, whole_steps=False))
     executor.prepare()
     with pytest.raises(RunError, match="rank 1, step 0: lost rank 0 waiting for block 0 from it"):
         executor.run()
@@ -75,22 +78,26 @@ def test_patterns_tell_blocks_and_positions_apart() -> None:
 def test_no_lane_waits_for_another() -> None:
     """Lane 0's block comes late; lane 1's is passed on before it."""
     schedule = collective("multi-ring", full_mesh(3), 10)
-    mailboxes = Mailboxes()
-    executor = Executor(schedule, 1, InProcess(1, mailboxes, 5.0))
+    board = Board(5.0)
+    executor = Executor(schedule, 1, Loopback(board, 1, whole_steps=False))
     executor.prepare()
     first, second = (step.rows() for step in schedule.steps)
     incoming = {lane: (source, block) for source, destination, lane, block in first if destination == 1}
     onward = {lane: destination for source, destination, lane, _ in second if source == 1}
-    late = threading.Timer(0.5, lambda: deliver(mailboxes, incoming[0], lane=0))
+    for source, destination, lane, _ in first:
+        if source == 1:
+            receive(board, destination, lane)
+    late = threading.Timer(0.5, lambda: deliver(board, incoming[0], 0))
     late.start()
-    deliver(mailboxes, incoming[1], lane=1)
+    deliver(board, incoming[1], 1)
     running = threading.Thread(target=executor.run, daemon=True)
     running.start()
-    mailboxes.box(1, onward[1], 1 * schedule.lanes + 1).get(timeout=0.4)
-    assert mailboxes.box(1, onward[0], 1 * schedule.lanes + 0).empty()
-    mailboxes.box(1, onward[0], 1 * schedule.lanes + 0).get(timeout=5)
-    for lane, (source, _) in {row[2]: (row[0], 0) for row in second if row[1] == 1}.items():
-        mailboxes.box(source, 1, schedule.lanes + lane).put(pattern(0, 5))
+    came = {lane: receive(board, onward[lane], schedule.lanes + lane) for lane in (0, 1)}
+    came[1]()
+    assert not came[0].is_over
+    came[0]()
+    for lane, source in {row[2]: row[0] for row in second if row[1] == 1}.items():
+        deliver(board, (source, 0), schedule.lanes + lane)
     running.join(timeout=5)
     assert not running.is_alive()
 
@@ -99,10 +106,10 @@ def test_no_compute_lane_waits_for_another() -> None:
     """The attention within a chunk goes on until the state has been added to and sent, as on the chain of LASP."""
     layer = Workload(sequence=48, heads=1, head_dim=4, mask="causal", kind="linear")
     (schedule,) = linear_schedules("lasp", full_mesh(3), layer)
-    mailboxes, advanced = Mailboxes(), threading.Event()
+    board, advanced = Board(), threading.Event()
 
     def run(rank: int) -> None:
-        trial = PatternTrial(schedule, rank, InProcess(rank, mailboxes, 30.0))
+        trial = PatternTrial(schedule, rank, Loopback(board, rank, whole_steps=False))
         compute = trial.work.compute
 
         def waiting(row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
@@ -127,11 +134,11 @@ def test_no_compute_lane_waits_for_another() -> None:
 def test_all_lanes_are_in_the_modes_of_the_caller(name: str, layer: Workload) -> None:
     """Tensors of `torch.inference_mode` must not change in a thread outside of it."""
     (schedule,) = build_schedules(name, full_mesh(4), layer, None, AttentionOptions())
-    mailboxes = Mailboxes()
+    board = Board()
 
     def run(rank: int) -> None:
         with torch.inference_mode():
-            trial = PatternTrial(schedule, rank, InProcess(rank, mailboxes, 30.0))
+            trial = PatternTrial(schedule, rank, Loopback(board, rank, whole_steps=False))
             trial.set_up(checked=True)
             trial.executor.prepare()
             trial.executor.run()
@@ -146,10 +153,10 @@ def test_calls_of_all_lanes_are_without_autocast(whole_steps: bool) -> None:
     """It would round states in the lane of the calling thread, and not in those of other threads."""
     layer = Workload(sequence=48, heads=1, head_dim=4, mask="causal", kind="linear")
     (schedule,) = linear_schedules("lasp", full_mesh(2), layer)
-    mailboxes, found = Mailboxes(), set[tuple[str, bool]]()
+    board, found = Board(), set[tuple[str, bool]]()
 
     def run(rank: int) -> None:
-        trial = PatternTrial(schedule, rank, InProcess(rank, mailboxes, 30.0, whole_steps=whole_steps))
+        trial = PatternTrial(schedule, rank, Loopback(board, rank, whole_steps=whole_steps))
         compute = trial.work.compute
 
         def seen(row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
@@ -174,7 +181,7 @@ def test_a_failed_call_ends_the_calls_of_all_lanes(kernel: str) -> None:
     """Rank 0 of a chain fails on either lane: the run raises what the call raised, and no thread is left."""
     layer = Workload(sequence=48, heads=2, head_dim=4, mask="causal", kind="linear")
     (schedule,) = linear_schedules("all-scan", full_mesh(2), layer, None, AttentionOptions(pieces=2))
-    trial = PatternTrial(schedule, 0, InProcess(0, Mailboxes(), 1.0))
+    trial = PatternTrial(schedule, 0, Loopback(Board(1.0), 0, whole_steps=False))
     compute = trial.work.compute
 
     def failing(row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
@@ -193,10 +200,16 @@ def test_a_failed_call_ends_the_calls_of_all_lanes(kernel: str) -> None:
         assert not thread.is_alive()
 
 
-def deliver(mailboxes: Mailboxes, message: tuple[int, int], lane: int) -> None:
-    """Put the test pattern of a block of step 0 into rank 1's mailbox."""
+def deliver(board: Board, message: tuple[int, int], tag: int) -> None:
+    """Send the test pattern of a block to rank 1."""
     source, block = message
-    mailboxes.box(source, 1, lane).put(pattern(block, 5))
+    Loopback(board, source, whole_steps=False).send([Message(1, tag, pattern(block, 5))])
+
+
+def receive(board: Board, rank: int, tag: int) -> Any:
+    """The wait of another rank for five bytes from rank 1."""
+    (wait,) = Loopback(board, rank, whole_steps=False).receive([Message(1, tag, torch.empty(5, dtype=torch.uint8))])
+    return wait
 
 
 @pytest.mark.parametrize(("ahead", "posted"), [(0, 2), (2, 2), (3, 3), (4, 3), (5, 4)])
@@ -209,9 +222,10 @@ def test_receives_are_posted_ahead_of_a_lane_that_begins_late(ahead: int, posted
     final = held.copy()
     final[1, ::2] = True
     schedule = Schedule("late", 2, 1, Blocks.of_data(np.full(8, 5)), held, final, steps)
-    transport = InProcess(1, Mailboxes(), 1.0, ahead)
-    Executor(schedule, 1, transport).prepare()
-    assert sum(map(len, transport._posted.values())) == posted
+    transport = Loopback(Board(), 1, ahead, whole_steps=False)
+    with patch.object(transport, "receive", wraps=transport.receive) as receives:
+        Executor(schedule, 1, transport).prepare()
+    assert receives.call_count == posted
 
 
 def test_several_blocks_on_one_lane_of_one_step() -> None:
@@ -227,10 +241,10 @@ def test_several_blocks_on_one_lane_of_one_step() -> None:
 def test_the_bytes_of_messages_are_those_of_the_ledger(schedule: Schedule, whole_steps: bool) -> None:
     """Each rank sends as many messages as its part says; blocks that lie side by side are one."""
     sent: list[list[Message]] = [[] for _ in range(schedule.world_size)]
-    mailboxes = Mailboxes()
+    board = Board()
 
     def run(rank: int) -> None:
-        transport = Counting(rank, mailboxes, 30.0, 4 * (not whole_steps), whole_steps)
+        transport = Counting(board, rank, 4 * (not whole_steps), whole_steps)
         transport.sent = sent[rank]
         trial = PatternTrial(schedule, rank, transport)
         trial.set_up(checked=True)
@@ -249,7 +263,7 @@ def test_the_bytes_of_messages_are_those_of_the_ledger(schedule: Schedule, whole
     assert np.array_equal(ledger, schedule.bytes_sent())
 
 
-class Counting(InProcess):
+class Counting(Loopback):
     """Keeps what it sends."""
 
     sent: list[Message]

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
-from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
+from runtime.executor.loopback import Board, Loopback
+from runtime.trials.in_process import run_in_process
 from runtime.trials.layers import AttentionTrial
 from tasp_lab.core.choices import Decay, Dtype
 from tasp_lab.machines.machine import ComputeRate
@@ -210,11 +211,11 @@ def test_every_system_computes_attention_with_sums_that_are_wider_at_home(
 
 def test_a_sum_that_lies_behind_another_one_is_narrowed_by_itself() -> None:
     """What rank 1 sends of it is rounded to bfloat16; rank 0 adds it in float32."""
-    schedule, mailboxes = sums_at_home(), Mailboxes()
+    schedule, board = sums_at_home(), Board()
     values = torch.randn(2, 2, 2, 4, generator=torch.Generator().manual_seed(0))  # rank, block, position, element
 
     def run(rank: int) -> torch.Tensor:
-        executor = Executor(schedule, rank, InProcess(rank, mailboxes, 30.0))
+        executor = Executor(schedule, rank, Loopback(board, rank, whole_steps=False))
         for block in (0, 1):
             executor.copies.store([block], [values[rank, block]])
         executor.prepare()
@@ -229,10 +230,10 @@ def test_a_sum_that_lies_behind_another_one_is_narrowed_by_itself() -> None:
 
 def outputs(schedule: Schedule, tensor: int) -> list[torch.Tensor]:
     """An output of each rank in float32, after a run with real kernels."""
-    mailboxes = Mailboxes()
+    board = Board()
 
     def run(rank: int) -> torch.Tensor:
-        trial = AttentionTrial(schedule, rank, InProcess(rank, mailboxes, 30.0))
+        trial = AttentionTrial(schedule, rank, Loopback(board, rank, whole_steps=False))
         trial.set_up(checked=False)
         trial.executor.prepare()
         trial.executor.run()

@@ -17,7 +17,7 @@ import torch
 
 from runtime.checks.delays import DelayedTransport, DelayedWork
 from runtime.executor.executor import Executor
-from runtime.trials.in_process import InProcess, Mailboxes
+from runtime.executor.loopback import Board, Loopback
 from runtime.trials.patterns import fill, verify
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -62,11 +62,11 @@ def test_lanes_that_overtake_each_other(name: str, work: Work, ahead: int) -> No
 
 def run(schedule: Schedule, ahead: int, seed: int) -> None:
     """Run all ranks, each in a thread, and check their results."""
-    mailboxes, errors = Mailboxes(), list[BaseException]()
+    board, errors = Board(LIMIT_S), list[BaseException]()
 
     def be(rank: int) -> None:
         try:
-            run_rank(schedule, rank, mailboxes, ahead, seed * RANKS + rank)
+            run_rank(schedule, rank, board, ahead, seed * RANKS + rank)
         except BaseException as error:
             errors.append(error)
 
@@ -79,14 +79,14 @@ def run(schedule: Schedule, ahead: int, seed: int) -> None:
     assert not any(each.is_alive() for each in ranks)
 
 
-def run_rank(schedule: Schedule, rank: int, mailboxes: Mailboxes, ahead: int, seed: int) -> None:
+def run_rank(schedule: Schedule, rank: int, board: Board, ahead: int, seed: int) -> None:
     drawn, device = random.Random(seed), torch.device("cpu")
 
     def delay() -> None:
         if drawn.random() < 0.3:
             time.sleep(drawn.random() * 1e-3)
 
-    transport = DelayedTransport(InProcess(rank, mailboxes, LIMIT_S, ahead))
+    transport = DelayedTransport(Loopback(board, rank, ahead, whole_steps=False))
     work = DelayedWork(schedule, rank, device)
     executor = Executor(schedule, rank, transport, work, device, as_bytes=True)
     fill(executor, work)

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.executor.loopback import Board, Loopback
 from runtime.kernels.linear_attention import attend
 from runtime.sequence_parallel.agreement import Call
 from runtime.sequence_parallel.calls import differentiable
 from runtime.sequence_parallel.linear_attention import LinearPasses
 from runtime.sequence_parallel.sharding import shard
-from runtime.trials.in_process import InProcess, Mailboxes
 from tasp_lab.core.choices import Decay
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import linear_schedules
@@ -64,14 +64,14 @@ def decays_of(layer: Workload) -> tuple[float, ...]:
 def by_threads(layer: Workload, name: str, n: int, with_state: bool, with_final: bool, **options: Any) -> list[Tensor]:
     """The outputs, the last state, and the gradients of all inputs, of the state too, by a schedule on n ranks."""
     inputs, state, dout, dstate = random_inputs(layer)
-    layout, mailboxes = contiguous(layer.sequence, n), Mailboxes()
+    layout, board = contiguous(layer.sequence, n), Board()
     passes = linear_schedules(name, full_mesh(n), layer, None, AttentionOptions("both", **options), decays_of(layer))
     last = max(rank for rank in range(n) if layout.length(rank))
 
     def run(rank: int) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
         leaves = [shard(x, layout, rank).clone().requires_grad_() for x in inputs]
         initial = state.clone().requires_grad_() if with_state and rank == 0 else None
-        transport = InProcess(rank, mailboxes, 30.0)
+        transport = Loopback(board, rank, whole_steps=False)
         layer = LinearPasses(passes[0], passes[1], rank, transport, with_final and rank == last, attend)
         gates = leaves[3] if len(leaves) > 3 else None
         out, after = differentiable(layer, OnlyCall(), *leaves[:3], gates, initial)

@@ -15,9 +15,10 @@ import torch
 
 from runtime.executor import per_lane as threads
 from runtime.executor.executor import Executor
+from runtime.executor.loopback import Board, Loopback
 from runtime.executor.message_io import MessageIO
+from runtime.executor.messages import Message
 from runtime.executor.per_lane import run_beside
-from runtime.trials.in_process import InProcess, Mailboxes
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
@@ -90,11 +91,11 @@ def test_a_forked_process_starts_threads_of_its_own() -> None:
 def test_a_lane_that_fails_in_anothers_place_is_reported() -> None:
     """One thread posts and joins for all while others wait for messages; what fails there ends the run."""
     schedule = collective("multi-ring", full_mesh(3), 90)
-    mailboxes = Mailboxes()
+    board = Board(1.0)
     for peer in (0, 2):
-        for tag in range(2 * schedule.lanes):
-            mailboxes.box(peer, 1, tag).put(torch.zeros(45, dtype=torch.uint8))
-    executor = Executor(schedule, 1, InProcess(1, mailboxes, 1.0))
+        messages = [Message(1, tag, torch.zeros(45, dtype=torch.uint8)) for tag in range(2 * schedule.lanes)]
+        Loopback(board, peer, whole_steps=False).send(messages)
+    executor = Executor(schedule, 1, Loopback(board, 1, whole_steps=False))
     executor.prepare()
     posted = [*([[lambda: None]] * 2), RunError("rank 1: lost rank 2")]
     with patch.object(MessageIO, "post_sends", side_effect=posted), pytest.raises(RunError, match="lost rank 2"):

@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from runtime.executor import executor as executor_module
 from runtime.executor.executor import Executor
+from runtime.executor.loopback import Board, Loopback
 from runtime.executor.streams import CudaStreams, HostStreams, Mark
 from runtime.executor.views import Views
 from runtime.protocol.jobs import MeasureCompute, RunSchedule
 from runtime.protocol.records import Computed, RankRecord, Received, Sent, duration_s, merge_records
 from runtime.ranks import run_job
 from runtime.sequence_parallel.layer import AttentionLayer
-from runtime.trials.in_process import InProcess, Mailboxes
 from runtime.trials.patterns import Patterns, PatternTrial
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -136,7 +136,7 @@ def test_the_end_is_marked_before_the_host_waits() -> None:
         patch.object(torch.cuda, "Event", Event),
         patch.object(torch.cuda, "current_stream", lambda device=None: Stream()),
     ):
-        executor = Executor(collective("ring", full_mesh(1), 8), 0, InProcess(0, Mailboxes(), 1.0, whole_steps=True))
+        executor = Executor(collective("ring", full_mesh(1), 8), 0, Loopback(Board(), 0))
         executor.prepare(CudaStreams(timed=True), timed=True)
         assert executor.run_timed().time_s == 2e-3
     assert done == ["record", "record", "host waits"]

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.trials.in_process import InProcess, Mailboxes, run_in_process
+from runtime.executor.loopback import Board, Loopback
+from runtime.trials.in_process import run_in_process
 from runtime.trials.patterns import PatternTrial
 from sim.array.engine import run
 from sim.bounds.least import least_s
@@ -92,7 +93,7 @@ def test_who_has_one_of_two_parts_must_receive_the_other(owner: int) -> None:
 
 
 def test_a_wrong_sum_is_noticed() -> None:
-    trial = PatternTrial(ring_all_reduce(full_mesh(2), 100), 1, InProcess(1, Mailboxes(), 1.0))
+    trial = PatternTrial(ring_all_reduce(full_mesh(2), 100), 1, Loopback(Board(), 1))
     trial.set_up(checked=True)
     with pytest.raises(RunError, match=r"rank 1: block 0 \(sum\) is not "):
         trial.check()

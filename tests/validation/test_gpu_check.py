@@ -23,7 +23,7 @@ from tasp_lab.core.errors import OutputError
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.validation import gpu_steps
-from tasp_lab.validation.gpu_check import Record, StepResult, _Session, check_folder, run_step
+from tasp_lab.validation.gpu_check import Record, Session, StepResult, check_folder, run_step
 from tasp_lab.validation.gpu_steps import FULL, HOST, QUICK, Context, Outcome, Overlap, Step
 
 MIB = 2**20
@@ -242,7 +242,7 @@ def test_a_record_is_written_whole_and_reads_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("running", [True, False])
 def test_an_interrupt_during_a_step_or_between_two_is_in_the_record(running: bool, tmp_path: Path) -> None:
     shown: list[Record] = []
-    session = _Session(Record("h100-8", 8, "nccl", True), tmp_path, shown.append, lambda line: None)
+    session = Session(Record("h100-8", 8, "nccl", True), tmp_path, shown.append, lambda line: None)
     watch: Any = SimpleNamespace(limit=lambda what, seconds: None)
     session.begin(a_step(Outcome({})), watch, 1.0)
     if not running:

@@ -25,7 +25,7 @@ from tasp_lab.cli.options import (
 from tasp_lab.cli.options_layer import DEFAULT_QUESTION, QuestionChoice
 from tasp_lab.cli.outputs import check_outputs, write_timelines
 from tasp_lab.core.choices import BackendKind, FabricKind, TransportKind
-from tasp_lab.core.errors import ProfileError
+from tasp_lab.core.errors import ProfileError, RunError
 from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
@@ -107,6 +107,23 @@ def gpu_check(
     ] = None,
     /,
     *,
+    one: Annotated[
+        bool,
+        Parameter(
+            group=RUN,
+            negative=(),
+            show_default=False,
+            help="Check with all ranks in this process on one GPU, or on the processor; without torchrun.",
+        ),
+    ] = False,
+    ranks: Annotated[
+        int | None, whole("With --one: how many ranks. Default: those of the machine, else 4.", RUN)
+    ] = None,
+    schedule: Annotated[
+        list[str] | None,
+        Parameter(name="--schedule", negative=(), group=WORK, help="With --one: run only these; repeatable."),
+    ] = None,
+    seed: Annotated[int | None, whole("With --one: seed of the orders of ranks. Default: 0.", RUN)] = None,
     quick: Annotated[
         bool, Parameter(group=RUN, negative=(), show_default=False, help="Smaller sizes and fewer runs.")
     ] = False,
@@ -119,11 +136,12 @@ def gpu_check(
     ] = Path("gpu-check"),
     json: Json = False,
 ) -> None:
-    """Check the GPUs of a torchrun job step by step, and stop at the first failure.
+    """Check the GPUs of a torchrun job step by step, and stop at the first failure; or the runtime on one GPU or none.
 
     Example: torchrun --nproc-per-node 8 -m tasp_lab.cli gpu-check h100-8 --quick
+
+    Example: tasp-lab gpu-check --one --schedule tasp
     """
-    from tasp_lab.validation.gpu_check import gpu_check as check
 
     def show(record: Record) -> None:
         if json:
@@ -131,6 +149,30 @@ def gpu_check(
         else:
             print_parts(record.parts())
 
+    if one:
+        from tasp_lab.validation.one_gpu import gpu_check_one
+
+        if backend != "auto":
+            raise RunError(f"--backend {backend}: with --one no process is joined, expected none")
+        found = gpu_check_one(
+            machine, ranks=ranks, schedules=schedule or (), seed=seed or 0, quick=quick, output=output,
+            progress=print_progress, show=show,
+        )  # fmt: skip
+        if found.error is not None:
+            if not json:
+                show(found)
+            error = RunError(found.error)
+            error.document = found.to_dict()
+            raise error
+        show(found)
+        return
+    from tasp_lab.validation.gpu_check import gpu_check as check
+
+    given = [
+        name for name, value in (("--ranks", ranks), ("--schedule", schedule), ("--seed", seed)) if value is not None
+    ]
+    if given:
+        raise RunError(f"{given[0]}: only with --one, see tasp-lab gpu-check --help")
     found = check(machine, quick=quick, output=output, backend=backend, progress=print_progress, show=show)
     if found.is_reporter:
         show(found)

@@ -125,6 +125,16 @@ def compare(
             help="Search the options of each schedule for the shortest time; dtypes are not varied.",
         ),
     ] = False,
+    every: Annotated[
+        bool,
+        Parameter(
+            name="--all",
+            negative=(),
+            show_default=False,
+            group=RUN,
+            help="Also simulate schedules that cannot be recommended by their lower bounds.",
+        ),
+    ] = False,
     prefer: Annotated[
         Preference, Parameter(group=PASSES, help="What decides between schedules that are expected to be equally fast.")
     ] = "memory",
@@ -170,7 +180,8 @@ def compare(
     with limit, Progress(lines_only=json) as shown:
         layer = question.layer
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
-        settings = question.settings() | {"tune": tune, "prefer": prefer, "progress": shown.line, "count": shown.count}
+        settings = question.settings() | {"tune": tune, "screen": not every, "prefer": prefer}
+        settings |= {"progress": shown.line, "count": shown.count}
         settings["versus"] = [
             each if "=" in each else question.numbers.load(each, question.library) for each in versus or ()
         ]

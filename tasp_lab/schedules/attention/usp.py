@@ -48,7 +48,7 @@ def usp_layout(workload: Workload, world_size: int, *, split: tuple[int, int], v
     if groups == 1:
         return attention_layout("ulysses", workload, world_size)
     outer = attention_layout(variant or balanced_ring(workload), workload, groups)
-    return outer if members == 1 else _layout(outer, members)
+    return outer if members == 1 else members_layout(outer, members)
 
 
 def _same_as(split: tuple[int, int], variant: str) -> str:
@@ -230,7 +230,7 @@ class HeadGroups:
         self._outer_owner = outer.owner
         self.task = AttentionTask(
             layer,
-            _layout(outer.layout, members),
+            members_layout(outer.layout, members),
             outer.tensor[block][cell],
             (outer.owner[block] * members + cells[:, 1])[cell],
             cells[cell, 2],
@@ -316,7 +316,7 @@ def _parts(span: Span, members: int) -> Iterator[Span]:
     return (span.part(first, end - first) for first, end in pairwise(ends))
 
 
-def _layout(layout: SequenceLayout, members: int) -> SequenceLayout:
+def members_layout(layout: SequenceLayout, members: int) -> SequenceLayout:
     """The layout in which the positions of each rank are shared out to members."""
     cut = [[list(_parts(span, members)) for span in each] for each in layout.spans]
     shards = (tuple(span[m] for span in spans if span[m].count) for spans in cut for m in range(members))

@@ -1,0 +1,396 @@
+"""A schedule of softmax attention as a short record of decisions, and the builder that makes it a proved schedule.
+
+    program = Program(layout="zigzag", shape=(2, 8), forward=plan)
+    forward, backward = build(program, "found", topology, workload, AttentionOptions("both"))
+
+Ranks form a grid, `Program.shape`: nodes by GPUs, or a single row. The *offset* of a rank from another one is the
+vector that leads there, modulo the grid, as one number. A `Plan` of a pass has the decisions:
+
+- *What travels.* The keys of rank o are used at the rank at offset d from it; or, for the offsets in `queries`, the
+  queries of that rank travel to o, and what they yield returns to it.
+- *By which route.* Keys are cut into pieces of equal size. Each piece has a `Tree`: for each offset the offset from
+  which it comes. ``0, 0, 0, 0`` is straight from the owner, ``0, 0, 1, 2`` a ring. A tree with an entry for each owner
+  and rank is for machines that do not look alike from every rank.
+- *In which order.* `arrival` is the step of each transfer; what arrives in one step is used by joined kernel calls.
+- *How results go home.* Gradients of keys go straight to their owner, or back along the tree, adding up on the way.
+- *Lanes.* A lane for each peer, so that all transfers of a step run at once; or one lane for all peers of other nodes,
+  so that what comes through a NIC arrives one after another.
+
+With `members` above 1 groups of so many ranks share out the heads as in `tasp_lab.schedules.attention.usp`, and all of
+this is between groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.errors import ScheduleError, unknown
+from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.composition.sequence import joined
+from tasp_lab.schedule.model import Step
+from tasp_lab.schedule.proof import no_copies
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.circulation import Circulation
+from tasp_lab.schedules.attention.direct_attention import in_stages
+from tasp_lab.schedules.attention.options import OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
+from tasp_lab.schedules.attention.usp import in_groups, members_layout
+from tasp_lab.schedules.build import attention_layout, attention_schedules
+from tasp_lab.schedules.registry import ScheduleSpec, options_for
+from tasp_lab.topology.derived import between_groups
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import LAYOUTS, SequenceLayout
+
+MAX_FILE_BYTES = 64 * 2**20
+
+SUM_BUFFERS = 3
+"""Buffers for parts of results or gradients that go straight home: one fills, one is sent, one is received."""
+
+
+class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one piece of the keys of each owner travels.
+
+    `via` and `arrival` have an entry per offset; or one per owner and rank, row by row. `via` is the offset (or rank)
+    from which a piece comes, `arrival` the step of the transfer; entries of the owner itself are ignored.
+    """
+
+    via: tuple[int, ...]
+    arrival: tuple[int, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The decisions of one pass.
+
+    `queries` are the offsets over which queries travel instead of keys. `buffers` are those of a rank for what arrives,
+    each for one step; 0 for memory for all of it. `own` is the step in which ranks compute with what they own.
+    """
+
+    trees: tuple[Tree, ...]
+    queries: tuple[int, ...] = ()
+    home: Literal["straight", "tree"] = "straight"
+    lanes: Literal["peer", "order"] = "peer"
+    buffers: int = 0
+    own: int = 0
+
+
+class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A schedule that has a name, with the options that are not the defaults."""
+
+    schedule: str
+    options: dict[str, bool | int | str] = {}
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The decisions of all passes; or the name of a schedule, where nothing better was found.
+
+    With `keep` the forward pass leaves all keys where they were used, and the backward pass sends none: the trees of
+    its plan are the order of its calls, and the ways of gradients.
+    `question` says what it was found for. It can be used for any layer on as many ranks.
+    """
+
+    layout: str = "contiguous"
+    shape: tuple[int, ...] = ()
+    members: int = 1
+    keep: bool = False
+    forward: Plan | None = None
+    backward: Plan | None = None
+    known: Known | None = None
+    question: dict[str, str] = {}
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks; 0 if it is for any number."""
+        return int(np.prod(self.shape)) * self.members if self.shape else 0
+
+
+def offsets(shape: Sequence[int]) -> IntArray:
+    """The offset of each rank from each other one on a grid: int array (from, to).
+
+    >>> offsets((2, 2)).tolist()
+    [[0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 0, 1], [3, 2, 1, 0]]
+    """
+    places = np.stack(np.unravel_index(np.arange(int(np.prod(shape))), shape))
+    between = (places[:, None, :] - places[:, :, None]) % np.array(shape)[:, None, None]
+    numbers: IntArray = np.ravel_multi_index(tuple(between), tuple(shape)).astype(np.int64)
+    return numbers
+
+
+class _Routes(NamedTuple):
+    """Where each piece comes from and when, int arrays (pieces, owner, rank)."""
+
+    via: IntArray
+    arrival: IntArray
+
+
+def _routes(where: str, plan: Plan, shape: Sequence[int]) -> _Routes:
+    n, offset = int(np.prod(shape)), offsets(shape)
+    for each in plan.queries:
+        if not 0 < each < n:
+            raise ScheduleError(f"{where}: queries over offset {each}, expected 1 to {n - 1}")
+    at = np.argsort(offset, axis=1)  # [rank, offset]: the rank there
+    via, arrival = [], []
+    for number, tree in enumerate(plan.trees):
+        tables = np.array(tree.via, dtype=np.int64), np.array(tree.arrival, dtype=np.int64)
+        if {len(each) for each in tables} == {n}:
+            tables = at[np.arange(n)[:, None], _checked(where, number, tables[0], n)[offset]], tables[1][offset]
+        elif {len(each) for each in tables} == {n * n}:
+            tables = _checked(where, number, tables[0], n).reshape(n, n), tables[1].reshape(n, n)
+        else:
+            sizes = " and ".join(str(len(each)) for each in tables)
+            raise ScheduleError(f"{where}: tree {number} has {sizes} entries, expected {n}, one per offset, or {n * n}")
+        if tables[1].min() < 0 or tables[1].max() > n * n * len(plan.trees):
+            raise ScheduleError(f"{where}: tree {number} has arrivals below 0 or above {n * n * len(plan.trees)}")
+        via.append(tables[0])
+        arrival.append(tables[1])
+    return _Routes(np.stack(via), np.stack(arrival))
+
+
+def _checked(where: str, number: int, via: IntArray, n: int) -> IntArray:
+    if ((via < 0) | (via >= n)).any():
+        raise ScheduleError(
+            f"{where}: tree {number} comes from {via[(via < 0) | (via >= n)][0]}, expected 0 to {n - 1}"
+        )
+    return via
+
+
+def layout_of(program: Program, workload: Workload, world_size: int) -> SequenceLayout:
+    """The sequence layout. Raises `ScheduleError` for another number of ranks."""
+    if program.known is not None:
+        return attention_layout(program.known.schedule, workload, world_size, _options(program.known, "forward"))
+    if program.ranks != world_size:
+        raise ScheduleError(f"a schedule that was found for {program.ranks} ranks, expected {world_size}")
+    if program.layout not in LAYOUTS:
+        raise ScheduleError(unknown("layout", program.layout, LAYOUTS))
+    outer = LAYOUTS[program.layout](workload.sequence, world_size // program.members, workload.parts)
+    return outer if program.members == 1 else members_layout(outer, program.members)
+
+
+def _options(known: Known, passes: str, given: AttentionOptions | None = None) -> AttentionOptions:
+    for each in known.options:
+        if each not in OPTIONS or each == "passes":
+            raise ScheduleError(unknown("option", each, [name for name in OPTIONS if name != "passes"]))
+    options = AttentionOptions("both" if passes == "both" else passes, **known.options)  # type: ignore[arg-type]
+    if given is not None:  # dtypes belong to the question
+        options = replace(options, gradient_dtype=given.gradient_dtype, result_dtype=given.result_dtype)
+    return options_for(known.schedule, options.forward_only if passes == "forward" else options)
+
+
+def build(
+    program: Program, name: str, topology: Topology, workload: Workload, options: AttentionOptions
+) -> tuple[Schedule, ...]:
+    """The schedules of the requested passes, proved. Raises `ScheduleError`, and `NoLinkError` without a route."""
+    if program.known is not None:
+        own = _options(program.known, options.passes, options)
+        found = attention_schedules(program.known.schedule, topology, workload, None, own)
+        return tuple(each.renamed(name) for each in found)
+    layout_of(program, workload, topology.world_size)  # refuses another number of ranks
+    return options.build(partial(build_pass, program, name, topology, workload, options))
+
+
+def build_pass(
+    program: Program, name: str, topology: Topology, workload: Workload, options: AttentionOptions, backward: bool
+) -> Schedule:
+    """One pass."""
+    plan = program.backward if backward else program.forward
+    passing = "backward" if backward else "forward"
+    if plan is None:
+        raise ScheduleError(f"schedule {name!r} was found without a {passing} pass, expected pass "
+                            f"{'forward' if backward else 'backward'}")  # fmt: skip
+    members, groups = program.members, topology.world_size // program.members
+    outer = topology if members == 1 else between_groups(topology, members)
+    layout = LAYOUTS[program.layout](workload.sequence, groups, workload.parts)
+    if program.keep and (members > 1 or any(each and (each.queries or each.buffers)
+                                            for each in (program.forward, program.backward))):  # fmt: skip
+        raise ScheduleError(f"schedule {name!r}: keys are kept, expected no groups, queries or buffers")
+    found = _PassBuilder(name, outer, workload, layout, plan, program, options, backward).schedule()
+    if members == 1:
+        return found
+    wire = options.wire_dtype(workload.dtype, backward=False, sums=False)
+    return in_groups(name, topology, found, members, wire)
+
+
+class _PassBuilder:
+    """The steps of one pass, collected as arrays."""
+
+    def __init__(
+        self, name: str, topology: Topology, workload: Workload, layout: SequenceLayout, plan: Plan,
+        program: Program, options: AttentionOptions, backward: bool,
+    ) -> None:  # fmt: skip
+        self.name, self.topology, self.plan, self.backward = name, topology, plan, backward
+        self.n = n = topology.world_size
+        offset = offsets(program.shape)
+        routes = _routes(f"schedule {name!r}", plan, program.shape)
+        self.starts_with_keys = program.keep and backward
+        wire = options.wire_dtype(workload.dtype, backward=backward, sums=plan.home == "tree")
+        spans = replace(span_task(workload, layout, wire, backward=backward), home_dtype="fp32")
+        self.task, stage = in_stages(spans, len(plan.trees))
+        # Keys go from owner to user, [owner, user]; queries from their owner to that of the keys.
+        by_queries = np.isin(offset, plan.queries) & (offset > 0)
+        documents = len(workload.document_starts)
+        self.keys = self._circulation("keys", ~by_queries, documents)
+        owner = self.task.owner[self.keys.blocks]
+        self.routes = _Routes(routes.via[stage, owner].T, routes.arrival[stage, owner].T)  # (rank, block)
+        self.query_arrival = routes.arrival[0].T  # [owner of queries, owner of keys]
+        self.queries = self._circulation("queries", by_queries.T, documents) if by_queries.any() else None
+        self.steps: dict[int, list[Step]] = {}
+        self.kept = no_copies(n, len(self.task.tensor))
+        self._nodes = np.array(topology.node_of_rank)
+        self._add(plan.own, Step.of((), self.keys.calls_at(0, np.arange(len(self.keys.blocks)))))
+
+    def _circulation(self, side: Literal["keys", "queries"], travels: BoolArray, documents: int) -> Circulation:
+        # Both sides as blocks around a ring of ascending ranks, of which only masks and calls are used.
+        task, travels = self.task, np.repeat(travels[:, :, None], documents, axis=2)
+        span_of = None
+        if side == "queries":  # pieces of one span of keys are read together
+            keys = task.blocks_of(KEYS)
+            apart = (np.diff(task.owner[keys]) != 0) | (
+                task.start[keys][1:] != (task.start + task.layout.stride * task.count)[keys][:-1]
+            ) | (np.diff(task.document[keys]) != 0)  # fmt: skip
+            span_of = np.concatenate([[0], np.cumsum(apart)])
+        moving = task.blocks_of(KEYS if side == "keys" else QUERIES)
+        return Circulation(task, np.arange(self.n)[None], np.zeros(len(moving), dtype=np.int64), side, span_of, travels)
+
+    def _add(self, step: int, what: Step) -> None:
+        self.steps.setdefault(step, []).append(what)
+
+    def schedule(self) -> Schedule:
+        """The pass, proved."""
+        self._move_keys()
+        if self.queries is not None:
+            self._move_queries(self.queries)
+        last = max(self.steps)
+        # What goes home straight leaves a step after the call. Sums that grow on their way wait for those behind them.
+        sums = Pool("sums", SUM_BUFFERS) if self.plan.home == "straight" else None
+        data = Pool("data", self.plan.buffers) if self.plan.buffers else None
+        pools = {KEYS: data, KEY_GRADIENTS: sums}
+        if self.queries is not None:
+            straight = Pool("sums", SUM_BUFFERS)
+            pools |= {QUERIES: data, RESULTS: straight, QUERY_GRADIENTS: straight}
+        circulating = {tensor: pool for tensor, pool in pools.items() if tensor in self.task.tensor}
+        steps = [joined(self.steps.get(number, [])) for number in range(last + 1)]
+        steps, lanes = _compressed([step for step in steps if len(step) or step.calls])
+        return owner_schedule(
+            self.name, self.topology, self.task, steps, lanes=lanes, circulating=circulating,
+            copies=self.kept if self.starts_with_keys else None,
+            kept=self.kept if data is None and not self.starts_with_keys else None,
+        )  # fmt: skip
+
+    def _needed(self, circulation: Circulation) -> BoolArray:
+        """Where each circulating block is used, besides at its owner: bool array (rank, block)."""
+        needed = np.zeros((self.n, len(circulation.blocks)), dtype=np.bool_)
+        for hop in range(1, self.n):
+            needed[circulation.at(hop), np.arange(needed.shape[1])] = circulation.needed(hop)
+        return needed
+
+    def _move_keys(self) -> None:
+        keys, (via, arrival) = self.keys, self.routes
+        needed = self._needed(keys)
+        owner = self.task.owner[keys.blocks]
+        there = needed.copy()  # also where a block is only on its way
+        moves: dict[int, tuple[IntArray, IntArray]] = {}
+        for step in np.unique(arrival)[::-1].tolist():
+            rank, block = np.nonzero(there & (arrival == step))
+            away = rank != owner[block]
+            rank, block = rank[away], block[away]
+            there[via[rank, block], block] = True
+            moves[step] = rank, block
+        late = np.zeros(there.shape, dtype=np.int64)  # when the gradient of a block is complete at a rank
+        for step, (rank, block) in moves.items():
+            source, number = via[rank, block], keys.blocks[block]
+            if not self.starts_with_keys:
+                self._add(step, Step(source, rank, self._lane(source, rank), number))
+            self.kept[rank, number] = True
+            uses = needed[rank, block]
+            self._add(step + 1, Step.of((), keys.calls_with(block[uses], rank[uses])))
+            if not self.backward:
+                continue
+            if self.plan.home == "straight":
+                rank, block = rank[uses], block[uses]
+                self._give(np.full(len(rank), step + 2), rank, owner[block], keys.gradients[block])
+            else:  # steps descend, so those that a rank has sent a block on to have given their sums before
+                when = np.maximum(late[rank, block], np.where(uses, step + 1, 0)) + 1
+                np.maximum.at(late, (source, block), when)
+                self._give(when, rank, source, keys.gradients[block])
+
+    def _move_queries(self, queries: Circulation) -> None:
+        user, block = np.nonzero(self._needed(queries))
+        owner, number = self.task.owner[queries.blocks[block]], queries.blocks[block]
+        arrival = self.query_arrival[owner, user]
+        self.kept[user, number] = True
+        for step in np.unique(arrival).tolist():
+            now = arrival == step
+            self._add(step, Step(owner[now], user[now], self._lane(owner[now], user[now]), number[now]))
+            self._add(step + 1, Step.of((), queries.calls_with(block[now], user[now])))
+        self._give(arrival + 2, user, owner, queries.gradients[block])
+
+    def _give(self, when: IntArray, source: IntArray, destination: IntArray, block: IntArray) -> None:
+        for step in np.unique(when).tolist():
+            now = when == step
+            lane = self._lane(source[now], destination[now]) + 2 * self.n
+            gives = np.ones(len(lane), dtype=np.bool_)
+            self._add(step, Step(source[now], destination[now], lane, block[now], gives))
+
+    def _lane(self, source: IntArray, destination: IntArray) -> IntArray:
+        if self.plan.lanes == "order":
+            return np.where(self._nodes[source] == self._nodes[destination], (destination - source) % self.n, 0)
+        return (destination - source) % self.n  # 1 to n - 1
+
+
+def _compressed(steps: Sequence[Step]) -> tuple[list[Step], int]:
+    """The steps with lanes numbered without gaps, and their number."""
+    used = np.unique(np.concatenate([step.lane for step in steps])) if steps else np.zeros(0, dtype=np.int64)
+    found = [
+        Step(step.source, step.destination, np.searchsorted(used, step.lane), step.block, step.gives, step.calls)
+        for step in steps
+    ]
+    return found, max(len(used), 1)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+def load(name: str) -> Program:
+    """The program of a file. Raises `ScheduleError`."""
+    path = Path(name)
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ScheduleError(f"{name}: {path.stat().st_size:,} bytes, expected at most {MAX_FILE_BYTES:,}")
+        found = msgspec.json.decode(path.read_bytes(), type=Program)
+    except OSError as error:
+        raise ScheduleError(f"{name}: {error.strerror or error}, expected a schedule of tasp-lab search") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"{name}: {error}, expected a schedule of tasp-lab search") from None
+    if found.known is None and ((found.forward is None and found.backward is None) or not found.shape):
+        raise ScheduleError(f"{name}: no shape and plan of a pass, expected a schedule of tasp-lab search")
+    empty = [plan for plan in (found.forward, found.backward) if plan is not None and not plan.trees]
+    if empty:
+        raise ScheduleError(f"{name}: a plan without trees, expected 1 or more")
+    if found.known is None and (found.members < 1 or min(found.shape) < 1):
+        raise ScheduleError(f"{name}: shape {found.shape} and members {found.members}, expected 1 or more each")
+    return found
+
+
+def save(program: Program, path: Path) -> None:
+    """Write the program to a file of JSON."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(program), indent=1) + b"\n")
+
+
+def spec(name: str) -> ScheduleSpec:
+    """The program of a file as a schedule of the registry. Raises `ScheduleError` as `load` does."""
+    program = load(name)
+
+    def builder(name: str, topology: Topology, workload: Workload, options: AttentionOptions) -> tuple[Schedule, ...]:
+        return build(program, name, topology, workload, options)
+
+    def layout(workload: Workload, world_size: int) -> SequenceLayout:
+        return layout_of(program, workload, world_size)
+
+    return ScheduleSpec("softmax", builder, "as found by tasp-lab search", layout, ("gradient_dtype", "result_dtype"))

@@ -1,0 +1,404 @@
+"""Find a schedule for a question: `search`.
+
+>>> import tasp_lab
+>>> layer = tasp_lab.Workload(8192, heads=8, kv_heads=2, mask="causal")
+>>> found = tasp_lab.search("full-mesh:4", layer, effort=40)
+>>> found.time_s <= found.named.time_s
+True
+
+The bound comes first, then every named schedule (`tasp_lab.prediction.compare`): the best one is always a candidate, so
+what is found is never worse. Then constructions (`tasp_lab.synthesis.moves.starts`) are simulated for each pass alone,
+with each number of ranks that may share out the heads; and the best of them are changed, decision by decision, while
+effort is left. A worse plan is taken now and then, less often towards the end.
+
+Effort counts simulated passes. Changes are drawn in batches, whose results are used when all are there, so the result
+does not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import NamedTuple, Unpack
+
+import numpy as np
+
+from sim.simulate import simulate
+from tasp_lab.core.errors import QuantityError, ScheduleError
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import Report, flat
+from tasp_lab.core.tables import Part
+from tasp_lab.core.units import format_time
+from tasp_lab.core.version import MODEL_VERSION
+from tasp_lab.core.workers import in_order, processes
+from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.answer import Answer, Built, Candidate, Detail, answer
+from tasp_lab.prediction.captions import describe_layer, provenance_of, title_of
+from tasp_lab.prediction.columns import fields_of, table_of
+from tasp_lab.prediction.compare import Ranking, compare
+from tasp_lab.prediction.inputs import MachineLike, QuestionKeywords
+from tasp_lab.prediction.question import (
+    NO_SAMPLES,
+    PreparedMachine,
+    Question,
+    prepare,
+    question_of,
+    with_machine,
+)
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.registry import NOT_APPLICABLE
+from tasp_lab.synthesis.explain import explained
+from tasp_lab.synthesis.moves import neighbour, starts
+from tasp_lab.synthesis.program import Known, Plan, Program, build, build_pass, save
+from tasp_lab.topology.derived import between_groups
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+
+DEFAULT_EFFORT = 400
+"""Simulated passes: about a minute for two nodes of eight GPUs."""
+
+BATCH = 8
+"""Changes that are simulated together."""
+
+NAME = "found"
+"""Of schedules that are not in a file."""
+
+WORSE = 0.01
+"""By how much of its time a plan may be worse that is taken at the beginning; it falls to 0."""
+
+AT_BOUND = 1e-3
+"""A time this close to its bound, as a share, is not searched any further."""
+
+
+class Frame(NamedTuple):
+    """What both passes have in common: the first fields of `Program`."""
+
+    layout: str
+    shape: tuple[int, ...]
+    members: int
+    keep: bool = False
+
+
+class _Trial(NamedTuple):
+    frame: Frame
+    plan: Plan
+    backward: bool
+
+
+def search(
+    machine: MachineLike,
+    work: Workload,
+    *,
+    effort: int = DEFAULT_EFFORT,
+    workers: int = 1,
+    progress: ProgressCallback = no_progress,
+    events: bool = False,
+    **settings: Unpack[QuestionKeywords],
+) -> Found:
+    """Find a schedule of softmax attention for a layer on a machine.
+
+    Parameters
+    ----------
+    machine, settings : see `tasp_lab.prediction.predict.predict`; `seed` is also that of the changes that are tried.
+    work : the layer.
+    effort : the most passes that are simulated, besides those of the named schedules.
+    workers : processes; the result does not depend on their number.
+    progress : called with the best time so far and its gap to the bound.
+    events : whether the timelines of the answers have their events, for plots.
+
+    An interrupt (Ctrl-C) ends the search early, with the best so far. Raises `ScheduleError` for layers of linear
+    attention and hybrids, `QuantityError` for an effort below 1, and what `compare` raises.
+    """
+    if effort < 1:
+        raise QuantityError(f"effort: {effort}, expected 1 or more simulated passes")
+    if workers < 1:
+        raise QuantityError(f"workers: {workers}, expected 1 or more")
+    asked = question_of(machine, work, settings)
+    asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
+    if not isinstance(asked.work, Workload) or asked.work.kind != "softmax":
+        kind = asked.work.kind if isinstance(asked.work, Workload) else "a collective"
+        raise ScheduleError(f"search is for layers of softmax attention, not {kind}; tasp-lab compare ranks others")
+    on = prepare(asked)
+    settings.setdefault("samples", 0)
+    ranking = compare(machine, work, **settings)
+    if not ranking.best.applies and on.machine.topology.world_size == 1:
+        raise ScheduleError("no schedule applies")
+    run = _Search(replace(with_machine(asked, on.machine), engine="auto"), on, ranking, effort, progress)
+    with processes(workers) as executor:
+        run.run(executor, workers)
+    return run.found("events" if events else "times")
+
+
+def _time_s(machine: Machine, work: Workload, options: AttentionOptions, trial: _Trial) -> float:
+    """The time of a pass; infinite if it cannot be built here."""
+    program = Program(*trial.frame, forward=trial.plan, backward=trial.plan)
+    try:
+        schedule = build_pass(program, NAME, machine.topology, work, options, trial.backward)
+        return float(simulate(schedule, machine, "array" if not machine.topology.is_exact else "auto").time_s)
+    except NOT_APPLICABLE:
+        return inf
+
+
+class _Search:
+    """The state of a search: what was simulated, and the best plan of each frame and pass."""
+
+    def __init__(
+        self, question: Question, on: PreparedMachine, ranking: Ranking, effort: int,
+        progress: ProgressCallback,
+    ) -> None:  # fmt: skip
+        self.question, self.on, self.ranking, self.effort, self.progress = question, on, ranking, effort, progress
+        self.machine, self.work, self.options = on.machine_for(question.layer), question.layer, question.options
+        self.named = ranking.best if ranking.best.applies else None
+        self.random = np.random.default_rng(question.sampling.seed if question.sampling else 0)
+        self.times_s: dict[_Trial, float] = {}
+        passes = self.options.passes
+        self.backward = {"forward": (False,), "backward": (True,), "both": (False, True)}[passes]
+        self.best: dict[tuple[Frame, bool], tuple[float, Plan]] = {}
+        self.spent, self.interrupted = 0, False
+        self.reported_s = inf
+
+    # -- simulations --------------------------------------------------------------------------------------------------
+    def simulate(self, trials: Sequence[_Trial], executor: Executor | None, workers: int) -> None:
+        """Simulate those that are new, as far as effort is left."""
+        new = [each for each in dict.fromkeys(trials) if each not in self.times_s][: self.effort - self.spent]
+        function = partial(_time_s, self.machine, self.work, self.options)
+        for trial, time_s in zip(new, in_order(function, new, executor, workers), strict=True):
+            self.times_s[trial] = time_s
+            self.spent += 1
+            key = trial.frame, trial.backward
+            if time_s < self.best.get(key, (inf, None))[0]:
+                self.best[key] = time_s, trial.plan
+        if (best_s := self.best_s) < self.reported_s:
+            self.reported_s = best_s
+            named_s = inf if self.named is None else float(self.named.time_s)
+            gap = f", {best_s / self.bound_s - 1:.1%} above the bound" if self.bound_s else ""
+            beside = "" if named_s == inf else f"; {self.named_name} {format_time(named_s)}"
+            self.progress(f"{self.spent} of {self.effort} simulated: {format_time(best_s)}{gap}{beside}")
+
+    @property
+    def named_name(self) -> str:
+        return "" if self.named is None else self.named.schedule
+
+    @property
+    def bound_s(self) -> float:
+        return 0.0 if self.named is None else float(self.named.bound_s)
+
+    def frame_s(self, frame: Frame) -> float:
+        """The best time of all passes of a frame."""
+        return sum(self.best.get((frame, each), (inf, None))[0] for each in self.backward)
+
+    @property
+    def frames_by_time(self) -> list[Frame]:
+        return sorted(dict.fromkeys(frame for frame, _ in self.best), key=self.frame_s)
+
+    @property
+    def best_s(self) -> float:
+        return min(map(self.frame_s, self.frames_by_time), default=inf)
+
+    # -- the search ---------------------------------------------------------------------------------------------------
+    def run(self, executor: Executor | None, workers: int) -> None:
+        """Search until the effort is spent, nothing can be gained, or an interrupt."""
+        named_s = inf if self.named is None else float(self.named.time_s)
+        if self.bound_s and named_s <= self.bound_s * (1 + AT_BOUND):
+            self.progress(f"{self.named_name} takes {format_time(named_s)}, its bound is {format_time(self.bound_s)}: "
+                          "nothing to gain")  # fmt: skip
+            return
+        try:
+            self.simulate(list(self._starts()), executor, workers)
+            while self.spent < self.effort and self.best_s > self.bound_s * (1 + AT_BOUND):
+                before = self.spent
+                self._climb(executor, workers)
+                if self.spent == before:  # every change was known
+                    return
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.progress(f"interrupted after {self.spent} of {self.effort} simulated passes")
+
+    def _starts(self) -> Iterator[_Trial]:
+        """The constructions of all frames, in turns, so that a small effort sees the first ones of each frame."""
+        queues = []
+        for frame in frames(self.machine.topology, self.work, both=len(self.backward) > 1):
+            try:
+                topology = between(self.machine.topology, frame.members)
+            except NOT_APPLICABLE:
+                continue
+            for backward in self.backward:
+                queues.append([_Trial(frame, plan, backward)
+                               for plan in starts(topology, frame.shape, backward=backward)])  # fmt: skip
+        for turn in range(max(map(len, queues), default=0)):
+            yield from (queue[turn] for queue in queues if turn < len(queue))
+
+    def _climb(self, executor: Executor | None, workers: int) -> None:
+        """Change the plans of the best frames by batches, each pass in turn."""
+        first = self.frames_by_time[:2]
+        current = {(frame, each): self.best[frame, each] for frame in first for each in self.backward}
+        begin, rounds = self.spent, max(1, (self.effort - self.spent) // (2 * BATCH * len(current)))
+        for _ in range(rounds):
+            for key, (now_s, plan) in current.items():
+                frame, backward = key
+                trials, tries = dict[_Trial, None](), 0
+                while len(trials) < BATCH and tries < 8 * BATCH:
+                    tries += 1
+                    trial = _Trial(frame, neighbour(plan, frame.shape, self.random, backward=backward), backward)
+                    if trial not in self.times_s:
+                        trials[trial] = None
+                self.simulate(list(trials), executor, workers)
+                times = [(self.times_s[each], place, each.plan) for place, each in enumerate(trials)
+                         if each in self.times_s]  # fmt: skip
+                left = 1 - self.spent / self.effort
+                if times and min(times)[0] <= now_s * (1 + WORSE * left):
+                    current[key] = min(times)[0], min(times)[2]
+                if current[key][0] > self.best[key][0] * (1 + 2 * WORSE * left):
+                    current[key] = self.best[key]
+        assert self.spent >= begin
+
+    # -- the result ---------------------------------------------------------------------------------------------------
+    def found(self, detail: Detail) -> Found:
+        """The best of all, or the best named schedule."""
+        named = self.named
+        if named is not None and detail == "events":
+            named = answer(replace(self.question, schedule=named.question.schedule, options=named.options), detail,
+                           on=self.on)  # fmt: skip
+        question = {
+            "machine": self.machine.topology.name,
+            "layer": describe_layer(self.work),
+            "pass": self.options.passes,
+            "models": str(MODEL_VERSION),
+        }
+        frames_ = [frame for frame in self.frames_by_time if self.frame_s(frame) < inf]
+        best, program = named, None
+        if frames_ and (named is None or self.frame_s(frames_[0]) < float(named.time_s)):
+            plans = {each: self.best[frames_[0], each][1] for each in self.backward}
+            program = Program(*frames_[0], forward=plans.get(False), backward=plans.get(True), question=question)
+            built = Built(
+                replace(self.question, schedule=NAME), self.on, self.work,
+                (Candidate(build(program, NAME, self.machine.topology, self.work, self.options), self.machine),),
+            )  # fmt: skip
+            best = built.answer(detail)
+            if named is not None and (best.time_s >= named.time_s or (named.fits and best.fits is False)):
+                best = named
+        if best is None:
+            raise ScheduleError(f"no schedule was found in {self.spent} simulated passes, and none that has a name "
+                                f"applies: {self.ranking.best.reason}")  # fmt: skip
+        if best is named or program is None:
+            name = named.question.schedule if named is not None else ""
+            assert isinstance(name, str), "compare ranked names"
+            options = {} if named is None else {
+                key: value for key, value in vars(named.options).items()
+                if key not in ("passes", "gradient_dtype", "result_dtype")
+                and value != getattr(AttentionOptions(), key)
+            }  # fmt: skip
+            program = Program(known=Known(name, options), question=question)
+        return Found(self.question, program, best, named, self.ranking, self.spent, self.effort, self.interrupted)
+
+
+def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
+    """The layouts, groups and grids to search, those with whole heads first."""
+    n, found = topology.world_size, []
+    layout = work.visible.balanced_layout
+    nodes = topology.node_of_rank
+    count = max(nodes) + 1
+    alike = n % count == 0 and list(nodes) == [rank // (n // count) for rank in range(n)]
+    for members in (each for each in range(1, n) if n % each == 0):
+        if members > 1 and (work.heads % members or (
+            work.kv_head_count % members and members % work.kv_head_count)):  # fmt: skip
+            continue
+        groups, shapes = n // members, list[tuple[int, ...]]()
+        if alike and count > 1 and (n // count) % members == 0 and n // count > members:
+            shapes.append((count, n // count // members))
+        elif not topology.is_complete and members == 1:
+            shapes += [(each, groups // each) for each in range(2, groups) if groups % each == 0 and each**2 <= groups]
+        shapes = shapes or [(groups,)]
+        found += [Frame(layout, shape, members) for shape in shapes]
+        if members == 1 and both:
+            found += [Frame(layout, shape, members, keep=True) for shape in shapes]
+    return found
+
+
+def between(topology: Topology, members: int) -> Topology:
+    """The topology of groups of ranks."""
+    return topology if members == 1 else between_groups(topology, members)
+
+
+@dataclass(frozen=True, repr=False)
+class Found(Report):
+    """What was found: `answer` is the prediction of it, `named` that of the best named schedule, None without one.
+
+    `program` is a record of its decisions, `spent` the simulated passes of `effort`.
+    """
+
+    question: Question
+    program: Program
+    answer: Answer
+    named: Answer | None
+    ranking: Ranking
+    spent: int
+    effort: int
+    interrupted: bool = False
+
+    @property
+    def time_s(self) -> float:
+        """The predicted time of all passes."""
+        return float(self.answer.time_s)
+
+    @property
+    def bound_s(self) -> float:
+        """The least time of any schedule."""
+        return float(self.answer.bound_s)
+
+    @property
+    def gain(self) -> float | None:
+        """The share of the time of the best named schedule that is saved, 0 if that is the result; None without one."""
+        return None if self.named is None else 1 - self.time_s / float(self.named.time_s)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """What was found, and the best named schedule if that is another one."""
+        return [self.answer] if self.named in (None, self.answer) else [self.answer, self.named]
+
+    @property
+    def explained(self) -> list[str]:
+        """The schedule in words, line by line."""
+        return explained(self.program)
+
+    def save(self, path: str | Path) -> None:
+        """Write the decisions to a file, which is a name of a schedule in every command."""
+        save(self.program, Path(path))
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "found": fields_of(self.answer, "ranking"),
+            "best_named": None if self.named is None else fields_of(self.named, "ranking"),
+            "bound_s": self.bound_s,
+            "gain": self.gain,
+            "gap_to_bound": self.time_s / self.bound_s - 1 if self.bound_s else None,
+            "simulated_passes": self.spent,
+            "effort": self.effort,
+            "interrupted": self.interrupted,
+            "explained": self.explained,
+            "provenance": provenance_of(self.question, [], self.answer.passes[0].machine, [], rings=False).to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        return [flat(fields_of(each, "ranking")) for each in self.answers]
+
+    def parts(self) -> list[Part]:
+        return [self._verdict(), *self.explained, self._table()]
+
+    def _verdict(self) -> str:
+        gap = f"{self.time_s / self.bound_s - 1:.1%} above the bound of {format_time(self.bound_s)}" if (
+            self.bound_s) else "no bound is known"  # fmt: skip
+        effort = f"{self.spent} of {self.effort} passes simulated" + (", interrupted" if self.interrupted else "")
+        if self.named is None:
+            return f"found: {format_time(self.time_s)}, where no named schedule applies; {gap} ({effort})"
+        if self.named is self.answer:
+            return f"found nothing faster than {self.answer.schedule}: {format_time(self.time_s)}, {gap} ({effort})"
+        return (f"found: {format_time(self.time_s)}, {self.gain:.1%} less than {self.named.schedule} "
+                f"({format_time(float(self.named.time_s))}); {gap} ({effort})")  # fmt: skip
+
+    def _table(self) -> Part:
+        return table_of(title_of(self.answer, self.answer.topology), "ranking", self.answers, lambda _: self.named)

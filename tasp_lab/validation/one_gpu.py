@@ -1,0 +1,369 @@
+"""``tasp-lab gpu-check --one``: what one GPU, or none, can show of the runtime.
+
+All ranks run in this process on one device, with the schedules, plans, kernels and streams of a job of several GPUs,
+over a loopback (`runtime.executor.loopback`). Steps that fail do not end the check: none needs another one.
+
+====  =============  ==================================================================================
+0     inventory      the device, versions and variables
+1     kernels        `runtime.checks.kernels`: every kernel, dtype, mask and pass against float64
+2     kernel times   GPU: `runtime.kernels.timing`, a table for ``calibrate --kernels``
+3     schedules      `runtime.trials.in_process`: every schedule, pass and mask in random orders
+4     ghosts         GPU: one rank alone, messages are nothing or copies (`runtime.checks.one_device`)
+5     launches       operations that a pass queues beside its kernel calls
+6     memory         GPU: reserved memory in layer after layer
+7     merge          merged results against float64; GPU: its bandwidth against that of a copy
+8     graph          GPU: a pass as a CUDA graph
+9     shared GPU     two ranks on one GPU by NCCL
+10    faults         `runtime.checks.planted`: planted faults must be found
+====  =============  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runtime.checks import hardware
+from runtime.checks.kernels import check_kernels, check_linear_kernels
+from runtime.checks.one_device import (
+    Device,
+    GhostRun,
+    merge_bytes_per_s,
+    merge_errors,
+    reserved_bytes,
+    the_device,
+    with_peers,
+)
+from runtime.checks.planted import FAULTS, NO_PLACE, RANK, report
+from runtime.checks.training import grows_after
+from runtime.checks.watch import End
+from runtime.executor.transports import gpu_libraries
+from runtime.kernels.timing import measured_table
+from runtime.linux import host_environment
+from runtime.trials.in_process import run_on_one_device
+from tasp_lab.core.errors import RunError, TaspLabError
+from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.inputs import MachineLike, wires
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on, by_kind, reason_of
+from tasp_lab.topology.builders import full_mesh
+from tasp_lab.validation.gpu_check import Record, Session, Show, check_folder, in_one_line, step_result
+from tasp_lab.validation.gpu_steps import FULL, HOST, NEEDS_GPU, QUICK, Outcome, Step
+from tasp_lab.workload.layer import Work, Workload
+
+DEFAULT_RANKS = 4
+TABLE_NAME = "kernel-times.csv"
+BOTH = AttentionOptions("both")
+MERGE_LIMIT, COPY_SHARE = 4e-6, 0.7
+"""Largest error of a merge of four parts in float32, and the least share of a copy's bandwidth."""
+
+
+@dataclass
+class OneDevice:
+    """What steps work with."""
+
+    device: Device
+    machine: Machine
+    names: tuple[str, ...]
+    seed: int
+    quick: bool
+    folder: Path
+    progress: ProgressCallback = no_progress
+    unapplied: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def ranks(self) -> int:
+        return self.machine.topology.world_size
+
+    def layer(self, per_rank: int, **changes: Any) -> Workload:
+        """A layer with heads for all ranks; on a GPU of sizes that its kernels have."""
+        n, head_dim = self.ranks, 64 if self.on_gpu else 8
+        dtype = "bf16" if self.on_gpu else "fp32"
+        layer = Workload(n * per_rank + 4, heads=2 * n, kv_heads=n, head_dim=head_dim, dtype=dtype)
+        return replace(layer, **changes)
+
+    def passes(self, name: str, layer: Workload) -> Sequence[Schedule]:
+        return build_schedules(name, self.machine.topology, layer, options=BOTH)
+
+
+ONE_STEPS: list[Step] = []
+
+
+def _step(name: str, proves: str, if_it_fails: str, *, gpu: bool = False) -> Callable[..., Any]:
+    """Add a step; one that needs a `gpu` is skipped without."""
+
+    def add(run: Callable[[OneDevice], Outcome]) -> Callable[[OneDevice], Outcome]:
+        def checked(context: Any) -> Outcome:
+            return Outcome({}, skipped=NEEDS_GPU) if gpu and not context.on_gpu else run(context)
+
+        ONE_STEPS.append(Step(len(ONE_STEPS), name, proves, if_it_fails, checked))
+        return run
+
+    return add
+
+
+_FAULT = "A fault of tasp-lab; send the record."
+
+
+@_step("inventory", "what the check ran on", "The driver or torch cannot use the GPU; look at nvidia-smi or rocm-smi.")
+def take_inventory(context: OneDevice) -> Outcome:
+    """The device, and the versions and variables of its libraries."""
+    found: dict[str, object] = {
+        "device": asdict(hardware.inventory_of_rank(0, context.device, 1)),
+        "environment": {**host_environment(), **gpu_libraries()},
+    }
+    if context.on_gpu:
+        found["topology"] = hardware.topology_text() or "neither nvidia-smi nor rocm-smi is installed"
+    return Outcome(found)
+
+
+@_step(
+    "kernels",
+    "every attention kernel, dtype, mask and pass, and those of linear attention, agree with float64",
+    "A kernel of this torch or flash-attn differs from the mathematics. Do not use results of this machine.",
+)
+def check_all_kernels(context: OneDevice) -> Outcome:
+    sizes = (QUICK if context.quick else FULL) if context.on_gpu else HOST
+    rows, dims = sizes.kernel_rows, sizes.head_dims
+    kernels = [each._asdict() for each in check_kernels(context.device, rows, dims)]
+    return Outcome({"kernels": kernels, "linear_attention": check_linear_kernels(context.device, rows)})
+
+
+@_step("kernel times", "the times of kernels, for predictions of this GPU", "The GPU is shared or too hot.", gpu=True)
+def time_kernels(context: OneDevice) -> Outcome:
+    """Write a table of kernel times, which ``calibrate --kernels`` reads."""
+    table = measured_table(context.progress)
+    write_whole(context.folder / TABLE_NAME, table.encode())
+    return Outcome({"table": TABLE_NAME, "rows": table.count("\n") - table.count("#") - 1})
+
+
+@_step(
+    "schedules",
+    "every schedule, pass and mask is exact in random orders of ranks and streams, and no memory is used too early",
+    _FAULT,
+)
+def check_schedules(context: OneDevice) -> Outcome:
+    """Run all schedules with all ranks on this device."""
+    runs, names, seeds = 0, set[str](), 1 if context.quick else 2
+    for label, schedule in _schedules(context):
+        names.add(label)
+        for seed in range(context.seed, context.seed + seeds):
+            try:
+                run_on_one_device(schedule, context.device, seed)
+            except RunError as error:
+                raise RunError(f"{label}, seed {seed}: {error}") from None
+            runs += 1
+    unapplied = context.unapplied or "none"
+    return Outcome({"schedules": len(names), "runs": runs, "ranks": context.ranks, "do_not_apply": unapplied})
+
+
+def _schedules(context: OneDevice) -> Iterator[tuple[str, Schedule]]:
+    """All schedules by name, pass and mask; those that do not apply are noted."""
+    layer = context.layer(256 if context.on_gpu else 9)
+    half, linear = layer.sequence // 2, replace(layer, mask="causal", kind="linear", decay="head")
+    masks = {
+        "full": layer, "causal": replace(layer, mask="causal"),
+        "window": replace(layer, mask="causal", window=layer.sequence // 3),
+        "documents": replace(layer, mask="causal", documents=(half - 3, layer.sequence - half + 3)),
+    }  # fmt: skip
+    for name in context.names:
+        works: Mapping[str, Work] = {"bytes": 4099} if name in COLLECTIVES else {"causal": linear}
+        for mask, work in (works if name in COLLECTIVES or name in LINEAR else masks).items():
+            options = BOTH if isinstance(work, Workload) else AttentionOptions()
+            try:
+                built = build_schedules(name, context.machine.topology, work, options=options)
+            except TaspLabError as error:
+                context.unapplied.append({"schedule": name, "mask": mask, "reason": reason_of(error, name)})
+                continue
+            context.progress(f"{name}, {mask}")
+            for number, schedule in enumerate(built):
+                yield f"{name}, {mask}, {('forward', 'backward')[number]}", schedule
+
+
+GHOST_SCHEDULES = ("ring-attention", "zigzag-ring-attention", "tasp")
+
+
+@_step("ghosts", "what a pass of one rank takes without a network", "Kernels do not run as fast as alone.", gpu=True)
+def run_ghosts(context: OneDevice) -> Outcome:
+    """Time each pass of one rank with peers that send nothing, with copies, and by NCCL from this rank to itself."""
+    rows = []
+    with with_peers() as kinds:
+        for name, schedule, which in _layers(context, 2048 if context.quick else 8192):
+            times_s = {f"{peers}_s": GhostRun(schedule, RANK, context.device, peers).time_s() for peers in kinds}
+            rows.append({"schedule": name, "pass": which, **times_s})
+    return Outcome({"ghosts": rows})
+
+
+def _layers(context: OneDevice, per_rank: int) -> Iterator[tuple[str, Schedule, str]]:
+    layer = context.layer(per_rank, mask="causal", head_dim=128) if context.on_gpu else context.layer(16, mask="causal")
+    for name in GHOST_SCHEDULES:
+        yield from zip((name,) * 2, context.passes(name, layer), ("forward", "backward"), strict=True)
+
+
+@_step(
+    "launches",
+    "a pass queues as many operations each time, beside one per kernel call",
+    "Memory is not reused. " + _FAULT,
+)
+def count_launches(context: OneDevice) -> Outcome:
+    """Count the operations of passes of one rank; a first run makes what later ones keep."""
+    rows, failures = [], []
+    for name, schedule, which in _layers(context, 512):
+        run = GhostRun(schedule, RANK, context.device)
+        run.run()
+        first, second = run.operations(), run.operations()
+        calls = len(run.trial.executor.part.calls)
+        total = sum(first.values())
+        rows.append({
+            "schedule": name, "pass": which, "calls": calls, "operations": total,
+            "per_call": round(total / max(1, calls), 2),
+        })  # fmt: skip
+        if first != second:
+            failures.append(f"{name}, {which}: {total} operations, then {sum(second.values())}, expected as many")
+    return Outcome({"launches": rows}, failure="; ".join(failures))
+
+
+@_step("memory", "reserved memory does not grow from layer to layer", _FAULT, gpu=True)
+def check_memory(context: OneDevice) -> Outcome:
+    """Run both passes again and again, with all ranks on this device."""
+    passes = context.passes("tasp", context.layer(1024, mask="causal"))
+    reserved: list[int] = []
+    for _ in range(8 if context.quick else 20):
+        for schedule in passes:
+            run_on_one_device(schedule, context.device)
+        reserved.append(reserved_bytes(context.device))
+    grown = grows_after(tuple(reserved), 3)
+    return Outcome({"reserved_bytes": reserved}, failure=f"grew by {grown} bytes after round 3" if grown else "")
+
+
+@_step("merge", "merged results agree with float64, also where parts have no keys", _FAULT)
+def check_merge(context: OneDevice) -> Outcome:
+    errors = [merge_errors(context.device, 257, context.seed + each) for each in range(5)]
+    worst = {f"{name}_error": max((each[name] for each in errors), key=abs) for name in ("out", "lse")}
+    failures = [f"{name} {error:.2g}, expected at most {MERGE_LIMIT:g}" for name, error in worst.items()
+                if not all(each[name.removesuffix("_error")] <= MERGE_LIMIT for each in errors)]  # fmt: skip
+    numbers: dict[str, object] = {**worst, "limit": MERGE_LIMIT}
+    if context.on_gpu:
+        merged, copied = merge_bytes_per_s(context.device, 8192)
+        numbers |= {"merge_bytes_per_s": merged, "copy_bytes_per_s": copied, "least_share": COPY_SHARE}
+        if not merged >= COPY_SHARE * copied:
+            failures.append(
+                f"a merge moves {merged / copied:.0%} of a copy's bytes/s, expected {COPY_SHARE:.0%} or more"
+            )
+    return Outcome(numbers, failure="; ".join(failures))
+
+
+@_step("graph", "a pass can be captured as a CUDA graph, whose replays give the same bits", _FAULT, gpu=True)
+def check_graph(context: OneDevice) -> Outcome:
+    failures = [
+        f"{name}, {which}: replays differ from the run"
+        for name, schedule, which in _layers(context, 512)
+        if not GhostRun(schedule, RANK, context.device).replays_equal(50)
+    ]
+    return Outcome({"replays": 50}, failure="; ".join(failures))
+
+
+@_step("shared GPU", "two ranks on one GPU by NCCL", _FAULT)
+def share_gpu(context: OneDevice) -> Outcome:
+    return Outcome({}, skipped="NCCL takes two ranks on one GPU from 2.30 on, with NCCL_MULTI_RANK_GPU_ENABLE=1; "
+                               "gpu-check does not try it yet")  # fmt: skip
+
+
+@_step("faults", "planted faults are found: each step above can fail", "What passed above proves little. " + _FAULT)
+def plant_faults(context: OneDevice) -> Outcome:
+    """Plant each fault in schedules that have a place for it."""
+    context.progress("planted faults")
+    layer, topology = Workload(72, heads=2, head_dim=8, dtype="fp32"), full_mesh(6)
+    rows, failures = [], []
+    for fault in FAULTS:
+        for name, options in (("tasp", AttentionOptions()), ("ring-attention", AttentionOptions(buffers=2))):
+            (schedule,) = build_schedules(name, topology, layer, options=options)
+            told = report(fault, schedule, context.device)
+            has_place = fault != "swapped order" or name == "tasp"
+            if told == NO_PLACE or not has_place:
+                continue
+            rows.append({"fault": fault, "schedule": name, "reported": told or "not found"})
+            if told is None or "stay in use" in told:
+                failures.append(f"{fault} in {name}: {told or 'not found'}")
+    missing = set(FAULTS) - {str(row["fault"]) for row in rows}
+    failures += [f"{fault}: no schedule has a place for it" for fault in sorted(missing)]
+    return Outcome({"faults": rows}, failure="; ".join(failures))
+
+
+def gpu_check_one(
+    machine: MachineLike | None = None,
+    *,
+    ranks: int | None = None,
+    schedules: Sequence[str] = (),
+    seed: int = 0,
+    quick: bool = False,
+    output: Path | str = "gpu-check",
+    progress: ProgressCallback = no_progress,
+    show: Show = lambda record: None,
+    steps: Sequence[Step] = ONE_STEPS,
+) -> Record:
+    """Check the runtime with all ranks on one device, this process's GPU or else the processor; returns the record.
+
+    Parameters
+    ----------
+    machine, ranks : a machine, or so many ranks that are a full mesh; by default 4.
+    schedules : names of those to run; by default all.
+    seed : of the orders of ranks; equal seeds give equal orders on a host.
+    quick : whether to run less.
+    output : the folder of the record, made if it is not there.
+    progress : called with lines of progress.
+    show : called with the record when Ctrl-C ends the check.
+    steps : what is checked; for tests.
+
+    Raises `RunError` for fewer than 2 ranks, for another number than the machine has, and for a negative seed;
+    `ScheduleError` for an unknown schedule; `OutputError` for a folder that cannot be written; and what loading a
+    machine raises. Failed steps are in the record.
+    """
+    if ranks is not None and not 2 <= ranks <= 64:
+        raise RunError(f"--ranks: {ranks}, expected 2 to 64")
+    if seed < 0:
+        raise RunError(f"--seed: {seed}, expected 0 or more")
+    chosen = wires(f"full-mesh:{ranks or DEFAULT_RANKS}" if machine is None else machine)
+    n = chosen.topology.world_size
+    if ranks is not None and n != ranks:
+        raise RunError(f"{chosen.topology.name} has {n} ranks, but --ranks is {ranks}: give one of them")
+    if n < 2:
+        raise RunError(f"{chosen.topology.name} has one rank, expected 2 or more")
+    by_kind([name for name in schedules if name not in COLLECTIVES], ["softmax", "linear"])
+    names = tuple(schedules) or (*COLLECTIVES, *attention_names_on(n), *LINEAR)
+    folder = Path(output)
+    check_folder(folder)
+    device = the_device()
+    context = OneDevice(device, chosen, names, seed, quick, folder, progress)
+    session = Session(Record(chosen.topology.name, n, f"loopback, {device.type}", quick), folder, show, progress)
+    for step in steps:
+        session.begin(step)
+        try:
+            session.add(_run(step, context))
+        except KeyboardInterrupt:
+            session.report(End("interrupted", "interrupted"))
+            raise
+    return session.end()
+
+
+def _run(step: Step, context: OneDevice) -> Any:
+    began_s = time.perf_counter()
+    try:
+        outcome = step.run(context)
+    except Exception as error:
+        outcome = Outcome({}, failure=in_one_line(error))
+    seconds = time.perf_counter() - began_s
+    if outcome.failure:
+        return step_result(step, "failed", outcome.numbers, seconds, outcome.failure)
+    return step_result(step, "skipped" if outcome.skipped else "passed", outcome.numbers, seconds, outcome.skipped)

@@ -1,0 +1,73 @@
+"""A ranking without the schedules that a bound rules out recommends what the whole ranking does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab import Workload
+from tasp_lab.core.choices import Pass
+from tasp_lab.prediction.compare import SINGLE_RINGS, Ranking, compare
+from tasp_lab.prediction.paired import Rival, Setting, paired_errors
+from tasp_lab.schedules.registry import attention_names_on
+
+MACHINES = ("h100-8", "h100-2x4", "mi300x-4", "torus:2x3", "switch:4", "nodes:2x2", "l20-4-pcie")
+
+
+def both(machine: str, layer: Workload, passes: Pass) -> tuple[Ranking, Ranking]:
+    """The ranking with and without screening."""
+    whole, screened = (compare(machine, layer, passes=passes, screen=screen) for screen in (False, True))
+    return whole, screened
+
+
+@given(
+    st.sampled_from(MACHINES), st.integers(8, 18), st.sampled_from([(8, 8), (8, 1), (32, 4)]),
+    st.sampled_from(["full", "causal"]), st.sampled_from(["forward", "both"]),
+)  # fmt: skip
+@settings(max_examples=12)
+def test_screening_changes_no_recommendation(
+    machine: str, length: int, heads: tuple[int, int], mask: str, passes: Pass
+) -> None:
+    layer = Workload(2**length, heads=heads[0], kv_heads=heads[1], mask=mask)  # type: ignore[arg-type]
+    whole, screened = both(machine, layer, passes)
+    assert whole.recommendation is not None
+    assert screened.recommendation is not None
+    assert screened.recommendation.schedule == whole.recommendation.schedule
+    assert screened.recommendation.expected_regret == pytest.approx(whole.recommendation.expected_regret, abs=2e-3)
+    times_s = {each.schedule: float(each.time_s) for each in whole.candidates}
+    for each in screened.candidates:
+        assert float(each.time_s) == times_s[each.schedule]
+    for each in screened.settled:
+        assert each.least_s is not None
+        assert float(whole.best.time_s) < each.least_s <= times_s[each.schedule] * (1 + 1e-9)
+    left_out = [each.schedule for each in screened.settled]
+    names = [*left_out, *(each.schedule for each in screened.candidates)]
+    assert sorted(names) == sorted(each.schedule for each in whole.candidates)
+    assert screened.single_ring_s == whole.single_ring_s
+
+
+def test_short_layers_between_nodes_are_settled_by_bounds() -> None:
+    """Messages cost more than kernels there, and schedules send amounts that differ."""
+    found = compare("h100-2x8", Workload(16384, heads=32, kv_heads=8, mask="causal"), passes="both", screen=True)
+    assert found.settled
+    assert not {each.schedule for each in found.settled} & set(SINGLE_RINGS)
+    assert [row["schedule"] for row in found.to_dict()["not_simulated"]] == [  # type: ignore[attr-defined]
+        each.schedule for each in found.settled
+    ]
+    assert "not simulated, as bounds are at least" in str(found)
+    assert {each.schedule for each in (*found.settled, *found.candidates)} == set(attention_names_on(16))
+
+
+def test_nothing_is_screened_of_schedules_that_are_named() -> None:
+    names = ["token-ring", "ulysses", "zigzag-token-ring"]
+    found = compare("h100-2x8", Workload(16384, heads=32, kv_heads=8), names, screen=True)
+    assert {each.schedule for each in found.candidates} == set(names)
+
+
+@pytest.mark.parametrize("setting", ["exact", "library", "links alone"])
+def test_beyond_the_margin_the_slower_one_is_slower(setting: Setting) -> None:
+    errors = paired_errors()
+    hides, sends = Rival("tasp", 1.0, 0.0, 8), Rival("ulysses", errors.margin(setting) * 1.000001, 1.0, 8)
+    assert errors.first_is_faster(hides, sends, setting) >= 0.995
+    assert errors.margin(setting) >= 1

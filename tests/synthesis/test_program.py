@@ -1,0 +1,211 @@
+"""Laws of all programs that a search may come to: constructions, and those that any changes lead to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.bounds.least import least_s
+from sim.simulate import simulate
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.schedule.rank_part import rank_part
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import attention_schedules
+from tasp_lab.synthesis.explain import explained
+from tasp_lab.synthesis.moves import balanced_tree, neighbour, starts
+from tasp_lab.synthesis.program import Known, Plan, Program, Tree, build, load, offsets, save
+from tasp_lab.topology.builders import full_mesh, nodes, torus
+from tasp_lab.topology.derived import between_groups
+from tasp_lab.workload.layer import Workload
+from tests.sim.test_array_engine import assert_agree
+from tests.support.mutations import is_right_in_orders
+from tests.support.numeric_tasks import numbers_of
+from tests.support.strategies import attention_layers
+from tests.support.world import World
+
+BOTH = AttentionOptions("both")
+SHAPES = [(2,), (3,), (4,), (5,), (2, 2), (2, 3), (3, 2)]
+LAYER = Workload(48, heads=4, kv_heads=2, head_dim=2, mask="causal")
+
+
+@st.composite
+def plans(draw: st.DrawFn, shape: tuple[int, ...], backward: bool) -> Plan:
+    """A construction on two nodes or on a mesh, and some changes."""
+    n = int(np.prod(shape))
+    topology = nodes(*shape) if len(shape) == 2 else full_mesh(n)
+    plan = draw(st.sampled_from(starts(topology, shape, backward=backward)))
+    random = np.random.default_rng(draw(st.integers(0, 2**16)))
+    for _ in range(draw(st.integers(0, 12))):
+        plan = neighbour(plan, shape, random, backward=backward)
+    return plan
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    shape = draw(st.sampled_from(SHAPES))
+    layout = draw(st.sampled_from(["contiguous", "zigzag", "striped"]))
+    forward, backward = (draw(plans(shape, each)) for each in (False, True))
+    keep = draw(st.booleans())
+    if keep:
+        forward, backward = (msgspec.structs.replace(each, queries=(), buffers=0) for each in (forward, backward))
+    return Program(layout, shape, 1, keep, forward, backward)
+
+
+@settings(max_examples=15, deadline=None)
+@given(programs(), attention_layers(max_positions=14))
+def test_a_program_computes_the_whole_layer_in_float64(program: Program, layer: Workload) -> None:
+    """Whatever the changes: they never lead to a schedule that the proof refuses."""
+    for schedule in build(program, "found", full_mesh(program.ranks), layer, BOTH):
+        world = World.of(schedule)
+        assert is_right_in_orders(world, numbers_of(world), 2)
+        for rank in range(program.ranks):
+            rank_part(schedule, rank)  # operands of its calls lie side by side
+
+
+@settings(max_examples=6, deadline=None)
+@given(programs(), attention_layers(max_positions=20), st.fractions(1, 100, max_denominator=7))
+def test_both_engines_agree_and_no_bound_is_beaten(program: Program, layer: Workload, rate: Fraction) -> None:
+    machine = Machine(full_mesh(program.ranks, rate, Fraction(1, 3)), compute=ComputeRate(1000 * rate))
+    for schedule in build(program, "found", machine.topology, layer, BOTH):
+        assert_agree(schedule, machine)
+        assert simulate(schedule, machine).time_s >= least_s(schedule, machine)
+
+
+@pytest.mark.parametrize("members", [2, 4])
+def test_groups_may_share_out_the_heads(members: int) -> None:
+    """As USP does with the same exchange between groups: equal bytes, equal FLOPs, right numbers."""
+    groups, layer = 8 // members, replace(LAYER, sequence=96)
+    star = Plan((Tree((0,) * groups, (0,) * groups),))
+    program = Program("zigzag", (groups,), members, False, star, star)
+    found = build(program, "found", full_mesh(8), layer, BOTH)
+    usp = attention_schedules(f"usp:{members}x{groups}", full_mesh(8), layer, None, BOTH)
+    assert [each.flops().sum() for each in found] == [each.flops().sum() for each in usp]
+    assert found[0].bytes_sent().sum() == usp[0].bytes_sent().sum()
+    for schedule in found:
+        world = World.of(schedule)
+        assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_stars_in_pieces_take_as_long_as_direct_attention(stages: int, mask: str) -> None:
+    """The record of a published schedule is that schedule."""
+    layer = Workload(4096, heads=4, mask=mask)
+    trees = tuple(Tree((0,) * 4, (piece,) * 4) for piece in range(stages))
+    star = Plan(trees, buffers=3 if stages > 3 else 0)  # direct attention keeps everything if it fits into its buffers
+    program = Program("zigzag" if mask == "causal" else "contiguous", (4,), 1, False, star, star)
+    machine = Machine(full_mesh(4, Fraction(10**9), Fraction(1, 10**6)), compute=ComputeRate(Fraction(10**13)))
+    options = AttentionOptions("both", stages=stages, buffers=3)
+    named = attention_schedules("direct-attention", machine.topology, layer, None, options)
+    for found, direct in zip(build(program, "found", machine.topology, layer, BOTH), named, strict=True):
+        assert found.bytes_sent().sum() == direct.bytes_sent().sum()
+        assert simulate(found, machine).time_s == simulate(direct, machine).time_s
+
+
+def test_once_to_a_node_sends_each_shard_over_one_nic_once() -> None:
+    """Full mask, two nodes of three: every key enters the other node once, where straight it enters three times."""
+    topology, layer = nodes(2, 3), replace(LAYER, mask="full")
+    spread = starts(topology, (2, 3), backward=False)[0]
+    star = Plan((Tree((0,) * 6, (0,) * 6),))
+    crossing = []
+    for plan in (spread, star):
+        (schedule,) = build(Program("contiguous", (2, 3), 1, False, plan), "found", topology, layer, AttentionOptions())
+        steps = [step for step in schedule.steps if len(step)]
+        remote = [step.source // 3 != step.destination // 3 for step in steps]
+        crossing.append(sum(int(schedule.block_bytes[step.block[way]].sum())
+                            for step, way in zip(steps, remote, strict=True)))  # fmt: skip
+    keys_bytes = layer.sequence * layer.kv_bytes_per_position
+    assert crossing == [keys_bytes, 3 * keys_bytes]
+
+
+@pytest.mark.parametrize("topology", [torus((3, 3)), nodes(2, 4), full_mesh(5)], ids=lambda each: each.name)
+def test_balanced_trees_reach_all_ranks_by_routes_that_exist(topology: object) -> None:
+    assert hasattr(topology, "world_size")
+    n = topology.world_size
+    tree = balanced_tree(topology)  # type: ignore[arg-type]
+    shape = (n,)
+    program = Program("contiguous", shape, 1, False, Plan((tree,)), Plan((tree,), home="tree"))
+    for schedule in build(program, "found", topology, replace(LAYER, mask="full"), BOTH):  # type: ignore[arg-type]
+        assert schedule.transfers >= n * (n - 1)
+
+
+def test_between_groups_a_program_has_the_topology_of_the_groups() -> None:
+    assert {len(each.trees[0].via) for each in starts(between_groups(nodes(2, 4), 4), (2,), backward=True)} == {2}
+
+
+def test_offsets_are_those_of_a_group() -> None:
+    """Each row and column has every offset once, and the way back is the inverse."""
+    table = offsets((2, 3))
+    assert all(sorted(row) == list(range(6)) for row in [*table.tolist(), *table.T.tolist()])
+    assert (table[0] == np.arange(6)).all()
+    assert table[1, 3] == table[0, offsets((2, 3))[1, 3]]
+
+
+@given(programs())
+@settings(max_examples=30, deadline=None)
+def test_a_file_keeps_every_decision(program: Program) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(program), type=Program) == program
+    assert len(explained(program)) >= 3
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "Expected `object`"),
+        ("{", "truncated"),
+        ("{}", "no shape and plan"),
+        ('{"colour": 1}', "colour"),
+        ('{"shape": [2], "forward": {"trees": [{"via": ["0", 0], "arrival": [0, 0]}]}}', "Expected `int`"),
+        ('{"shape": [0], "forward": {"trees": []}}', "expected 1 or more"),
+        ('{"shape": [4], "forward": {"trees": []}}', "expected 1 or more"),
+    ],
+)
+def test_wrong_files_are_refused_in_one_line(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "f.json"
+    file.write_text(content)
+    with pytest.raises(ScheduleError, match=words) as error:
+        load(str(file))
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(file))
+
+
+STAR = Tree((0,) * 4, (0,) * 4)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (Program("zigzag", (2, 4), 1, False, Plan((STAR,))), "for 8 ranks, expected 4"),
+        (Program("zag", (4,), 1, False, Plan((STAR,))), "unknown layout 'zag', did you mean 'zigzag'"),
+        (Program("zigzag", (4,), 1, False, Plan((Tree((0,) * 3, (0,) * 3),))), "3 and 3 entries, expected 4"),
+        (Program("zigzag", (4,), 1, False, Plan((Tree((0, 0, 9, 0), (0,) * 4),))), "comes from 9, expected 0 to 3"),
+        (Program("zigzag", (4,), 1, False, Plan((Tree((0,) * 4, (0, -1, 0, 0)),))), "arrivals below 0"),
+        (Program("zigzag", (4,), 1, False, Plan((Tree((0, 2, 1, 0), (0, 1, 1, 0)),))), "rank"),
+        (Program("zigzag", (4,), 1, False, Plan((STAR,), queries=(4,))), "queries over offset 4, expected 1 to 3"),
+        (Program("zigzag", (4,), 1, False, None, Plan((STAR,))), "without a forward pass, expected pass backward"),
+        (Program(known=Known("rng-attention")), "unknown schedule 'rng-attention'"),
+        (Program(known=Known("tasp", {"buffer": 4})), "unknown option 'buffer', did you mean 'buffers'"),
+    ],
+)
+def test_wrong_decisions_are_refused_in_one_line(program: Program, words: str) -> None:
+    """Also a circle of ranks that wait for each other."""
+    with pytest.raises(ScheduleError, match=words) as error:
+        build(program, "found", full_mesh(4), LAYER, AttentionOptions())
+    assert "\n" not in str(error.value)
+
+
+def test_known_schedules_have_their_options(tmp_path: Path) -> None:
+    save(Program(known=Known("direct-attention", {"stages": 2})), tmp_path / "f.json")
+    program = load(str(tmp_path / "f.json"))
+    options = AttentionOptions("both", stages=2)
+    direct = attention_schedules("direct-attention", full_mesh(4), LAYER, None, options)
+    found = build(program, "direct-attention", full_mesh(4), LAYER, BOTH)
+    assert [each.digest for each in found] == [each.digest for each in direct]

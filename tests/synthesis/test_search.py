@@ -1,0 +1,118 @@
+"""The search: never worse than what has a name, the same for any number of workers, and the best at an interrupt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tasp_lab
+from tasp_lab.core.errors import QuantityError, ScheduleError
+from tasp_lab.synthesis.search import frames
+from tasp_lab.topology.builders import nodes
+from tests.conftest import Tell
+
+LAYER = tasp_lab.Workload(8192, heads=8, kv_heads=2, mask="causal")
+
+QUESTIONS: list[tuple[str, tasp_lab.Workload, dict[str, Any]]] = [
+    ("full-mesh:4", LAYER, {"passes": "both"}),
+    ("full-mesh:4", replace(LAYER, mask="full"), {}),
+    ("h100-2x2", LAYER, {"passes": "both"}),
+    ("torus:2x3", LAYER, {}),
+    ("full-mesh:5", LAYER, {"without_links": ("0-1",)}),
+    ("bidirectional-ring:4", LAYER, {"passes": "backward"}),
+    ("h100-2", replace(LAYER, documents=(1000, 7192)), {}),
+]
+
+
+@pytest.mark.parametrize(("machine", "layer", "settings"), QUESTIONS)
+def test_found_is_never_worse_than_named_and_never_below_the_bound(
+    machine: str, layer: tasp_lab.Workload, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """And its file is a schedule of the same time in every command."""
+    found = tasp_lab.search(machine, layer, effort=24, **settings)
+    best = tasp_lab.compare(machine, layer, samples=0, **settings).best
+    assert found.spent <= 24
+    assert found.bound_s * (1 - 1e-9) <= found.time_s <= float(best.time_s)
+    file = tmp_path / "found.json"
+    found.save(file)
+    again = tasp_lab.predict(machine, str(file), layer, samples=0, **settings)[-1]
+    assert float(again.time_s) == pytest.approx(found.time_s, rel=1e-12)
+
+
+def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
+    one, two = (tasp_lab.search("h100-2x2", LAYER, effort=100, workers=each) for each in (1, 2))
+    assert one.program == two.program
+    assert one.time_s == two.time_s
+
+
+def test_more_effort_finds_nothing_slower() -> None:
+    """The same constructions come first."""
+    times_s = [tasp_lab.search("h100-2x2", LAYER, effort=each).time_s for each in (1, 8, 24)]
+    assert times_s == sorted(times_s, reverse=True)
+
+
+def test_an_interrupt_keeps_the_best() -> None:
+    lines: list[str] = []
+
+    def interrupt(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 1:
+            raise KeyboardInterrupt
+
+    found = tasp_lab.search("h100-2x2", LAYER, effort=50, progress=interrupt)
+    assert found.interrupted
+    assert found.spent <= 50
+    assert found.time_s <= float(tasp_lab.compare("h100-2x2", LAYER, samples=0).best.time_s)
+
+
+def test_at_the_bound_nothing_is_simulated() -> None:
+    """With two ranks that only compute every schedule takes the time of its calls."""
+    found = tasp_lab.search("full-mesh:2", tasp_lab.Workload(8192, heads=8, mask="causal"), compute="timed:1GFLOP/s")
+    assert found.spent == 0
+    assert found.answer is found.named
+    assert str(found).startswith("found nothing faster than ")
+
+
+@pytest.mark.parametrize(
+    ("work", "settings", "error", "words"),
+    [
+        (LAYER, {"effort": 0}, QuantityError, "effort: 0, expected 1 or more"),
+        (LAYER, {"workers": 0}, QuantityError, "workers: 0, expected 1 or more"),
+        (tasp_lab.Workload(8192, heads=8, kind="linear", mask="causal"), {}, ScheduleError, "not linear"),
+        (LAYER, {"without_links": ("0-1", "0-2", "0-3")}, tasp_lab.core.errors.TaspLabError, "not connected"),
+    ],
+)
+def test_bad_questions_are_refused_in_one_line(
+    work: tasp_lab.Workload, settings: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words) as raised:
+        tasp_lab.search("full-mesh:4", work, **settings)
+    assert "\n" not in str(raised.value)
+
+
+def test_heads_are_shared_out_by_divisors_alone() -> None:
+    layer = tasp_lab.Workload(8192, heads=8, kv_heads=2)
+    assert [(each.members, each.shape) for each in frames(nodes(2, 4), layer, both=False)] == [
+        (1, (2, 4)), (2, (2, 2)), (4, (2,))
+    ]  # fmt: skip
+
+
+def test_the_command_writes_a_schedule_that_others_take(tell: Tell, tmp_path: Path) -> None:
+    file, picture = tmp_path / "found.json", tmp_path / "found.png"
+    question = ("--seq", "8Ki", "--heads", "8", "--kv-heads", "2", "--mask", "causal")
+    code, out, err = tell("search", "h100-2x2", *question, "--effort", "30", "--output", str(file), "--json",
+                          "--plot", str(picture))  # fmt: skip
+    assert code == 0
+    document = json.loads(out)
+    assert document["simulated_passes"] <= 30
+    assert document["found"]["time_s"] <= document["best_named"]["time_s"]
+    assert "simulated: " in err
+    assert picture.stat().st_size > 0
+    code, out, _ = tell("predict", "h100-2x2", *question, "--schedule", str(file), "--json")
+    assert code == 0
+    (again,) = json.loads(out)["predictions"]
+    assert again["time_s"] == pytest.approx(document["found"]["time_s"], rel=1e-12)
