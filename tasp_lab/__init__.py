@@ -1,7 +1,7 @@
 """tasp-lab: the cost of ring and multi-ring collectives and attention on a machine, predicted, executed and compared.
 
 The names in `__all__` are the public interface, together with the modules of `tasp_lab.topology` that build and edit
-topologies. Each name is imported when it is first used, so ``import tasp_lab`` imports no other package.
+topologies. Each name is imported when it is first used, so ``import tasp_lab`` imports little.
 
 >>> import tasp_lab
 >>> len(tasp_lab.decompose("full-mesh:8").rings)
