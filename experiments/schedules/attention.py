@@ -20,7 +20,7 @@ def layer_task(
 ) -> AttentionTask:
     """The blocks of a layer in spans of a layout, for each of equal groups of heads."""
     dtype = options.wire_dtype(workload.dtype, backward=backward, sums=groups == 1)
-    spans = LAYOUTS[layout](workload.sequence, n, workload.parts)
+    spans = LAYOUTS[layout](workload.sequence, n, workload.documents, workload.cached_keys)
     return span_task(workload, spans, dtype, backward=backward, query_groups=groups, key_groups=groups)
 
 

@@ -79,7 +79,7 @@ def _import_problem() -> str | None:
 def _flash_attn(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
     """The only call of flash-attn, which supports GQA. Its first and last three results are stable."""
     forward = importlib.import_module("flash_attn.flash_attn_interface")._flash_attn_forward
-    found = forward(q, k, v, **_options(forward, scale, band))
+    found = forward(q, k, v, **options_of(forward, scale, band))
     out, lse = found[0], found[-3]
     return with_empty_rows(Partial(out, lse[..., : band.queries].transpose(1, 2)))
 
@@ -92,11 +92,11 @@ def _flash_attn_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, band: 
     backward = importlib.import_module("flash_attn.flash_attn_interface")._flash_attn_backward
     lse = rows.lse.transpose(1, 2).contiguous()
     filled = Gradients(*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (rows.q, k, v)))
-    backward(rows.dout, rows.q, k, v, rows.out, lse, *filled, **_options(backward, scale, band))
+    backward(rows.dout, rows.q, k, v, rows.out, lse, *filled, **options_of(backward, scale, band))
     return filled
 
 
-def _options(function: Callable[..., Any], scale: float, band: Band) -> dict[str, Any]:
+def options_of(function: Callable[..., Any], scale: float, band: Band) -> dict[str, Any]:
     """The options of the installed release: the window is a pair or two numbers, and softcap was added later."""
     left, right = window(band)
     options = {

@@ -52,6 +52,7 @@ from tasp_lab.schedules.build import attention_layout, attention_schedules, grou
 from tasp_lab.schedules.registry import LINEAR, is_own
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
 class CallKeywords(TypedDict, total=False):
@@ -204,13 +205,21 @@ class _SoftmaxCall(LayerCall):
 
     def build(self, everyone: Sequence[Proposal], topology: Topology) -> tuple[Schedule, ...]:
         keys, queries = lengths_of(everyone), lengths_of(everyone, "queries")
-        whole = replace(
+        self.whole = whole = replace(
             self.workload, sequence=max(1, sum(keys)), documents=self.documents, cached_keys=self.cached_keys
         )  # fmt: skip
         if sum(keys) != sum(queries) + whole.cached_keys:
             raise WorkloadError(f"{sum(queries)} queries and {sum(keys)} keys on all ranks, expected "
                                 f"{whole.cached_keys} keys more than queries, the cached ones")  # fmt: skip
-        built = _schedules(self.schedule, topology, whole, self.to_run)
+        scheduled = whole
+        if isinstance(self.schedule, str) and whole.documents and whole.visible.is_of_order:
+            # Schedules depend on documents only through their layouts, so one is built for all batches.
+            plain = replace(whole, documents=None)
+            self.layout, layout = (
+                attention_layout(self.schedule, each, topology.world_size, self.to_run) for each in (whole, plain)
+            )
+            scheduled = plain if layout.spans == self.layout.spans else whole
+        built = _schedules(self.schedule, topology, scheduled, self.to_run)
         task = _task_of(built[0])
         for lengths, tensor in ((keys, KEYS), (queries, QUERIES)):
             what = TENSORS[tensor] if task.workload.cached_keys else "positions"
@@ -223,8 +232,10 @@ class _SoftmaxCall(LayerCall):
 
     def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> SoftmaxPasses:
         backward = schedules[1] if len(schedules) > 1 else None
-        scale = float(str(everyone[0]["scale"]))
-        return SoftmaxPasses(schedules[0], backward, rank, self.chosen, scale, self.sender)
+        scale, packed = float(str(everyone[0]["scale"])), tuple[AttentionTask, ...]()
+        if _task_of(schedules[0]).workload.documents != self.documents:
+            packed = _packed(schedules, self.whole, self.layout)
+        return SoftmaxPasses(schedules[0], backward, rank, self.chosen, scale, self.sender, packed)
 
 
 def _schedule_name(schedule: str | Schedule | Passes) -> str:
@@ -285,6 +296,12 @@ def _built_by_name(
             "attention_layout"
         )
     return built
+
+
+@lru_cache(maxsize=16)
+def _packed(schedules: tuple[Schedule, ...], workload: Workload, layout: SequenceLayout) -> tuple[AttentionTask, ...]:
+    """The tasks of schedules with the documents of a layer. Layers of a model have the same, one after another."""
+    return tuple(replace(_task_of(each), workload=workload, layout=layout) for each in schedules)
 
 
 def _task_of(schedule: Schedule) -> AttentionTask:

@@ -20,6 +20,8 @@ import torch
 from runtime.executor.copies import Copies
 from runtime.executor.messages import Transport
 from runtime.executor.views import Views
+from runtime.kernels.packed import PackedCall, attend_packed, gradients_packed
+from runtime.kernels.partials import Rows
 from runtime.kernels.registry import Kernel
 from runtime.sequence_parallel.calls import load_blocks, run_pass
 from tasp_lab.core.errors import RunError
@@ -47,11 +49,21 @@ Inputs = Mapping[int, Sequence[Tensor]]
 
 
 class AttentionLayer:
-    """One rank's layer in one pass. Use a new instance for each run."""
+    """One rank's layer in one pass. Use a new instance for each run.
 
-    def __init__(self, schedule: Schedule, rank: int, kernel: Kernel, scale: float, inputs: Inputs) -> None:
+    `packed` is the task of the schedule with the documents of this call, if the schedule is that of any documents. Rows
+    of a shard are in the order of positions, those of blocks in the order of places.
+    """
+
+    def __init__(
+        self, schedule: Schedule, rank: int, kernel: Kernel, scale: float, inputs: Inputs,
+        packed: AttentionTask | None = None,
+    ) -> None:  # fmt: skip
         assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
-        self._task, self._rank, self._kernel, self._scale = schedule.task, rank, kernel, scale
+        self._task, self._rank, self._kernel, self._scale = packed or schedule.task, rank, kernel, scale
+        self._packing = _packing_of(self._task, inputs[QUERIES][0].device) if self._task.is_packed else None
+        if self._packing is not None:
+            inputs = {tensor: self._packing.by_place(tensor, rank, each) for tensor, each in inputs.items()}
         self._shard = shard = _shard_of(schedule, rank)
         self._tensor, self._count, self._first, self._heads = shard.tensor, shard.count, shard.first, shard.heads
         self._inputs = inputs
@@ -75,6 +87,8 @@ class AttentionLayer:
             for blocks in _runs(self._shard, copies.part, (tensor,)):
                 for place, values in zip(self._rows(found, blocks), copies.resident(blocks), strict=True):
                     place.copy_(values)
+        if self._packing is not None:
+            found = self._packing.by_position(tensor, self._rank, found)
         return (found[0].to(dtype), found[1]) if tensor == RESULTS else [each.to(dtype) for each in found]
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
@@ -89,12 +103,19 @@ class AttentionLayer:
         outputs: Sequence[Sequence[Tensor]]
         if row.kernel == ATTEND:
             (q,), (k, v) = queries, keys
-            outputs = [self._kernel.attend(q, k, v, scale=self._scale, low=low, high=high)]
+            if self._packing is None:
+                outputs = [self._kernel.attend(q, k, v, scale=self._scale, low=low, high=high)]
+            else:
+                outputs = [attend_packed(self._kernel, q, k, v, self._scale, self._packing.call(row))]
         else:
             (q, dout, lse, out), (k, v) = queries, keys
             if row.operands[0].offset != OUTSIDE:
                 out = stand_in_for_out(dout, out)
-            found = self._kernel.backward(dout, q, k, v, out, lse, scale=self._scale, low=low, high=high)
+            if self._packing is None:
+                found = self._kernel.backward(dout, q, k, v, out, lse, scale=self._scale, low=low, high=high)
+            else:
+                rows = Rows(dout, q, out, lse)
+                found = gradients_packed(self._kernel, rows, k, v, self._scale, self._packing.call(row))
             outputs = [(found.q,), (found.k, found.v)]
         parts: dict[int, Views] = {}
         for operand, tensors in zip(row.operands, outputs, strict=False):
@@ -150,6 +171,48 @@ class AttentionLayer:
         return [each[:, first : first + count, heads].transpose(0, 1) for each in tensors]
 
 
+class _Packing:
+    """What packed documents add to the calls of a task: prepared once for all layers that have them."""
+
+    def __init__(self, task: AttentionTask, device: torch.device) -> None:
+        self._task, self._device = task, device
+        self._calls: dict[tuple[tuple[int, ...], ...], PackedCall] = {}
+        self._rows: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = {}
+
+    def call(self, row: CallRow) -> PackedCall:
+        """What a kernel call computes."""
+        blocks = queries, keys = row.operands[0].blocks, row.operands[1].blocks
+        if blocks not in self._calls:
+            of_queries, of_keys = (int(self._task.count[list(each)].sum()) for each in blocks)
+            segments = self._task.segments(queries, keys)
+            self._calls[blocks] = PackedCall(segments, of_queries, of_keys, self._device)
+        return self._calls[blocks]
+
+    def by_place(self, tensor: int, rank: int, shard: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The rows of a shard in the order of places."""
+        rows = self._rows_of(tensor, rank)
+        return shard if rows is None else [each.index_select(1, rows[0]) for each in shard]
+
+    def by_position(self, tensor: int, rank: int, shard: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The rows in the order of places in that of the shard again."""
+        rows = self._rows_of(tensor, rank)
+        return shard if rows is None else [each.index_select(1, rows[1]) for each in shard]
+
+    def _rows_of(self, tensor: int, rank: int) -> tuple[Tensor, Tensor] | None:
+        """The row of the shard at each place, and the place of each row; None if these are the same."""
+        if (tensor, rank) not in self._rows:
+            places = self._task.places_of(tensor, rank)
+            to_shard = np.argsort(self._task.layout.positions_at(places))
+            orders = [torch.from_numpy(each).to(self._device) for each in (np.argsort(to_shard), to_shard)]
+            alike = np.array_equal(to_shard, np.arange(len(places)))
+            self._rows[tensor, rank] = None if alike else (orders[0], orders[1])
+        return self._rows[tensor, rank]
+
+
+_packing_of = lru_cache(maxsize=16)(_Packing)
+"""Layers of a model have the same documents, one after another."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Shard:
     """What a layer asks of its schedule, by block. `first` is where own blocks begin in the shard."""
@@ -170,7 +233,7 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
     first = np.zeros(len(own), dtype=np.int64)
     for tensor in np.unique(task.tensor[own]).tolist():
         of_tensor = task.tensor[own] == tensor
-        first[of_tensor] = np.searchsorted(task.positions_of(tensor, rank), task.start[own[of_tensor]])
+        first[of_tensor] = np.searchsorted(task.places_of(tensor, rank), task.start[own[of_tensor]])
     return _Shard(
         task.tensor.tolist(),
         task.count.tolist(),
@@ -225,6 +288,8 @@ def stand_in_for_out(dout: Tensor, delta: Tensor) -> Tensor:
 class SoftmaxPasses:
     """Both passes of softmax attention on one rank. `backward_schedule` is None if no gradients are required.
 
+    `packed` are the tasks of the passes with the documents of this call, if schedules are those of any documents.
+
     The forward pass has the inputs q, k, v and the outputs out, as `q` in shape and dtype, and lse, [batch, heads,
     positions], through which no gradient flows. It saves q, k, v, out, lse as [batch, positions, heads], and the blocks
     of other ranks with which the backward pass starts, as bytes in the order of their numbers.
@@ -236,6 +301,7 @@ class SoftmaxPasses:
     kernel: Kernel
     scale: float
     transport: Transport
+    packed: Sequence[AttentionTask] = ()
     without_gradients: Sequence[int] = (1,)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
@@ -259,7 +325,9 @@ class SoftmaxPasses:
 
     def _run(self, schedule: Schedule, inputs: Inputs, left: Tensor) -> tuple[AttentionLayer, Copies]:
         """Run a pass; `left` are the blocks of other ranks with which it starts, as the pass before has left them."""
-        layer = AttentionLayer(schedule, self.rank, self.kernel, self.scale, inputs)
+        number = int(schedule is self.backward_schedule)
+        packed = self.packed[number] if self.packed else None
+        layer = AttentionLayer(schedule, self.rank, self.kernel, self.scale, inputs, packed)
 
         def load(copies: Copies) -> None:
             layer.load(copies)

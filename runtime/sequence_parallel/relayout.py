@@ -143,7 +143,7 @@ def _check_world_size(layout: SequenceLayout, world_size: int) -> None:
 @lru_cache(maxsize=32)
 def _described(layout: SequenceLayout) -> str:
     """In few letters that two layouts share only if they are the same."""
-    digest = hashlib.sha256(repr(layout.spans).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(repr(layout.position_spans).encode()).hexdigest()[:8]
     return f"{layout.name} of {layout.sequence} positions ({digest})"
 
 

@@ -96,7 +96,8 @@ class AttentionTrial:
         found = [self.executor.memory[:0]]
         for block in copies_of_others(self._schedule, self._rank):
             data = self.executor.memory.new_empty(int(task.block_bytes[block]))
-            at = torch.arange(task.count[block], device=data.device) * task.layout.stride + int(task.start[block])
+            places = int(task.start[block]) + task.layout.stride * np.arange(task.count[block])
+            at = torch.from_numpy(task.layout.positions_at(places)).to(data.device)
             heads = slice(*task.heads_of(block))
             store(data, kind(block).fields, [x[:, at, heads].transpose(0, 1) for x in self._whole[1:3]])
             found.append(data)
@@ -219,23 +220,25 @@ def _exact_gradients(
 def _forward_alone(
     task: AttentionTask, rank: int, kernel: Kernel, scale: float, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A rank's result and lse, from its queries and the keys and values of the whole sequence, span by span."""
+    """A rank's result and lse, from its queries and the keys and values of the whole sequence, run by run."""
     total = Accumulator(q.shape[0], q.shape[1], q.shape[2], q.shape[3], q.device)
-    layout, stride = task.layout, task.layout.stride
-    first = 0
-    for span in layout.spans[rank]:
-        for other in (each for spans in layout.spans for each in spans):
-            limits = task.run_bands(*(np.array([x]) for x in (span.start, span.count, other.start, other.count)))
-            low, high = (int(each[0]) for each in clip_band(*limits, span.count, other.count))
-            if low <= high and _document(task, span.start) == _document(task, other.start):
-                here, at = q[:, first : first + span.count], slice(other.start, other.positions_end, stride)
+    stride, positions = task.layout.stride, task.positions_of(QUERIES, rank)
+    keys = [run for each in range(task.layout.world_size) for run in _runs(task, KEYS, each)]
+    for document, start, count in _runs(task, QUERIES, rank):
+        first = int(np.searchsorted(positions, start))
+        for other, key, key_count in keys:
+            limits = task.workload.visible.band(start - key, count, key_count, stride)
+            low, high = (int(each) for each in clip_band(*limits, count, key_count))
+            if low <= high and document == other:
+                here, at = q[:, first : first + count], slice(key, key + stride * (key_count - 1) + 1, stride)
                 total.add(first, kernel.attend(here, k[:, at], v[:, at], scale=scale, low=low, high=high))
-        first += span.count
     return total.result(q.dtype)
 
 
-def _document(task: AttentionTask, position: int) -> int:
-    return int(np.searchsorted(task.workload.document_starts, position, side="right"))
+def _runs(task: AttentionTask, tensor: int, rank: int) -> list[tuple[int, int, int]]:
+    """Document, first position and count of the runs of a rank, each of one document."""
+    spans = np.array([(span.start, span.count) for span in task.spans_of(tensor)[rank]], dtype=np.int64).reshape(-1, 2)
+    return list(zip(*(each.tolist() for each in task.pieces_of(*spans.T)[1:]), strict=True))
 
 
 # Linear attention: all rows are compared.

@@ -197,9 +197,9 @@ def _entering(runs: _Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
 class _Runs:
     """The blocks of keys and queries of a task as runs: positions of one owner and group that follow one another.
 
-    `tensor`, `group`, `owner`, `start`, `count`, `position_bytes` and `output_bytes` (of a result or gradient of a
-    position) are int arrays (runs,); `held` a bool array (world_size, runs). Groups that are alike but for their number
-    are one group with the bytes of all.
+    A group has the same KV heads and is of one document. `tensor`, `group`, `owner`, `start`, `count`, `position_bytes`
+    and `output_bytes` (of a result or gradient of a position) are int arrays (runs,); `held` a bool array
+    (world_size, runs). Groups that are alike but for their number are one group with the bytes of all.
     """
 
     task: AttentionTask
@@ -230,21 +230,23 @@ class _Runs:
     def of(cls, task: AttentionTask, held: BoolArray) -> _Runs:
         """The runs in the order of tensors, groups and positions."""
         blocks = np.flatnonzero((task.tensor == KEYS) | (task.tensor == QUERIES))
-        order = task.tensor, task.group, task.owner
-        blocks = blocks[np.lexsort((task.start[blocks], *(column[blocks] for column in order[::-1])))]
-        columns, has = np.stack([column[blocks] for column in order]), held[:, blocks]
-        ends = task.start[blocks] + task.layout.stride * task.count[blocks]
-        follows = (columns[:, 1:] == columns[:, :-1]).all(axis=0) & (task.start[blocks[1:]] == ends[:-1])
+        entry, document, start, count = task.pieces_of(task.start[blocks], task.count[blocks])
+        blocks, documents = blocks[entry], len(task.workload.document_starts)
+        columns = np.stack([task.tensor[blocks], task.group[blocks] * documents + document, task.owner[blocks]])
+        order = np.lexsort((start, *columns[::-1]))
+        blocks, start, count, columns = blocks[order], start[order], count[order], columns[:, order]
+        has, ends = held[:, blocks], start + task.layout.stride * count
+        follows = (columns[:, 1:] == columns[:, :-1]).all(axis=0) & (start[1:] == ends[:-1])
         follows &= (has[:, 1:] == has[:, :-1]).all(axis=0)
         first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(blocks)])
-        count = np.add.reduceat(task.count[blocks], first) if len(first) else task.count[:0]
-        at = blocks[first]
-        tensor, group = task.tensor[at], task.group[at]
+        count = np.add.reduceat(count, first) if len(first) else count
+        at, start = blocks[first], start[first]
+        tensor, group, _ = columns[:, first]
         output_bytes = np.zeros_like(tensor)
         for each in np.unique(tensor).tolist():
             output_bytes[tensor == each] = task.least_output_bytes_per_position(each)
         position_bytes = task.block_bytes[at] // task.count[at]
-        columns = np.stack([tensor, task.owner[at], task.start[at], count, position_bytes, output_bytes])
+        columns = np.stack([tensor, task.owner[at], start, count, position_bytes, output_bytes])
         kept, number, times = _alike(group, np.concatenate([columns, has[:, first]]))
         tensor, owner, start, count, position_bytes, output_bytes = columns[:, kept]
         return cls(
@@ -280,7 +282,8 @@ class _Runs:
         keys = self.start[column][None, :], self.count[column][None, :]
         if self.tensor[row[0]] == KEYS:
             queries, keys = keys, queries
-        low, high = self.task.run_bands(*queries, *keys)
+        ahead = np.subtract(queries[0], keys[0])
+        low, high = self.task.workload.visible.band(ahead, queries[1], keys[1], self.task.layout.stride)
         full: BoolArray = (low <= 1 - keys[1]) & (high >= queries[1] - 1)
         return full
 

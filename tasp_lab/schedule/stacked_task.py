@@ -170,10 +170,10 @@ class StackedTask:
         if calls.kernel in (DENSE, DENSE_BACKWARD):
             moved = 0 if self.dense.moved_bytes is None else self.dense.moved_bytes[self._dense_numbers(calls)]
             return ShapeRows.of("dense", self.flops(calls), moved_bytes=moved)
-        rows = np.zeros((len(ShapeRows._fields), len(calls)), dtype=np.int64)
-        for number, chosen, of_layer in self._by_layer(calls):
-            rows[:, chosen] = self.layers[number].shapes(of_layer)
-        return ShapeRows(*rows)
+        parts = [(chosen, self.layers[number].shapes(of_layer)) for number, chosen, of_layer in self._by_layer(calls)]
+        rows = ShapeRows.joined([shapes for _, shapes in parts])
+        place = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
+        return ShapeRows._make([*(column[place] for column in rows[:-1]), rows.packings])
 
     def _by_layer(self, calls: Calls) -> Iterator[tuple[int, IntArray, Calls]]:
         """The layers of calls: each with the indices of its calls, and the calls in numbers of the layer."""

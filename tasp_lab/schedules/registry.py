@@ -116,7 +116,7 @@ class ScheduleSpec:
         from tasp_lab.workload.sequence_layout import LAYOUTS
 
         function = LAYOUTS[workload.visible.balanced_layout if self.layout == "balanced" else self.layout]
-        return function(workload.sequence, world_size, workload.parts)
+        return function(workload.sequence, world_size, workload.documents, workload.cached_keys)
 
 
 # -- the registry -----------------------------------------------------------------------------------------------------

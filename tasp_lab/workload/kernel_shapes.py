@@ -7,7 +7,7 @@ limit high is queries - 1; bands are *clipped* to these values. A band with low 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -19,6 +19,15 @@ ShapeKind = Literal["softmax", "linear", "dense"]
 """Softmax attention; a kernel of linear attention; anything else, of which only FLOPs and bytes are known."""
 
 KINDS: tuple[ShapeKind, ...] = get_args(ShapeKind)
+
+
+class Segment(NamedTuple):
+    """The queries and keys of one document in a call, and the band of their mask, clipped."""
+
+    queries: int
+    keys: int
+    low: int
+    high: int
 
 
 class KernelShape(NamedTuple):
@@ -35,6 +44,7 @@ class KernelShape(NamedTuple):
     low, high : the band of the mask.
     flops : FLOPs of the call; masked pairs are not counted.
     moved_bytes : of ``dense`` calls, what element-wise work beside its matrices reads and writes.
+    packed : of packed documents, what the call computes instead of the band: its sequences, in order.
     """
 
     kernel: str
@@ -51,10 +61,29 @@ class KernelShape(NamedTuple):
     high: int
     flops: int
     moved_bytes: int = 0
+    packed: tuple[Segment, ...] = ()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The sequences of the call: those of packed documents, else one."""
+        return self.packed or (Segment(self.queries, self.keys, self.low, self.high),)
+
+    @property
+    def pairs(self) -> int:
+        """The pairs of a query and a key that it attends to, of one head and one element of the batch.
+
+        >>> causal = KernelShape("attend", "softmax", "forward", "bf16", 1, 1, 1, 64, 4, 4, 0, 3, 0)
+        >>> causal.pairs, causal._replace(packed=(Segment(2, 2, 0, 1), Segment(2, 2, 0, 1))).pairs
+        (10, 6)
+        """
+        return sum(int(pairs_in_band(low, high, queries, keys)) for queries, keys, low, high in self.segments)
 
 
 class ShapeRows(NamedTuple):
-    """The shapes of calls of a kernel, int arrays (calls,): numbers of `KernelShape`; `kind` is an index in `KINDS`."""
+    """The shapes of calls of a kernel, int arrays (calls,): numbers of `KernelShape`; `kind` is an index in `KINDS`.
+
+    `packing` is an index in `packings`, the sequences of calls on packed documents; 0 of all others.
+    """
 
     kind: IntArray
     batch: IntArray
@@ -67,6 +96,8 @@ class ShapeRows(NamedTuple):
     high: IntArray
     flops: IntArray
     moved_bytes: IntArray
+    packing: IntArray
+    packings: tuple[tuple[Segment, ...], ...] = ((),)
 
     @classmethod
     def of(cls, kind: ShapeKind, flops: IntArray, **numbers: IntArray | int) -> ShapeRows:
@@ -76,14 +107,25 @@ class ShapeRows(NamedTuple):
         array([2, 2])
         """
         given: dict[str, IntArray | int] = {"kind": KINDS.index(kind), "flops": flops, **numbers}
-        columns = (np.asarray(given.get(name, 0), dtype=np.int64) for name in cls._fields)
-        return cls(*(np.broadcast_to(column, flops.shape) for column in columns))
+        columns = (np.asarray(given.get(name, 0), dtype=np.int64) for name in cls._fields[:-1])
+        return cls._make([*(np.broadcast_to(column, flops.shape) for column in columns), ((),)])
 
     @classmethod
     def joined(cls, parts: Sequence[ShapeRows]) -> ShapeRows:
         """The calls of all parts, one after another."""
-        nothing = cls(*(np.zeros(0, dtype=np.int64),) * len(cls._fields))
-        return cls(*(np.concatenate(columns) for columns in zip(nothing, *parts, strict=True)))
+        numbers: dict[tuple[Segment, ...], int] = {(): 0}
+        nothing = (np.zeros(0, dtype=np.int64),) * (len(cls._fields) - 1)
+        columns = [nothing]
+        for part in parts:
+            number = np.array([numbers.setdefault(each, len(numbers)) for each in part.packings])
+            columns.append((*part[:-2], number[part.packing]))
+        return cls._make([*(np.concatenate(each) for each in zip(*columns, strict=True)), tuple(numbers)])
+
+    def with_packings(self, packings: Sequence[tuple[Segment, ...]]) -> ShapeRows:
+        """The same calls on packed documents: the sequences of each call."""
+        numbers: dict[tuple[Segment, ...], int] = {(): 0}
+        packing = np.array([numbers.setdefault(each, len(numbers)) for each in packings], dtype=np.int64)
+        return self._replace(packing=packing, packings=tuple(numbers))
 
 
 class KernelName(NamedTuple):
@@ -104,12 +146,13 @@ def distinct_shapes(
     >>> [shape.flops for shape in shapes], number
     ([30, 40], array([0, 1, 0]))
     """
-    first, number = numbered(name, *rows)
-    found = zip(name[first].tolist(), *(column[first].tolist() for column in rows), strict=True)
-    return tuple(_shape(names[each], *row) for each, *row in found), number
+    *columns, packings = rows
+    first, number = numbered(name, *columns)
+    found = zip(name[first].tolist(), *(column[first].tolist() for column in columns), strict=True)
+    return tuple(_shape(names[each], *row, packings[packing]) for each, *row, packing in found), number
 
 
-def _shape(name: KernelName, kind: int, *numbers: int) -> KernelShape:
+def _shape(name: KernelName, kind: int, *numbers: Any) -> KernelShape:
     return KernelShape(name.kernel, KINDS[kind], name.passing, name.dtype, *numbers)
 
 

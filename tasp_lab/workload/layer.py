@@ -247,11 +247,6 @@ class Workload:
         return self.sequence - self.cached_keys
 
     @property
-    def parts(self) -> tuple[int, ...] | None:
-        """The lengths of what is laid out separately: documents, or the cached positions and the others; else None."""
-        return (self.cached_keys, self.queries) if self.cached_keys else self.documents
-
-    @property
     def document_starts(self) -> IntArray:
         """The start positions of the non-empty documents, ascending, an int array (documents,).
 

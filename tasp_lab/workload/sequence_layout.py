@@ -7,29 +7,32 @@ is supported: spans that cannot be equal differ by at most one position, and a s
 - `zigzag`: rank r holds chunks r and 2n-1-r of 2n, which balances the work of a causal mask.
 - `striped`: rank r holds positions r, r + n, r + 2n, ... (arXiv:2311.09431).
 
-**Documents.** In a packed sequence (see `tasp_lab.workload.layer`) each document is distributed separately, and no span
-crosses a document boundary. If the number of chunks does not divide the length of a document, some chunks are one
-position longer. These *remainder positions* are assigned round-robin, continuing from one document to the next. Hence:
+**Documents.** In a packed sequence (see `tasp_lab.workload.layer`) the spans are those of the same sequence without
+documents, so schedules do not depend on documents. They count *places*: chunk c of a layout has the c-th part of each
+document, one document after the other, and `pieces` tell the positions. Within a document, places and positions have
+the same order. Without documents, and in the striped layout, places are positions. If the number of chunks does not
+divide the length of a document, some parts are one position longer: chunk c has the positions p with p mod chunks = c
+as far as lengths go, which adds up to its length without documents. Hence:
 
 - Lengths. Every rank holds as many positions as without documents: ranks differ by at most one.
 - Causal work of `zigzag`, in (query, key) pairs. It is equal if all lengths are multiples of 2n, and for 2n documents
   of one length, since every split occurs as often as its mirror image. For any documents, two ranks differ by less than
   two pairs per position of the sequence.
-- Causal work of `striped`. Ranks with more work get earlier positions. For any documents, two ranks differ by at most
-  one pair per position of the sequence; if all lengths are multiples of n, by less than the longest of them.
-- Causal work of `contiguous` is not balanced: later chunks of a document have more.
+- Causal work of `striped`. For any documents, two ranks differ by at most one pair per position of the sequence.
+- Causal work of `contiguous` is not balanced: later parts of a document have more.
 
-**A cached prefix** is distributed as a document of its own: its keys lie where a pass over the prefix alone has them,
-and the positions with queries are balanced whatever the length of the prefix.
+**A cached prefix** is distributed by itself, in spans of its own: its keys lie where a pass over the prefix
+alone has them, and the positions with queries are balanced whatever the length of the prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise, repeat
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -60,19 +63,32 @@ class Span:
         return Span(self.start + first * self.stride, self.stride, count)
 
 
+class Piece(NamedTuple):
+    """Adjacent positions of a document at adjacent places."""
+
+    place: int
+    position: int
+    length: int
+
+
 @dataclass(frozen=True)
 class SequenceLayout:
     """The distribution of a sequence over ranks: per rank its non-empty spans, in ascending order.
 
-    All spans of a layout have one stride. Every position is in exactly one span; else `WorkloadError`.
+    All spans of a layout have one stride. Every place is in exactly one span; else `WorkloadError`. `pieces` are the
+    positions at all places, in the order of places; without them places are positions.
 
     >>> zigzag(16, 2).positions(0).tolist()
     [0, 1, 2, 3, 12, 13, 14, 15]
+    >>> packed = zigzag(12, 2, documents=(4, 8))
+    >>> packed.spans == zigzag(12, 2).spans, packed.positions_at(packed.places(0)).tolist()
+    (True, [0, 4, 5, 3, 10, 11])
     """
 
     name: str
     sequence: int
     spans: tuple[tuple[Span, ...], ...]
+    pieces: tuple[Piece, ...] = ()
 
     def __post_init__(self) -> None:
         spans = [span for each in self.spans for span in each]
@@ -92,6 +108,10 @@ class SequenceLayout:
             next_of[span.start % stride] += stride * span.count
         if any(end < self.sequence or end - stride >= self.sequence for end in next_of.values()):
             raise WorkloadError(f"layout {self.name!r} does not hold each of {self.sequence} positions once")
+        for number in (0, 1) if self.pieces else ():
+            ends = sorted((piece[number], piece[number] + piece.length) for piece in self.pieces)
+            if [0, *(end for _, end in ends)] != [*(first for first, _ in ends), self.sequence] or stride > 1:
+                raise WorkloadError(f"layout {self.name!r}: pieces do not hold each of {self.sequence} positions once")
 
     @property
     def stride(self) -> int:
@@ -127,9 +147,38 @@ class SequenceLayout:
         """The number of positions of a rank."""
         return sum(span.count for span in self.spans[rank])
 
-    def positions(self, rank: int) -> IntArray:
-        """The positions of a rank, in the order of its shard, e.g. for rotary embeddings."""
+    def places(self, rank: int) -> IntArray:
+        """The places of a rank, ascending."""
         return np.concatenate([np.zeros(0, dtype=np.int64), *(span.positions for span in self.spans[rank])])
+
+    def positions(self, rank: int) -> IntArray:
+        """The positions of a rank, ascending, which is the order of its shard, e.g. for rotary embeddings."""
+        places = self.places(rank)
+        return np.sort(self.positions_at(places)) if self.pieces else places
+
+    def positions_at(self, places: IntArray) -> IntArray:
+        """The positions at these places."""
+        if not self.pieces:
+            return places
+        place, position, _ = self.piece_columns
+        number = np.searchsorted(place, places, side="right") - 1
+        found: IntArray = places + (position - place)[number]
+        return found
+
+    @cached_property
+    def piece_columns(self) -> IntArray:
+        """Place, position and length of all pieces, an int array (3, pieces)."""
+        return np.array(self.pieces, dtype=np.int64).reshape(-1, 3).T
+
+    @cached_property
+    def position_spans(self) -> tuple[tuple[Span, ...], ...]:
+        """The spans of positions, per rank, ascending: `spans`, cut at the ends of pieces."""
+        if not self.pieces:
+            return self.spans
+        return tuple(
+            tuple(Span(int(first), 1, int(count)) for first, count in _runs_of(self.positions(rank)))
+            for rank in range(self.world_size)
+        )
 
     def on_ranks(self, order: IntArray) -> SequenceLayout:
         """The layout in which rank ``order[i]`` holds what rank i holds here; `order` has each rank once.
@@ -140,7 +189,13 @@ class SequenceLayout:
         if np.array_equal(order, np.arange(self.world_size)):
             return self
         spans = tuple(self.spans[place] for place in np.argsort(order))
-        return SequenceLayout(f"{self.name} in another order", self.sequence, spans)
+        return SequenceLayout(f"{self.name} in another order", self.sequence, spans, self.pieces)
+
+
+def _runs_of(positions: IntArray) -> IntArray:
+    """The first of each run of adjacent positions and its length, an int array (runs, 2)."""
+    first = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+    return np.stack([positions[first], np.diff(np.append(first, len(positions)))], axis=1)
 
 
 def _cut_before(span: Span, first: int) -> Span:
@@ -150,12 +205,19 @@ def _cut_before(span: Span, first: int) -> Span:
 
 
 class LayoutFunction(Protocol):
-    """Distributes a sequence over ranks; `WorkloadError` if the documents do not match the sequence."""
+    """Distributes a sequence over ranks; the first `cached_keys` positions by themselves.
 
-    def __call__(self, sequence: int, world_size: int, documents: Sequence[int] | None = None) -> SequenceLayout: ...
+    Raises `WorkloadError` if the documents do not match the sequence.
+    """
+
+    def __call__(
+        self, sequence: int, world_size: int, documents: Sequence[int] | None = None, cached_keys: int = 0
+    ) -> SequenceLayout: ...
 
 
-def contiguous(sequence: int, world_size: int, documents: Sequence[int] | None = None) -> SequenceLayout:
+def contiguous(
+    sequence: int, world_size: int, documents: Sequence[int] | None = None, cached_keys: int = 0
+) -> SequenceLayout:
     """Rank r holds chunk r of n.
 
     >>> [contiguous(7, 3).positions(rank).tolist() for rank in range(3)]
@@ -163,32 +225,36 @@ def contiguous(sequence: int, world_size: int, documents: Sequence[int] | None =
     >>> [contiguous(7, 3, documents=(4, 3)).positions(rank).tolist() for rank in range(3)]
     [[0, 1, 4], [2, 5], [3, 6]]
     """
-    chunks = _chunks(sequence, world_size, documents)
-    return _layout("contiguous", sequence, list(zip(*chunks, strict=True)))
+    chunks = _chunks(sequence, world_size, cached_keys)
+    return _layout("contiguous", sequence, list(zip(*chunks, strict=True)), _dealt(sequence, world_size, documents))
 
 
-def zigzag(sequence: int, world_size: int, documents: Sequence[int] | None = None) -> SequenceLayout:
+def zigzag(
+    sequence: int, world_size: int, documents: Sequence[int] | None = None, cached_keys: int = 0
+) -> SequenceLayout:
     """Rank r holds chunks r and 2n-1-r of 2n: one from the front of each document, one from the back.
 
     >>> zigzag(12, 2, documents=(4, 8)).positions(0).tolist()
     [0, 3, 4, 5, 10, 11]
     """
-    documents_chunks = list(_chunks(sequence, 2 * world_size, documents))
-    shards = [[chunks[at] for chunks in documents_chunks for at in (rank, -1 - rank)] for rank in range(world_size)]
-    return _layout("zigzag", sequence, shards)
+    parts_chunks = list(_chunks(sequence, 2 * world_size, cached_keys))
+    shards = [[chunks[at] for chunks in parts_chunks for at in (rank, -1 - rank)] for rank in range(world_size)]
+    return _layout("zigzag", sequence, shards, _dealt(sequence, 2 * world_size, documents))
 
 
-def striped(sequence: int, world_size: int, documents: Sequence[int] | None = None) -> SequenceLayout:
-    """Rank r holds positions r, r + n, r + 2n, ... Later documents start with ranks in another order.
+def striped(
+    sequence: int, world_size: int, documents: Sequence[int] | None = None, cached_keys: int = 0
+) -> SequenceLayout:
+    """Rank r holds positions r, r + n, r + 2n, ..., whatever the documents. What is cached may be in another order.
 
     >>> striped(7, 3).positions(1).tolist()
     [1, 4]
-    >>> striped(6, 3, documents=(3, 3)).positions(0).tolist()
-    [0, 5]
     """
+    if documents is not None:
+        check_documents(documents, sequence)
     shards: list[list[Span]] = [[] for _ in range(world_size)]
     pairs = [0] * world_size
-    for start, length in _starts_and_lengths(sequence, documents):
+    for start, length in _parts(sequence, cached_keys):
         longer = _longer_chunks(start, length, world_size)
         # The remainder positions are the last, so ranks with one come first; of equal ones, the busiest.
         order = sorted(range(world_size), key=lambda rank: (rank not in longer, -pairs[rank]))
@@ -203,15 +269,14 @@ LAYOUTS: Mapping[str, LayoutFunction] = {"contiguous": contiguous, "zigzag": zig
 """All layouts by name; masks name the one that balances their work (`tasp_lab.workload.mask`)."""
 
 
-def _starts_and_lengths(sequence: int, documents: Sequence[int] | None) -> list[tuple[int, int]]:
-    """The first position and the length of each document."""
-    lengths = (sequence,) if documents is None else check_documents(documents, sequence)
-    return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+def _parts(sequence: int, cached_keys: int) -> list[tuple[int, int]]:
+    """The first position and the length of what is distributed by itself: the cached prefix, and the rest."""
+    return [(0, cached_keys), (cached_keys, sequence - cached_keys)] if cached_keys else [(0, sequence)]
 
 
-def _chunks(sequence: int, count: int, documents: Sequence[int] | None) -> Iterator[list[Span]]:
-    """Each document split into contiguous chunks of about equal length."""
-    for start, length in _starts_and_lengths(sequence, documents):
+def _chunks(sequence: int, count: int, cached_keys: int) -> Iterator[list[Span]]:
+    """The cached prefix and the rest, each split into contiguous chunks of about equal length."""
+    for start, length in _parts(sequence, cached_keys):
         longer = _longer_chunks(start, length, count)
         lengths = [length // count + (chunk in longer) for chunk in range(count)]
         starts = accumulate(lengths, initial=start)
@@ -219,9 +284,30 @@ def _chunks(sequence: int, count: int, documents: Sequence[int] | None) -> Itera
 
 
 def _longer_chunks(start: int, length: int, count: int) -> set[int]:
-    """The chunks, of `count`, with a remainder position; earlier documents used `start` of them, modulo `count`."""
+    """The chunks, of `count`, with a remainder position; what lies before used `start` of them, modulo `count`."""
     return {(start + index) % count for index in range(length % count)}
 
 
-def _layout(name: str, sequence: int, shards: Sequence[Sequence[Span]]) -> SequenceLayout:
-    return SequenceLayout(name, sequence, tuple(tuple(span for span in each if span.count) for each in shards))
+def _dealt(sequence: int, count: int, documents: Sequence[int] | None) -> tuple[Piece, ...]:
+    """The pieces of documents in `count` chunks: each chunk has a part of every document, one after the other.
+
+    Of a document from position s to e, chunk c has as many positions as there are p in [s, e) with p mod count = c.
+    """
+    if documents is None:
+        return ()
+    ends = np.cumsum([0, *(length for length in check_documents(documents, sequence) if length)])
+    if len(ends) < 3:
+        return ()  # one document
+    before = ends[:, None] // count + (ends[:, None] % count > np.arange(count))  # positions of each chunk before ends
+    lengths = np.diff(before, axis=0)
+    positions = ends[:-1, None] + np.cumsum(lengths, axis=1) - lengths
+    lengths, positions = lengths.T.ravel(), positions.T.ravel()  # chunk by chunk
+    places = np.cumsum(lengths) - lengths
+    columns = (column[lengths > 0].tolist() for column in (places, positions, lengths))
+    return tuple(Piece(*row) for row in zip(*columns, strict=True))
+
+
+def _layout(
+    name: str, sequence: int, shards: Sequence[Sequence[Span]], pieces: tuple[Piece, ...] = ()
+) -> SequenceLayout:
+    return SequenceLayout(name, sequence, tuple(tuple(span for span in each if span.count) for each in shards), pieces)

@@ -51,6 +51,8 @@ class SoftmaxNumbers(Sums):
             QUERY_GRADIENTS: self.gradients[0],
             KEY_GRADIENTS: np.concatenate([dk, dv], axis=2),
         }
+        order = task.layout.positions_at(np.arange(layer.sequence))  # blocks are runs of places
+        self.contents = {tensor: values[order] for tensor, values in self.contents.items()}
         first, heads = task.first_head, task.heads
         assert first is not None
         assert heads is not None
@@ -104,14 +106,16 @@ class SoftmaxNumbers(Sums):
         queries, keys = call.operands
         cuts = [np.cumsum([self.columns[block][2] for block in each])[:-1].tolist() for each in call.operands]
 
+        seen = self._seen(call)
+
         def attend(operands: list[list[FloatArray]]) -> list[FloatArray]:
-            q, k, v, seen = self._operands(operands, call.params)
+            q, k, v = self._operands(operands)
             weights = np.exp(np.einsum("ihd,jhd->hij", q, k)) * seen
             numerator, denominator = np.einsum("hij,jhd->ihd", weights, v), weights.sum(axis=2).T[:, :, None]
             return np.split(np.concatenate([numerator, denominator], axis=2), cuts[0])
 
         def differentiate(operands: list[list[FloatArray]]) -> list[FloatArray]:
-            record, k, v, seen = self._operands(operands, call.params)
+            record, k, v = self._operands(operands)
             q, dout, lse, delta = np.split(record, [v.shape[2], 2 * v.shape[2], 2 * v.shape[2] + 1], axis=2)
             p = np.exp(np.einsum("ihd,jhd->hij", q, k) - lse.transpose(1, 0, 2)) * seen
             ds = p * (np.einsum("ihd,jhd->hij", dout, v) - delta.transpose(1, 0, 2))
@@ -124,15 +128,30 @@ class SoftmaxNumbers(Sums):
         gradients = [self.block[(QUERY_GRADIENTS, *self.columns[each][1:])] for each in queries]
         return [*gradients, *(self.block[(KEY_GRADIENTS, *self.columns[each][1:])] for each in keys)], differentiate
 
-    def _operands(
-        self, operands: list[list[FloatArray]], band: tuple[int, ...]
-    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Queries, keys and values of all their heads, and what is in the band."""
+    def _operands(self, operands: list[list[FloatArray]]) -> Inputs:
+        """Queries, keys and values of all their heads."""
         q, kv = (np.concatenate(each) for each in operands)
         kv = np.repeat(kv, q.shape[1] // kv.shape[1], axis=1)
-        distance = np.arange(len(q))[:, None] - np.arange(len(kv))
         k, v = np.split(kv, 2, axis=2)
-        return q, k, v, ((band[0] <= distance) & (distance <= band[1])).astype(np.float64)
+        return q, k, v
+
+    def _seen(self, call: KernelCall) -> FloatArray:
+        """What is in the band of a call, and of packed documents also in the mask."""
+        layout = self.task.layout
+        places = [
+            np.concatenate(
+                [
+                    start + layout.stride * np.arange(count)
+                    for _, start, count, *_ in map(self.columns.__getitem__, blocks)
+                ]
+            )
+            for blocks in call.operands
+        ]
+        distance = np.arange(len(places[0]))[:, None] - np.arange(len(places[1]))
+        seen = (call.params[0] <= distance) & (distance <= call.params[1])
+        if self.task.is_packed:
+            seen &= _visible(self.task)[np.ix_(*map(layout.positions_at, places))] > 0
+        return seen.astype(np.float64)
 
 
 def _visible(task: AttentionTask) -> FloatArray:

@@ -18,7 +18,7 @@ import numpy as np
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelConstant, KernelFile, Passing, Variant
 from tasp_lab.machines.kernel_model.tiles import last_begins, makespan, splits, tile_columns
-from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
+from tasp_lab.workload.kernel_shapes import KernelShape
 
 _FLOPS_PER_PAIR = {"forward": 4.0, "backward": 10.0}
 """Per (query, key) pair and element of a head."""
@@ -125,7 +125,7 @@ def _plain(shape: KernelShape) -> KernelShape:
 @lru_cache(1 << 16)
 def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
     """The parts of a call of 16-bit operands."""
-    pairs = int(pairs_in_band(shape.low, shape.high, shape.queries, shape.keys)) * shape.batch * shape.heads
+    pairs = shape.pairs * shape.batch * shape.heads
     if pairs == 0:
         return TimeParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     per_pair = _FLOPS_PER_PAIR[shape.passing] * shape.head_dim / rate_at(variant, shape.head_dim)
@@ -154,7 +154,7 @@ def busy_share(gpu: Gpu, design: Design, shape: KernelShape) -> float:
 
     It follows from the tiles alone: full waves without a mask give 1.
     """
-    pairs = int(pairs_in_band(shape.low, shape.high, shape.queries, shape.keys)) * shape.batch * shape.heads
+    pairs = shape.pairs * shape.batch * shape.heads
     sms = round(gpu.sms.value)
     columns, _ = _busiest(design, 0.0, 1.0, sms, _plain(shape))
     return min(pairs / (columns * design.rows * (sms // design.group)), 1.0)
@@ -205,8 +205,13 @@ def _busiest(design: Design, tile_columns_cost: float, alone: float, sms: int, s
 
 
 def _tiles(design: Design, tile_columns_cost: float, sms: int, shape: KernelShape) -> _Tiles:
-    """The tiles of a call in the order of dispatch."""
+    """The tiles of a call in the order of dispatch; those of packed documents are in one grid, document by document."""
     rows, heads = _tile_queries(design, shape)
+    if shape.packed:
+        of_documents = [tile_columns(each, rows, design.columns) for each in _sequences(shape)]
+        costs = np.concatenate([each[::-1] if design.order == "reversed" else each for each in of_documents])
+        costs[costs > 0] += tile_columns_cost
+        return _Tiles(costs, heads, sms // design.group, design, 1.0, 1)
     parts = 1
     if shape.passing == "forward" and not (design.split == "fill" and _is_masked(shape)):
         parts = splits(design.split, heads, shape.queries, shape.keys, shape.head_dim, sms, rows, shape.batch)
@@ -232,12 +237,19 @@ def _tile_queries(design: Design, shape: KernelShape) -> tuple[float, int]:
     return float(design.rows), shape.batch * shape.heads
 
 
+def _sequences(shape: KernelShape) -> list[KernelShape]:
+    """The sequences of a call, each as a call of its own."""
+    return [shape._replace(packed=(), **each._asdict()) for each in shape.segments]
+
+
 def _is_masked(shape: KernelShape) -> bool:
     return shape.low > 1 - shape.keys or shape.high < shape.queries - 1
 
 
 def _speed(variant: Variant, shape: KernelShape, parts: int) -> float:
     """The speed with this mask and so many parts of the keys, as a share of that without."""
+    if shape.packed:  # each document takes its share of the time
+        return shape.pairs / sum(each.pairs / _speed(variant, each, parts) for each in _sequences(shape) if each.pairs)
     speed = variant.split.value if parts > 1 else 1.0
     if not _is_masked(shape):
         return speed

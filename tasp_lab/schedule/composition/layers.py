@@ -132,7 +132,7 @@ def _check_positions(layers: Sequence[Schedule], tasks: Sequence[LayerTask]) -> 
     """Raise `ScheduleError` unless each layer begins with the positions with which the one before ends."""
     for number in range(1, len(layers)):
         layout, expected = tasks[number].layout, tasks[number - 1].result_layout
-        if layout.spans == expected.spans:
+        if layout.position_spans == expected.position_spans:
             continue
         for rank in range(layers[0].world_size):
             if not np.array_equal(layout.positions(rank), expected.positions(rank)):

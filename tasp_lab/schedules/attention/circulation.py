@@ -146,8 +146,8 @@ class Circulation:
     (circulating blocks,): the first and the last hop at which the mask needs a block; 0 if none does.
 
     `span_of`: the span of each stationary block, if spans are cut; mask coverage is per span. `travels`: bool array
-    (world_size, world_size, documents), whether the blocks of a rank are needed at another one, for those of which the
-    other side does not come instead; all are if not given.
+    (world_size, world_size), whether the blocks of a rank are needed at another one, for those of which the other side
+    does not come instead; all are if not given.
     """
 
     def __init__(
@@ -163,16 +163,15 @@ class Circulation:
         self.world_size: int = rings.shape[1]
         circulating, stationary = (KEYS, QUERIES) if side == "keys" else (QUERIES, KEYS)
         self.blocks, self.stationary = task.blocks_of(circulating), task.blocks_of(stationary)
-        self._document = task.document[self.blocks]
-        self._documents = len(task.workload.document_starts)
         place = np.argsort(rings, axis=1)
         self._start = place[ring_of, task.owner[self.blocks]]
         self._spans = self._stationary_spans(span_of)
         self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
+        self._span_documents = task.documents_at(task.start[self._span_first], self._span_count)
         self._lists = self._stationary_lists()
         self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
         if travels is not None:
-            self._coverage *= travels[task.owner[self.blocks], :, self._document].T
+            self._coverage *= travels[task.owner[self.blocks]].T
         self.first, self.last = self._needed_hops()
 
     @property
@@ -186,12 +185,11 @@ class Circulation:
         return BlockLists.of_sizes(sizes, self.stationary)
 
     def _stationary_lists(self) -> BlockLists:
-        """The stationary spans of each rank and document: list ``rank * documents + document``, in ascending order."""
-        task, first = self.task, self._span_first
-        key = task.owner[first] * self._documents + task.document[first]
-        sizes = np.bincount(key, minlength=self.world_size * self._documents)
+        """The stationary spans of each rank, in ascending order."""
+        owner = self.task.owner[self._span_first]
+        sizes = np.bincount(owner, minlength=self.world_size)
         assert sizes.max(initial=0) <= _MAX_SPANS, "five digits to base 3 fit into a byte"
-        return BlockLists.of_sizes(sizes, np.argsort(key, kind="stable"))
+        return BlockLists.of_sizes(sizes, np.argsort(owner, kind="stable"))
 
     def _stationary_blocks(self, lists: BlockLists) -> BlockLists:
         """The blocks of lists of stationary spans."""
@@ -199,23 +197,17 @@ class Circulation:
         return BlockLists.of_sizes(sizes, self._spans.select(lists.block).block)
 
     def _coverage_at(self, rank: int) -> npt.NDArray[np.uint8]:
-        """The mask coverage of each circulating block at a rank: one base-3 digit per stationary span.
-
-        The mask between documents is empty, so the digits are those of the stationary spans of the same document.
-        """
-        lists = rank * self._documents + self._document
-        position = self._lists.offset[lists][:, None] + np.arange(int(self._lists.sizes[lists].max(initial=0)))
-        present = position < self._lists.offset[lists + 1][:, None]
-        spans = self._lists.block[np.where(present, position, 0)] if position.size else position
+        """The mask coverage of each circulating block at a rank: one base-3 digit per stationary span."""
+        spans = self._lists[rank]
         low, high, full = self._bands(self.blocks[:, None], spans)
-        coverage = np.where(full, _FULL, np.where(low <= high, _PARTIAL, 0)) * present
-        digits: npt.NDArray[np.uint8] = (coverage * 3 ** np.arange(spans.shape[1])).sum(axis=1).astype(np.uint8)
+        coverage = np.where(full, _FULL, np.where(low <= high, _PARTIAL, 0))
+        digits: npt.NDArray[np.uint8] = (coverage * 3 ** np.arange(len(spans))).sum(axis=1).astype(np.uint8)
         return digits
 
     def _bands(self, circulating: IntArray, spans: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
         """The clipped bands of circulating blocks and stationary spans, which broadcast together: low, high, if full.
 
-        Those of different documents are empty.
+        Those without a common document are empty.
         """
         task, first = self.task, self._span_first[spans]
         block = task.start[circulating], task.count[circulating]
@@ -223,7 +215,8 @@ class Circulation:
         queries, keys = (span, block) if self.side == "keys" else (block, span)
         low, high = task.run_bands(*queries, *keys)
         low, high = clip_band(low, high, queries[1], keys[1])
-        apart = task.document[circulating] != task.document[first]
+        documents, of_spans = task.documents, self._span_documents
+        apart = (documents[1][circulating] < of_spans[0][spans]) | (documents[0][circulating] > of_spans[1][spans])
         low = np.where(apart, high + 1, low)
         return low, high, (low == 1 - keys[1]) & (high == queries[1] - 1)
 
@@ -289,12 +282,11 @@ class Circulation:
         return ranks
 
     def order(self, circulating: IntArray, ranks: IntArray) -> IntArray:
-        """The order of circulating blocks by destination rank, document and mask coverage there.
+        """The order of circulating blocks by destination rank and mask coverage there.
 
         Blocks with the same mask coverage are contiguous, so one kernel call covers them.
         """
-        key = (ranks * self._documents + self._document[circulating]) * 3**_MAX_SPANS
-        return stable_order(key + self._coverage[ranks, circulating], circulating)
+        return stable_order(ranks * 3**_MAX_SPANS + self._coverage[ranks, circulating], circulating)
 
     def used_at(self, hop: int) -> IntArray:
         """The circulating blocks, indexed from 0, that the mask needs at this hop."""
@@ -310,21 +302,18 @@ class Circulation:
         order = self.order(circulating, ranks)
         circulating, ranks = circulating[order], ranks[order]
         coverage = self._coverage[ranks, circulating]
-        list_of = ranks * self._documents + self._document[circulating]
-        starts = np.flatnonzero(np.concatenate([[True], (np.diff(list_of) != 0) | (np.diff(coverage) != 0)]))
+        starts = np.flatnonzero(np.concatenate([[True], (np.diff(ranks) != 0) | (np.diff(coverage) != 0)]))
         starts = starts[: len(circulating)]
         moving = BlockLists.of_sizes(np.diff(np.append(starts, len(circulating))), self.blocks[circulating])
-        return self._coverage_calls(ranks[starts], list_of[starts], coverage[starts], moving)
+        return self._coverage_calls(ranks[starts], coverage[starts], moving)
 
-    def _coverage_calls(
-        self, rank: IntArray, list_of: IntArray, coverage: npt.NDArray[np.uint8], moving: BlockLists
-    ) -> tuple[Calls, ...]:
+    def _coverage_calls(self, rank: IntArray, coverage: npt.NDArray[np.uint8], moving: BlockLists) -> tuple[Calls, ...]:
         """The calls on runs of circulating blocks that have the same mask coverage at a rank.
 
         One call covers a run and all stationary spans with a full mask; each tile with a partial mask is a call.
         """
-        run, position = ranges(self._lists.offset[list_of], self._lists.offset[list_of + 1])
-        span, place = self._lists.block[position], position - self._lists.offset[list_of[run]]
+        run, position = ranges(self._lists.offset[rank], self._lists.offset[rank + 1])
+        span, place = self._lists.block[position], position - self._lists.offset[rank[run]]
         digit = coverage[run] // 3**place % 3
         full, partial = digit == _FULL, np.flatnonzero(digit == _PARTIAL)
         sizes = np.bincount(run[full], minlength=len(rank))
@@ -350,24 +339,24 @@ class Circulation:
         return _calls(self.task, rank[calls_run[order]], queries, keys, low, high)
 
     def _calls_at_owners(self) -> tuple[Calls, ...]:
-        """Every rank's calls to its own blocks, document by document.
+        """Every rank's calls to its own blocks.
 
         Both sides are in ascending order, so a mask of order between them equals that of their indices, counted from
-        the first query; other masks have a call per run of positions.
+        the first query; other masks have a call per run of places.
         """
-        task, layer = self.task, self.task.workload
-        key = task.owner[self.blocks] * self._documents + self._document
+        task = self.task
+        owner = task.owner[self.blocks]
         own = BlockLists.of_sizes(
-            np.bincount(key, minlength=len(self._lists)), self.blocks[np.argsort(key, kind="stable")]
+            np.bincount(owner, minlength=len(self._lists)), self.blocks[np.argsort(owner, kind="stable")]
         )
         staying = self._stationary_blocks(self._lists)
         queries, keys = (staying, own) if self.side == "keys" else (own, staying)
-        present = np.flatnonzero(queries.sizes)
-        queries, keys, rank = queries.select(present), keys.select(present), present // self._documents
-        if layer.visible.is_of_order:
+        rank = np.flatnonzero(queries.sizes)
+        queries, keys = queries.select(rank), keys.select(rank)
+        if task.visible.is_of_order:
             count, key_count = _positions(task, queries), _positions(task, keys)
             # Without cached keys as many of either side; with them, the last query is at the last key.
-            low, high = layer.visible.band(key_count - count, count, key_count)
+            low, high = task.visible.band(key_count - count, count, key_count)
             return _calls(task, rank, queries, keys, low, high)
         (queries, queries_of), (keys, keys_of) = (_runs(task, each) for each in (queries, keys))
         query, key = ranges(*(np.searchsorted(keys_of, queries_of, side) for side in ("left", "right")))

@@ -5,8 +5,8 @@ stages; as soon as a stage is there, it attends to it. Each key makes one transf
 receives a key that its mask does not need. With a full mask a rank sends n - 1 times its keys and values, as around a
 ring.
 
-**Cuts.** What a rank needs of a span of keys is a run of positions for each span of its queries in the same document.
-The ends of these runs cut the span. Without a window they are those of the span: a query sees all keys before it.
+**Cuts.** What a rank needs of a span of keys is a run of places for each span of its queries. The ends of these runs
+cut the span. Without a window they are those of the span: a query sees all keys before it.
 
 Backward, keys come again in the same stages. A step after a rank has differentiated with a stage, its part of the
 gradients of these keys goes straight to their owners (group-reduce), which add it in float32. It is sent once, so by
@@ -92,9 +92,7 @@ def _needs(task: AttentionTask) -> IntArray:
 
     Int array (4, pairs of a block of keys and one of queries).
     """
-    keys, queries = (task.by_document(task.blocks_of(each)) for each in (KEYS, QUERIES))
-    document, at, other = np.nonzero((keys >= 0)[:, :, None] & (queries >= 0)[:, None])
-    key, query = keys[document, at], queries[document, other]
+    key, query = (each.ravel() for each in np.meshgrid(task.blocks_of(KEYS), task.blocks_of(QUERIES), indexing="ij"))
     low, high = task.tile_bands(query, key)
     seen = (low <= high) & (task.owner[query] != task.owner[key])
     key, query, low, high = (each[seen] for each in (key, query, low, high))

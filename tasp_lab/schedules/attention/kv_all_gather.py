@@ -25,7 +25,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.calls import BlockLists, Calls
@@ -159,22 +159,17 @@ class GatheredKeys:
 
 def _calls(task: AttentionTask) -> Calls:
     """A call per block of queries, in the order of positions, to all keys that it sees."""
-    queries, keys = task.blocks_of(QUERIES), task.by_document(_by_position(task, task.blocks_of(KEYS)))
+    queries, keys = task.blocks_of(QUERIES), task.blocks_of(KEYS)
     queries = queries[np.lexsort((task.start[queries], task.owner[queries]))]
+    keys = keys[np.argsort(task.start[keys], kind="stable")]
     rows = []
     for query in queries.tolist():
-        others = keys[task.document[query]]
-        others = others[others >= 0]
-        low, high = task.tile_bands(np.full_like(others, query), others)
-        rows.append(others[low <= high])
+        low, high = task.tile_bands(np.full_like(keys, query), keys)
+        visible = np.flatnonzero(low <= high)  # keys between them have other documents at most
+        rows.append(keys[visible[0] : visible[-1] + 1])
     seen = BlockLists.of(rows)
     positions = np.add.reduceat(task.count[seen.block], seen.offset[:-1])
     counts = task.count[queries], positions
     bands = clip_band(*task.run_bands(task.start[queries], counts[0], task.start[seen.first], counts[1]), *counts)
     alone = BlockLists.of_sizes(np.ones_like(queries), queries)
     return Calls(task.kernel, task.owner[queries], (alone, seen), np.stack(bands, axis=1))
-
-
-def _by_position(task: AttentionTask, blocks: IntArray) -> IntArray:
-    ordered: IntArray = blocks[np.argsort(task.start[blocks], kind="stable")]
-    return ordered

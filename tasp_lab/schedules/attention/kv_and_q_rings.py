@@ -2,9 +2,9 @@
 
 For the queries of rank a and the keys of rank b, either the keys travel to a, or the queries travel to b and what they
 yield (backward: their gradients) goes to a; gradients of keys that travelled go to b. There are three splits: keys
-travel everywhere, queries travel everywhere, or per pair of ranks and document the side with fewer bytes (keys if
-equal) does. The option `travels` names one of them: ``keys``, ``queries`` or ``both``; with ``auto`` all are compared.
-All rings carry whatever travels.
+travel everywhere, queries travel everywhere, or per pair of ranks the side with fewer bytes (keys if equal) does. The
+option `travels` names one of them: ``keys``, ``queries`` or ``both``; with ``auto`` all are compared. All rings carry
+whatever travels.
 
 What goes home is given straight to its owner, a message per rank that used a block. Backward, one side everywhere may
 also have its gradients follow along its rings and add up on the way: these are the dataflows of ``tasp``. The plan
@@ -207,37 +207,25 @@ def busiest_link_s(topology: Topology, steps: Iterable[Step], block_bytes: IntAr
 
 
 class Travels(NamedTuple):
-    """Whose blocks travel: bool arrays (owner, other rank, document), where each side is needed and comes itself."""
+    """Whose blocks travel: bool arrays (owner, other rank), where each side is needed and comes itself."""
 
     keys: BoolArray
     queries: BoolArray
 
 
 def what_travels(task: AttentionTask) -> Travels:
-    """The side with fewer bytes for each pair of ranks and document; the blocks of the task are whole spans."""
-    n, documents = task.layout.world_size, len(task.workload.document_starts)
-    key_bytes, query_bytes = np.zeros((2, documents, n, n), dtype=np.int64)  # [document, owner, other rank]
+    """The side with fewer bytes for each pair of ranks; the blocks of the task are whole spans."""
     sizes = task.block_bytes + np.where(task.output_of >= 0, task.block_bytes[task.output_of], 0)
-    keys_of, queries_of = (_by_document(task, tensor) for tensor in (KEYS, QUERIES))
-    for document in range(documents):
-        keys, queries = keys_of[document], queries_of[document]
-        low, high = task.tile_bands(queries[:, None], keys)
-        seen = low <= high
-        key_bytes[document] = _needed_bytes(task, keys, queries, seen.T, sizes)
-        query_bytes[document] = _needed_bytes(task, queries, keys, seen, sizes)
-    by_keys = key_bytes <= query_bytes.transpose(0, 2, 1)
-    keys_travel = by_keys & (key_bytes > 0)
-    queries_travel = ~by_keys.transpose(0, 2, 1) & (query_bytes > 0)
-    keys_travel[:, range(n), range(n)] = queries_travel[:, range(n), range(n)] = False
-    return Travels(keys_travel.transpose(1, 2, 0), queries_travel.transpose(1, 2, 0))
-
-
-def _by_document(task: AttentionTask, tensor: int) -> list[IntArray]:
-    """The blocks of a tensor, document by document."""
-    blocks = task.blocks_of(tensor)
-    order = np.argsort(task.document[blocks], kind="stable")
-    ends = np.cumsum(np.bincount(task.document[blocks], minlength=len(task.workload.document_starts)))
-    return np.split(blocks[order], ends[:-1])
+    keys, queries = task.blocks_of(KEYS), task.blocks_of(QUERIES)
+    low, high = task.tile_bands(queries[:, None], keys)
+    seen = low <= high
+    key_bytes = _needed_bytes(task, keys, queries, seen.T, sizes)  # [owner, other rank]
+    query_bytes = _needed_bytes(task, queries, keys, seen, sizes)
+    by_keys = key_bytes <= query_bytes.T
+    keys_travel, queries_travel = by_keys & (key_bytes > 0), ~by_keys.T & (query_bytes > 0)
+    np.fill_diagonal(keys_travel, False)
+    np.fill_diagonal(queries_travel, False)
+    return Travels(keys_travel, queries_travel)
 
 
 def _needed_bytes(

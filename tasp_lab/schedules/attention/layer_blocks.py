@@ -1,4 +1,7 @@
-"""The blocks of an attention layer: runs of positions of one tensor and of some heads.
+"""The blocks of an attention layer: runs of places of one tensor and of some heads.
+
+Places are positions, except in packed documents (`tasp_lab.workload.sequence_layout`): there a block has a part of
+every document, so blocks do not depend on documents.
 
 Backward, a query block holds all inputs of the gradients: the queries, the gradient of their output, its log-sum-exp,
 and the row sums of output times gradient (the last two in float32).
@@ -18,6 +21,7 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Field
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.mask import Mask
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
 KEYS, QUERIES, RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS = range(5)
@@ -41,7 +45,7 @@ class LayerBlocks:
     workload, layout : the layer, and the distribution of its positions over ranks.
     tensor : `KEYS`, `QUERIES`, and `RESULTS` or both gradients.
     owner : the rank whose shard the positions are of.
-    start, count : the positions of a block are start, start + stride, ...; `stride` is that of the layout.
+    start, count : the places of a block are start, start + stride, ...; `stride` is that of the layout.
     first_head, heads : the heads of a block, KV heads of keys and their gradients; all heads if None.
     gradient_dtype : dtype of gradients on the wire, a key of `tasp_lab.workload.layer.ELEMENT_BYTES`; None forward.
     result_dtype : dtype of results on the wire, ``fp32`` unless given.
@@ -87,6 +91,21 @@ class LayerBlocks:
                 raise ScheduleError(f"the blocks of {TENSORS[target]} are not those of {TENSORS[source]}")
             output_of[blocks] = results
         object.__setattr__(self, "output_of", output_of)
+
+    @cached_property
+    def visible(self) -> Mask:
+        """The mask between places: for pairs of one document that of the layer, or a wider one.
+
+        If only the order of positions decides, it is the same. Else it is as wide as positions within its limits are
+        apart: documents lie between them, in other layouts less. What calls compute is `workload.visible` all the same.
+        """
+        mask, layout = self.workload.visible, self.layout
+        if mask.is_of_order or not layout.pieces:
+            return mask
+        low, high = (
+            None if limit is None else _widest(self.workload, layout, limit) for limit in (mask.low, mask.high)
+        )
+        return replace(mask, low=low, high=high)
 
     @property
     def result_layout(self) -> SequenceLayout:
@@ -151,10 +170,14 @@ class LayerBlocks:
         """The number of positions of each rank that a tensor has."""
         return [sum(span.count for span in each) for each in self.spans_of(tensor)]
 
-    def positions_of(self, tensor: int, rank: int) -> IntArray:
-        """The positions of a rank that a tensor has, in the order of its shard."""
+    def places_of(self, tensor: int, rank: int) -> IntArray:
+        """The places of a rank that a tensor has, ascending."""
         spans = self.spans_of(tensor)[rank]
         return np.concatenate([np.zeros(0, dtype=np.int64), *(span.positions for span in spans)])
+
+    def positions_of(self, tensor: int, rank: int) -> IntArray:
+        """The positions of a rank that a tensor has, in the order of its shard."""
+        return np.sort(self.layout.positions_at(self.places_of(tensor, rank)))
 
     def _merged(self, owner: IntArray, start: IntArray, count: IntArray) -> IntArray:
         """Owner, start and count of blocks, an array (3, runs); adjacent blocks are merged into one run."""
@@ -184,11 +207,18 @@ class LayerBlocks:
     def is_backward(self) -> bool:
         return self.gradient_dtype is not None
 
+    def documents_at(self, start: IntArray, count: IntArray) -> tuple[IntArray, IntArray]:
+        """The documents of the first and of the last place of runs of places within a span."""
+        first, last = (
+            np.searchsorted(self.workload.document_starts, self.layout.positions_at(places), side="right") - 1
+            for places in (start, start + self.layout.stride * (count - 1))
+        )
+        return first, last
+
     @cached_property
-    def document(self) -> IntArray:
-        """The document number of each block."""
-        numbers: IntArray = np.searchsorted(self.workload.document_starts, self.start, side="right") - 1
-        return numbers
+    def documents(self) -> tuple[IntArray, IntArray]:
+        """The first and the last document of each block; all between them, if they have positions there."""
+        return self.documents_at(self.start, self.count)
 
     @cached_property
     def _kv_heads(self) -> tuple[IntArray, IntArray]:
@@ -201,8 +231,8 @@ class LayerBlocks:
 
     @cached_property
     def group(self) -> IntArray:
-        """The group of each block: equal for blocks of one document and the same KV heads."""
-        columns = np.stack([self.document, *self._kv_heads])
+        """The group of each block: equal for blocks of the same KV heads."""
+        columns = np.stack(self._kv_heads)
         groups: IntArray = np.unique(columns, axis=1, return_inverse=True)[1].ravel()
         return groups
 
@@ -274,12 +304,26 @@ class LayerBlocks:
         held[self.owner[blocks], blocks] = True
         return held
 
-    def by_document(self, blocks: IntArray) -> IntArray:
-        """Blocks grouped by document, an array (documents, max blocks per document) in order, padded with -1."""
-        document = self.document[blocks]
-        order = np.argsort(document, kind="stable")
-        sizes = np.bincount(document, minlength=len(self.workload.document_starts))
-        first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        table = np.full((len(sizes), int(sizes.max(initial=0))), -1, dtype=np.int64)
-        table[document[order], np.arange(len(blocks)) - first] = blocks[order]
-        return table
+
+def _widest(workload: Workload, layout: SequenceLayout, limit: int) -> int:
+    """How far apart the places of a query and of a key can be whose positions differ by `limit` in one document.
+
+    Both move by one place from one position to the next, except at the ends of pieces, so these are looked at.
+    """
+    place, position, length = layout.piece_columns
+    order = np.argsort(position)
+    place, position = place[order], position[order]
+    ends = np.concatenate([position, position + length[order] - 1])
+    query = np.concatenate([ends, ends + limit])
+    query = query[(query >= 0) & (query < workload.sequence)]
+    starts = np.append(workload.document_starts, workload.sequence)
+    document = np.searchsorted(starts, query, side="right") - 1
+    key = np.clip(query - limit, starts[document], starts[document + 1] - 1)
+
+    def places(at: IntArray) -> IntArray:
+        piece = np.searchsorted(position, at, side="right") - 1
+        found: IntArray = at + (place - position)[piece]
+        return found
+
+    apart = places(query) - places(key)
+    return int(apart.max() if limit >= 0 else apart.min())

@@ -5,12 +5,23 @@ block: the tiles of its rows. Backward, ``differentiate`` adds one part per key 
 and one per query block to that of the keys. Blocks are those of `tasp_lab.schedules.attention.layer_blocks`.
 
 A **tile** is a query block against a key block; its mask is a band (`tasp_lab.workload.kernel_shapes`). Parts are
-numbered among the blocks of the same document and the same KV heads; a tile with an empty mask is no part.
+numbered among the blocks of the same KV heads; a tile with an empty mask is no part.
+
+**Packed documents.** Blocks and bands are between places, which do not depend on documents. A call computes of its band
+the pairs of one document that the mask lets see each other, and `segments` lists them.
+
+Theorem. If the calls of a schedule compute each pair of the band between places exactly once, they compute each pair of
+a query and a key that it attends to exactly once, and no other pair.
+Proof. A pair is computed by the calls that have it in their band, of which there is one if it is in the band between
+places, else none. So only this is left: a query attends to no key outside that band. If only the order of positions
+decides, then because places have the order of positions within a document. Else because the band is that wide
+(`LayerBlocks.visible`). []
+Tiles of blocks without a common document are no parts, whatever their band.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +30,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Join, Kind, Pool
-from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks
+from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks, ranges
 from tasp_lab.schedules.attention.layer_blocks import KEY_GRADIENTS as KEY_GRADIENTS
 from tasp_lab.schedules.attention.layer_blocks import KEYS as KEYS
 from tasp_lab.schedules.attention.layer_blocks import QUERIES as QUERIES
@@ -27,8 +38,9 @@ from tasp_lab.schedules.attention.layer_blocks import QUERY_GRADIENTS as QUERY_G
 from tasp_lab.schedules.attention.layer_blocks import RESULTS as RESULTS
 from tasp_lab.schedules.attention.layer_blocks import TENSORS as TENSORS
 from tasp_lab.schedules.attention.layer_blocks import LayerBlocks
-from tasp_lab.workload.kernel_shapes import ShapeRows, clip_band, pairs_in_band
+from tasp_lab.workload.kernel_shapes import Segment, ShapeRows, clip_band, pairs_in_band
 from tasp_lab.workload.layer import ELEMENT_BYTES
+from tasp_lab.workload.packing import PackedSegment, Rows, document_segments
 
 ATTEND, DIFFERENTIATE = "attend", "differentiate"
 """Names of kernels, which take queries and keys, and a band as parameters (low, high)."""
@@ -150,16 +162,25 @@ class AttentionTask(LayerBlocks):
         return Blocks(kinds, np.searchsorted(present, self.tensor), self.block_bytes, self.parts)
 
     def tile_bands(self, queries: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
-        """The clipped bands of the tiles of query and key blocks, two arrays that broadcast together."""
+        """The clipped bands of the tiles of query and key blocks, two arrays that broadcast together.
+
+        Empty of blocks without a common document.
+        """
         counts = self.count[queries], self.count[keys]
         low, high = self.run_bands(self.start[queries], counts[0], self.start[keys], counts[1])
-        unrelated = self.document[queries] != self.document[keys]
-        return clip_band(np.where(unrelated, counts[0], low), np.where(unrelated, -counts[1], high), *counts)
+        apart = self._are_apart(queries, keys)
+        return clip_band(np.where(apart, counts[0], low), np.where(apart, -counts[1], high), *counts)
+
+    def _are_apart(self, queries: IntArray, keys: IntArray) -> BoolArray:
+        """Whether query and key blocks have no document in common."""
+        first, last = self.documents
+        apart: BoolArray = (last[queries] < first[keys]) | (first[queries] > last[keys])
+        return apart
 
     def run_bands(self, query: IntArray, queries: IntArray, key: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
-        """The bands of runs of a document: `queries` positions from `query` on, `keys` from `key` on. Not clipped."""
+        """The bands of runs of places: `queries` places from `query` on, `keys` from `key` on. Not clipped."""
         ahead = (query - key).astype(np.int64)
-        low, high = self.workload.visible.band(ahead, queries, keys, self.layout.stride)
+        low, high = self.visible.band(ahead, queries, keys, self.layout.stride)
         return np.broadcast_to(low, ahead.shape), np.broadcast_to(high, ahead.shape)
 
     def effects(self, calls: Calls) -> Effects:
@@ -171,7 +192,9 @@ class AttentionTask(LayerBlocks):
         shift = _first_positions(keys, self.count)[key] - _first_positions(queries, self.count)[query]
         counts = self.count[query_block], self.count[key_block]
         low, high = clip_band(calls.params[call, 0] + shift, calls.params[call, 1] + shift, *counts)
-        wanted_low, wanted_high = self.tile_bands(query_block, key_block)
+        wanted_low, wanted_high = clip_band(
+            *self.run_bands(self.start[query_block], counts[0], self.start[key_block], counts[1]), *counts
+        )
         seen, wanted = low <= high, wanted_low <= wanted_high
         wrong = (seen != wanted) | (seen & ((low != wanted_low) | (high != wanted_high)))
         if wrong.any():
@@ -180,6 +203,7 @@ class AttentionTask(LayerBlocks):
                 f"rank {calls.rank[call[at]]} attends with queries {query_block[at]} to keys {key_block[at]} "
                 f"in the band {low[at]} to {high[at]}, the mask is {wanted_low[at]} to {wanted_high[at]}"
             )
+        seen &= ~self._are_apart(query_block, key_block)
         call, query_block, key_block = call[seen], query_block[seen], key_block[seen]
         block, part = self.output_of[query_block], self._number[key_block]
         if not self.is_backward:
@@ -252,14 +276,90 @@ class AttentionTask(LayerBlocks):
         """The FLOPs of each call, int array (calls,)."""
         heads = self._head_columns[1][calls.operands[0].first]
         pairs = pairs_in_band(calls.params[:, 0], calls.params[:, 1], *self._lengths(calls))
+        if self.is_packed:
+            packings = self._packings(calls)
+            bands = np.array([each for packing in packings for each in packing], dtype=np.int64).reshape(-1, 4)
+            before = np.cumsum([0, *pairs_in_band(*bands.T[[2, 3, 0, 1]])])
+            pairs = np.diff(before[np.cumsum([0, *map(len, packings)])])
         return pairs * heads * self.flops_per_pair_and_head
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether there are several documents."""
+        return len(self.workload.document_starts) > 1
+
+    def _packings(self, calls: Calls) -> list[tuple[Segment, ...]]:
+        """The sequences of each call on packed documents."""
+        operands = zip(*(each.lists() for each in calls.operands), strict=True)
+        return [self._packing(tuple(queries), tuple(keys)) for queries, keys in operands]
+
+    def _packing(self, queries: tuple[int, ...], keys: tuple[int, ...]) -> tuple[Segment, ...]:
+        if (queries, keys) not in self._known_packings:
+            self._known_packings[queries, keys] = tuple(each.shape for each in self.segments(queries, keys))
+        return self._known_packings[queries, keys]
+
+    @cached_property
+    def _known_packings(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Segment, ...]]:
+        """Those that have been asked for: FLOPs and shapes of calls are, one after the other."""
+        return {}
+
+    def segments(self, queries: Sequence[int], keys: Sequence[int]) -> list[PackedSegment]:
+        """What a call with these blocks computes, document by document; the rows are those of its operands.
+
+        A query row is in one segment at most, and in none if it sees none of the keys.
+        """
+        rows = [self._document_rows(blocks) for blocks in (queries, keys)]
+        mask, stride = self.workload.visible, self.layout.stride
+        found: list[PackedSegment] = []
+        for document, of_queries in rows[0].items():
+            if document in rows[1]:
+                found += document_segments(of_queries, rows[1][document], mask, stride)
+        return found
+
+    def _document_rows(self, blocks: Sequence[int]) -> dict[int, list[Rows]]:
+        """By document, the rows of a tensor of these blocks, in the order of positions."""
+        found: dict[int, list[Rows]] = {}
+        first = 0
+        for block in blocks:
+            for document, position, count in self._pieces[block]:
+                found.setdefault(document, []).append(Rows(position, first, count))
+                first += count
+        for rows in found.values():
+            rows.sort()
+        return found
+
+    @cached_property
+    def _pieces(self) -> dict[int, list[tuple[int, int, int]]]:
+        """By block of queries and keys: document, first position and count of each of its parts, in order."""
+        blocks = np.flatnonzero(np.isin(self.tensor, (QUERIES, KEYS)))
+        columns = (each.tolist() for each in self.pieces_of(self.start[blocks], self.count[blocks]))
+        found: dict[int, list[tuple[int, int, int]]] = {block: [] for block in blocks.tolist()}
+        for entry, document, position, count in zip(*columns, strict=True):
+            found[int(blocks[entry])].append((document, position, count))
+        return found
+
+    def pieces_of(self, start: IntArray, count: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """The parts of runs of places, one of each document: the number of the run, document, first position, count."""
+        stride, starts = self.layout.stride, self.workload.document_starts
+        # A part ends where a piece of the layout or a document does.
+        cuts = self.layout.piece_columns[0] if self.layout.pieces else starts
+        first, last = start, start + stride * (count - 1)
+        entry, number = ranges(
+            np.searchsorted(cuts, first, side="right") - 1, np.searchsorted(cuts, last, side="right")
+        )
+        begin = np.maximum(first[entry], first[entry] - (first[entry] - cuts[number]) // stride * stride)
+        end = np.minimum(last[entry] + 1, np.append(cuts, self.layout.sequence)[number + 1])
+        count = -((begin - end) // stride)
+        entry, begin, count = (each[count > 0] for each in (entry, begin, count))
+        position = self.layout.positions_at(begin)
+        return entry, np.searchsorted(starts, position, side="right") - 1, position, count
 
     def shapes(self, calls: Calls) -> ShapeRows:
         """The shape of each call: the positions of its operands, their heads and its clipped band."""
         queries, keys = self._lengths(calls)
         low, high = clip_band(calls.params[:, 0], calls.params[:, 1], queries, keys)
         heads, kv_heads = (self._head_columns[1][each.first] for each in calls.operands)
-        return ShapeRows.of(
+        rows = ShapeRows.of(
             "softmax",
             self.flops(calls),
             batch=self.workload.batch,
@@ -271,6 +371,7 @@ class AttentionTask(LayerBlocks):
             low=low,
             high=high,
         )
+        return rows.with_packings(self._packings(calls)) if self.is_packed else rows
 
     def _lengths(self, calls: Calls) -> tuple[IntArray, IntArray]:
         """The positions of the queries and of the keys of each call."""

@@ -1,8 +1,8 @@
 """DeepSpeed-Ulysses (arXiv:2309.14509): ranks exchange positions for heads, attend, and exchange them back.
 
 Each rank has a contiguous shard of every document and, between the exchanges, a group of heads. Step 0 is an
-all-to-all: group g of queries and keys goes to rank g. At step 1 each rank attends over all positions, with one call
-per document. Step 2 is the all-to-all back, of results or of gradients. If there are fewer KV heads than ranks, each is
+all-to-all: group g of queries and keys goes to rank g. At step 1 each rank attends over all positions, with one call.
+Step 2 is the all-to-all back, of results or of gradients. If there are fewer KV heads than ranks, each is
 copied to every rank whose query heads use it, and its gradients from these ranks add up at its owner, in float32.
 
 Exchanged copies are kept. So the backward pass starts with all keys where the forward pass left them, but it sends the
@@ -77,18 +77,12 @@ def _users(blocks: IntArray, ranks: int, groups: int) -> IntArray:
 
 
 def _calls(task: AttentionTask, operands: tuple[IntArray, IntArray]) -> Calls:
-    """One call per rank and document; blocks in the order of positions."""
-    layer, documents, ranks = task.workload, len(task.workload.document_starts), task.layout.world_size
-    lists = []
-    for user, block in operands:
-        order = np.lexsort((task.start[block], user))
-        sizes = np.bincount(user * documents + task.document[block])
-        lists.append(BlockLists.of_sizes(sizes, block[order]))
-    keys = np.diff(np.append(layer.document_starts, layer.sequence))
+    """One call per rank; blocks in the order of places."""
+    layer, ranks = task.workload, task.layout.world_size
+    lists = [
+        BlockLists.of_sizes(np.bincount(user), block[np.lexsort((task.start[block], user))]) for user, block in operands
+    ]
+    keys = np.array([layer.sequence])
     counts = keys - layer.cached_keys, keys
-    bands = clip_band(
-        *task.run_bands(np.full_like(keys, layer.cached_keys), counts[0], np.zeros_like(keys), keys), *counts
-    )
-    return Calls(
-        task.kernel, np.repeat(np.arange(ranks), documents), tuple(lists), np.tile(np.stack(bands, axis=1), (ranks, 1))
-    )
+    bands = clip_band(*task.run_bands(keys - counts[0], counts[0], np.zeros_like(keys), keys), *counts)
+    return Calls(task.kernel, np.arange(ranks), tuple(lists), np.tile(np.stack(bands, axis=1), (ranks, 1)))

@@ -320,7 +320,7 @@ def members_layout(layout: SequenceLayout, members: int) -> SequenceLayout:
     """The layout in which the positions of each rank are shared out to members."""
     cut = [[list(_parts(span, members)) for span in each] for each in layout.spans]
     shards = (tuple(span[m] for span in spans if span[m].count) for spans in cut for m in range(members))
-    return SequenceLayout(f"{layout.name} for {members}", layout.sequence, tuple(shards))
+    return SequenceLayout(f"{layout.name} for {members}", layout.sequence, tuple(shards), layout.pieces)
 
 
 def _cells(outer: AttentionTask, members: int) -> Iterator[tuple[int, int, int, int]]:

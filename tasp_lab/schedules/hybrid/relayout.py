@@ -229,7 +229,7 @@ def _owners(layout: SequenceLayout, residue: int) -> tuple[IntArray, IntArray]:
     """The spans with positions of a residue modulo a multiple of the stride: their starts, ascending, and ranks."""
     spans = sorted(
         (span.start, rank)
-        for rank, each in enumerate(layout.spans)
+        for rank, each in enumerate(layout.position_spans)
         for span in each
         if (span.start - residue) % layout.stride == 0
     )

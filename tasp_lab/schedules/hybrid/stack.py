@@ -112,7 +112,7 @@ def layouts_differ(before: SequenceLayout, after: SequenceLayout) -> bool:
     >>> layouts_differ(contiguous(8, 2), zigzag(8, 2)), layouts_differ(contiguous(8, 1), zigzag(8, 1))
     (True, False)
     """
-    if before.spans == after.spans:
+    if before.position_spans == after.position_spans:
         return False
     counts = moved(before, after)
     return bool((counts - np.diag(np.diag(counts))).any())

@@ -194,7 +194,8 @@ class Replay:
         self.plan, self.task = plan, plan.task
         task, self.tensor = plan.task, plan.task.tensor.tolist()
         blocks = zip(task.start.tolist(), task.count.tolist(), strict=True)
-        self.tokens = [[start + index * task.layout.stride for index in range(count)] for start, count in blocks]
+        stride, at = task.layout.stride, task.layout.positions_at
+        self.tokens = [at(start + stride * np.arange(count)).tolist() for start, count in blocks]
         shards = map(task.layout.positions, range(task.layout.world_size))
         owner = {position: rank for rank, shard in enumerate(shards) for position in shard.tolist()}
         self.owner = [owner[tokens[0]] for tokens in self.tokens]
@@ -254,7 +255,11 @@ class Replay:
             self.data.add(at)
 
     def _parts_of(self, call: Call) -> Iterator[tuple[Place, Counter[Pair]]]:
-        """The pairs that a call computes, by the sums that they are a part of."""
+        """The pairs that a call computes, by the sums that they are a part of: of documents, those that see each other.
+
+        Without documents all pairs in its band, be they masked or not.
+        """
+        layer = self.task.workload
         require(bool(call.queries and call.keys), "a call without blocks")
         for blocks, tensor in ((call.queries, QUERIES), (call.keys, KEYS)):
             require(all(0 <= block < len(self.tensor) and self.tensor[block] == tensor for block in blocks), "no such")
@@ -262,13 +267,25 @@ class Replay:
         queries, keys = (
             [token for block in each for token in self.tokens[block]] for each in (call.queries, call.keys)
         )
+        of_queries, of_keys = (
+            [block for block in each for _ in self.tokens[block]] for each in (call.queries, call.keys)
+        )
         for i, query in enumerate(queries):
             for j, key in enumerate(keys):
-                if call.low <= i - j <= call.high:
-                    self.met[query, key] += 1
+                if call.low <= i - j <= call.high and self.share_documents(of_queries[i], of_keys[j]):
+                    found = Counter([(query, key)] if layer.documents is None or sees(layer, query, key) else ())
+                    self.met.update(found)
                     for tensor, position in ((RESULTS, query), (QUERY_GRADIENTS, query), (KEY_GRADIENTS, key)):
                         if (tensor, position) in self.output_at:
-                            yield (call.rank, self.output_at[tensor, position]), Counter([(query, key)])
+                            yield (call.rank, self.output_at[tensor, position]), found
+
+    def share_documents(self, queries: int, keys: int) -> bool:
+        """Whether the documents of two blocks overlap, from first to last; the part of such a tile may be empty."""
+        ends = np.cumsum(self.task.workload.documents or (self.task.workload.sequence,))
+        first, last = (
+            [np.searchsorted(ends, end(self.tokens[block]), "right") for block in (queries, keys)] for end in (min, max)
+        )
+        return bool(first[0] <= last[1] and first[1] <= last[0])
 
 
 def is_right(plan: Plan) -> bool:

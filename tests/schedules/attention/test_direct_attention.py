@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -112,6 +113,7 @@ def test_a_chunk_receives_the_keys_within_the_window_before_it(n: int, window: i
 def test_a_rank_receives_from_their_owners_the_keys_that_it_needs_and_no_other(
     layer: Workload, n: int, stages: int
 ) -> None:
+    layer = replace(layer, documents=None)
     layout = attention_layout(NAME, layer, n)
     owner = {int(position): rank for rank in range(n) for position in layout.positions(rank)}
     needed = [(rank, key) for rank, keys in keys_needed(layer, layout).items() for key in keys]
@@ -128,6 +130,7 @@ def test_a_rank_receives_from_their_owners_the_keys_that_it_needs_and_no_other(
 @settings(max_examples=50, deadline=None)
 @given(attention_layers(), st.integers(1, 6))
 def test_keys_are_cut_only_where_the_ranks_that_need_them_change(layer: Workload, n: int) -> None:
+    layer = replace(layer, documents=None)
     layout = attention_layout(NAME, layer, n)
     needed = keys_needed(layer, layout)
     task = span_task(layer, layout, "fp32")
@@ -141,6 +144,23 @@ def test_keys_are_cut_only_where_the_ranks_that_need_them_change(layer: Workload
     assert sorted(covered) == list(range(layer.sequence))
     again = (runs.block[1:] == runs.block[:-1]) & (runs.users[1:] == runs.users[:-1]).all(axis=1)
     assert not again.any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(attention_layers(), st.integers(1, 6), st.integers(1, 5))
+def test_documents_move_all_that_a_rank_needs_and_no_more_than_one_document(
+    layer: Workload, n: int, stages: int
+) -> None:
+    layout = attention_layout(NAME, layer, n)
+    needed = {(rank, key) for rank, keys in keys_needed(layer, layout).items() for key in keys}
+    packed = passes(n, layer, stages=stages).forward
+    at = layout.positions_at(np.arange(layer.sequence)).tolist()
+    moved = Counter((rank, at[place]) for _, rank, place in positions_moved(packed, KEYS).elements())
+    assert needed <= moved.keys()
+    assert max(moved.values(), default=1) == 1
+    if layer.window is None:
+        whole = passes(n, replace(layer, documents=None), stages=stages).forward
+        assert positions_moved(packed, KEYS) <= positions_moved(whole, KEYS)
 
 
 def whole_documents(lengths: tuple[int, ...], ranks: tuple[int, ...]) -> SequenceLayout:
@@ -161,7 +181,7 @@ def test_documents_that_lie_on_one_rank_move_nothing(mask: str, backward: bool) 
     layout = whole_documents(lengths, (0, 1, 2, 0, 2))
     schedule = direct_pass(NAME, full_mesh(3), layer, layout, AttentionOptions("both"), backward)
     assert schedule.transfers == 0
-    assert [len(calls) for step in schedule.steps for calls in step.calls] == [len(lengths)]
+    assert [len(calls) for step in schedule.steps for calls in step.calls] == [3]
     assert schedule.flops().sum() == task_of(schedule).total_flops
 
 

@@ -92,8 +92,8 @@ def test_the_split_of_each_pair_follows_from_heads_and_dtypes(
     lower, upper = np.tri(n, k=-1, dtype=bool), np.tri(n, k=-1, dtype=bool).T
     up = (keys, Fraction(queries, 2)) if causal else (keys, queries)  # queries of a lower rank, keys of an upper one
     down = (keys / 2, queries) if causal else (keys, queries)
-    assert (found.keys[..., 0] == (lower & (up[0] <= up[1])) | (upper & (down[0] <= down[1]))).all()
-    assert (found.queries[..., 0] == (upper & (up[0] > up[1])) | (lower & (down[0] > down[1]))).all()
+    assert (found.keys == (lower & (up[0] <= up[1])) | (upper & (down[0] <= down[1]))).all()
+    assert (found.queries == (upper & (up[0] > up[1])) | (lower & (down[0] > down[1]))).all()
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])

@@ -42,7 +42,7 @@ def test_fewer_kv_heads_than_ranks_are_sent_to_every_rank_that_uses_them(kv_head
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_all_ranks_compute_the_same_in_one_call_per_document(mask: str) -> None:
+def test_all_ranks_compute_the_same_in_one_call_for_all_documents(mask: str) -> None:
     documents = (7, 0, 1, 15)
     layer = Workload(sequence=23, heads=8, head_dim=4, mask=mask, documents=documents)
     forward, backward = ulysses_passes(full_mesh(4), layer)
@@ -50,7 +50,7 @@ def test_all_ranks_compute_the_same_in_one_call_per_document(mask: str) -> None:
     assert (forward.flops().sum(axis=0) == pairs * layer.flops_per_pair // 4).all()
     assert (backward.flops().sum(axis=0) == pairs * layer.flops_per_pair // 4 * Fraction(5, 2)).all()
     for schedule in (forward, backward):
-        assert [len(calls) for step in schedule.steps for calls in step.calls] == [4 * 3]
+        assert [len(calls) for step in schedule.steps for calls in step.calls] == [4]
         assert [len(step) > 0 for step in schedule.steps] == [True, False, True]
 
 

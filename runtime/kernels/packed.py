@@ -1,0 +1,193 @@
+"""Kernel calls on packed documents: one of flash-attn for all documents and each kind of mask, else one per document.
+
+    call = PackedCall(task.segments(queries, keys), queries=96, keys=64, device=q.device)
+    attend_packed(kernel, q, k, v, scale, call)
+
+The rows of each segment (`tasp_lab.workload.packing`) are brought side by side, unless they are already. flash-attn
+then takes the cumulative lengths of all segments whose window is the same: all documents of a full mask, or of a causal
+one. Documents with a limit to the left of their own length, and what sees only a part of its document, may have other
+windows. Other kernels are called once per segment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from runtime.kernels.flash_attention import FlashAttention, options_of
+from runtime.kernels.partials import Band, Gradients, Partial, Rows, lse_dtype, rows_contiguous, trim, window
+from runtime.kernels.registry import Kernel
+from tasp_lab.workload.packing import PackedSegment
+
+Tensor = torch.Tensor
+
+UNPADDED_LSE = (2, 6, 3)
+"""The release of flash-attn from which the log-sum-exp of packed sequences is [heads, rows] (its pull request 970)."""
+
+
+class Sequences(NamedTuple):
+    """Segments with the same window, one after another among all: where their rows begin, with the end of the last."""
+
+    band: Band
+    query_starts: list[int]
+    key_starts: list[int]
+
+    def cumulative_lengths(self, starts: Sequence[int], batch: int, rows: int, device: torch.device) -> Tensor:
+        """The cumulative lengths of the segments of all of a batch, whose `rows` rows each follow one another."""
+        first = starts[0]
+        found = [each - first + rows * number for number in range(batch) for each in starts[:-1]]
+        return torch.tensor([*found, rows * batch], dtype=torch.int32, device=device)
+
+
+class PackedCall:
+    """What a call computes, prepared once: the rows of its segments in order, and which of them go together.
+
+    `queries` and `keys` are the rows of the operands; a query is in one segment at most, a key may be in several.
+    """
+
+    def __init__(self, segments: Sequence[PackedSegment], queries: int, keys: int, device: torch.device) -> None:
+        self.queries, self.keys = queries, keys
+        bands = [trim(*each.shape) for each in segments]
+        order = sorted(range(len(segments)), key=lambda at: window(bands[at]))
+        self.bands = [bands[at] for at in order]
+        self._query_rows, self.covers_queries = _rows([segments[at].queries for at in order], queries, device)
+        self._key_rows, self._keys_once = _rows([segments[at].keys for at in order], keys, device)
+        self.query_starts = list(accumulate((band.queries for band in self.bands), initial=0))
+        self.key_starts = list(accumulate((band.keys for band in self.bands), initial=0))
+
+    @property
+    def sequences(self) -> list[Sequences]:
+        """The segments by their windows."""
+        found = []
+        for _, group in groupby(range(len(self.bands)), key=lambda at: window(self.bands[at])):
+            first, *_ = members = list(group)
+            ends = slice(first, members[-1] + 2)
+            found.append(Sequences(self.bands[first], self.query_starts[ends], self.key_starts[ends]))
+        return found
+
+    def take_queries(self, x: Tensor) -> Tensor:
+        """The rows of queries of all segments."""
+        return x if self._query_rows is None else x.index_select(1, self._query_rows)
+
+    def take_keys(self, x: Tensor) -> Tensor:
+        """The rows of keys of all segments."""
+        return x if self._key_rows is None else x.index_select(1, self._key_rows)
+
+    def give_queries(self, found: Tensor, value: float = 0) -> Tensor:
+        """The rows of all segments back in their places; `value` for queries in none."""
+        if self._query_rows is None:
+            return found
+        empty = torch.empty if self.covers_queries else torch.zeros
+        whole = empty(found.shape[0], self.queries, *found.shape[2:], dtype=found.dtype, device=found.device)
+        if value and not self.covers_queries:
+            whole.fill_(value)
+        return whole.index_copy_(1, self._query_rows, found)
+
+    def give_keys(self, found: Tensor) -> Tensor:
+        """The gradients of keys of all segments back in their places; those of keys in several are added."""
+        if self._key_rows is None:
+            return found
+        dtype = found.dtype if self._keys_once else lse_dtype(found.dtype)
+        whole = torch.zeros(found.shape[0], self.keys, *found.shape[2:], dtype=dtype, device=found.device)
+        return whole.index_add_(1, self._key_rows, found.to(dtype))
+
+
+def _rows(ranges: Sequence[Sequence[range]], count: int, device: torch.device) -> tuple[Tensor | None, bool]:
+    """The rows of all ranges, None if they are all rows in order; and whether they are all rows once."""
+    rows = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(r.start, r.stop) for each in ranges for r in each)])
+    if np.array_equal(rows, np.arange(count)):
+        return None, True
+    times = np.bincount(rows, minlength=count)
+    return torch.from_numpy(rows).to(device), bool((times == 1).all())
+
+
+def attend_packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float, call: PackedCall) -> Partial:
+    """As `Kernel.attend`, of the pairs of queries and keys in the segments of a call."""
+    if not call.bands or not q.numel():
+        lse = torch.full_like(q[..., 0], -math.inf, dtype=lse_dtype(q.dtype))
+        return Partial(torch.zeros_like(q), lse)
+    operands = call.take_queries(q), call.take_keys(k), call.take_keys(v)
+    if isinstance(kernel, FlashAttention) and _takes_sequences():
+        parts = [_flash_attn(*operands, scale, each) for each in call.sequences]
+    else:
+        parts = []
+        for number, band in enumerate(call.bands):
+            of_queries, of_keys = _segment(call, number)
+            q_rows, k_rows, v_rows = operands[0][:, of_queries], operands[1][:, of_keys], operands[2][:, of_keys]
+            parts.append(kernel.attend(q_rows, k_rows, v_rows, scale=scale, low=band.low, high=band.high))
+    out, lse = (parts[0][at] if len(parts) == 1 else torch.cat([each[at] for each in parts], 1) for at in (0, 1))
+    return Partial(call.give_queries(out), call.give_queries(lse, -math.inf))
+
+
+def gradients_packed(kernel: Kernel, rows: Rows, k: Tensor, v: Tensor, scale: float, call: PackedCall) -> Gradients:
+    """As `Kernel.backward`, of the pairs of queries and keys in the segments of a call."""
+    if not call.bands or not rows.q.numel():
+        return Gradients(*map(torch.zeros_like, (rows.q, k, v)))
+    taken, keys, values = Rows(*map(call.take_queries, rows)), call.take_keys(k), call.take_keys(v)
+    if isinstance(kernel, FlashAttention) and _takes_sequences():
+        parts = [_flash_attn_gradients(taken, keys, values, scale, each) for each in call.sequences]
+    else:
+        parts = []
+        for number, band in enumerate(call.bands):
+            of_queries, of_keys = _segment(call, number)
+            dout, q, out, lse = (each[:, of_queries] for each in taken)
+            operands = dout, q, keys[:, of_keys], values[:, of_keys], out, lse
+            parts.append(kernel.backward(*operands, scale=scale, low=band.low, high=band.high))
+    dq, dk, dv = (parts[0][at] if len(parts) == 1 else torch.cat([each[at] for each in parts], 1) for at in range(3))
+    return Gradients(call.give_queries(dq), call.give_keys(dk), call.give_keys(dv))
+
+
+def _segment(call: PackedCall, number: int) -> tuple[slice, slice]:
+    queries, keys = call.query_starts, call.key_starts
+    return slice(queries[number], queries[number + 1]), slice(keys[number], keys[number + 1])
+
+
+def _takes_sequences() -> bool:
+    """Whether the installed flash-attn returns the log-sum-exp of packed sequences without padding."""
+    version: str = importlib.import_module("flash_attn").__version__
+    return tuple(int(each) for each in version.split("+")[0].split(".post")[0].split(".")[:3]) >= UNPADDED_LSE
+
+
+def _flash_attn(q: Tensor, k: Tensor, v: Tensor, scale: float, sequences: Sequences) -> Partial:
+    """The only call of flash-attn on packed sequences."""
+    forward = importlib.import_module("flash_attn.flash_attn_interface")._flash_attn_varlen_forward
+    (q, k, v), lengths = _packed(sequences, (q,), (k, v))
+    found = forward(*(_joined_rows(x) for x in (q, k, v)), *lengths, **options_of(forward, scale, sequences.band))
+    out, lse = found[0].view(q.shape), found[-3].view(-1, *q.shape[:2]).permute(1, 2, 0)
+    return Partial(out, lse)
+
+
+def _flash_attn_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, sequences: Sequences) -> Gradients:
+    """The only call of flash-attn for gradients of packed sequences. Rows without keys have weight 0 at +inf."""
+    backward = importlib.import_module("flash_attn.flash_attn_interface")._flash_attn_varlen_backward
+    (dout, q, out, lse, k, v), lengths = _packed(sequences, rows, (k, v))
+    lse = lse.masked_fill(lse == -math.inf, math.inf).permute(2, 0, 1).flatten(1).contiguous()
+    filled = [torch.empty(_joined_rows(x).shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
+    dout_rows, q_rows, k_rows, v_rows, out_rows = (_joined_rows(x) for x in (dout, q, k, v, out))
+    options = options_of(backward, scale, sequences.band)
+    backward(dout_rows, q_rows, k_rows, v_rows, out_rows, lse, *filled, *lengths, **options)
+    return Gradients(*(x.view(like.shape) for x, like in zip(filled, (q, k, v), strict=True)))
+
+
+def _packed(
+    sequences: Sequences, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor]
+) -> tuple[list[Tensor], tuple[Tensor, Tensor, int, int]]:
+    """The rows of the sequences; and their cumulative lengths and the longest, of queries and of keys."""
+    found, lengths, longest = list[Tensor](), list[Tensor](), list[int]()
+    for tensors, starts in ((of_queries, sequences.query_starts), (of_keys, sequences.key_starts)):
+        found += [each[:, starts[0] : starts[-1]] for each in tensors]
+        batch, device = tensors[0].shape[0], tensors[0].device
+        lengths.append(sequences.cumulative_lengths(starts, batch, starts[-1] - starts[0], device))
+        longest.append(int(np.diff(starts).max()))
+    return found, (lengths[0], lengths[1], longest[0], longest[1])
+
+
+def _joined_rows(x: Tensor) -> Tensor:
+    """[batch, rows, heads, ...] as [batch * rows, heads, ...], with what fused operators require of rows."""
+    return rows_contiguous(x.flatten(0, 1))

@@ -1,0 +1,183 @@
+"""Calls on packed documents against the mask pair by pair, on every kernel; flash-attn is a stand-in."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.kernels.packed import PackedCall, attend_packed, gradients_packed
+from runtime.kernels.partials import Gradients, Partial, Rows
+from runtime.kernels.registry import KERNELS
+from tasp_lab.schedules.attention.span_blocks import span_task
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import LAYOUTS
+from tests.runtime.test_kernels import bottom_right
+
+Tensor = torch.Tensor
+CPU = torch.device("cpu")
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> AttentionTask:
+    """A layer of packed documents on a few ranks, with whole spans as blocks."""
+    lengths = draw(st.lists(st.integers(0, 14), min_size=1, max_size=5).filter(sum))
+    mask = draw(st.sampled_from(["full", "causal"]))
+    window = draw(st.none() | st.integers(1, 9)) if mask == "causal" else None
+    heads, kv_heads = draw(st.sampled_from([(2, 1), (2, 2), (6, 3)]))
+    layer = Workload(
+        sum(lengths), batch=draw(st.integers(1, 2)), heads=heads, kv_heads=kv_heads, head_dim=8, mask=mask,
+        window=window, documents=tuple(lengths),
+    )  # fmt: skip
+    layout = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](layer.sequence, draw(st.integers(1, 3)), layer.documents)
+    return span_task(layer, layout, "fp32")
+
+
+def positions_of(task: AttentionTask, blocks: list[int]) -> Tensor:
+    stride = task.layout.stride
+    places = [task.start[block] + stride * np.arange(task.count[block]) for block in blocks]
+    return torch.from_numpy(task.layout.positions_at(np.concatenate(places)))
+
+
+def visible(task: AttentionTask, queries: Tensor, keys: Tensor) -> Tensor:
+    """Bool [queries, keys], from the definition of the mask; both are positions."""
+    layer = task.workload
+    document = torch.arange(len(layer.documents or ())).repeat_interleave(torch.tensor(layer.documents))
+    ahead = queries[:, None] - keys
+    seen = document[queries][:, None] == document[keys]
+    if layer.mask == "causal":
+        seen &= (ahead >= 0) & (ahead < (layer.window or layer.sequence))
+    return seen
+
+
+def by_definition(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Partial:
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bihj", q, k) * 0.3
+    scores = scores.masked_fill(~seen[:, None], -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None].masked_fill(lse[..., None] == -math.inf, 0)).exp()
+    return Partial(torch.einsum("bihj,bjhd->bihd", weights, v), lse)
+
+
+class FlashAttn:
+    """Release 2.8 as it documents packed sequences: rows one after another, lse [heads, rows]. It counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = Counter[str]()
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        package, interface = ModuleType("flash_attn"), ModuleType("flash_attn.flash_attn_interface")
+        package.__version__ = "2.8.3"  # type: ignore[attr-defined]
+        interface._flash_attn_varlen_forward = self.forward  # type: ignore[attr-defined]
+        interface._flash_attn_varlen_backward = self.backward  # type: ignore[attr-defined]
+        for module in (package, interface):
+            patch.setitem(__import__("sys").modules, module.__name__, module)
+
+    def forward(self, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+                causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
+                return_softmax=False):  # type: ignore[no-untyped-def]  # fmt: skip
+        self.calls["forward"] += 1
+        parts = [
+            _one(q[a:b], k[c:d], v[c:d], softmax_scale, window_size_left, 0 if causal else window_size_right)
+            for a, b, c, d in _bounds(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        ]
+        return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts]).T.contiguous(), None, None
+
+    def backward(self, dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                 max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
+                 alibi_slopes, deterministic):  # type: ignore[no-untyped-def]  # fmt: skip
+        self.calls["backward"] += 1
+        assert softmax_lse.is_contiguous()
+        assert softmax_lse.shape == (q.shape[1], len(q))
+        for a, b, c, d in _bounds(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+            window = bottom_right(b - a, d - c, window_size_left, 0 if causal else window_size_right)
+            low, high = _band_of(window)
+            operands = (x[None] for x in (dout[a:b], q[a:b], k[c:d], v[c:d], out[a:b], softmax_lse.T[a:b]))
+            found = KERNELS["reference"].backward(*operands, scale=softmax_scale, low=low, high=high)
+            for into, rows, x in ((dq, slice(a, b), found.q), (dk, slice(c, d), found.k), (dv, slice(c, d), found.v)):
+                into[rows] = x[0]
+
+
+def _bounds(q, k, cu_q, cu_k, max_q, max_k):  # type: ignore[no-untyped-def]
+    assert cu_q.dtype == cu_k.dtype == torch.int32
+    assert (cu_q[-1], cu_k[-1]) == (len(q), len(k))
+    assert (int(cu_q.diff().max()), int(cu_k.diff().max())) == (max_q, max_k)
+    return zip(*(x.tolist() for x in (cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:])), strict=True)
+
+
+def _band_of(window: Tensor) -> tuple[int, int]:
+    rows, columns = window.nonzero().T
+    return int((rows - columns).min()), int((rows - columns).max())
+
+
+def _one(q: Tensor, k: Tensor, v: Tensor, scale: float, left: int, right: int) -> tuple[Tensor, Tensor]:
+    low, high = _band_of(bottom_right(len(q), len(k), left, right))
+    found = KERNELS["reference"].attend(q[None], k[None], v[None], scale=scale, low=low, high=high)
+    return found.out[0].to(q.dtype), found.lse[0].float()
+
+
+@pytest.mark.parametrize("name", ["reference", "sdpa", "flash-attn"])
+@given(tasks(), st.data())
+@settings(max_examples=40)
+def test_calls_on_documents_are_the_mask_pair_by_pair(name: str, task: AttentionTask, data: st.DataObject) -> None:
+    blocks = [
+        data.draw(st.lists(st.sampled_from(task.blocks_of(each).tolist()), min_size=1, unique=True))
+        for each in (QUERIES, KEYS)
+    ]
+    if task.layout.stride > 1:
+        blocks[1] = blocks[1][:1]  # striped shards interleave
+    at = [positions_of(task, each) for each in blocks]
+    seen, layer, random = visible(task, *at), task.workload, torch.Generator().manual_seed(0)
+    q, dout, out = (torch.randn(layer.batch, len(at[0]), layer.heads, 8, generator=random) for _ in range(3))
+    k, v = (torch.randn(layer.batch, len(at[1]), layer.kv_head_count, 8, generator=random) for _ in range(2))
+    call = PackedCall(task.segments(*blocks), len(at[0]), len(at[1]), CPU)
+    exact = by_definition(*(x.double() for x in (q, k, v)), seen)
+    whole = exact.lse.logaddexp(torch.zeros_like(exact.lse))  # other keys have been seen elsewhere
+    rows = Rows(dout, q, out, whole.float())
+    with pytest.MonkeyPatch.context() as patch:
+        FlashAttn().install(patch)
+        found = attend_packed(KERNELS[name], q, k, v, 0.3, call)
+        gradients = gradients_packed(KERNELS[name], rows, k, v, 0.3, call)
+    assert (found.out - exact.out).abs().max() < 1e-5
+    assert torch.equal(found.lse == -math.inf, exact.lse == -math.inf)
+    assert (found.lse - exact.lse).nan_to_num(0).abs().max() < 1e-5
+    for part, expected in zip(gradients, _gradients(rows, k, v, seen), strict=True):
+        assert (part - expected).abs().max() < 1e-4
+
+
+def _gradients(rows: Rows, k: Tensor, v: Tensor, seen: Tensor) -> Gradients:
+    """The formulas of `runtime.kernels.reference`, with one matrix for all documents."""
+    dout, q, out, lse = (x.double() for x in rows)
+    group = q.shape[2] // k.shape[2]
+    keys, values = (x.double().repeat_interleave(group, 2) for x in (k, v))
+    p = (torch.einsum("bihd,bjhd->bihj", q, keys) * 0.3 - lse[..., None]).exp() * seen[:, None]
+    ds = p * (torch.einsum("bihd,bjhd->bihj", dout, values) - (dout * out).sum(-1)[..., None]) * 0.3
+    dk, dv = (torch.einsum("bihj,bihd->bjhd", x, y).unflatten(2, (-1, group)).sum(3) for x, y in ((ds, q), (p, dout)))
+    return Gradients(torch.einsum("bihj,bjhd->bihd", ds, keys), dk, dv)
+
+
+@pytest.mark.parametrize(("mask", "kinds"), [("full", 1), ("causal", 2)])
+def test_flash_attn_is_called_once_per_kind_of_mask(mask: str, kinds: int) -> None:
+    """A shard with itself: of a causal mask that is one kind, with the fronts alone and the backs a second one."""
+    lengths = (64, 8, 24, 40, 120)
+    layer = Workload(256, heads=2, head_dim=8, mask=mask, documents=lengths)
+    task = span_task(layer, LAYOUTS["zigzag"](256, 4, lengths), "fp32")
+    blocks = [[block for block in task.blocks_of(each).tolist() if task.owner[block] == 1] for each in (QUERIES, KEYS)]
+    q, k, v = (torch.randn(1, 64, 2, 8) for _ in range(3))
+    counts = []
+    for keys in (blocks[1], blocks[1][:1]):
+        call = PackedCall(task.segments(blocks[0], keys), 64, 32 * len(keys), CPU)
+        flash, rows = FlashAttn(), Rows(q, q, q, torch.zeros(1, 64, 2))
+        with pytest.MonkeyPatch.context() as patch:
+            flash.install(patch)
+            attend_packed(KERNELS["flash-attn"], q, k[:, : 32 * len(keys)], v[:, : 32 * len(keys)], 1.0, call)
+            gradients_packed(KERNELS["flash-attn"], rows, k[:, : 32 * len(keys)], v[:, : 32 * len(keys)], 1.0, call)
+        counts.append((flash.calls["forward"], flash.calls["backward"]))
+    assert counts == [(1, 1), (kinds, kinds)]
