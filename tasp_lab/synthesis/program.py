@@ -171,8 +171,14 @@ def layout_of(program: Program, workload: Workload, world_size: int) -> Sequence
         raise ScheduleError(f"a schedule that was found for {program.ranks} ranks, expected {world_size}")
     if program.layout not in LAYOUTS:
         raise ScheduleError(unknown("layout", program.layout, LAYOUTS))
-    outer = LAYOUTS[program.layout](workload.sequence, world_size // program.members, workload.parts)
+    outer = _outer_layout(program, workload, world_size)
     return outer if program.members == 1 else members_layout(outer, program.members)
+
+
+def _outer_layout(program: Program, workload: Workload, world_size: int) -> SequenceLayout:
+    """The layout between groups."""
+    groups = world_size // program.members
+    return LAYOUTS[program.layout](workload.sequence, groups, workload.documents, workload.cached_keys)
 
 
 def _options(known: Known, passes: str, given: AttentionOptions | None = None) -> AttentionOptions:
@@ -206,9 +212,9 @@ def build_pass(
     if plan is None:
         raise ScheduleError(f"schedule {name!r} was found without a {passing} pass, expected pass "
                             f"{'forward' if backward else 'backward'}")  # fmt: skip
-    members, groups = program.members, topology.world_size // program.members
+    members = program.members
     outer = topology if members == 1 else between_groups(topology, members)
-    layout = LAYOUTS[program.layout](workload.sequence, groups, workload.parts)
+    layout = _outer_layout(program, workload, topology.world_size)
     if program.keep and (members > 1 or any(each and (each.queries or each.buffers)
                                             for each in (program.forward, program.backward))):  # fmt: skip
         raise ScheduleError(f"schedule {name!r}: keys are kept, expected no groups, queries or buffers")
@@ -236,26 +242,24 @@ class _PassBuilder:
         self.task, stage = in_stages(spans, len(plan.trees))
         # Keys go from owner to user, [owner, user]; queries from their owner to that of the keys.
         by_queries = np.isin(offset, plan.queries) & (offset > 0)
-        documents = len(workload.document_starts)
-        self.keys = self._circulation("keys", ~by_queries, documents)
+        self.keys = self._circulation("keys", ~by_queries)
         owner = self.task.owner[self.keys.blocks]
         self.routes = _Routes(routes.via[stage, owner].T, routes.arrival[stage, owner].T)  # (rank, block)
         self.query_arrival = routes.arrival[0].T  # [owner of queries, owner of keys]
-        self.queries = self._circulation("queries", by_queries.T, documents) if by_queries.any() else None
+        self.queries = self._circulation("queries", by_queries.T) if by_queries.any() else None
         self.steps: dict[int, list[Step]] = {}
         self.kept = no_copies(n, len(self.task.tensor))
         self._nodes = np.array(topology.node_of_rank)
         self._add(plan.own, Step.of((), self.keys.calls_at(0, np.arange(len(self.keys.blocks)))))
 
-    def _circulation(self, side: Literal["keys", "queries"], travels: BoolArray, documents: int) -> Circulation:
+    def _circulation(self, side: Literal["keys", "queries"], travels: BoolArray) -> Circulation:
         # Both sides as blocks around a ring of ascending ranks, of which only masks and calls are used.
-        task, travels = self.task, np.repeat(travels[:, :, None], documents, axis=2)
-        span_of = None
+        task, span_of = self.task, None
         if side == "queries":  # pieces of one span of keys are read together
             keys = task.blocks_of(KEYS)
             apart = (np.diff(task.owner[keys]) != 0) | (
                 task.start[keys][1:] != (task.start + task.layout.stride * task.count)[keys][:-1]
-            ) | (np.diff(task.document[keys]) != 0)  # fmt: skip
+            )
             span_of = np.concatenate([[0], np.cumsum(apart)])
         moving = task.blocks_of(KEYS if side == "keys" else QUERIES)
         return Circulation(task, np.arange(self.n)[None], np.zeros(len(moving), dtype=np.int64), side, span_of, travels)

@@ -208,16 +208,20 @@ class LayerBlocks:
         return self.gradient_dtype is not None
 
     def documents_at(self, start: IntArray, count: IntArray) -> tuple[IntArray, IntArray]:
-        """The documents of the first and of the last place of runs of places within a span."""
-        first, last = (
-            np.searchsorted(self.workload.document_starts, self.layout.positions_at(places), side="right") - 1
-            for places in (start, start + self.layout.stride * (count - 1))
-        )
-        return first, last
+        """The first and the last document of runs of places; all between them, if they have positions there."""
+        starts, layout = self.workload.document_starts, self.layout
+        last = start + layout.stride * (count - 1)
+        if not layout.pieces:
+            return np.searchsorted(starts, start, side="right") - 1, np.searchsorted(starts, last, side="right") - 1
+        place, position, _ = layout.piece_columns
+        document = np.append(np.searchsorted(starts, position, side="right") - 1, 0)
+        first_piece, end_piece = (np.searchsorted(place, each, side="right") for each in (start, last))
+        pieces = np.stack([first_piece - 1, end_piece], axis=1).ravel()
+        return np.minimum.reduceat(document, pieces)[::2], np.maximum.reduceat(document, pieces)[::2]
 
     @cached_property
     def documents(self) -> tuple[IntArray, IntArray]:
-        """The first and the last document of each block; all between them, if they have positions there."""
+        """The first and the last document of each block."""
         return self.documents_at(self.start, self.count)
 
     @cached_property
