@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from tasp_lab.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from runtime.executor.kept import release_memory
@@ -24,20 +25,17 @@ __all__ = [
     "unshard",
 ]
 
-_MODULES = {
-    "attention": "runtime.sequence_parallel.api",
-    "attention_with_lse": "runtime.sequence_parallel.api",
-    "linear_attention": "runtime.sequence_parallel.linear_attention",
-    "relayout": "runtime.sequence_parallel.relayout",
-    "release_memory": "runtime.executor.kept",
-    "SequenceParallelAttention": "runtime.sequence_parallel.api",
-    "positions": "runtime.sequence_parallel.sharding",
-    "shard": "runtime.sequence_parallel.sharding",
-    "unshard": "runtime.sequence_parallel.sharding",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'runtime' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "attention": "runtime.sequence_parallel.api",
+        "attention_with_lse": "runtime.sequence_parallel.api",
+        "linear_attention": "runtime.sequence_parallel.linear_attention",
+        "relayout": "runtime.sequence_parallel.relayout",
+        "release_memory": "runtime.executor.kept",
+        "SequenceParallelAttention": "runtime.sequence_parallel.api",
+        "positions": "runtime.sequence_parallel.sharding",
+        "shard": "runtime.sequence_parallel.sharding",
+        "unshard": "runtime.sequence_parallel.sharding",
+    },
+)

@@ -1,14 +1,14 @@
 """tasp-lab: the cost of ring and multi-ring collectives and attention on a machine, predicted, executed and compared.
 
 The names in `__all__` are the public interface, together with the modules of `tasp_lab.topology` that build and edit
-topologies. Each name is imported when it is first used, so ``import tasp_lab`` imports no other package.
+topologies. Each name is imported when it is first used, so ``import tasp_lab`` imports little.
 
 >>> import tasp_lab
 >>> len(tasp_lab.decompose("full-mesh:8").rings)
 7
 """
 
-from importlib import import_module
+from tasp_lab.core.lazy import lazy_names
 
 TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
@@ -54,38 +54,28 @@ __all__ = [
     "__version__",
 ]
 
-_MODULES = {
-    "predict": "tasp_lab.prediction.predict",
-    "predict_step": "tasp_lab.prediction.predict_step",
-    "validate": "tasp_lab.validation.validate",
-    "compare": "tasp_lab.prediction.compare",
-    "search": "tasp_lab.synthesis.search",
-    "decompose": "tasp_lab.prediction.decompose",
-    "Question": "tasp_lab.prediction.question",
-    "Answer": "tasp_lab.prediction.answer",
-    "answer": "tasp_lab.prediction.answer",
-    "answers": "tasp_lab.prediction.answer",
-    "load_machine": "tasp_lab.machines.catalogue",
-    "load_study": "tasp_lab.study.file",
-    "check_study": "tasp_lab.study.check",
-    "run_study": "tasp_lab.study.run",
-    "load_model": "tasp_lab.workload.models.catalogue",
-    "__version__": "tasp_lab.core.version",
-    "Workload": "tasp_lab.workload.layer",
-    "Topology": "tasp_lab.topology.graph",
-    "accuracy": "tasp_lab.measure.accuracy",
-    "calibrate": "tasp_lab.measure.calibrate",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "predict": "tasp_lab.prediction.predict",
+        "predict_step": "tasp_lab.prediction.predict_step",
+        "validate": "tasp_lab.validation.validate",
+        "compare": "tasp_lab.prediction.compare",
+        "search": "tasp_lab.synthesis.search",
+        "decompose": "tasp_lab.prediction.decompose",
+        "Question": "tasp_lab.prediction.question",
+        "Answer": "tasp_lab.prediction.answer",
+        "answer": "tasp_lab.prediction.answer",
+        "answers": "tasp_lab.prediction.answer",
+        "load_machine": "tasp_lab.machines.catalogue",
+        "load_study": "tasp_lab.study.file",
+        "check_study": "tasp_lab.study.check",
+        "run_study": "tasp_lab.study.run",
+        "load_model": "tasp_lab.workload.models.catalogue",
+        "__version__": "tasp_lab.core.version",
+        "Workload": "tasp_lab.workload.layer",
+        "Topology": "tasp_lab.topology.graph",
+        "accuracy": "tasp_lab.measure.accuracy",
+        "calibrate": "tasp_lab.measure.calibrate",
+    },
+)

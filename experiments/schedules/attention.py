@@ -1,4 +1,4 @@
-"""Schedules of attention in a file of their own; ``--schedule experiments/schedules/attention.py:half-each-way``."""
+"""Schedules of attention in a file of their own; ``--schedule experiments/schedules/attention.py:both-ways``."""
 
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Pool
@@ -25,11 +25,9 @@ def layer_task(
     return span_task(workload, spans, dtype, backward=backward, query_groups=groups, key_groups=groups)
 
 
-@schedule("half-each-way", "softmax", layout="zigzag", options=("buffers", "gradient_dtype"))
-def half_each_way(
-    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
-) -> Passes:
-    """Half of the keys of each rank go up one ring, the other half down it, and gradients go with them."""
+@schedule("both-ways", "softmax", layout="zigzag", options=("buffers", "gradient_dtype"))
+def both_ways(name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS) -> Passes:
+    """Half of the keys of each rank go up one ring, the other half down it, with their gradients (`half-each-way`)."""
     n = topology.world_size
 
     def one_pass(backward: bool) -> Schedule:
@@ -51,45 +49,6 @@ def half_each_way(
         return writer.schedule()
 
     return options.build(one_pass)
-
-
-@schedule("startrail:CxT", "softmax", layout="zigzag", options=("buffers", "result_dtype", "groups"))
-def startrail(
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    split: tuple[int, int] = (1, 1),
-) -> Passes:
-    """StarTrail (arXiv:2407.00611), forward: T teams of C ranks share queries and keys, which go round C*C rings."""
-    (c, teams), n = split, topology.world_size
-    if teams % c or options.passes != "forward":
-        raise ScheduleError(f"{teams} teams of {c}, pass {options.passes}: expected C to divide T, and forward")
-    task = layer_task(workload, n, "zigzag", options)
-    writer = LayerWriter(name, topology, task, {KEYS: Pool("keys", options.buffers), QUERIES: None, RESULTS: None})
-    team = [range(rank // c * c, rank // c * c + c) for rank in range(n)]
-    keys = [[block for mate in team[t * c] for block in writer.keys(mate)] for t in range(teams)]
-    first = [rank // c**2 * c + rank % c for rank in range(n)]  # the team whose keys a rank has first
-    with writer.step():
-        for rank in range(n):
-            for mate in set(team[rank]) - {rank}:
-                writer.send(writer.queries(rank) + writer.keys(rank), rank, to=mate, lane=(mate - rank) % c, keep=True)
-    with writer.step():
-        for rank in range(n):
-            if first[rank] != rank // c:
-                writer.send(keys[first[rank]], first[rank] * c + rank // c % c, to=rank)
-    for hop in range(teams // c):
-        with writer.step():
-            for rank in range(n):
-                guests = keys[(first[rank] - hop * c) % teams]
-                writer.attend(rank, [query for mate in team[rank] for query in writer.queries(mate)], guests)
-                if hop < teams // c - 1:
-                    writer.send(guests, rank, to=(rank + c * c) % n)
-    with writer.step():
-        for rank in range(n):
-            for mate in set(team[rank]) - {rank}:
-                writer.give(writer.sums(rank, writer.queries(mate)), rank, to=mate, lane=(mate - rank) % c)
-    return (writer.schedule(),)
 
 
 @schedule("rows-then-columns", "softmax", layout="zigzag")

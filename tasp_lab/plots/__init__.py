@@ -8,7 +8,7 @@
 `Answer.plot` and `Timeline.plot` draw one of them.
 """
 
-from importlib import import_module
+from tasp_lab.core.lazy import lazy_names
 
 TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
@@ -19,18 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_curves", "draw_decomposition", "draw_maps", "draw_rows", "draw_tables", "draw_timelines"]
 
-_MODULES = {
-    "draw_timelines": "timelines",
-    "draw_decomposition": "rings",
-    "draw_curves": "study",
-    "draw_maps": "study",
-    "draw_rows": "accuracy",
-    "draw_tables": "accuracy",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a plot when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "draw_timelines": "tasp_lab.plots.timelines",
+        "draw_decomposition": "tasp_lab.plots.rings",
+        "draw_curves": "tasp_lab.plots.study",
+        "draw_maps": "tasp_lab.plots.study",
+        "draw_rows": "tasp_lab.plots.accuracy",
+        "draw_tables": "tasp_lab.plots.accuracy",
+    },
+)

@@ -40,6 +40,9 @@ LIMIT_S = 60.0
 
 LIMIT = "TASP_LAB_BUILD_LIMIT_S"
 
+WAITING = 10
+"""How many times as long user code may take by the clock: on a loaded machine, or asleep."""
+
 
 def parts_of(name: str) -> tuple[str, list[str]]:
     """The schedule or family of a name, with its file, and what follows after colons.
@@ -62,6 +65,24 @@ def file_of(name: str) -> str:
     return file + ".py" if extension else name if name.endswith((".py", *READERS)) else ""
 
 
+def names_in(name: str) -> list[str]:
+    """The names that a plus joins, as in one of a hybrid; a plus in the path of a file that is there joins none.
+
+    >>> names_in("lasp-2+usp:2x4"), names_in("my.py:scan+my.py:rows")
+    (['lasp-2', 'usp:2x4'], ['my.py:scan', 'my.py:rows'])
+    """
+    parts, found = name.split("+"), []
+    while parts:
+        for count in reversed(range(1, len(parts) + 1)):
+            joined = "+".join(parts[:count])
+            file = file_of(joined)
+            if count == 1 or ("+" in file and "+" not in joined[len(file) :] and Path(file).is_file()):
+                break
+        found.append(joined)
+        parts = parts[count:]
+    return found
+
+
 def content_name(name: str) -> str:
     """A name with the content of its file in place of where the file is; any other name as it is.
 
@@ -75,7 +96,7 @@ def content_name(name: str) -> str:
             return each
         return f"{path.name}:{each[len(file) + 1 :]} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
 
-    return "+".join(map(with_content, name.split("+")))
+    return "+".join(map(with_content, names_in(name)))
 
 
 def beside(name: str, folder: Path) -> str:
@@ -139,8 +160,10 @@ def careful(what: str, file: str) -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr), _limited(_limit_s()):
             yield
     except _TooLong:
-        raise ScheduleError(f"{what}: still running after {_limit_s():g} s of processor time, an endless loop? "
-                            f"{LIMIT}=600 allows more seconds") from None  # fmt: skip
+        limit = f"{_limit_s():g} s of processor time or {WAITING} times as long by the clock"
+        raise ScheduleError(
+            f"{what}: still running after {limit}, an endless loop? {LIMIT}=600 allows more seconds"
+        ) from None
     except MemoryError:
         raise
     except SystemExit as error:
@@ -179,9 +202,10 @@ def _limit_s() -> float:
 
 @contextlib.contextmanager
 def _limited(limit_s: float) -> Iterator[None]:
-    """Raise `_TooLong` after so much processor time of this process. Only a main thread can be stopped so.
+    """Raise `_TooLong` after so much processor time of this process, or `WAITING` times as long by the clock.
 
-    Processor time, as other programs must not decide; and its signal is not that of timers of tests.
+    Only a main thread can be stopped so. Processor time, as other programs must not decide; and its signal is not that
+    of timers of tests. Code that waits takes none, so a thread sends the same signal by the clock.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
         yield
@@ -191,9 +215,14 @@ def _limited(limit_s: float) -> Iterator[None]:
         raise _TooLong
 
     before = signal.signal(signal.SIGVTALRM, stop)
+    main = threading.main_thread().ident or 0
+    clock = threading.Timer(WAITING * limit_s, signal.pthread_kill, (main, signal.SIGVTALRM))
+    clock.daemon = True
+    clock.start()
     signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        clock.cancel()
         signal.signal(signal.SIGVTALRM, before)

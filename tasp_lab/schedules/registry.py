@@ -37,7 +37,16 @@ from tasp_lab.core.errors import (
 )
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, NcclTestsName, with_article
-from tasp_lab.schedules.files import READERS, careful, file_of, load_entry_point, module_of, parts_of, run_file
+from tasp_lab.schedules.files import (
+    READERS,
+    careful,
+    file_of,
+    load_entry_point,
+    module_of,
+    names_in,
+    parts_of,
+    run_file,
+)
 
 if TYPE_CHECKING:
     from tasp_lab.workload.layer import Work, Workload
@@ -76,6 +85,7 @@ class ScheduleSpec:
     moves_states : of linear attention, whether states move, so that a sequence may begin with one and leave one.
     library_call : nccl-tests' name of the call, if the schedule is one call of the communication library; else empty.
     split : what the split of a family stands for, as shown to users: ``UxR``; empty if it is none.
+    fits : whether there is a schedule of a split, of its two numbers; if not given, there is of any.
     variants : the schedules whose names may follow the split after a colon; without one the variant is "".
     of_variant : options that apply with a variant only if they apply to the schedule of this name.
     members : which number of the split is that of the ranks of a group. Builder and layout have groups of consecutive
@@ -93,6 +103,7 @@ class ScheduleSpec:
     moves_states: bool = False
     library_call: NcclTestsName | Literal[""] = ""
     split: str = ""
+    fits: Callable[[int, int], bool] = lambda first, second: True
     variants: tuple[str, ...] = ()
     of_variant: tuple[str, ...] = ()
     members: int = 0
@@ -340,7 +351,7 @@ def is_own(name: str) -> bool:
     (True, True, True, False)
     """
     if is_hybrid(name):
-        return all(is_own(each) for each in name.partition("+")[::2])
+        return all(is_own(each) for each in names_in(name))
     family, parts = parts_of(name)
     families = [each for each in (family, *parts) if each in ATTENTION or each in LINEAR]
     if family not in families:
@@ -356,7 +367,7 @@ def family_of(name: str) -> str:
     (True, 'usp', 'mine')
     """
     if is_hybrid(name):
-        return "+".join(map(family_of, name.split("+")))
+        return "+".join(map(family_of, names_in(name)))
     declared = _declared().get(name.partition(":")[0])
     return declared.module.rpartition(".")[2] if declared else name
 
@@ -379,24 +390,25 @@ def attention_names() -> list[str]:
     """The names as shown to users.
 
     >>> [name for name in attention_names() if ":" in name]
-    ['double-ring:WxR', 'grid:YxX', 'usp:UxR']
+    ['double-ring:WxR', 'grid:YxX', 'startrail:CxT', 'usp:UxR']
     """
     return [f"{name}:{split}" if (split := ATTENTION.split_of(name)) else name for name in ATTENTION]
 
 
 def attention_names_on(world_size: int, *, variants: bool = False) -> list[str]:
-    """All names on a number of ranks: of a family each split into two factors of which none is 1.
+    """All names on a number of ranks: of a family each split into two factors of which none is 1, if there is one.
 
     With `variants` also each split of a family with each of its variants.
 
     >>> attention_names_on(8)[-2:]
     ['usp:2x4', 'usp:4x2']
     """
-    splits = [f"{each}x{world_size // each}" for each in range(2, world_size // 2 + 1) if world_size % each == 0]
+    splits = [(each, world_size // each) for each in range(2, world_size // 2 + 1) if world_size % each == 0]
     found = []
     for name, spec in ATTENTION.items():
         suffixes = ["", *(f":{variant}" for variant in _variants(spec) if variants)]
-        found += [f"{name}:{split}{suffix}" for split in splits for suffix in suffixes] if spec.split else [name]
+        of_family = [f"{name}:{a}x{b}{suffix}" for a, b in splits if spec.fits(a, b) for suffix in suffixes]
+        found += of_family if spec.split else [name]
     return found
 
 
@@ -479,7 +491,7 @@ class Names(NamedTuple):
 
 def is_hybrid(name: str) -> bool:
     """Whether a name has the form of one of a hybrid."""
-    return "+" in name
+    return "+" in name and len(names_in(name)) > 1
 
 
 def names_of(name: str) -> Names:
@@ -490,9 +502,10 @@ def names_of(name: str) -> Names:
 
     Raises `ScheduleError` for a name of another form, and for unknown schedules or those of the other side.
     """
-    linear, _, softmax = name.partition("+")
-    if not (linear and softmax) or "+" in softmax:
+    parts = names_in(name)
+    if len(parts) != 2 or not all(parts):
         raise ScheduleError(f"schedule {name!r}, expected one for a hybrid: {EXPECTED}")
+    linear, softmax = parts
     try:
         linear_spec(linear)
         if softmax in LINEAR:

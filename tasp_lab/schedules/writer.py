@@ -198,17 +198,16 @@ class LayerWriter(Writer):
         owned: list[int] = blocks[self.task.owner[blocks] == rank].tolist()
         return owned
 
-    def attend(self, rank: int, queries: Iterable[int], keys: Iterable[int]) -> None:
+    def attend(self, rank: int, queries: Sequence[int], keys: Sequence[int]) -> None:
         """Attend with queries to keys, or backward add to the gradients of both; without pairs that the mask hides."""
-        keys = [*keys]
-        for query in queries:
-            for key in keys:
-                band = tuple(int(each) for each in self.task.tile_bands(np.array(query), np.array(key)))
-                if band[0] <= band[1]:
-                    self.call(self.task.kernel, rank, [query], [key], params=band)
-                    self._arriving.append((rank, int(self.task.output_of[query])))
-                    if self.task.is_backward:
-                        self._arriving.append((rank, int(self.task.output_of[key])))
+        pairs = np.array([(query, key) for query in queries for key in keys], dtype=np.int64).reshape(-1, 2)
+        low, high = self.task.tile_bands(*pairs.T)
+        seen = low <= high
+        for (query, key), *band in zip(pairs[seen].tolist(), low[seen].tolist(), high[seen].tolist(), strict=True):
+            self.call(self.task.kernel, rank, [query], [key], params=band)
+            self._arriving.append((rank, int(self.task.output_of[query])))
+            if self.task.is_backward:
+                self._arriving.append((rank, int(self.task.output_of[key])))
 
     def sums(self, rank: int, blocks: Iterable[int]) -> list[int]:
         """The results or gradients of blocks, those of which the rank has parts when the step begins."""

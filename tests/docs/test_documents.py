@@ -189,7 +189,7 @@ def test_python_in_a_document_runs(name: str) -> None:
             if block.document == ROOT / name:
                 exec(compile(block.text, name, "exec"), names)
     finally:
-        for mine in ("doubling", "half-each-way"):  # which a document registers
+        for mine in ("doubling", "both-ways"):  # which a document registers
             SCHEDULES.pop(mine, None)
 
 

@@ -22,7 +22,6 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either
 from tests.sim.test_engine_against_reference import gossips
-from tests.support.star_trail import star_trail
 
 RANKS = 4
 NO_TIME = ComputeRate(1e15)
@@ -33,7 +32,9 @@ def star_trails(draw: st.DrawFn) -> Schedule:
     members = draw(st.sampled_from([1, 2]))
     n = draw(st.sampled_from([2, 3] if members == 1 else [4, 8]))
     mask: str = draw(st.sampled_from(["full", "causal"]))
-    return star_trail(full_mesh(n), Workload(draw(st.integers(2 * n, 40)), heads=1, head_dim=8, mask=mask), members)
+    options = AttentionOptions(draw(st.sampled_from(["forward", "backward"])))
+    layer = Workload(draw(st.integers(2 * n, 40)), heads=1, head_dim=8, mask=mask)
+    return build_schedules(f"startrail:{members}x{n // members}", full_mesh(n), layer, options=options)[0]
 
 
 @settings(max_examples=100, deadline=None)
@@ -79,11 +80,11 @@ def messages_in(events: Iterable[Event]) -> Counter[Sequence[object]]:
 
 
 def test_which_blocks_a_star_trail_sends_together() -> None:
-    """On 2 x 4 ranks a rank shares two queries and two keys, then passes on those of its mate apart from its own.
+    """In teams of two a rank shares two queries and two keys, then passes on those of its mate apart from its own.
 
     Four keys that came together leave together; results are ready one after another.
     """
-    schedule = star_trail(full_mesh(8), Workload(64, heads=1, head_dim=8), 2)
+    (schedule,) = build_schedules("startrail:2x4", full_mesh(8), Workload(64, heads=1, head_dim=8))
     posted = messages_in(run_in_process(schedule).events)
     sent = Counter((step, len(blocks)) for step, _, _, _, blocks, _ in posted)  # type: ignore[arg-type, misc]
     assert sent == {(0, 2): 16, (1, 2): 8, (2, 2): 8, (2, 4): 4, (4, 1): 16}

@@ -176,8 +176,9 @@ BUILDER = HEAD + '@schedule("x", "AllGather")\ndef x(topology, shard_bytes):\n'
         (BUILDER + "    return None", "schedule 'bad.py:x': the builder returned NoneType, expected a Schedule"),
         (BUILDER + "    return [][0]", "schedule 'bad.py:x', line 4: IndexError: list index out of range"),
         (BUILDER.replace('"x"', '"y"') + "    return 1", "bad.py: unknown schedule 'x', expected one of y"),
-        (BUILDER + "    while True: pass", "schedule 'bad.py:x': still running after 0.3 s of processor time, an endl"),
-        ("while True: pass", "bad.py: still running after 0.3 s of processor time, an endless loop?"),
+        (BUILDER + "    while True: pass", "schedule 'bad.py:x': still running after 0.3 s of processor time"),
+        ("while True: pass", "bad.py: still running after 0.3 s of processor time or 10 times as long"),
+        (BUILDER + "    import time; time.sleep(60)", "still running after 0.3 s of processor time"),
         (2 * (BUILDER + "    pass\n"), "bad.py, line 6: schedule 'x' is registered twice, expected one"),
         (HEAD + '@schedule("x", "AllGather", colour=1)\ndef x(): ...', "unknown setting of a schedule 'colour'"),
         (DOUBLING.replace('"doubling"', '"x"').replace("= topology.world_size", "= 8"),
@@ -196,6 +197,21 @@ def test_a_bad_file_is_refused_in_one_line(
     code, out, err = tell("predict", "full-mesh:4", "--schedule", "bad.py:x", "--shard-bytes", "64")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
+
+
+def test_a_plus_in_a_folder_is_no_hybrid(folder: Path, tell: Tell) -> None:
+    """It joins two schedules only where no file of the whole name is there."""
+    (folder / "c++").mkdir()
+    (folder / "c++" / "mine.py").write_text(DOUBLING)
+    (folder / "c++" / "layer.py").write_text(ATTENTION_FILE)
+    name = "c++/mine.py:doubling"
+    assert files.names_in(name) == [name]
+    assert files.names_in("c++/other.py:x") == ["c", "", "/other.py:x"]
+    code, out, err = tell("predict", "full-mesh:4", "--schedule", name, "--shard-bytes", "64", "--json")
+    assert (code, err) == (0, "")
+    assert [row["schedule"] for row in json.loads(out)["predictions"]] == [name]
+    assert registry.names_of("lasp-2+c++/layer.py:two:2x2") == ("lasp-2", "c++/layer.py:two:2x2")
+    assert files.content_name(name).startswith("mine.py:doubling ")
 
 
 @pytest.mark.parametrize(

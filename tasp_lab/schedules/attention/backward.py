@@ -269,6 +269,12 @@ def circulation_plans(
     "striped-ring-attention", "softmax", moves="the same", layout="striped", options=OVER_ONE_RING, is_baseline=True
 )
 @schedule(
+    "half-each-way",
+    "softmax",
+    moves="half of keys and values around one ring, the other half in reverse",
+    options=CIRCULATION_OPTIONS,
+)
+@schedule(
     "tasp",
     "softmax",
     moves="keys and values around all rings of the topology at once",

@@ -7,6 +7,7 @@ arrived at the step before. The result of each query is completed at its own ran
 - ``ring-attention``: one ring, contiguous shards (arXiv:2310.01889).
 - ``zigzag-ring-attention``: one ring, zigzag shards: balanced under a causal mask.
 - ``striped-ring-attention``: one ring, striped shards (arXiv:2311.09431).
+- ``half-each-way``: one ring in both directions at once, half of each block in either.
 - ``tasp``: all rings of a decomposition at once (arXiv:2509.26541); contiguous shards, zigzag ones under a causal mask.
 
 **Trimming.** A block is dropped after the last rank of its route whose mask needs it. With zigzag shards and a causal
@@ -125,7 +126,7 @@ class AttentionSteps(CirculationSteps):
         return self.circulation.calls_at(index, np.flatnonzero(self._hops >= index))
 
 
-CIRCULATIONS = ("ring-attention", "zigzag-ring-attention", "striped-ring-attention", "tasp")
+CIRCULATIONS = ("ring-attention", "zigzag-ring-attention", "striped-ring-attention", "half-each-way", "tasp")
 """The schedules whose passes are circulations; `tasp_lab.schedules.attention.backward` registers them."""
 
 
@@ -189,7 +190,9 @@ def circulation_of(
         raise ScheduleError(unknown("schedule", name, CIRCULATIONS))
     layout = attention_layout(name, workload, topology.world_size)
     rings, shares = [ring[None] for ring in single_rings(topology, direction)], [Fraction(1)]
-    if uses_rings(name) and topology.world_size > 1:
+    if name == "half-each-way":
+        rings, shares = [_both_ways(name, topology, rings[0])], [Fraction(1, 2)] * 2
+    elif uses_rings(name) and topology.world_size > 1:
         found = rings_for(name, topology, decomposition)
         together, shares = over_lanes(found.rings, found.shares)
         rings = [together]
@@ -210,6 +213,14 @@ def single_rings(topology: Topology, direction: Direction = "auto") -> list[IntA
     if direction != "auto" and not rings:
         raise ScheduleError(f"direction {direction!r}: no ring of {direction} ranks on {topology.name}, expected auto")
     return rings or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
+
+
+def _both_ways(name: str, topology: Topology, ring: IntArray) -> IntArray:
+    """A ring, int array (1, world_size), and the same in reverse. Raises `ScheduleError` if that has no links."""
+    back = ring[:, ::-1]
+    if not is_ring(topology, back[0].tolist()):
+        raise ScheduleError(f"schedule {name!r}: {topology.name} has a ring in one direction only")
+    return np.concatenate([ring, back])
 
 
 def check_size(name: str, topology: Topology, layout: SequenceLayout, rings: int) -> None:

@@ -1,0 +1,30 @@
+"""Packages whose public names are imported when they are first used.
+
+__getattr__, __dir__ = lazy_names(__name__, {"predict": "tasp_lab.prediction.predict"})
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The functions ``__getattr__`` and ``__dir__`` of a package, whose names are in these modules.
+
+    >>> find, names = lazy_names("tasp_lab.core", {"format_size": "tasp_lab.core.units"})
+    >>> find("format_size")(2048)
+    '2 KiB'
+
+    Each name is entered into the package, so it is looked up once. Raises `AttributeError` for other names.
+    """
+    here = vars(import_module(package))
+
+    def find(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        here[name] = getattr(import_module(modules[name]), name)
+        return here[name]
+
+    def names() -> list[str]:
+        return sorted({*here, *modules})
+
+    return find, names
