@@ -218,22 +218,23 @@ def test_gradients_that_leave_together_lie_side_by_side(case: Case) -> None:
 
 @few
 @given(cases)
-def test_own_gradients_lie_in_the_order_of_the_shard(case: Case) -> None:
+def test_own_gradients_lie_in_the_order_of_places(case: Case) -> None:
     schedule = case.backward
     task = task_of(schedule)
     for part in parts(schedule):
         gradients = Layout(schedule, part.rank).gradients
         runs = [task.start[block] + np.arange(task.count[block]) * task.layout.stride for block in gradients]
         found = np.concatenate([np.zeros(0, dtype=np.int64), *runs])
-        assert found.tolist() == task.layout.positions(part.rank).tolist()
+        assert found.tolist() == task.layout.places(part.rank).tolist()
         ends = [part.resident[block] + int(schedule.block_bytes[block]) for block in gradients]
         assert [part.resident[block] for block in gradients[1:]] == ends[:-1]
 
 
 def meeting(task: AttentionTask, row: CallRow) -> list[int]:
     """The blocks that a call reads of which any query sees any key, as the mask is defined."""
+    stride = task.layout.stride
     positions = {
-        block: range(task.start[block], task.start[block] + task.count[block] * task.layout.stride, task.layout.stride)
+        block: task.layout.positions_at(task.start[block] + stride * np.arange(task.count[block])).tolist()
         for block, _ in row.reads
     }
     queries, keys = (operand.blocks for operand in row.operands)
