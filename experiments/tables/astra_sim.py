@@ -2,7 +2,8 @@
 
 ``ASTRA_SIM=…/AstraSim_Analytical_Congestion_Aware python -m experiments.tables.astra_sim`` runs each trace in ASTRA-sim
 (astra-sim/astra-sim at 518bd51, analytical backend that models congestion) and writes
-``experiments/results/astra_sim.md``. Without that program it ends and leaves the table as it is.
+``experiments/results/astra_sim.md``. The program beside it, ``AstraSim_Analytical_Congestion_Unaware``, runs what needs
+two dimensions or a switch that stores nothing. Without both programs the command ends and leaves the table as it is.
 
 Links have 50 GiB/s, which ASTRA-sim calls GB/s, and 500 ns; the way through a switch is two links. There is no launch
 cost on either side, and additions take no time.
@@ -20,6 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import networkx as nx
+
 from experiments.common import RESULTS, markdown_table, write_page
 from sim.simulate import simulate
 from tasp_lab.core.errors import RunError, TaspLabError
@@ -32,7 +35,7 @@ from tasp_lab.schedules.collectives.conditions import collectives_of
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, switch
 from tasp_lab.topology.graph import Topology
 
-PROGRAM = "AstraSim_Analytical_Congestion_Aware"
+PROGRAM, UNAWARE = "AstraSim_Analytical_Congestion_Aware", "AstraSim_Analytical_Congestion_Unaware"
 RANKS, BANDWIDTH_GIB, LATENCY_NS = 8, 50, 500
 SIZES = (2**16, 2**20, 2**24)
 SCHEDULES = ("ring", "multi-ring", "direct", "trees", "ring-all-reduce", "all-to-all")
@@ -42,12 +45,20 @@ SETTINGS = {
     "ReduceScatter": "reduce-scatter",
     "AllToAll": "all-to-all",
 }
+STREAMED, TWO_NODES = "Switch, streamed", "TwoNodes"
+"""What the backend without congestion runs: rings through a switch, where no message is stored; and two full meshes of
+four with a link from each rank to that of the same place in the other node."""
+
+ALONE = ("ring", "multi-ring", "ring-all-reduce")
+"""Schedules whose messages have links to themselves there."""
+
 PAGE = RESULTS / "astra_sim.md"
 
 ABOUT = """\
 The same schedules in ASTRA-sim and here, made by `python -m experiments.tables.astra_sim`: eight ranks, links of
 50 GiB/s and 500 ns, no launch cost; bytes are those of the shard of a rank. ASTRA-sim is astra-sim/astra-sim at 518bd51
-with the analytical backend that models congestion; it runs our Chakra traces as custom collectives.
+with the analytical backend that models congestion (that without for *Switch, streamed* and *TwoNodes*); it runs our
+Chakra traces as custom collectives.
 
 """
 
@@ -59,12 +70,15 @@ is sent on when it has arrived. ASTRA-sim counts whole nanoseconds and rounds ea
 - *trees on the ring, 64 KiB*: chunks of several trees use one link. ASTRA-sim sends them in the order in which they
   arrive, here a lane sends them in the order of steps.
 - *switch, one message per port*: ASTRA-sim stores a message in the switch before it sends it on, so its bytes take
-  their time twice; here they stream through both links at once, as through a cut-through switch.
+  their time twice; here they stream through both links at once, as through a cut-through switch. Its backend without
+  congestion lets them stream, too (*Switch, streamed*): the difference goes.
 - *switch, several messages per port*: besides, ASTRA-sim serves them in the order in which they arrive, here they share
   the port max-min fairly and end together. So the way of one message to the switch overlaps with that of another from
   it, and with short messages the first of several rings hides the latency of the others.
 
-Two nodes are missing: this backend has one dimension, a ring, a mesh or a switch.
+*Two nodes* are full meshes of four with a link between ranks of the same place. That takes two dimensions, which only
+the backend without congestion has. It routes a message that differs in both along the first alone, and messages do not
+share links, so the rows are those of schedules whose messages go from neighbour to neighbour on links of their own.
 """
 
 
@@ -79,8 +93,9 @@ class Row(NamedTuple):
 
 
 def program() -> str | None:
-    """The program of ASTRA-sim, if there is one: that of ``ASTRA_SIM``, or the one on the path."""
-    return shutil.which(os.environ.get("ASTRA_SIM", PROGRAM))
+    """The program of ASTRA-sim with the other beside it: that of ``ASTRA_SIM``, or the one on the path, if any."""
+    found = shutil.which(os.environ.get("ASTRA_SIM", PROGRAM))
+    return found if found and Path(found).with_name(UNAWARE).exists() else None
 
 
 def topologies() -> dict[str, Topology]:
@@ -90,12 +105,21 @@ def topologies() -> dict[str, Topology]:
         "FullyConnected": full_mesh(RANKS, bandwidth, latency_s),
         "Ring": bidirectional_ring(RANKS, bandwidth, latency_s),
         "Switch": switch(RANKS, bandwidth, 2 * latency_s),
-    }
+        STREAMED: switch(RANKS, bandwidth, 2 * latency_s),
+        TWO_NODES: Topology.from_networkx(
+            nx.convert_node_labels_to_integers(
+                nx.cartesian_product(nx.complete_graph(2), nx.complete_graph(RANKS // 2))
+            ),
+            bandwidth=f"{BANDWIDTH_GIB}GiB/s", latency=f"{LATENCY_NS}ns",
+        ),
+    }  # fmt: skip
 
 
 def run(binary: str, block: str, schedule: Schedule) -> float:
     """The time of a collective in ASTRA-sim, in seconds. Raises `RunError` if it does not end."""
     kind = next(kind for kind in SETTINGS if kind in collectives_of(schedule))
+    counts = (RANKS // 2, 2) if block == TWO_NODES else (RANKS,)
+    blocks = ("FullyConnected",) * 2 if block == TWO_NODES else (block.split(",")[0],)
     system = {
         "scheduling-policy": "LIFO",
         "endpoint-delay": 1,
@@ -105,17 +129,19 @@ def run(binary: str, block: str, schedule: Schedule) -> float:
         "local-mem-bw": 1600,
     }
     network = {
-        "topology": block,
-        "npus_count": schedule.world_size,
-        "bandwidth": BANDWIDTH_GIB,
-        "latency": LATENCY_NS,
+        "topology": blocks,
+        "npus_count": counts,
+        "bandwidth": (BANDWIDTH_GIB,) * len(counts),
+        "latency": (LATENCY_NS,) * len(counts),
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for rank, trace in enumerate(chakra.write(schedule)):
             (folder / f"plan.{rank}.et").write_bytes(trace)
             (folder / f"work.{rank}.et").write_bytes(chakra.workload(schedule))
-        (folder / "network.yml").write_text("".join(f"{key}: [ {value} ]\n" for key, value in network.items()))
+        (folder / "network.yml").write_text(
+            "".join(f"{key}: [ {', '.join(map(str, each))} ]\n" for key, each in network.items())
+        )
         (folder / "system.json").write_text(json.dumps(system))
         (folder / "memory.json").write_text('{"memory-type": "NO_MEMORY_EXPANSION"}')
         files = {"workload": "work", "system": "system.json", "remote-memory": "memory.json", "network": "network.yml"}
@@ -131,15 +157,19 @@ def run(binary: str, block: str, schedule: Schedule) -> float:
 def rows(binary: str) -> list[Row]:
     """All schedules that have links on each topology, at all sizes."""
     found = []
+    unaware = str(Path(binary).with_name(UNAWARE))
     for block, topology in topologies().items():
-        for name in SCHEDULES:
+        alone = block in (STREAMED, TWO_NODES)
+        for name in ALONE if alone else SCHEDULES:
+            if block == STREAMED and name == "multi-ring":
+                continue  # its rings share ports
             for size in SIZES:
                 try:
                     schedule = collective(name, topology, size)
                 except TaspLabError:
                     break  # messages between ranks without a link
                 own_s = float(simulate(schedule, Machine(topology)).time_s)
-                found.append(Row(block, name, size, run(binary, block, schedule), own_s))
+                found.append(Row(block, name, size, run(unaware if alone else binary, block, schedule), own_s))
     return found
 
 
@@ -163,7 +193,7 @@ def main() -> None:
     """Write the page."""
     binary = program()
     if binary is None:
-        sys.exit(f"ASTRA-sim is missing: set ASTRA_SIM to the program {PROGRAM}; {PAGE.name} is left as it is")
+        sys.exit(f"ASTRA-sim is missing: set ASTRA_SIM to {PROGRAM}, beside {UNAWARE}; {PAGE.name} is left as it is")
     write_page(PAGE, page(rows(binary)))
 
 
