@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def test_the_stacks_of_the_fastest_are_compared(tell: Tell) -> None:
         assert predicted["relayout_bytes"] == row["relayout_bytes"]
     code, out, err = tell(*line)
     assert code == 0
-    assert "hybrid LLS: 26 schedules of its layers are predicted alone, the fastest are stacked" in err
+    assert re.search(r"hybrid LLS: \d+ schedules of its layers are predicted alone, the fastest are stacked", err)
     assert "stacks of the schedules that are fastest for a layer alone, 3 of each kind" in out
 
 

@@ -12,7 +12,7 @@ from tasp_lab.prediction.compare import SINGLE_RINGS, Ranking, compare
 from tasp_lab.prediction.paired import Rival, Setting, paired_errors
 from tasp_lab.schedules.registry import attention_names_on
 
-MACHINES = ("h100-8", "h100-2x4", "mi300x-4", "torus:2x3", "switch:4", "nodes:2x2", "l20-4-pcie")
+MACHINES = ("h100-8", "h100-2x4", "mi300x-4", "torus:2x3", "switch:4", "nodes:2x2", "l20-8-pcie")
 
 
 def both(machine: str, layer: Workload, passes: Pass) -> tuple[Ranking, Ranking]:

@@ -20,7 +20,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.systems import lasp2
 
-LINEAR_KERNELS = "make_state, attend, attend_by_state, fold, advance, apply_state"
+LINEAR_KERNELS = "make_state, attend, attend_by_state, fold, advance, combine, apply_state"
 
 LAYER = Workload(8, heads=1, head_dim=4, mask="causal", dtype="fp32")
 

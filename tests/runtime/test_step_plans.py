@@ -106,10 +106,12 @@ def waits_of_batches(schedule: Schedule, plan: Plan) -> list[tuple[Batch, set[in
             assert isinstance(what, tuple)
             waits[stream] |= {node_of[row.operation] for row in what}  # type: ignore[union-attr]
         elif kind == JOIN:
-            assert isinstance(what, Join)
-            needs[stream] |= calls_before(plan, plan.first_join + plan.joins.index(what))
-            if what.place.since == -1:
-                needs[stream] |= waits[stream]  # changes of a resident copy follow one another
+            assert isinstance(what, tuple)
+            for join in what:
+                assert isinstance(join, Join)
+                needs[stream] |= calls_before(plan, plan.first_join + plan.joins.index(join))
+                if join.place.since == -1:
+                    needs[stream] |= waits[stream]  # changes of a resident copy follow one another
         elif kind == POST:
             assert isinstance(what, Batch)
             for message in chain(what.sends, what.receives):

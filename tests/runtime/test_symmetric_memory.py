@@ -385,7 +385,8 @@ def test_a_message_is_copied_to_where_its_peer_receives_it() -> None:
     window.copy = lambda peer, offset, data: copies.append((peer, offset, data.numel()))  # type: ignore[method-assign]
     transport = SymmetricMemory(Heap(2, lambda _: window, lambda: 0), 1.0)
     memory = transport.take(schedule, rank_part(schedule, 0), CPU)
-    transport._addresses[memory.untyped_storage().data_ptr()] = {(1, 0): (40, 8)}
+    (place,) = transport._heap.addresses
+    transport._heap.addresses[place] = {(1, 0): (40, 8)}
     transport.open(1, memory, HostStreams())
     transport.receive([])
     transport.send([Message(1, 0, memory[:3]), Message(1, 0, memory[3:8])])
