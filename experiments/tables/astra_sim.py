@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import networkx as nx
 
@@ -101,18 +101,15 @@ def program() -> str | None:
 def topologies() -> dict[str, Topology]:
     """By ASTRA-sim's names."""
     bandwidth, latency_s = BANDWIDTH_GIB * 2**30, LATENCY_NS * 1e-9
+    two_nodes: nx.Graph[Any] = nx.cartesian_product(nx.complete_graph(2), nx.complete_graph(RANKS // 2))
+    numbered = nx.convert_node_labels_to_integers(two_nodes)
     return {
         "FullyConnected": full_mesh(RANKS, bandwidth, latency_s),
         "Ring": bidirectional_ring(RANKS, bandwidth, latency_s),
         "Switch": switch(RANKS, bandwidth, 2 * latency_s),
         STREAMED: switch(RANKS, bandwidth, 2 * latency_s),
-        TWO_NODES: Topology.from_networkx(
-            nx.convert_node_labels_to_integers(
-                nx.cartesian_product(nx.complete_graph(2), nx.complete_graph(RANKS // 2))
-            ),
-            bandwidth=f"{BANDWIDTH_GIB}GiB/s", latency=f"{LATENCY_NS}ns",
-        ),
-    }  # fmt: skip
+        TWO_NODES: Topology.from_networkx(numbered, bandwidth=f"{BANDWIDTH_GIB}GiB/s", latency=f"{LATENCY_NS}ns"),
+    }
 
 
 def run(binary: str, block: str, schedule: Schedule) -> float:
