@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.workload.mask import MASKS
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
@@ -51,8 +51,6 @@ class SoftmaxNumbers(Sums):
             QUERY_GRADIENTS: self.gradients[0],
             KEY_GRADIENTS: np.concatenate([dk, dv], axis=2),
         }
-        order = task.layout.positions_at(np.arange(layer.sequence))  # blocks are runs of places
-        self.contents = {tensor: values[order] for tensor, values in self.contents.items()}
         first, heads = task.first_head, task.heads
         assert first is not None
         assert heads is not None
@@ -61,10 +59,11 @@ class SoftmaxNumbers(Sums):
         )
         self.block = {column: block for block, column in enumerate(self.columns)}
 
-    def where(self, block: int) -> tuple[int, tuple[slice, slice]]:
+    def where(self, block: int) -> tuple[int, tuple[IntArray, slice]]:
         tensor, start, count, first, heads = self.columns[block]
-        stride = self.task.layout.stride
-        return tensor, (slice(start, start + count * stride, stride), slice(first, first + heads))
+        layout = self.task.layout
+        positions = layout.positions_at(start + layout.stride * np.arange(count))  # blocks are runs of places
+        return tensor, (positions, slice(first, first + heads))
 
     def outputs(self, result: FloatArray) -> FloatArray:
         return result[:, :, :-1] / result[:, :, -1:]

@@ -87,8 +87,8 @@ FAULTS = (
     ),
     Fault(
         "dependencies: all lanes of a rank are one",
-        "lanes = transfers.source * schedule.lanes + transfers.lane",
-        "lanes = transfers.source * schedule.lanes",
+        "messages.source * schedule.lanes + messages.lane",
+        "messages.source * schedule.lanes",
         ("tests/schedule", "tests/sim"),
     ),
     Fault(
@@ -236,9 +236,9 @@ FAULTS = (
         ("tests/study",),
     ),
     Fault(
-        "merge: rows without keys weigh in",
-        "other_weight = (other.lse - total).exp_().masked_fill_(other.lse == -math.inf, 0)",
-        "other_weight = (other.lse - total).exp_()",
+        "merge: parts without keys replace others",
+        "weight.masked_fill_(nothing, 1)",
+        "weight.masked_fill_(nothing, 0)",
         ("tests/runtime/test_kernels.py", "tests/runtime"),
     ),
     Fault(

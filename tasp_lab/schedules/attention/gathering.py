@@ -89,6 +89,16 @@ def read_by(calls: Calls, task: AttentionTask) -> BoolArray:
     return found
 
 
+def made_by(calls: Calls, task: AttentionTask) -> BoolArray:
+    """The blocks of keys and queries for which each rank computes something: bool array (world_size, blocks)."""
+    found = no_copies(task.layout.world_size, len(task.tensor) + 1)
+    for _, batch in calls.batches():
+        effects = task.effects(batch)
+        found[batch.rank[effects.call], effects.block] = True
+    made: BoolArray = found[:, task.output_of]  # the last column, of no block, is False
+    return made
+
+
 def given_back(steps: Sequence[Step], task: AttentionTask, first_lane: int = 0) -> list[Step]:
     """What is computed for the blocks of these steps, given the other way in reverse order.
 

@@ -36,13 +36,13 @@ from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.composition.groups import replicated
 from tasp_lab.schedule.composition.sequence import NO_STEP, joined
 from tasp_lab.schedule.model import Step
-from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import cut_by_rank
 from tasp_lab.schedules.attention.gathering import (
     all_gathers,
     bytes_of,
     given_back,
+    made_by,
     read_by,
     shares_along,
     steps_along,
@@ -117,7 +117,7 @@ def _pass(
     task, key_piece, query_piece = cut_by_rank(workload, layout, *shares, dtype if backward else None)
     task = replace(task, home_dtype="fp32", result_dtype="fp32" if backward else dtype)
     calls = _calls(span_task(workload, layout, dtype, backward=backward), task, split[1])
-    used, made = read_by(calls, task), _made_by(calls, task)
+    used, made = read_by(calls, task), made_by(calls, task)
     lanes = _lanes(of_queries)
     queries, needed = _shortest(of_queries, task, task.blocks_of(QUERIES), query_piece, used, 0)
     keys, copies = _shortest(of_keys, task, task.blocks_of(KEYS), key_piece, used, lanes)
@@ -147,16 +147,6 @@ def _shortest(
     """The steps of the AllGather that sends the fewest bytes of these blocks, see `trimmed`."""
     found = [trimmed(steps_along(each, task, blocks, piece, first_lane), used) for each in gathers]
     return min(found, key=lambda each: bytes_of(each[0], task))
-
-
-def _made_by(calls: Calls, task: AttentionTask) -> BoolArray:
-    """The blocks of keys and queries for which each rank computes something: bool array (world_size, blocks)."""
-    found = no_copies(task.layout.world_size, len(task.tensor) + 1)
-    for _, batch in calls.batches():
-        effects = task.effects(batch)
-        found[batch.rank[effects.call], effects.block] = True
-    made: BoolArray = found[:, task.output_of]  # the last column, of no block, is False
-    return made
 
 
 def _lanes(gathers: Sequence[Schedule]) -> int:

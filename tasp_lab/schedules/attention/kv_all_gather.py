@@ -36,6 +36,7 @@ from tasp_lab.schedules.attention.gathering import (
     all_gathers,
     bytes_of,
     given_back,
+    made_by,
     read_by,
     shares_along,
     steps_along,
@@ -134,6 +135,8 @@ class GatheredKeys:
         used, copies = trimmed(steps, read_by(calls, task) & (task.tensor == KEYS))
         if not trim:
             copies = np.broadcast_to(task.tensor == KEYS, copies.shape)
+        if task.is_backward:  # packed documents: keys between others may meet no query of a call
+            used, _ = trimmed(steps, made_by(calls, task))
         sent = used if trim or task.is_backward else steps
         return cls(task, calls, sent, copies & ~task.owned(KEYS), gather.lanes)
 

@@ -416,7 +416,8 @@ def test_in_a_window_two_spans_of_a_rank_make_one_call_however_many_rings_cut_th
 
 def test_an_unknown_name_lists_the_known() -> None:
     told = (
-        "unknown schedule 'king', expected one of ring-attention, zigzag-ring-attention, striped-ring-attention, tasp"
+        "unknown schedule 'king', expected one of ring-attention, zigzag-ring-attention, "
+        "striped-ring-attention, half-each-way, tasp"
     )
     with pytest.raises(ScheduleError, match=told):
         attention("king", full_mesh(4), Workload(8, heads=1))

@@ -113,6 +113,7 @@ LEDGERS = {
     "ring-attention": RING,
     "zigzag-ring-attention": RING,
     "striped-ring-attention": RING,
+    "half-each-way": RING,
     "tasp": RING,
     "token-ring": TOKEN_RING,
     "zigzag-token-ring": Ledger(
@@ -216,7 +217,8 @@ def sent_per_rank(name: str, layer: Workload, p: int, **options: Any) -> list[Fr
 
 
 def test_every_schedule_has_a_ledger() -> None:
-    assert sorted(ATTENTION.keys() - LEDGERS.keys()) == []
+    """That of StarTrail, by teams and rings, is in `test_star_trail`."""
+    assert sorted(ATTENTION.keys() - LEDGERS.keys()) == ["startrail"]
 
 
 @pytest.mark.parametrize(("p", "name"), CASES)
