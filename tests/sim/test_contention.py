@@ -298,7 +298,7 @@ def test_no_call_is_faster_than_alone_or_slower_than_beside_all_channels(
             spent = dict(event.spent)
             assert compute.flops_per_s is not None
             alone_s, took_s = event.flops / compute.flops_per_s, event.end_s - event.start_s
-            assert spent["compute"] == alone_s
+            assert spent.get("compute", 0) == alone_s  # packed documents: a call may have no pair
             assert took_s == alone_s + spent.get("contention", 0)
             assert alone_s <= took_s <= alone_s / (1 - contention.share(10**6, 0))
 
