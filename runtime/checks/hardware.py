@@ -148,11 +148,7 @@ def measure_operation(group: CheckedGroup, operation: str, size_bytes: int, coun
     call()
     if not torch.equal(received.cpu(), torch.tensor(sources, dtype=torch.uint8).repeat_interleave(part)):
         raise RunError(f"{operation} of {size_bytes} bytes: what arrived is not what was sent")
-    batches = []
-    for _ in range(BATCHES):
-        group.barrier()
-        batches.append(_batch_s(call, count, device) / count)
-    return max(group.gather(statistics.median(batches)))
+    return _slowest_s(group, call, count)
 
 
 def measure_peers(group: CheckedGroup, peers: int, size_bytes: int, count: int) -> float:
@@ -176,14 +172,19 @@ def measure_peers(group: CheckedGroup, peers: int, size_bytes: int, count: int) 
     for each in range(peers):
         if not bool((received[each] == (rank - 1 - each) % n).all()):
             raise RunError(f"{size_bytes} bytes to {peers} peers: what arrived is not what was sent")
+    return _slowest_s(group, call, count)
+
+
+def _slowest_s(group: CheckedGroup, call: Callable[[], object], count: int) -> float:
+    """The time of a call on the slowest rank: medians of batches of `count` calls, which begin together."""
     batches = []
     for _ in range(BATCHES):
         group.barrier()
-        batches.append(_batch_s(call, count, device) / count)
+        batches.append(batch_s(call, count, group.device) / count)
     return max(group.gather(statistics.median(batches)))
 
 
-def _batch_s(call: Callable[[], object], count: int, device: torch.device) -> float:
+def batch_s(call: Callable[[], object], count: int, device: torch.device) -> float:
     """The time of calls back to back: by events in the current stream, or by the host's clock."""
     if device.type == "cpu":
         began_s = time.perf_counter()

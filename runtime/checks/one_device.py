@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from runtime.checks.hardware import batch_s
 from runtime.executor.messages import Message, Wait
 from runtime.executor.streams import Streams, streams_for
 from runtime.executor.transports import OrdinaryMemory
@@ -194,16 +195,7 @@ def merge_bytes_per_s(device: torch.device, rows: int) -> tuple[float, float]:
     calls: tuple[Callable[[], object], ...] = (
         lambda: total.add(0, part), lambda: other.copy_(total.result(torch.float32)[0]),
     )  # fmt: skip
-    merged, copied = (size / _gpu_time_s(call) for size, call in zip(moved, calls, strict=True))
-    return merged, copied
-
-
-def _gpu_time_s(call: Callable[[], object], repeats: int = 10) -> float:
-    call()
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    began.record()
-    for _ in range(repeats):
+    for call in calls:
         call()
-    ended.record()
-    ended.synchronize()
-    return float(began.elapsed_time(ended)) / 1e3 / repeats
+    merged, copied = (size * 10 / batch_s(call, 10, device) for size, call in zip(moved, calls, strict=True))
+    return merged, copied

@@ -19,9 +19,21 @@ ELEMENTS = 2048
 
 
 @triton.jit
-def _split(item, batch, heads):
-    """Head, batch entry and position of items, 64 bits wide, as offsets of large tensors are."""
-    return (item % heads).to(tl.int64), (item // heads % batch).to(tl.int64), (item // (heads * batch)).to(tl.int64)
+def _items(items, batch, heads, size, block_items: tl.constexpr, block_size: tl.constexpr):
+    """Which items of a program there are; their heads, batch entries and positions, 64 bits wide, as offsets of large
+    tensors are; their elements, and which of these there are.
+    """
+    item = tl.program_id(0) * block_items + tl.arange(0, block_items)
+    there, element = item < items, tl.arange(0, block_size)
+    head, entry, position = item % heads, item // heads % batch, item // (heads * batch)
+    inside = there[:, None] & (element < size)[None, :]
+    return there, head.to(tl.int64), entry.to(tl.int64), position.to(tl.int64), element, inside
+
+
+@triton.jit
+def _places(position, entry, head, element, stride_p, stride_b, stride_h):
+    """Where the elements of items lie in a tensor."""
+    return (position * stride_p + entry * stride_b + head * stride_h)[:, None] + element[None, :]
 
 
 @triton.jit
@@ -38,20 +50,16 @@ def _merge(
     has_rows: tl.constexpr, has_part_rows: tl.constexpr, is_empty: tl.constexpr,
     block_items: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0) * block_items + tl.arange(0, block_items)
-    there = item < items
-    head, entry, position = _split(item, batch, heads)
+    there, head, entry, position, element, inside = _items(items, batch, heads, size, block_items, block_size)
     at, part_at = _row_of(rows, position, there, has_rows), _row_of(part_rows, position, there, has_part_rows)
-    element = tl.arange(0, block_size)
-    inside = there[:, None] & (element < size)[None, :]
-    place = (part_at * part_p + entry * part_b + head * part_h)[:, None] + element[None, :]
+    place = _places(part_at, entry, head, element, part_p, part_b, part_h)
     new = tl.load(part + place, mask=inside, other=0.0).to(tl.float32)
     new_lse = tl.load(part_lse + part_at * part_lse_p + entry * part_lse_b + head * part_lse_h, mask=there, other=0.0)
     first = tl.sum(tl.where((element == 0)[None, :], new, 0.0), axis=1)
     nothing = (new_lse == -float("inf")) | ((new_lse == float("inf")) & (first == 0.0))
     new_lse = tl.where(nothing, -float("inf"), new_lse.to(tl.float32))
     new = tl.where(nothing[:, None], 0.0, new)
-    into = (at * out_p + entry * out_b + head * out_h)[:, None] + element[None, :]
+    into = _places(at, entry, head, element, out_p, out_b, out_h)
     into_lse = at * lse_p + entry * lse_b + head * lse_h
     if not is_empty:
         old = tl.load(out + into, mask=inside, other=0.0).to(tl.float32)
@@ -87,8 +95,8 @@ def _add_one(
     into, part, at, part_at, entry, head, element, inside, into_p, into_b, into_h, part_p, part_b, part_h,
     is_empty: tl.constexpr, is_rounded: tl.constexpr,
 ):  # fmt: skip
-    place = (at * into_p + entry * into_b + head * into_h)[:, None] + element[None, :]
-    part_place = (part_at * part_p + entry * part_b + head * part_h)[:, None] + element[None, :]
+    place = _places(at, entry, head, element, into_p, into_b, into_h)
+    part_place = _places(part_at, entry, head, element, part_p, part_b, part_h)
     new = tl.load(part + part_place, mask=inside, other=0.0).to(tl.float32)
     if not is_empty:
         if is_rounded:
@@ -104,12 +112,8 @@ def _add(
     has_rows: tl.constexpr, has_part_rows: tl.constexpr, is_empty: tl.constexpr, is_rounded: tl.constexpr,
     block_items: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0) * block_items + tl.arange(0, block_items)
-    there = item < items
-    head, entry, position = _split(item, batch, heads)
+    there, head, entry, position, element, inside = _items(items, batch, heads, size, block_items, block_size)
     at, part_at = _row_of(rows, position, there, has_rows), _row_of(part_rows, position, there, has_part_rows)
-    element = tl.arange(0, block_size)
-    inside = there[:, None] & (element < size)[None, :]
     if tl.program_id(1) == 0:
         _add_one(into, part, at, part_at, entry, head, element, inside,
                  into_p, into_b, into_h, part_p, part_b, part_h, is_empty, is_rounded)  # fmt: skip
@@ -141,14 +145,10 @@ def _inner_products(
     dout, out, delta, items, batch, heads, size, dout_p, dout_b, dout_h, out_p, out_b, out_h, delta_p, delta_b, delta_h,
     block_items: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0) * block_items + tl.arange(0, block_items)
-    there = item < items
-    head, entry, position = _split(item, batch, heads)
-    element = tl.arange(0, block_size)
-    inside = there[:, None] & (element < size)[None, :]
-    place = (position * dout_p + entry * dout_b + head * dout_h)[:, None] + element[None, :]
+    there, head, entry, position, element, inside = _items(items, batch, heads, size, block_items, block_size)
+    place = _places(position, entry, head, element, dout_p, dout_b, dout_h)
     left = tl.load(dout + place, mask=inside, other=0.0).to(tl.float32)
-    place = (position * out_p + entry * out_b + head * out_h)[:, None] + element[None, :]
+    place = _places(position, entry, head, element, out_p, out_b, out_h)
     right = tl.load(out + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(delta + position * delta_p + entry * delta_b + head * delta_h, tl.sum(left * right, axis=1), mask=there)
 
@@ -170,19 +170,15 @@ def _stand_in(
     dout, delta, out, items, batch, heads, size, dout_p, dout_b, dout_h, delta_p, delta_b, delta_h, out_p, out_b, out_h,
     block_items: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(0) * block_items + tl.arange(0, block_items)
-    there = item < items
-    head, entry, position = _split(item, batch, heads)
-    element = tl.arange(0, block_size)
-    inside = there[:, None] & (element < size)[None, :]
-    place = (position * dout_p + entry * dout_b + head * dout_h)[:, None] + element[None, :]
+    there, head, entry, position, element, inside = _items(items, batch, heads, size, block_items, block_size)
+    place = _places(position, entry, head, element, dout_p, dout_b, dout_h)
     rows = tl.load(dout + place, mask=inside, other=0.0).to(tl.float32)
     wanted = tl.load(delta + position * delta_p + entry * delta_b + head * delta_h, mask=there, other=0.0)
     largest = tl.max(tl.abs(rows), axis=1)
     unit = rows / tl.where(largest == 0.0, 1.0, largest)[:, None]
     lengths = tl.sum(unit * unit, axis=1) * largest
     found = unit * (wanted.to(tl.float32) / tl.where(lengths == 0.0, 1.0, lengths))[:, None]
-    place = (position * out_p + entry * out_b + head * out_h)[:, None] + element[None, :]
+    place = _places(position, entry, head, element, out_p, out_b, out_h)
     tl.store(out + place, found.to(out.dtype.element_ty), mask=inside)
 
 

@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.array.operations import Edges, Operations
-from tasp_lab.core.arrays import IntArray, numbered
+from tasp_lab.core.arrays import IntArray, distinct, numbered
 from tasp_lab.schedule.dependencies import HOST
 
 Hashes = npt.NDArray[np.uint64]
@@ -113,7 +113,9 @@ def coarse_classes(operations: Operations, resource_use: ResourceUse) -> Classes
         # What operations use shows most asymmetry, such as GPUs with unequal calls, and there are more edges to visit.
         for split in (refinement.by_resources, refinement.by_edges):
             of_operation, of_resource = split(classes)
-            if 2 * _distinct(of_operation) > len(operations.label):  # too little symmetry to be of use
+            if 2 * len(distinct(of_operation.view(np.int64))) > len(
+                operations.label
+            ):  # too little symmetry to be of use
                 return None
             classes = Classes(numbered(of_operation)[1], of_resource)
         if _count(classes) == _count(before):
@@ -123,10 +125,6 @@ def coarse_classes(operations: Operations, resource_use: ResourceUse) -> Classes
 
 def _count(classes: Classes) -> int:
     return sum(int(numbers.max(initial=-1)) + 1 for numbers in classes)
-
-
-def _distinct(hashes: Hashes) -> int:
-    return 1 + int((np.diff(np.sort(hashes)) != 0).sum()) if len(hashes) else 0
 
 
 class _Refinement:

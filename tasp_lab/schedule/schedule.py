@@ -179,7 +179,7 @@ class Schedule(ScheduleModel):
 Function = TypeVar("Function", bound=Callable[..., object])
 
 SMALL = 200_000
-"""Of schedules with at most so many transfers, results of several are remembered."""
+"""Transfers of a schedule that is small enough for `remembered` to keep the results of four such schedules."""
 
 
 def remembered(function: Function) -> Function:

@@ -65,7 +65,7 @@ BATCH = 8
 """Changes that are simulated together."""
 
 NAME = "found"
-"""Of schedules that are not in a file."""
+"""The name of a schedule that was found and is not in a file."""
 
 WORSE = 0.01
 """By how much of its time a plan may be worse that is taken at the beginning; it falls to 0."""

@@ -122,7 +122,7 @@ class ShapeRows(NamedTuple):
         return cls._make([*(np.concatenate(each) for each in zip(*columns, strict=True)), tuple(numbers)])
 
     def with_packings(self, packings: Sequence[tuple[Segment, ...]]) -> ShapeRows:
-        """The same calls on packed documents: the sequences of each call."""
+        """The same calls on packed documents; `packings` are the sequences of each call, in the order of calls."""
         numbers: dict[tuple[Segment, ...], int] = {(): 0}
         packing = np.array([numbers.setdefault(each, len(numbers)) for each in packings], dtype=np.int64)
         return self._replace(packing=packing, packings=tuple(numbers))

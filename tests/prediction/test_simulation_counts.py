@@ -1,4 +1,4 @@
-"""Nothing is simulated that nobody reads."""
+"""How often commands simulate: once per pass, unless an option asks for numbers that need more."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class LinearNumbers(Sums):
         return gradient if self.task.workload.decay == "channel" else gradient.sum(axis=2, keepdims=True)
 
     def _positions(self, chunk: int) -> tuple[int, int]:
-        """Of a chunk or a further segment."""
+        """The first position of a chunk or segment, and the one after its last."""
         chunks = len(self.task.owner)
         first, end = (chunk, chunk + 1) if chunk < chunks else self.task.segments[chunk - chunks]
         return int(self.task.start[first]), int(self.task.start[end - 1] + self.task.count[end - 1])
