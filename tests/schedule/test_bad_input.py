@@ -26,7 +26,7 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.support.systems import lasp2, token_ring, ulysses
 
-KERNELS = "make_state, attend, attend_by_state, fold, advance, apply_state"
+KERNELS = "make_state, attend, attend_by_state, fold, advance, combine, apply_state"
 LAYER = Workload(16, heads=4, head_dim=4, mask="causal")
 SYSTEMS: dict[str, Callable[[Topology, Workload], Schedule]] = {
     "token-ring": token_ring,

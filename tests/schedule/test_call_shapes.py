@@ -20,7 +20,6 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.hybrid.stack import hybrid_schedules
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.kernel_shapes import pairs_in_band
 from tasp_lab.workload.layer import Workload
 from tests.support.strategies import attention_layers
 from tests.support.systems import names_for
@@ -41,9 +40,8 @@ def test_softmax_calls_have_the_pairs_of_their_band(data: st.DataObject, layer: 
     options = AttentionOptions(data.draw(st.sampled_from(PASSES)))
     for schedule in attention_schedules(name, MESH, layer, options=options):
         for shape in call_shapes(schedule.task, calls_of(schedule)).distinct:
-            pairs = int(pairs_in_band(shape.low, shape.high, shape.queries, shape.keys))
             products = {"forward": 2, "backward": 5}[shape.passing]
-            assert shape.flops == 2 * products * pairs * shape.batch * shape.heads * shape.head_dim
+            assert shape.flops == 2 * products * shape.pairs * shape.batch * shape.heads * shape.head_dim
             assert shape.heads % shape.kv_heads == 0
             assert (shape.kind, shape.dtype) == ("softmax", layer.dtype)
 

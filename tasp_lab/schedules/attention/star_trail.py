@@ -16,6 +16,8 @@ them, which takes a while from some hundred ranks on.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.schedule import Schedule
@@ -62,7 +64,7 @@ def startrail(
 
     def one_pass(backward: bool) -> Schedule:
         dtype = options.wire_dtype(workload.dtype, backward=backward, sums=backward)
-        task = span_task(workload, layout, dtype, backward=backward)
+        task = replace(span_task(workload, layout, dtype, backward=backward), home_dtype="fp32")
         pools = {KEYS: Pool("keys", options.buffers), KEY_GRADIENTS: Pool("key gradients", options.buffers)}
         writer = LayerWriter(name, topology, task, pools | dict.fromkeys((QUERIES, RESULTS, QUERY_GRADIENTS)))
         keys = [[block for rank in team[each * c] for block in writer.keys(rank)] for each in range(teams)]
