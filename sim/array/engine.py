@@ -36,7 +36,6 @@ from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
 
-
 MANY = 50_000
 """Up to this number of transfers, all operations of a schedule fit into memory, and several machines share them."""
 

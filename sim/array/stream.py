@@ -44,7 +44,7 @@ from sim.array.stream_loop import (
     run_calls,
 )
 from sim.messages import LibraryMessages
-from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table, numbered
+from tasp_lab.core.arrays import FloatArray, Int32Array, IntArray, Table, numbered
 from tasp_lab.core.compiled import call, table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
@@ -54,22 +54,27 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
 
-_STEPS_KEPT = 8
+_STEPS_KEPT = 6
 """How many steps of operations a window has room for at first; it grows fourfold where ranks are further apart."""
 
 _MAX_GROWTH = 3
 _LAST = 2**31 - 1
 
 
-def stream_time_s(schedule: Schedule, machine: Machine, progress: ShareCallback = no_share) -> float | None:
-    """When the last message or call ends, in seconds; None if the schedule and the machine are not of this kind."""
+def stream_time_s(
+    schedule: Schedule, machine: Machine, progress: ShareCallback = no_share, *, fast: bool = True
+) -> float | None:
+    """When the last message or call ends, in seconds; None if the schedule and the machine are not of this kind.
+
+    `fast`: as machine code, else as Python, see `tasp_lab.core.compiled`.
+    """
     if not _is_simple(schedule, machine):
         return None
-    steps = max(len(schedule.steps), 1)
-    per_step = 2 * schedule.transfers // steps + 4 * schedule.world_size
+    per_step = schedule.transfers // max(len(schedule.steps), 1) + 2 * schedule.world_size
     for growth in range(_MAX_GROWTH):
         try:
-            return _Stream(schedule, machine, per_step * _STEPS_KEPT * 4**growth).time_s(progress)
+            rows = 1 << (_STEPS_KEPT * per_step * 4**growth).bit_length()
+            return _Stream(schedule, machine, rows, fast).time_s(progress)
         except _FullError:
             continue
         except _NotSimpleError:
@@ -97,7 +102,6 @@ def _is_simple(schedule: Schedule, machine: Machine) -> bool:
         and runtime.batches == "step"
         and not runtime.waits_for_sends
         and task.passing not in runtime.separate
-        and not machine.comm_library.serial_launch
     )
 
 
@@ -174,13 +178,13 @@ class _StepTables(NamedTuple):
 class _Stream:
     """One simulation with a window of so many operations."""
 
-    def __init__(self, schedule: Schedule, machine: Machine, rows: int) -> None:
-        self._schedule, self._machine, self._blocks = schedule, machine, schedule.blocks
+    def __init__(self, schedule: Schedule, machine: Machine, rows: int, fast: bool) -> None:
+        self._schedule, self._machine, self._blocks, self._fast = schedule, machine, schedule.blocks, fast
         ranks, blocks, steps = schedule.world_size, schedule.blocks, len(schedule.steps)
         buffers = blocks.pools[0].buffers
         contention = machine.contention
         share = float(contention.share(1, 1)) if contention.slows else 0.0
-        room = max(64, 8 * rows // ranks)
+        room = max(64, rows // ranks)
         self._shape = Shape(len(blocks), schedule.lanes, buffers, room)
         self._window = Window.of(
             ranks, schedule.lanes, len(blocks), buffers, ranks * steps + 1, rows, room,
@@ -207,7 +211,11 @@ class _Stream:
             self._step(step, this, following)
             # A buffer that comes free at a step lets messages begin as many steps later as there are buffers.
             last = step == steps - 1
-            self._check(call(run_calls, _LAST if last else step - self._shape.buffers, self._window, self._shape, fast=True))
+            self._check(
+                call(
+                    run_calls, _LAST if last else step - self._shape.buffers, self._window, self._shape, fast=self._fast
+                )
+            )
             progress((step + 1) / steps)
         if self._window.sizes[OPEN]:
             raise _NotSimpleError
@@ -280,7 +288,7 @@ class _Stream:
         starts = np.zeros(self._schedule.world_size + 2, dtype=np.int64)
         status = call(
             find_messages, step, moved, reads, adds, following.moved, following.reads, self._size, order, starts,
-            self._window, self._shape, fast=True,
+            self._window, self._shape, fast=self._fast,
         )  # fmt: skip
         self._check(status)
         is_first = moved.message == np.arange(len(moved.message))
@@ -291,7 +299,7 @@ class _Stream:
         cost = self._message_costs(step, source, destination, lane, size_bytes)
         issued = Issued(message, source, destination, lane, cost, calls.rank, self._costs_of_calls(calls))
         window = self._window._replace(costs=self._cost_table())
-        self._check(call(issue, step, moved, reads, adds, issued, window, self._shape, fast=True))
+        self._check(call(issue, step, moved, reads, adds, issued, window, self._shape, fast=self._fast))
         self._window = window
 
     def _cost_table(self) -> Table:
@@ -314,6 +322,8 @@ class _Stream:
         costs, rates = [], []
         for at in firsts.tolist():
             cost = Cost.of(kinds[kind[at]], float(latency_s[at]))
+            if cost.launch_s and self._machine.comm_library.serial_launch:
+                raise _NotSimpleError  # hosts launch one after another
             limit = np.inf if cost.max_bytes_per_s is None else cost.max_bytes_per_s
             rates.append(min(limit, float(narrowest[at])) if cost.wire_bytes else 0.0)
             flow_s = cost.wire_bytes / rates[-1] if cost.wire_bytes else 0.0

@@ -26,7 +26,7 @@ ended; how many operations, landings and releases there were so far; the height 
 
 
 class Window(NamedTuple):
-    """The operations of the steps in progress; operation k is in row k modulo the number of rows.
+    """The operations of the steps in progress; operation k is in row k modulo the number of rows, a power of 2.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Window(NamedTuple):
     def of(
         cls, ranks: int, lanes: int, blocks: int, buffers: int, fills: int, rows: int, room: int, share: FloatArray
     ) -> Window:
-        """No operations yet; `fills`: how often buffers are filled at most, `room`: changes of the channels of a rank."""
+        """No operations yet; `fills`: how often buffers are filled at most; `room`: changes of channels of a rank."""
         operations = table(
             rows, number="i4", waits="i4", first="i4", is_call="i4", is_done="i4", step="i4", leaves="i4", enters="i4",
             cost="i4", sent_s="f8", end_s="f8",
@@ -131,8 +131,8 @@ class Moved(NamedTuple):
     """The transfers of a step, arrays (transfers,).
 
     `stays`: whether the copy at the destination is resident; `lies`: the place of a resident copy at the source in
-    bytes, -1 if it is none or a tensor of the caller. To be filled in: the landings that are `read` and that are `made`,
-    or -1, and the `message`, the number of its first transfer.
+    bytes, -1 if it is none or a tensor of the caller. To be filled in: the landings that are `read`, or -1, and those
+    that are `made`; and the `message`, the number of its first transfer.
     """
 
     source: IntArray
@@ -191,15 +191,15 @@ def find_messages(
     for at in range(len(moved.block)):
         rank, block = moved.destination[at], moved.block[at]
         before = _latest(window, rank, block, shape)
-        if before >= 0 and window.landings[before % len(window.landings)].step == step:
+        if before >= 0 and window.landings[before & (len(window.landings) - 1)].step == step:
             return UNSUPPORTED  # two arrivals of one block at one step
         name = -1 - (moved.source[at] * shape.lanes + moved.lane[at])
         moved.made[at] = _land(window, step, rank, block, not moved.stays[at], name, at, shape)
     for at in range(len(adds.block)):
         rank, block = adds.rank[at], adds.block[at]
         number = _latest(window, rank, block, shape)
-        if number >= 0 and window.landings[number % len(window.landings)].step == step:
-            window.landings[number % len(window.landings)].last = adds.call[at]
+        if number >= 0 and window.landings[number & (len(window.landings) - 1)].step == step:
+            window.landings[number & (len(window.landings) - 1)].last = adds.call[at]
         elif adds.stays[at]:
             number = -1
         else:
@@ -210,12 +210,12 @@ def find_messages(
     for at in range(len(reads_next.block)):
         number = _latest(window, reads_next.rank[at], reads_next.block[at], shape)
         if number >= first_landing:
-            window.landings[number % len(window.landings)].is_free = 0
+            window.landings[number & (len(window.landings) - 1)].is_free = 0
     for at in range(len(moved_next.block)):
         number = _latest(window, moved_next.source[at], moved_next.block[at], shape)
-        if number >= first_landing and window.landings[number % len(window.landings)].goes < 0:
+        if number >= first_landing and window.landings[number & (len(window.landings) - 1)].goes < 0:
             goes = moved_next.destination[at] * shape.lanes + moved_next.lane[at]
-            window.landings[number % len(window.landings)].goes = goes
+            window.landings[number & (len(window.landings) - 1)].goes = goes
     count = window.sizes[_LANDINGS] - first_landing
     _place(window, first_landing, count, order, starts, size_bytes)
     _join(window, count, order, moved, size_bytes)
@@ -225,9 +225,9 @@ def find_messages(
 @compilable
 def _latest(window: Window, rank: int, block: int, shape: Shape) -> int:
     """The latest landing of a copy, if it is still in the table; else -1."""
-    number = window.landing[rank * shape.blocks + block]
+    number: int = window.landing[rank * shape.blocks + block]
     if number >= 0:
-        landing = window.landings[number % len(window.landings)]
+        landing = window.landings[number & (len(window.landings) - 1)]
         if landing.rank != rank or landing.block != block:
             return -1
     return number
@@ -236,9 +236,9 @@ def _latest(window: Window, rank: int, block: int, shape: Shape) -> int:
 @compilable
 def _landing(window: Window, rank: int, block: int, step: int, shape: Shape) -> int:
     """The landing of a copy that is read at a step; -1 for one that is as it was at the start."""
-    number = window.landing[rank * shape.blocks + block]
+    number: int = window.landing[rank * shape.blocks + block]
     if number >= 0:
-        landing = window.landings[number % len(window.landings)]
+        landing = window.landings[number & (len(window.landings) - 1)]
         # What is read later than at the next step may be grouped otherwise in its buffer, and a resident copy changes.
         if landing.rank != rank or landing.block != block or not landing.is_away or landing.step != step - 1:
             window.sizes[_STATUS] = UNSUPPORTED
@@ -251,7 +251,7 @@ def _land(
 ) -> int:
     number: int = window.sizes[_LANDINGS]
     window.sizes[_LANDINGS] += 1
-    landing = window.landings[number % len(window.landings)]
+    landing = window.landings[number & (len(window.landings) - 1)]
     landing.step, landing.rank, landing.block, landing.is_away = step, rank, block, is_away
     landing.by_message = landing.by_call = landing.release = landing.goes = -1
     landing.is_free, landing.first, landing.last, landing.transfer = 1, name, name, transfer
@@ -260,22 +260,20 @@ def _land(
 
 
 @compilable
-def _place(
-    window: Window, first: int, count: int, order: IntArray, starts: IntArray, size_bytes: IntArray
-) -> None:
+def _place(window: Window, first: int, count: int, order: IntArray, starts: IntArray, size_bytes: IntArray) -> None:
     """Put the landings of a step in the order in which they lie in the buffer of each rank, ranks in ascending order.
 
     The order is that of `tasp_lab.schedule.buffer_layout`.
     """
-    rows = len(window.landings)
+    mask = len(window.landings) - 1
     for at in range(len(starts)):
         starts[at] = 0
     for number in range(first, first + count):
-        starts[window.landings[number % rows].rank + 2] += 1
+        starts[window.landings[number & mask].rank + 2] += 1
     for at in range(2, len(starts)):
         starts[at] += starts[at - 1]
     for number in range(first, first + count):
-        rank = window.landings[number % rows].rank
+        rank = window.landings[number & mask].rank
         order[starts[rank + 1]] = number
         starts[rank + 1] += 1
     # Those of a rank are few, and almost in order.
@@ -288,7 +286,7 @@ def _place(
                 at -= 1
             order[at] = number
         for one in range(starts[rank], starts[rank + 1]):
-            landing = window.landings[order[one] % rows]
+            landing = window.landings[order[one] & mask]
             landing.place = place
             place += size_bytes[landing.block]
 
@@ -296,7 +294,7 @@ def _place(
 @compilable
 def _is_before(window: Window, one: int, other: int) -> bool:
     """Whether a landing lies before an earlier one at the same rank."""
-    a, b = window.landings[one % len(window.landings)], window.landings[other % len(window.landings)]
+    a, b = window.landings[one & (len(window.landings) - 1)], window.landings[other & (len(window.landings) - 1)]
     if a.is_free != b.is_free:
         return bool(a.is_free < b.is_free)
     if not a.is_free:
@@ -309,19 +307,19 @@ def _is_before(window: Window, one: int, other: int) -> bool:
 @compilable
 def _join(window: Window, count: int, order: IntArray, moved: Moved, size_bytes: IntArray) -> None:
     """Join the transfers whose blocks lie side by side at both ends and become ready together."""
-    rows, begin = len(window.landings), 0
+    mask, begin = len(window.landings) - 1, 0
     for at in range(1, count + 1):
         if at < count:
-            before, after = window.landings[order[at - 1] % rows], window.landings[order[at] % rows]
-            if before.rank == after.rank and before.transfer >= 0 and after.transfer >= 0:
-                if _are_one(window, before.transfer, after.transfer, moved, size_bytes):
-                    continue
+            before, after = window.landings[order[at - 1] & mask], window.landings[order[at] & mask]
+            arrived = before.rank == after.rank and before.transfer >= 0 and after.transfer >= 0
+            if arrived and _are_one(window, before.transfer, after.transfer, moved, size_bytes):
+                continue
         if at - begin > 1:
-            lowest = window.landings[order[begin] % rows].transfer
+            lowest = window.landings[order[begin] & mask].transfer
             for one in range(begin, at):
-                lowest = min(lowest, window.landings[order[one] % rows].transfer)
+                lowest = min(lowest, window.landings[order[one] & mask].transfer)
             for one in range(begin, at):
-                moved.message[window.landings[order[one] % rows].transfer] = lowest
+                moved.message[window.landings[order[one] & mask].transfer] = lowest
         begin = at
 
 
@@ -335,8 +333,8 @@ def _are_one(window: Window, one: int, other: int, moved: Moved, size_bytes: Int
         if moved.read[one] >= 0 or moved.read[other] >= 0 or moved.lies[one] < 0 or moved.lies[other] < 0:
             return False
         return bool(moved.lies[other] == moved.lies[one] + size)
-    rows = len(window.landings)
-    a, b = window.landings[moved.read[one] % rows], window.landings[moved.read[other] % rows]
+    mask = len(window.landings) - 1
+    a, b = window.landings[moved.read[one] & mask], window.landings[moved.read[other] & mask]
     return bool(a.step == b.step and a.first == b.first and a.last == b.last and b.place == a.place + size)
 
 
@@ -346,9 +344,9 @@ def _are_one(window: Window, one: int, other: int, moved: Moved, size_bytes: Int
 def issue(step: int, moved: Moved, reads: Used, adds: Used, issued: Issued, window: Window, shape: Shape) -> int:
     """Track the messages and calls of a step, and find the times of all that wait for no call; returns how it ended."""
     base, messages, calls = window.sizes[_COUNT], len(issued.source), len(issued.rank)
-    rows = len(window.operations)
+    mask = len(window.operations) - 1
     for number in range(base, base + messages + calls):
-        operation = window.operations[number % rows]
+        operation = window.operations[number & mask]
         if not operation.is_done:
             return FULL
         operation.number, operation.waits, operation.first, operation.is_done = number, 1, -1, 0
@@ -371,18 +369,18 @@ def issue(step: int, moved: Moved, reads: Used, adds: Used, issued: Issued, wind
     for at in range(len(moved.block)):
         number = base + issued.message[at]
         _read(window, number, moved.read[at])
-        window.landings[moved.made[at] % len(window.landings)].by_message = number
+        window.landings[moved.made[at] & (len(window.landings) - 1)].by_message = number
         _fill(window, number, moved.made[at], shape)
     for at in range(len(reads.block)):
         _read(window, base + messages + reads.call[at], reads.landing[at])
     for at in range(len(adds.block)):
         if adds.landing[at] >= 0:
             number = base + messages + adds.call[at]
-            window.landings[adds.landing[at] % len(window.landings)].by_call = number
+            window.landings[adds.landing[at] & (len(window.landings) - 1)].by_call = number
             if not adds.stays[at]:
                 _fill(window, number, adds.landing[at], shape)
     for number in range(base, base + messages + calls):
-        _release(window, number % rows)
+        _release(window, number & mask)
     _advance(window, shape)
     return int(window.sizes[_STATUS])
 
@@ -392,8 +390,8 @@ def _wait(window: Window, number: int, before: int, event: int) -> None:
     """Let an operation wait for another one, if there is one."""
     if before < 0:
         return
-    rows = len(window.operations)
-    operation, other = window.operations[number % rows], window.operations[before % rows]
+    mask = len(window.operations) - 1
+    operation, other = window.operations[number & mask], window.operations[before & mask]
     if other.number != before:
         window.sizes[_STATUS] = FULL
     elif other.is_done:
@@ -420,7 +418,7 @@ def _edge(window: Window, after: int, event: int, following: int) -> int:
 def _read(window: Window, number: int, landing_number: int) -> None:
     """Let an operation wait for a copy that it reads, and its buffer for the operation."""
     if landing_number >= 0:
-        landing = window.landings[landing_number % len(window.landings)]
+        landing = window.landings[landing_number & (len(window.landings) - 1)]
         _wait(window, number, landing.by_message, ARRIVED)
         _wait(window, number, landing.by_call, ARRIVED)
         _use(window, number, landing.release, SENT)
@@ -434,7 +432,7 @@ def _use(window: Window, number: int, release_number: int, event: int) -> bool:
         return False
     release.last = number
     release.waits += 1
-    operation = window.operations[number % len(window.operations)]
+    operation = window.operations[number & (len(window.operations) - 1)]
     operation.first = _edge(window, -2 - release_number, event, operation.first)
     return True
 
@@ -442,7 +440,7 @@ def _use(window: Window, number: int, release_number: int, event: int) -> bool:
 @compilable
 def _fill(window: Window, number: int, landing_number: int, shape: Shape) -> None:
     """Let an operation wait for the buffer in which something lands, whose release waits for it."""
-    landing = window.landings[landing_number % len(window.landings)]
+    landing = window.landings[landing_number & (len(window.landings) - 1)]
     buffer = window.filled[landing.rank * shape.buffers + landing.step % shape.buffers]
     if buffer.step != landing.step:
         buffer.before, buffer.release, buffer.step = buffer.release, window.sizes[_RELEASES], landing.step
@@ -451,7 +449,7 @@ def _fill(window: Window, number: int, landing_number: int, shape: Shape) -> Non
         window.sizes[_RELEASES] += 1
     landing.release = buffer.release
     if _use(window, number, buffer.release, ARRIVED) and buffer.before >= 0:
-        before, operation = window.releases[buffer.before], window.operations[number % len(window.operations)]
+        before, operation = window.releases[buffer.before], window.operations[number & (len(window.operations) - 1)]
         if before.waits:
             operation.waits += 1
             before.first = _edge(window, number, ARRIVED, before.first)
@@ -468,7 +466,7 @@ def run_calls(step: int, window: Window, shape: Shape) -> int:
             rank.is_stale = 0
             put(window.queue, number, _call_end_s(window, number, shape))
             continue
-        operation = window.operations[rank.running % len(window.operations)]
+        operation = window.operations[rank.running & (len(window.operations) - 1)]
         if operation.step > step:
             break
         pop(window.queue)
@@ -480,7 +478,7 @@ def run_calls(step: int, window: Window, shape: Shape) -> int:
             rank.receiving += change.receiving
             rank.begin += 1
         operation.sent_s = operation.end_s = rank.due
-        _end(window, operation.number % len(window.operations))
+        _end(window, operation.number & (len(window.operations) - 1))
         _advance(window, shape)
     return int(window.sizes[_STATUS])
 
@@ -489,7 +487,7 @@ def run_calls(step: int, window: Window, shape: Shape) -> int:
 def _call_end_s(window: Window, number: int, shape: Shape) -> float:
     """When the running call of a rank ends beside the messages that are known so far."""
     rank = window.ranks[number]
-    left_s: float = window.costs[window.operations[rank.running % len(window.operations)].cost].launch_s
+    left_s: float = window.costs[window.operations[rank.running & (len(window.operations) - 1)].cost].launch_s
     now_s: float = rank.start_s
     sending, receiving = rank.sending, rank.receiving
     for at in range(number * shape.room + rank.begin, number * shape.room + rank.end):
@@ -502,7 +500,8 @@ def _call_end_s(window: Window, number: int, shape: Shape) -> float:
             now_s = change.time_s
         sending += change.sending
         receiving += change.receiving
-    return now_s + left_s / (1.0 - min(max(sending, receiving), window.share[1]) * window.share[0])
+    end_s: float = now_s + left_s / (1.0 - min(max(sending, receiving), window.share[1]) * window.share[0])
+    return end_s
 
 
 @compilable
@@ -581,14 +580,14 @@ def _end(window: Window, row: int) -> None:
     operation.is_done = 1
     window.sizes[OPEN] -= 1
     window.end_s[0] = max(window.end_s[0], operation.end_s)
-    rows, number = len(window.operations), operation.first
+    mask, number = len(window.operations) - 1, operation.first
     while number >= 0:
         edge = window.edges[number]
         time_s = operation.sent_s if edge.event == SENT else operation.end_s
         if edge.after >= 0:
-            after = window.operations[edge.after % rows]
+            after = window.operations[edge.after & mask]
             after.sent_s = max(after.sent_s, time_s)
-            _release(window, edge.after % rows)
+            _release(window, edge.after & mask)
         else:
             release = window.releases[-2 - edge.after]
             release.time_s = max(release.time_s, time_s)
@@ -604,12 +603,12 @@ def _end(window: Window, row: int) -> None:
 @compilable
 def _free(window: Window, release: Any) -> None:
     """Free a buffer: let what is to land there go on."""
-    rows, number = len(window.operations), release.first
+    mask, number = len(window.operations) - 1, release.first
     while number >= 0:
         edge = window.edges[number]
-        after = window.operations[edge.after % rows]
+        after = window.operations[edge.after & mask]
         after.sent_s = max(after.sent_s, release.time_s)
-        _release(window, edge.after % rows)
+        _release(window, edge.after & mask)
         following = edge.next
         edge.next = window.sizes[_FREE_EDGE]
         window.sizes[_FREE_EDGE] = number
