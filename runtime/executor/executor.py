@@ -152,6 +152,9 @@ class _NoWork:
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         raise RunError(f"step {row.step}: kernel {row.kernel} is to be called, but no work was given")
 
+    def arranged(self, fields: Views) -> Views:
+        return fields
+
     def bound(self, blocks: Sequence[int]) -> Views:
         raise RunError(f"block {blocks[0]} is bound to a tensor of the caller, but no work was given")
 
