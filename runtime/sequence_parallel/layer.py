@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from runtime.executor.copies import Copies
+from runtime.executor.kept import OF_ALL_LAYERS, Kept
 from runtime.executor.messages import Transport
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
@@ -295,6 +296,7 @@ class SoftmaxPasses:
     """Both passes of softmax attention on one rank. `backward_schedule` is None if no gradients are required.
 
     `packed` are the tasks of the passes with the documents of this call, if schedules are those of any documents.
+    `kept` has the executors.
 
     The forward pass has the inputs q, k, v and the outputs out, as `q` in shape and dtype, and lse, [batch, heads,
     positions], through which no gradient flows. It saves q, k, v, out, lse as [batch, positions, heads], and the blocks
@@ -309,6 +311,7 @@ class SoftmaxPasses:
     transport: Transport
     packed: Sequence[AttentionTask] = ()
     without_gradients: Sequence[int] = (1,)
+    kept: Kept = OF_ALL_LAYERS
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         left = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
@@ -339,7 +342,7 @@ class SoftmaxPasses:
             layer.load(copies)
             load_copies_of_others(copies, schedule, left)
 
-        with run_pass(schedule, self.rank, self.transport, layer, left.device, load) as copies:
+        with run_pass(schedule, self.rank, self.transport, layer, left.device, load, self.kept) as copies:
             yield layer, copies
 
 
