@@ -51,7 +51,9 @@ class Kept:
 
         What is kept for all layers is freed, and the memory asked for once more, if it is exhausted.
         """
-        key = id(schedule), part.rank, transport.key, device, 0 if self._in_one_order else _stream(device)
+        stream = 0 if self._in_one_order else _stream(device)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        key = id(schedule), part.rank, transport.key, device, stream, deterministic
         with self._lock:
             executor = self._kept.pop(key, None)
         if executor is None:

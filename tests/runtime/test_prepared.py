@@ -130,3 +130,20 @@ def test_other_tensors_are_refused() -> None:
         "layer was prepared",
         "gradients are wanted, expected none, as the layer was prepared with tensors that require none",
     ]
+
+
+def bits_again() -> list[bool]:
+    """On a rank: whether later calls of both passes have the bits of the first one, with deterministic algorithms."""
+    work = Workload(48 * 64, heads=2, kv_heads=2, head_dim=16, dtype="fp32", mask="causal")
+    shard = Shard(work, "token-multi-ring")
+    torch.use_deterministic_algorithms(True)
+    runs = [
+        both_passes(lambda *tensors: attention(*tensors, schedule="token-multi-ring", causal=True), shard)
+        for _ in range(6)
+    ]
+    return [all(map(torch.equal, runs[0], run)) for run in runs]
+
+
+def test_deterministic_algorithms_give_the_same_bits_in_every_call() -> None:
+    """Messages are long enough for lanes, which add parts as they arrive."""
+    assert succeeded(on_ranks(bits_again, 4)) == [[True] * 6] * 4
