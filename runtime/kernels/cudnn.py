@@ -37,13 +37,14 @@ class Cudnn:
             return f"it supports torch.float16 and torch.bfloat16, not {dtype}"
         if head_dim % 8 or not 0 < head_dim <= _MOST_ELEMENTS:
             return f"it supports a head_dim that is a multiple of 8 up to {_MOST_ELEMENTS}, not {head_dim}"
-        if torch.version.hip is not None or not torch.backends.cudnn.is_available():
+        if torch.version.hip is not None or not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
             return "torch has no cuDNN here"
         major, minor = torch.cuda.get_device_capability(device)
         return None if major >= _OLDEST else f"it needs compute capability {_OLDEST} or higher, not {major}.{minor}"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
-        return over_band(_attend, *map(rows_contiguous, (q, k, v)), scale, low, high)
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+        return over_band(_attend, q, k, v, scale, low, high)
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,

@@ -152,8 +152,9 @@ def operator_parameters(q: Tensor, k: Tensor, v: Tensor, band: Band) -> torch.ba
     """What torch asks to know whether an operator without a mask of its own runs; None where the band needs one."""
     if not (band.unmasked or _square_causal(band)):
         return None
+    query, key, value = heads_first(q, k, v)
     grouped = q.shape[2] != k.shape[2]
-    return torch.backends.cuda.SDPAParams(*heads_first(q, k, v), None, 0.0, band.causal, grouped)
+    return torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, band.causal, grouped)
 
 
 def _gpu_flash(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
