@@ -124,8 +124,8 @@ class Executor:
         Lanes add parts in the order in which these arrive, so deterministic algorithms go by steps.
         """
         plan, transport, io = plan_of(self.schedule, self.part), self._transport, self._message_io
-        by_steps = torch.are_deterministic_algorithms_enabled() or _is_short(plan, transport.short_bytes)
-        if not transport.whole_steps and not by_steps:
+        by_steps = transport.whole_steps or torch.are_deterministic_algorithms_enabled()
+        if not by_steps and not _is_short(plan, transport.short_bytes):
             return PerLane(io, plan, transport.receives_ahead)
         every_step, prompt = transport.whole_steps and not transport.channels, self.streams.queues
         return PerStep(io, step_plan(plan, len(self.schedule.steps), self._channels, every_step, prompt))
