@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -37,7 +38,7 @@ from tasp_lab.cli.outputs import check_outputs, write_rows, write_timelines
 from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, FabricKind, MatrixDtype, Preference
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.files import check_writable
-from tasp_lab.core.progress import print_progress
+from tasp_lab.core.progress import ProgressCallback, print_progress
 
 if TYPE_CHECKING:
     from tasp_lab.prediction.compare import Ranking, Rankings
@@ -115,6 +116,7 @@ def compare(
         list[str] | None,
         Parameter(name="--schedule", negative=(), group=WORK, help="Compare only these; repeatable."),
     ] = None,
+    shard_bytes: ShardBytes = None,
     question: PredictionChoice = DEFAULT_PREDICTION,
     tune: Annotated[
         bool,
@@ -157,7 +159,7 @@ def compare(
     wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Recommend an attention schedule for a layer or a hybrid, and rank all that apply by time.
+    """Recommend an attention schedule for a layer or a hybrid, and rank all that apply by time; or rank collectives.
 
     Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
 
@@ -168,6 +170,8 @@ def compare(
     Example: tasp-lab compare h100-8 --seq 64Ki --kv-heads 8 --mask causal --kind all --layers LLSLLS
 
     Example: tasp-lab compare h100-2x8 --seq 64Ki --kv-heads 8 --versus nic.bandwidth=x0.5 --versus b200-2x8
+
+    Example: tasp-lab compare torus:4x4 --shard-bytes 4MiB
     """
     from tasp_lab.prediction import compare as comparison
 
@@ -179,6 +183,14 @@ def compare(
     limit: AbstractContextManager[None] = nullcontext() if validate else limited_memory()
     with limit, Progress(lines_only=json) as shown:
         layer = question.layer
+        if shard_bytes is not None:
+            layered = {"tune": tune, "all": every, "prefer": prefer != "memory", "versus": versus, "validate": validate}
+            for name in (name for name, given in layered.items() if given):
+                raise QuantityError(f"{name}: applies to layers, not to a collective of --shard-bytes {shard_bytes}")
+            size = layer.work(shard_bytes)
+            assert isinstance(size, int), "a collective"
+            _compare_collectives(topology, size, schedule, question, shown.line, csv, wide, json)
+            return
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
         settings = question.settings() | {"tune": tune, "screen": not every, "prefer": prefer}
         settings |= {"progress": shown.line, "count": shown.count}
@@ -206,6 +218,23 @@ def compare(
         print_json(output)
     elif output is not None:
         print_parts(output, wide=wide)
+
+
+def _compare_collectives(
+    topology: str, size: int, schedule: list[str] | None, question: PredictionChoice, progress: ProgressCallback,
+    csv: Path | None, wide: bool, json: bool,
+) -> None:  # fmt: skip
+    """Rank schedules of collectives."""
+    from tasp_lab.prediction.collectives import compare_collectives
+
+    machine = question.numbers.load(topology, question.library)
+    found = compare_collectives(machine, size, schedule, progress=progress, **question.settings())
+    if csv is not None:
+        write_rows(found.records(), csv)
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts(), wide=wide)
 
 
 def step(
