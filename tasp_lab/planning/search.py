@@ -1,0 +1,270 @@
+"""The search of `plan`: layouts that fit are simulated, the most promising first, until bounds exclude the others.
+
+    search = Search(Setting(load_machine("h100-2x8")), simulations=8)
+    found = search.run(list(candidates(model, 131072, 2**20, 16, 8)))
+
+A layout is *excluded* by its memory without attention buffers, or by a lower bound of its time above that of the fastest
+simulated step. The attention schedule of a context group is the first in the ranking of its layer alone (`compare`)
+whose buffers fit. Layouts are simulated in rounds of a fixed size, so the result does not depend on the workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from tasp_lab.core.choices import MatrixDtype
+from tasp_lab.core.errors import TaspLabError, first_line
+from tasp_lab.core.progress import CountCallback
+from tasp_lab.core.workers import in_order
+from tasp_lab.machines.machine import Machine
+from tasp_lab.planning.candidates import Bounds, Speeds, bounds_of
+from tasp_lab.prediction.compare import compare
+from tasp_lab.prediction.inputs import ComputeLike
+from tasp_lab.prediction.predict_step import predict_step
+from tasp_lab.prediction.recommend import TIE, switches_of
+from tasp_lab.prediction.step_results import StepPrediction
+from tasp_lab.prediction.training_step.attention_passes import part_of
+from tasp_lab.prediction.training_step.layout import context_groups
+from tasp_lab.prediction.training_step.memory import MemoryUse, stage_memory
+from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.rates import StepRates
+from tasp_lab.schedules.registry import layer_names_on
+from tasp_lab.workload.layer import Workload
+
+ROUND = 2
+"""Layouts that are simulated before bounds are compared again."""
+
+ALONE = "ulysses"
+"""The attention schedule of context groups of one rank, which exchange nothing: all are equal there."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how steps are predicted.
+
+    Parameters
+    ----------
+    machine : with its kernel, contention and overrides.
+    rates : what is no attention, and the memory of a GPU.
+    schedules : of attention, to choose from; those that a library ships if None.
+    matrix_dtype, matrix_rate : see `tasp_lab.prediction.predict_step.predict_step`.
+    """
+
+    machine: Machine
+    rates: StepRates
+    schedules: tuple[str, ...] | None = None
+    matrix_dtype: MatrixDtype = "bf16"
+    matrix_rate: ComputeLike | None = None
+
+
+class Candidate(NamedTuple):
+    """A layout with its bounds and its memory without attention buffers, of the stage that needs most."""
+
+    plan: StepPlan
+    bounds: Bounds
+    memory: MemoryUse
+
+
+class Excluded(NamedTuple):
+    """A layout that was not recommended, for a reason."""
+
+    plan: StepPlan
+    reason: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Parameters
+    ----------
+    steps : simulated steps that fit, the fastest first.
+    too_large : layouts that do not fit, those that need least memory first.
+    refused : layouts that no schedule or link allows.
+    layouts : how many there are.
+    bounded : how many were excluded by the bound of their time.
+    left : those that were neither excluded nor simulated, as the number of simulations is limited.
+    """
+
+    steps: tuple[StepPrediction, ...]
+    too_large: tuple[Candidate, ...] = ()
+    refused: tuple[Excluded, ...] = ()
+    layouts: int = 0
+    bounded: int = 0
+    left: tuple[Candidate, ...] = ()
+
+    @property
+    def fastest(self) -> StepPrediction:
+        """The step with the shortest time."""
+        return self.steps[0]
+
+    @property
+    def least_left_s(self) -> float:
+        """No layout that was left can take less; infinite if none was left."""
+        return min((each.bounds.least_s for each in self.left), default=math.inf)
+
+
+@dataclass
+class Search:
+    """Searches the layouts of one setting; `simulations` of None simulates all that are not excluded.
+
+    `every` simulates also what bounds exclude.
+    """
+
+    setting: Setting
+    simulations: int | None = 8
+    every: bool = False
+    executor: Executor | None = None
+    workers: int = 1
+    count: CountCallback = field(default=lambda *_: None)
+
+    def run(self, plans: Iterable[StepPlan], known: Sequence[StepPrediction] = ()) -> Found:
+        """Search these layouts; `known` are steps of others, which bounds are compared with, too."""
+        candidates = self.candidates(plans)
+        usable = self.setting.rates.usable_bytes
+        fits = [each for each in candidates if usable is None or each.memory.total <= usable]
+        too_large = [each for each in candidates if usable is not None and each.memory.total > usable]
+        steps, refused, total = list(known), list[Excluded](), self.simulations or len(fits)
+        queue, done, bounded = sorted(fits, key=_promise), 0, 0
+        while queue and (self.simulations is None or done < self.simulations):
+            best_s = min((each.time_s for each in steps), default=math.inf)
+            if not self.every:
+                kept = [each for each in queue if each.bounds.least_s <= (1 + TIE) * best_s]
+                bounded += len(queue) - len(kept)
+                queue = kept
+            chosen, queue = queue[:ROUND], queue[ROUND:]
+            for each in chosen:
+                self.count(done, total, describe(each.plan))
+                done += 1
+            tasks = [(self.setting, each.plan) for each in chosen]
+            for each, result in zip(chosen, in_order(simulated, tasks, self.executor, self.workers), strict=True):
+                if isinstance(result, str):
+                    refused.append(Excluded(each.plan, result))
+                elif result.fits is False:
+                    too_large.append(each._replace(memory=result.memory))
+                else:
+                    steps.append(result)
+        self.count(total, total, "")
+        return Found(
+            tuple(sorted(steps, key=lambda step: step.time_s)),
+            tuple(sorted(too_large, key=lambda each: (each.memory.total, _promise(each)))),
+            tuple(refused),
+            len(candidates),
+            bounded,
+            tuple(queue),
+        )
+
+    def candidates(self, plans: Iterable[StepPlan]) -> list[Candidate]:
+        """The layouts with their bounds and their memory."""
+        speeds: Speeds | None = None
+        found = []
+        for plan in plans:
+            speeds = speeds or Speeds.of(self.setting.machine, self.setting.rates, plan.layer)
+            found.append(Candidate(plan, bounds_of(plan, speeds), least_memory(plan)))
+        return found
+
+
+def _promise(candidate: Candidate) -> tuple[float, int]:
+    """What is simulated first: what is expected to be fast, then what needs little memory."""
+    return candidate.bounds.expected_s, candidate.memory.total
+
+
+def least_memory(plan: StepPlan, attention_buffers: int = 0) -> MemoryUse:
+    """The memory of the first stage, which has most micro-batches under way, or the last, which has the logits.
+
+    No less than that of the stage that needs most has; a prediction checks all stages.
+    """
+    tokens = -(-plan.sequence // (plan.layout.cp or 1)) * plan.batch
+    ends = {0, plan.layout.pp - 1}
+    return max((stage_memory(plan, stage, tokens, attention_buffers) for stage in sorted(ends)), key=sum)
+
+
+def simulated(task: tuple[Setting, StepPlan]) -> StepPrediction | str:
+    """The step of a layout, by the best attention schedule whose buffers fit; the reason where there is none."""
+    setting, plan = task
+    try:
+        name = _schedule_of(setting, plan)
+        return predict_step(
+            setting.machine,
+            plan.model,
+            plan.sequence,
+            name,
+            layout=plan.layout,
+            batch=plan.batch,
+            matrix_dtype=setting.matrix_dtype,
+            matrix_rate=setting.matrix_rate,
+        )
+    except TaspLabError as error:
+        return first_line(error)
+
+
+def _schedule_of(setting: Setting, plan: StepPlan) -> str | None:
+    """The attention schedule of a layout; None to leave a hybrid to `predict_step`."""
+    if "L" in plan.model.pattern:
+        return None if setting.schedules is None else setting.schedules[0]
+    ranked = ranked_schedules(setting.machine, setting.schedules, plan)
+    usable = setting.rates.usable_bytes
+    for name, buffer_bytes in ranked:
+        if usable is None or least_memory(plan, buffer_bytes).total <= usable:
+            return name
+    return min(ranked, key=lambda each: each[1])[0]
+
+
+def ranked_schedules(
+    machine: Machine, schedules: tuple[str, ...] | None, plan: StepPlan
+) -> tuple[tuple[str, float], ...]:
+    """The attention schedules of a context group with their buffers in bytes, the recommended one first."""
+    layout = plan.layout
+    assert layout.cp is not None, "candidates have all degrees"
+    if layout.cp == 1:
+        return ((ALONE if schedules is None else schedules[0], 0),)
+    groups = context_groups(replace(layout, pp=1, dp=None).ranks(machine.topology.world_size))
+    return _ranked(machine, schedules, plan.layer, tuple(map(tuple, groups.tolist())))
+
+
+@lru_cache(maxsize=1024)
+def _ranked(
+    machine: Machine, schedules: tuple[str, ...] | None, layer: Workload, groups: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[str, float], ...]:
+    import numpy as np
+
+    part = replace(machine, topology=part_of(machine.topology, np.array(groups)), system=None)
+    if schedules is None:
+        ranks = len(groups[0])
+        schedules = tuple(
+            name for name in layer_names_on(ranks, layer) if switches_of(name, layer.mask, ranks)
+        )  # fmt: skip
+    ranking = compare(part, layer, schedules or None, passes="both")
+    best = ranking.recommendation
+    if best is None:
+        raise ranking.best.error or TaspLabError(ranking.best.reason)
+    others = [each for each in best.answers if each is not best.answer]
+    return tuple((each.schedule, float(each.buffer_bytes)) for each in (best.answer, *others))
+
+
+def describe(plan: StepPlan) -> str:
+    """A layout in a few words.
+
+    >>> from tasp_lab.prediction.training_step.layout import Layout
+    >>> from tasp_lab.workload.models.catalogue import load_model
+    >>> describe(StepPlan(load_model("llama-3-8b"), 8192, "ulysses", Layout(2, 4, 1, 2, microbatches=3)))
+    'tp 2 x cp 4 x dp 2, ulysses, FSDP, 3 micro-batches, full checkpointing'
+    """
+    layout = plan.layout
+    degrees = " x ".join(f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp") if getattr(layout, name) != 1)
+    shared = (layout.cp or 1) * (layout.dp or 1) > 1
+    found = [
+        degrees or "1 GPU",
+        plan.schedule if layout.cp != 1 else "",
+        ("", "ZeRO 1", "ZeRO 2", "FSDP")[layout.zero] if shared else "",
+        f"{layout.interleave} parts per stage" if layout.interleave > 1 else "",
+        f"micro-batches of {plan.batch}" if plan.batch > 1 else "",
+        f"{layout.microbatches} micro-batches" if layout.microbatches > 1 else "",
+        "no checkpointing" if layout.checkpointing == "none" else f"{layout.checkpointing} checkpointing",
+    ]
+    return ", ".join(each for each in found if each)
