@@ -25,6 +25,7 @@ from tasp_lab.prediction.training_step.costs import (
     LayerKind,
     before_attention,
     behind_projection,
+    kinds_of,
     output_cost,
     output_projection,
     stored_parameters,
@@ -218,18 +219,20 @@ def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
     1F1B takes (arXiv:2104.04473, section 2.2).
     """
     layout, model = plan.layout, plan.model
-    work = {kind: _layer_s(plan, kind, speeds) for kind in {kind for part in plan.parts for kind in part}}
+    work = {kind: _layer_s(plan, kind, speeds) for kind in set(kinds_of(model))}
     tensor_s, context_s, state_s = _message_s(plan, speeds)
     tokens = plan.sequence * plan.batch / (layout.cp or 1) / layout.tp
     output_s = _cost_s(output_cost(model).times(1 + BACKWARD), tokens, speeds)
 
     def step_s(messages: bool) -> float:
         parts = []
+        of_layer = {
+            kind: each.total_s + tensor_s + (context_s(each.attention_s) if messages else 0.0)
+            for kind, each in work.items()
+        }
         for number, kinds in enumerate(plan.parts):
-            own = sum(work[kind].total_s for kind in kinds) + (output_s if number == layout.chunks - 1 else 0.0)
-            own += len(kinds) * tensor_s
+            own = sum(of_layer[kind] for kind in kinds) + (output_s if number == layout.chunks - 1 else 0.0)
             if messages:
-                own += sum(context_s(work[kind].attention_s) for kind in kinds)
                 own = max(own, len(kinds) * state_s) if layout.zero == 3 else own
             parts.append(own)
         stages = [sum(parts[stage :: layout.pp]) for stage in range(layout.pp)]
@@ -293,7 +296,7 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
 
     sharing = cp * (layout.dp or 1)
     beside = max(1, min(sharing, speeds.domain // tp))  # ranks of a node with the same parameters
-    size = max(stored_parameters(model, kind) for part in plan.parts for kind in part) / tp
+    size = max(stored_parameters(model, kind) for kind in set(kinds_of(model))) / tp
     moved_bytes = (2 * PARAMETER_BYTES if layout.zero == 3 else PARAMETER_BYTES) + GRADIENT_BYTES
     inside_s = size * moved_bytes * (beside - 1) / beside / network.inside
     across_s = size * moved_bytes / beside / network.across if sharing > beside else 0.0

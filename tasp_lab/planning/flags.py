@@ -1,6 +1,6 @@
 """The flags of a layout in libraries that train with it: Megatron-Core, NeMo (Megatron Bridge) and torchtitan.
 
-    for each in flags_of(layout, "zigzag-ring-attention", "causal", sequence=131072, sequences=8):
+    for each in flags_of(step.plan, "causal", sequences=8):
         print(each.library, each.text)
 
 Facts about flags were read in the sources named by `VERSIONS`; what a library lacks is stated in the text.
@@ -11,14 +11,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tasp_lab.prediction.recommend import switches_of
-from tasp_lab.prediction.training_step.layout import Layout
+from tasp_lab.prediction.training_step.plan import StepPlan
 
 MEGATRON, NEMO, TORCHTITAN = "Megatron-Core", "NeMo", "torchtitan"
 
 VERSIONS = {
     MEGATRON: "NVIDIA/Megatron-LM d98e8a64, 2026-08-22: megatron/training/arguments.py, "
     "megatron/core/model_parallel_config.py, megatron/core/transformer/transformer_config.py",
-    NEMO: "NVIDIA-NeMo/Megatron-Bridge 067f987d, 2026-08-22: docs/parallelisms.md, docs/training/activation-recomputation.md",
+    NEMO: "NVIDIA-NeMo/Megatron-Bridge 067f987d, 2026-08-22: docs/parallelisms.md, "
+    "docs/training/activation-recomputation.md",
     TORCHTITAN: "pytorch/torchtitan b5bcd76c, 2026-08-21: torchtitan/config/configs.py, "
     "torchtitan/distributed/activation_checkpoint.py",
 }
@@ -36,24 +37,26 @@ class Flags(NamedTuple):
         return {"library": self.library, "text": self.text, "source": VERSIONS[self.library]}
 
 
-def flags_of(layout: Layout, schedule: str, mask: str, sequence: int, sequences: int) -> list[Flags]:
+def flags_of(plan: StepPlan, mask: str, sequences: int) -> list[Flags]:
     """The flags of each library.
 
     Parameters
     ----------
-    layout : the degrees of parallelism, micro-batches and what is recomputed.
-    schedule, mask : the attention schedule of each context group, and the mask of the model.
-    sequence, sequences : positions of a sequence, and sequences of a step over all data-parallel groups.
+    plan : the layout, and the attention schedule of each context group.
+    mask : of the model.
+    sequences : of a step, over all data-parallel groups.
     """
+    layout, schedule = plan.layout, plan.schedule
+    assert layout.cp is not None and layout.dp is not None, "a plan has all degrees"
     attention = {each.library: each.text for each in switches_of(schedule, mask, layout.cp)} if layout.cp > 1 else {}
     context = attention.get("Megatron-LM with Transformer Engine", "")
-    megatron = _megatron(layout, context, sequence, sequences)
+    megatron = _megatron(plan, context, sequences)
     missing = f"; it does not ship {schedule}" if layout.cp > 1 and not context else ""
     titan_missing = "" if layout.cp == 1 or "PyTorch" in attention else f"; it does not ship {schedule}"
     return [
         Flags(MEGATRON, " ".join(_as_option(*each) for each in megatron) + missing),
         Flags(NEMO, _keywords(megatron) + missing),
-        Flags(TORCHTITAN, _torchtitan(layout, sequence, sequences) + titan_missing),
+        Flags(TORCHTITAN, _torchtitan(plan, sequences) + titan_missing),
     ]
 
 
@@ -61,8 +64,8 @@ _Option = tuple[str, str]
 """A flag of Megatron with its value, empty for a switch."""
 
 
-def _megatron(layout: Layout, context: str, sequence: int, sequences: int) -> list[_Option]:
-    found: list[_Option] = []
+def _megatron(plan: StepPlan, context: str, sequences: int) -> list[_Option]:
+    layout, found = plan.layout, list[_Option]()
     if layout.tp > 1:
         found += [("tensor-model-parallel-size", str(layout.tp)), ("sequence-parallel", "")]
     if layout.cp > 1:
@@ -72,8 +75,8 @@ def _megatron(layout: Layout, context: str, sequence: int, sequences: int) -> li
         found.append(("pipeline-model-parallel-size", str(layout.pp)))
         if layout.interleave > 1:
             found.append(("num-virtual-stages-per-pipeline-rank", str(layout.interleave)))
-    found += [("micro-batch-size", str(layout.batch)), ("global-batch-size", str(sequences))]
-    found.append(("seq-length", str(sequence)))
+    found += [("micro-batch-size", str(plan.batch)), ("global-batch-size", str(sequences))]
+    found.append(("seq-length", str(plan.sequence)))
     if layout.zero == 3:
         found += [("use-megatron-fsdp", ""), ("data-parallel-sharding-strategy", "optim_grads_params")]
     elif layout.zero:
@@ -104,18 +107,18 @@ def _keywords(options: list[_Option]) -> str:
     return ", ".join(shown)
 
 
-def _torchtitan(layout: Layout, sequence: int, sequences: int) -> str:
-    tokens = layout.batch * sequence
-    options = [
+def _torchtitan(plan: StepPlan, sequences: int) -> str:
+    layout, sequence = plan.layout, plan.sequence
+    options: list[tuple[str, object, bool]] = [
         ("parallelism.tensor_parallel_degree", layout.tp, layout.tp > 1),
-        ("parallelism.context_parallel_degree", layout.cp, layout.cp > 1),
+        ("parallelism.context_parallel_degree", layout.cp, layout.cp != 1),
         ("parallelism.pipeline_parallel_degree", layout.pp, layout.pp > 1),
         ("parallelism.pipeline_parallel_schedule", "Interleaved1F1B", layout.pp > 1 and layout.interleave > 1),
-        ("parallelism.num_pp_microbatches", sequences // layout.dp // layout.batch, layout.pp > 1),
+        ("parallelism.num_pp_microbatches", layout.microbatches, layout.pp > 1),
         ("parallelism.data_parallel_shard_degree", layout.dp if layout.zero == 3 else 1, True),
-        ("parallelism.data_parallel_replicate_degree", layout.dp, layout.zero < 3 and layout.dp > 1),
+        ("parallelism.data_parallel_replicate_degree", layout.dp, layout.zero < 3 and layout.dp != 1),
         ("training.max_context_length", sequence, True),
-        ("training.num_tokens_per_microbatch_per_dp_rank", tokens, True),
+        ("training.num_tokens_per_microbatch_per_dp_rank", plan.batch * sequence, True),
         ("training.num_tokens_per_train_step", sequences * sequence, True),
     ]
     found = " ".join(f"--{name} {value}" for name, value, applies in options if applies)

@@ -83,6 +83,7 @@ def predict_step(
     kernel: str | None = None,
     contention: bool | None = None,
     overrides: Sequence[str] = (),
+    layers: int = MOST_LAYERS,
     progress: ProgressCallback = no_progress,
 ) -> StepPrediction:
     """Predict a whole step of a model: all layers, forward and backward, with their messages.
@@ -104,6 +105,7 @@ def predict_step(
     library, compute, kernel, contention : see `tasp_lab.prediction.predict.predict`.
     overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; the layer is the
         model's.
+    layers : the most layers of a run of equal ones that are simulated; the others take as long as the last of them.
     progress : called with what is simulated.
 
     Raises `TaspLabError` for unknown names, for a layout that does not divide ranks or model, and for what a schedule
@@ -130,7 +132,7 @@ def predict_step(
         plan = replace(plan, schedule=recommendation.schedule)
     machine = with_assumptions(machine, plan.layer) if compute is None else machine
     rates = step_rates(machine, matrix_dtype, _rate(matrix_rate))
-    step = _Step(replace(machine, compute=StepCompute(machine.compute, rates)), plan, rates, progress)
+    step = _Step(replace(machine, compute=StepCompute(machine.compute, rates)), plan, rates, layers, progress)
     return StepPrediction(
         plan,
         machine,
@@ -178,8 +180,9 @@ class _Step:
     `fewest` is how many units of each run of layers were simulated, in the phase with fewer of them.
     """
 
-    def __init__(self, machine: Machine, plan: StepPlan, rates: StepRates, progress: ProgressCallback) -> None:
+    def __init__(self, machine: Machine, plan: StepPlan, rates: StepRates, layers: int, progress: ProgressCallback) -> None:
         self._machine, self.plan, self._rates, self._progress = machine, plan, rates, progress
+        self._layers = layers
         topology, places = stage_of(machine.topology, plan.layout)
         self._stage = machine if topology is machine.topology else replace(machine, topology=topology, system=None)
         self.phases = Phases(plan, topology, places)
@@ -249,7 +252,7 @@ class _Step:
         if (key, 1) not in self._built:
             self._built[key, 1] = build(run.unit, 1, **how)
         one = self._built[key, 1]
-        most = max(2, min(MOST_LAYERS // len(run.unit), MANY_TRANSFERS // max(one.transfers, 1)))
+        most = max(2, min(self._layers // len(run.unit), MANY_TRANSFERS // max(one.transfers, 1)))
         few = min(run.times, most)
         self.fewest[run] = min(few, self.fewest.get(run, few))
 

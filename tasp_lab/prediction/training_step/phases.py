@@ -286,7 +286,9 @@ class _Chain:
         passes = [link.behind for slot in slots for link in slot]
         first = passes[0]
         assert first is not None, "only the last call has no pass behind it"
-        self._ranks, self._dtype = first.schedule.world_size, _dtype(first)
+        self._ranks = first.schedule.world_size
+        tasks = (each.schedule.task for each in passes if each is not None)
+        self._dtype = next(task.dtype for task in tasks if task is not None)  # messages alone have none
         self._lanes = max(each.schedule.lanes for each in passes if each is not None)
         self._gather, self._reduction = gather, reduction
         opening = [[link.opens for link in slot].index(True) for slot in slots]
@@ -440,11 +442,6 @@ def _blocks_at(tables: Sequence[tuple[_Part, BoolArray]], rank: int, first: dict
 def _on_lanes(steps: Sequence[Step], lane: int) -> list[Step]:
     """Steps whose lanes begin with this one."""
     return [replace(step, lane=step.lane + lane) for step in steps]
-
-
-def _dtype(first: AttentionPass) -> str:
-    assert first.schedule.task is not None, "a pass has a task"
-    return first.schedule.task.dtype
 
 
 def _side_by_side(tables: Sequence[BoolArray]) -> BoolArray:
