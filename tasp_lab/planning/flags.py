@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tasp_lab.planning.search import CONTEXT_LIBRARIES
 from tasp_lab.prediction.recommend import switches_of
 from tasp_lab.prediction.training_step.plan import StepPlan
 
@@ -49,10 +50,10 @@ def flags_of(plan: StepPlan, mask: str, sequences: int) -> list[Flags]:
     layout, schedule = plan.layout, plan.schedule
     assert layout.cp is not None and layout.dp is not None, "a plan has all degrees"
     attention = {each.library: each.text for each in switches_of(schedule, mask, layout.cp)} if layout.cp > 1 else {}
-    context = attention.get("Megatron-LM with Transformer Engine", "")
+    context = attention.get(CONTEXT_LIBRARIES[0], "")
     megatron = _megatron(plan, context, sequences)
     missing = f"; it does not ship {schedule}" if layout.cp > 1 and not context else ""
-    titan_missing = "" if layout.cp == 1 or "PyTorch" in attention else f"; it does not ship {schedule}"
+    titan_missing = "" if layout.cp == 1 or CONTEXT_LIBRARIES[1] in attention else f"; it does not ship {schedule}"
     return [
         Flags(MEGATRON, " ".join(_as_option(*each) for each in megatron) + missing),
         Flags(NEMO, _keywords(megatron) + missing),

@@ -93,7 +93,7 @@ def plan(
     ----------
     machine, model : see `tasp_lab.prediction.predict_step.predict_step`.
     sequence, batch_tokens : positions of a sequence, and of a step over all sequences.
-    schedules : of attention, to choose from; by default those that a training library ships.
+    schedules : of attention, to choose from; by default those that Megatron-Core or PyTorch ships.
     checkpointing : what is computed again; by default all choices are searched.
     logit_chunks, offload : see `tasp_lab.prediction.training_step.layout.Layout`.
     matrix_dtype, matrix_rate, library, compute, kernel, contention, overrides : see `predict_step`.

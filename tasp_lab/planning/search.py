@@ -41,6 +41,9 @@ LAYERS = 4
 ROUND = 2
 """Layouts that are simulated before bounds are compared again."""
 
+CONTEXT_LIBRARIES = ("Megatron-LM with Transformer Engine", "PyTorch")
+"""Where Megatron-Core, NeMo and torchtitan have their context parallelism from."""
+
 ALONE = "ulysses"
 """The attention schedule of context groups of one rank, which exchange nothing: all are equal there."""
 
@@ -53,7 +56,7 @@ class Setting:
     ----------
     machine : with its kernel, contention and overrides.
     rates : what is no attention, and the memory of a GPU.
-    schedules : of attention, to choose from; those that a library ships if None.
+    schedules : of attention, to choose from; those of `CONTEXT_LIBRARIES` if None.
     matrix_dtype, matrix_rate : see `tasp_lab.prediction.predict_step.predict_step`.
     """
 
@@ -249,7 +252,7 @@ def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:
     machine = setting.machine
     groups = context_groups(replace(plan.layout, pp=1, interleave=1, dp=None).ranks(machine.topology.world_size))
     if names is None:
-        names = tuple(name for name in layer_names_on(cp, layer) if switches_of(name, layer.mask, cp))
+        names = tuple(name for name in layer_names_on(cp, layer) if is_shipped(name, layer.mask, cp))
     try:
         part = replace(machine, topology=part_of(machine.topology, groups), system=None)
         ranking = compare(part, layer, names or None, passes="both")
@@ -260,6 +263,15 @@ def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:
         return ranking.best.reason
     others = [each for each in best.answers if each is not best.answer]
     return tuple((each.schedule, int(each.buffer_bytes)) for each in (best.answer, *others))
+
+
+def is_shipped(name: str, mask: str, ranks: int) -> bool:
+    """Whether a library that trains with tensor and pipeline parallelism has an attention schedule.
+
+    >>> is_shipped("usp:2x4", "causal", 8), is_shipped("tasp", "causal", 8)
+    (True, False)
+    """
+    return any(each.library in CONTEXT_LIBRARIES for each in switches_of(name, mask, ranks))
 
 
 def describe(plan: StepPlan) -> str:

@@ -41,7 +41,7 @@ def plan(
             name="--schedule",
             negative=(),
             group=WORK,
-            help="Choose between these attention schedules; repeatable. Default: those that a library ships.",
+            help="Choose between these attention schedules; repeatable. Default: those that Megatron-Core or PyTorch ships.",
         ),
     ] = None,
     checkpointing: Annotated[
