@@ -37,7 +37,7 @@ from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.step_results import StepPrediction, StepTimes, plan_inputs
 from tasp_lab.prediction.training_step.attention_passes import in_groups
 from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES
-from tasp_lab.prediction.training_step.layout import Layout, context_groups, stage_of
+from tasp_lab.prediction.training_step.layout import DEFAULT_LAYOUT, Layout, context_groups, stage_of
 from tasp_lab.prediction.training_step.memory import memory_use, stage_parameters
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter, send
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, runs_of
@@ -59,8 +59,6 @@ three and a 16-bit parameter."""
 
 MANY_TRANSFERS = 120_000
 """Layers of a run are simulated up to about this many transfers."""
-
-DEFAULT_LAYOUT = Layout()
 
 MOST_LAYERS = 8
 """Layers of a run that are simulated, or two units of more layers: the ends of a stack are unlike its middle."""
@@ -117,6 +115,8 @@ def predict_step(
     """
     if not isinstance(model, Model | str):
         raise ModelError(of_type("model", model, "a model or the name of one"))
+    if not isinstance(layout, Layout):
+        raise ScheduleError(of_type("layout", layout, "a Layout, such as Layout(tp=2)"))
     (schedule,) = [""] if schedule is None else as_names(schedule)
     check_arguments(locals())
     model = load_model(model) if isinstance(model, str) else model
@@ -149,8 +149,8 @@ def predict_step(
 def _recommended(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> Recommendation:
     """The recommendation for the attention of a layer on the ranks of a context group.
 
-    Groups are equal, so the first one stands for all. Raises `ScheduleError` if no schedule applies, and `TopologyError`
-    for groups that are not equal.
+    Groups are equal, so the first one stands for all. Raises `ScheduleError` if no schedule applies, and
+    `TopologyError` for groups that are not equal.
     """
     groups = context_groups(plan.layout.ranks(machine.topology.world_size))
     if len(groups) > 1:
@@ -197,10 +197,15 @@ class _Step:
         stages = [range(stage, layout.chunks, layout.pp) for stage in range(layout.pp)]
         forward = [self._microbatches(self._forward, chunk, layout.zero == 3) for chunk in range(layout.chunks)]
         backward = [
-            self._microbatches(self._backward, chunk, layout.zero >= 2, last=True) if plan.trains else [_NOTHING] * count
+            self._microbatches(self._backward, chunk, layout.zero >= 2, last=True)
+            if plan.trains
+            else [_NOTHING] * count
             for chunk in range(layout.chunks)
         ]
-        sums = [[_added(time for chunk in stage for time in works[chunk]) for works in (forward, backward)] for stage in stages]
+        sums = [
+            [_added(time for chunk in stage for time in works[chunk]) for works in (forward, backward)]
+            for stage in stages
+        ]
         first, second = max(sums, key=lambda both: both[0].time_s + both[1].time_s)
         pipeline_s = 0.0
         if layout.pp > 1:
@@ -222,10 +227,10 @@ class _Step:
     ) -> list[_PhaseTimes]:
         """A phase of each micro-batch: messages of states are in all of them, or only in the first or the last one."""
         count = self.plan.layout.microbatches
-        one = phase(chunk, True)  # noqa: FBT003
+        one = phase(chunk, True)
         if always or count == 1:
             return [one] * count
-        others = [phase(chunk, False)] * (count - 1)  # noqa: FBT003
+        others = [phase(chunk, False)] * (count - 1)
         return [*others, one] if last else [one, *others]
 
     def _forward(self, chunk: int, gathers: bool) -> _PhaseTimes:
@@ -287,7 +292,11 @@ class _Step:
     def _embedding_s(self) -> float:
         """Embedding and output gathered, and their gradients reduced; of a pipeline, those of one end."""
         plan, phases, layout = self.plan, self.phases, self.plan.layout
-        size = embedding_parameters(plan.model).stored if layout.pp == 1 else plan.model.vocabulary * plan.model.hidden_size
+        size = (
+            embedding_parameters(plan.model).stored
+            if layout.pp == 1
+            else plan.model.vocabulary * plan.model.hidden_size
+        )
         if phases.states.shape[1] == 1 or not size:
             return 0.0
         size = -(-size // layout.tp)

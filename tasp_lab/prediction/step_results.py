@@ -149,7 +149,9 @@ class StepPrediction(Report):
     def _title(self) -> str:
         plan, layout = self.plan, self.layout
         what = "Training step" if plan.trains else "Forward step"
-        shared = " x ".join(f"{name} {getattr(layout, name)}" for name in KINDS if getattr(layout, name) != 1) or "1 GPU"
+        shared = (
+            " x ".join(f"{name} {getattr(layout, name)}" for name in KINDS if getattr(layout, name) != 1) or "1 GPU"
+        )
         return (
             f"{what} of {plan.model.name}, {plan.sequence} positions, {plan.batch} per replica, {shared}, attention by "
             f"{plan.schedule}, {STATES[layout.zero]}{self._extras()}, on {self.machine.topology.name}"
@@ -187,7 +189,9 @@ class StepPrediction(Report):
         return [*rows, ("exposed messages", exposed)]
 
     def _memory_rows(self) -> list[tuple[str, str]]:
-        rows = [(name.replace("_", " "), format_size_about(size)) for name, size in self.memory._asdict().items() if size]
+        rows = [
+            (name.replace("_", " "), format_size_about(size)) for name, size in self.memory._asdict().items() if size
+        ]
         rows.append(("all", format_size_about(self.memory.total)))
         if self.rates.capacity_bytes is not None:
             fits = "fits" if self.fits else "does not fit"

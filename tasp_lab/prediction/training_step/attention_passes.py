@@ -34,13 +34,13 @@ class AttentionPass:
     schedule : of all groups together.
     made : bool array (world_size, blocks), what the call before it makes at each rank.
     flops : the FLOPs of the pass over all ranks that no schedule can do without; 0 of messages alone.
-    layout : the positions of the ranks of a group; None of an all-reduce.
+    layout : the positions of the ranks of a context group.
     """
 
     schedule: Schedule
     made: BoolArray
     flops: int
-    layout: SequenceLayout | None = None
+    layout: SequenceLayout
 
 
 @dataclass(frozen=True, eq=False)

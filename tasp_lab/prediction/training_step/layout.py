@@ -2,8 +2,8 @@
 
     Layout(tp=8, cp=4, pp=2, dp=1).on(64)
 
-Each rank has a place ``(stage, replica, part of a sequence, part of a tensor)``. Ranks that differ in one of these alone
-are a group of that kind, and all groups of a kind exchange messages at the same time.
+Each rank has a place ``(stage, replica, part of a sequence, part of a tensor)``. Ranks that differ in one of these
+alone are a group of that kind, and all groups of a kind exchange messages at the same time.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Layout:
     ----------
     tp : ranks that share the heads and the MLP of each layer, with sequence parallelism between them
         (arXiv:2205.05198).
-    cp : ranks that share each sequence: the attention schedule runs on them, with heads divided by `tp`. None: all ranks
-        that the others leave.
+    cp : ranks that share each sequence: the attention schedule runs on them, with heads divided by `tp`. None: all
+        ranks that the others leave.
     pp : pipeline stages, consecutive layers each.
     dp : replicas with sequences of their own. None: all ranks that the others leave.
     zero : what the ``cp x dp`` ranks with the same parameters shard among them: 0, nothing, gradients are all-reduced;
-        1, optimizer states, parameters are gathered once a step; 2, also gradients, reduced in each micro-batch; 3, also
-        parameters, gathered for each layer as FSDP does (arXiv:1910.02054).
+        1, optimizer states, parameters are gathered once a step; 2, also gradients, reduced in each micro-batch; 3,
+        also parameters, gathered for each layer as FSDP does (arXiv:1910.02054).
     interleave : parts of the model per stage, each of consecutive layers (arXiv:2104.04473).
     microbatches : of a step, one after another, or in a pipeline by 1F1B.
     checkpointing : what the backward pass computes again: ``none``; ``selective``, all of a layer but attention, whose
         results are kept; ``full``, all of a layer.
     logit_chunks : parts in which logits and their gradients are computed; only one part is in memory.
     offload : whether optimizer states are in the memory of the host, which updates them.
-    order : from the ranks that are neighbours to those that are farthest apart. By default tensor groups, whose messages
-        nothing hides, are inside a node, and pipeline stages, which exchange least, in different ones.
+    order : from the ranks that are neighbours to those that are farthest apart. By default tensor groups, whose
+        messages nothing hides, are inside a node, and pipeline stages, which exchange least, in different ones.
 
     Raises `WorkloadError` for numbers below 1, unknown choices, and an interleaved pipeline that is none.
     """
@@ -145,6 +145,10 @@ class Layout:
         longer = [*range(1, count - 1), 0, count - 1][:more]
         ends = np.cumsum([least + (number in longer) for number in range(count)]).tolist()
         return [tuple(layers[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+DEFAULT_LAYOUT = Layout()
+"""All ranks share each sequence, with FSDP and full checkpointing."""
 
 
 def tensor_groups(places: IntArray) -> IntArray:

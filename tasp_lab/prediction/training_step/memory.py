@@ -1,8 +1,8 @@
 """What each GPU holds during a step, item by item.
 
-- **Parameters, gradients, optimizer** in mixed precision: 16 bits per parameter to compute with, 32 for its gradient, its
-  master copy and each of Adam's two moments. ZeRO stages shard them from the end over the ranks with the same parameters;
-  stage 3 shards master copies and gathers from them. Without training 16 bits are all.
+- **Parameters, gradients, optimizer** in mixed precision: 16 bits per parameter to compute with, 32 for its gradient,
+  its master copy and each of Adam's two moments. ZeRO stages shard them from the end over the ranks with the same
+  parameters; stage 3 shards master copies and gathers from them. Without training 16 bits are all.
 - **Gathered**, with stage 3: two layers in 16 bits, embedding and output, and the gradients of one layer.
 - **Activations**, 2 bytes per element, of each layer: what its backward pass reads, or with checkpointing its input,
   and with selective checkpointing also the results of attention; of as many micro-batches as are under way.
@@ -12,8 +12,8 @@
 - **Attention buffers**: what arrives from other ranks, of the pass that needs most.
 - **Tensor buffers**: the hidden states of all positions of a tensor group, gathered, and their sums.
 
-Left out: copies of experts' inputs that are unbalanced. What the context and the communication library take is kept back
-from the memory of a GPU (`tasp_lab.prediction.training_step.rates.RESERVED_BYTES`).
+Left out: copies of experts' inputs that are unbalanced. What the context and the communication library take is kept
+back from the memory of a GPU (`tasp_lab.prediction.training_step.rates.RESERVED_BYTES`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MemoryUse(NamedTuple):
 
 
 def memory_use(plan: StepPlan, passes: AllPasses, tokens: int) -> MemoryUse:
-    """What the GPU holds that needs most; `tokens` are the most positions of a rank, over its sequences of a micro-batch.
+    """What the GPU holds that needs most; `tokens` are the most positions of a rank in a micro-batch.
 
     The layout of the plan is one of a number of ranks, see `Layout.on`.
     """

@@ -83,9 +83,9 @@ def _check_routes(messages: Schedule, topology: Topology) -> None:
         messages.check_routes(topology)
     except NoLinkError as error:
         raise ScheduleError(
-            f"parameters and gradients go straight from rank to rank, but {error.topology} has no link "
-            f"{error.source}->{error.destination}: expected another topology, or --no-fsdp --pass forward, a step that "
-            "exchanges none"
+            "parameters, gradients and hidden states go straight from rank to rank, but "
+            f"{error.topology} has no link {error.source}->{error.destination}: expected another topology or order, or "
+            "--no-fsdp --pass forward, a step that exchanges none"
         ) from None
 
 

@@ -99,7 +99,6 @@ class Phases:
         The ranks of a tensor group have the same positions, each with a part of their heads.
         """
         layout, groups = self.passes.layers[letter].forward.layout, self.passes.groups
-        assert layout is not None, "a pass of a layer has a layout"
         own = np.array([layout.length(rank) for rank in range(groups.shape[1])], dtype=np.int64)
         found = np.zeros(groups.size, dtype=np.int64)
         found[groups] = own
@@ -121,7 +120,8 @@ class Phases:
             return None
         size = ELEMENT_BYTES * self.most_tokens * self.plan.model.hidden_size
         schedule = in_groups(all_reduce(part_of(self.topology, groups), size), groups)
-        return AttentionPass(schedule, schedule.initial, 0)
+        layout = self.passes.layers[self.plan.model.pattern[0]].forward.layout
+        return AttentionPass(schedule, schedule.initial, 0, layout)
 
     def forward(self, unit: Sequence[LayerKind], count: int, *, ends: bool, gathers: bool = True) -> Schedule:
         """The forward phase of so many units of layers; `ends` if the output is behind them, `gathers` if parameters of
@@ -283,13 +283,10 @@ class _Chain:
         self, name: str, slots: Sequence[Slot], last: Link, gather: Schedule | None, reduction: Schedule | None
     ) -> None:
         self._name, self._last = name, last
-        passes = [link.behind for slot in slots for link in slot]
-        first = passes[0]
-        assert first is not None, "only the last call has no pass behind it"
-        self._ranks = first.schedule.world_size
-        tasks = (each.schedule.task for each in passes if each is not None)
-        self._dtype = next(task.dtype for task in tasks if task is not None)  # messages alone have none
-        self._lanes = max(each.schedule.lanes for each in passes if each is not None)
+        passes = [link.behind.schedule for slot in slots for link in slot if link.behind is not None]
+        self._ranks, tasks = passes[0].world_size, [each.task for each in passes]
+        self._dtype = next(task.dtype for task in tasks if task is not None)
+        self._lanes = max(each.lanes for each in passes)
         self._gather, self._reduction = gather, reduction
         opening = [[link.opens for link in slot].index(True) for slot in slots]
         ahead = max(sum(link.steps for link in slot[:at]) for slot, at in zip(slots, opening, strict=True))
@@ -393,7 +390,7 @@ class _Chain:
             params = number * self._ranks + np.arange(self._ranks)[:, None]
             steps[step] = Step.of((), [Calls(kernel, np.arange(self._ranks), (BlockLists.of(own),), params)])
             sources += own
-            sums = None if link.behind is None else link.behind.schedule.initial_part
+            sums = None if link.behind is None else _initial_part(link.behind.schedule)
             for rank in range(self._ranks):
                 blocks, part = self._gradients(states.get(("reduce", number)), rank, first)
                 results = _blocks_at(made, rank, first)
@@ -429,14 +426,20 @@ class _Chain:
         if reduced is None or self._reduction is None:
             none = np.zeros(0, dtype=np.int64)
             return none, none
-        own = np.flatnonzero(self._reduction.initial[rank])
-        part = np.broadcast_to(np.asarray(self._reduction.initial_part), self._reduction.initial.shape)
+        own, part = np.flatnonzero(self._reduction.initial[rank]), _initial_part(self._reduction)
+        assert part is not None, "gradients are sums"
         return first[id(reduced)] + own, part[rank, own]
 
 
 def _blocks_at(tables: Sequence[tuple[_Part, BoolArray]], rank: int, first: dict[int, int]) -> IntArray:
     """The numbers of blocks that a rank reads or makes, ascending."""
     return np.sort(np.concatenate([np.flatnonzero(table[rank]) + first[id(part)] for part, table in tables]))
+
+
+def _initial_part(schedule: Schedule) -> IntArray | None:
+    """The part of each block that each rank starts with, an int array (world_size, blocks); None of data."""
+    part = schedule.initial_part
+    return None if part is None else np.broadcast_to(part, schedule.initial.shape)
 
 
 def _on_lanes(steps: Sequence[Step], lane: int) -> list[Step]:

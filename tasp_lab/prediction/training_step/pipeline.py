@@ -3,8 +3,8 @@
     orders = one_forward_one_backward(stages=4, chunks=1, microbatches=8)
 
 One forward, one backward (1F1B): a stage starts with as many forward passes as there are stages behind it, then
-alternates, so that few micro-batches are in memory at once (arXiv:2104.04473, figure 4). With several *chunks*, parts of
-the model, per stage it takes ``stages`` micro-batches through each of its chunks in turn.
+alternates, so that few micro-batches are in memory at once (arXiv:2104.04473, figure 4). With several *chunks*, parts
+of the model, per stage it takes ``stages`` micro-batches through each of its chunks in turn.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ def _order(stage: int, stages: int, chunks: int, microbatches: int) -> list[Work
 def makespan_s(orders: Sequence[Sequence[Work]], work_s: Callable[[Work], Number], send_s: Number) -> Number:
     """When the last stage ends its work, each in its order, if results take `send_s` to the stage that needs them.
 
-    A forward pass needs the result of the chunk before, a backward pass that of the chunk behind, or, of the last chunk,
-    its own forward pass. Sending does not hold up the stage that sends.
+    A forward pass needs the result of the chunk before, a backward pass that of the chunk behind, or, of the last
+    chunk, its own forward pass. Sending does not hold up the stage that sends.
     """
     last = max(work.chunk for order in orders for work in order)
     ended: dict[Work, Number] = {}
-    at, free = [0] * len(orders), [0 * send_s] * len(orders)
+    at: list[int] = [0] * len(orders)
+    free: list[Number] = [0] * len(orders)
     moves = True
     while moves:
         moves = False
@@ -69,10 +70,10 @@ def makespan_s(orders: Sequence[Sequence[Work]], work_s: Callable[[Work], Number
                 needed = _needed(work, last)
                 if needed is not None and needed not in ended:
                     break
-                arrived = 0 * send_s
+                begin = free[stage]
                 if needed is not None:
-                    arrived = ended[needed] + (send_s if needed.chunk != work.chunk else 0)
-                free[stage] = ended[work] = max(free[stage], arrived) + work_s(work)
+                    begin = max(begin, ended[needed] + (send_s if needed.chunk != work.chunk else 0))
+                free[stage] = ended[work] = begin + work_s(work)
                 at[stage] += 1
                 moves = True
     assert all(done == len(order) for done, order in zip(at, orders, strict=True)), "every order can be followed"

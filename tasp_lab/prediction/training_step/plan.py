@@ -9,7 +9,7 @@ from typing import get_args
 from tasp_lab.core.choices import MatrixDtype
 from tasp_lab.core.errors import WorkloadError
 from tasp_lab.prediction.training_step.costs import LayerKind, kinds_of
-from tasp_lab.prediction.training_step.layout import Layout
+from tasp_lab.prediction.training_step.layout import DEFAULT_LAYOUT, Layout
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.models.model import Model
@@ -28,14 +28,14 @@ class StepPlan:
     options : of the schedule; its passes are those of the step: ``both``, or ``forward`` for a step without training.
     matrix_dtype : of the multiplications with parameters.
 
-    Raises `WorkloadError` for numbers below 1, unknown choices, and a step that is neither; `ScheduleError` for a layout
-    that does not divide the model.
+    Raises `WorkloadError` for numbers below 1, unknown choices, and a step that is neither; `ScheduleError` for a
+    layout that does not divide the model.
     """
 
     model: Model
     sequence: int
     schedule: str
-    layout: Layout = Layout()
+    layout: Layout = DEFAULT_LAYOUT
     batch: int = 1
     options: AttentionOptions = DEFAULT_OPTIONS
     matrix_dtype: MatrixDtype = "bf16"
