@@ -213,10 +213,10 @@ class Speeds:
 def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
     """The bounds of a candidate.
 
-    Stage s starts once the first micro-batch went through the parts of the model before it, and these end their backward
-    passes behind its last one. So a step takes at least ``m w(s) + sum of w(c), c < s``, where m is the number of
-    micro-batches, w(s) the work of one at stage s, and w(c) that of part c of the model; with equal stages that is what
-    1F1B takes (arXiv:2104.04473, section 2.2).
+    Stage s starts once the first micro-batch went through the parts of the model before it, and these end their
+    backward passes behind its last one. So a step takes at least ``m w(s) + sum of w(c), c < s``, where m is the
+    number of micro-batches, w(s) the work of one at stage s, and w(c) that of part c of the model; with equal stages
+    that is what 1F1B takes (arXiv:2104.04473, section 2.2).
     """
     layout, model = plan.layout, plan.model
     work = {kind: _layer_s(plan, kind, speeds) for kind in set(kinds_of(model))}

@@ -48,7 +48,7 @@ def flags_of(plan: StepPlan, mask: str, sequences: int) -> list[Flags]:
     sequences : of a step, over all data-parallel groups.
     """
     layout, schedule = plan.layout, plan.schedule
-    assert layout.cp is not None and layout.dp is not None, "a plan has all degrees"
+    assert layout.cp is not None, "a plan has all degrees"
     attention = {each.library: each.text for each in switches_of(schedule, mask, layout.cp)} if layout.cp > 1 else {}
     context = attention.get(CONTEXT_LIBRARIES[0], "")
     megatron = _megatron(plan, context, sequences)
@@ -67,10 +67,11 @@ _Option = tuple[str, str]
 
 def _megatron(plan: StepPlan, context: str, sequences: int) -> list[_Option]:
     layout, found = plan.layout, list[_Option]()
+    cp = layout.cp or 1
     if layout.tp > 1:
         found += [("tensor-model-parallel-size", str(layout.tp)), ("sequence-parallel", "")]
-    if layout.cp > 1:
-        words = context or f"--context-parallel-size {layout.cp}"
+    if cp > 1:
+        words = context or f"--context-parallel-size {cp}"
         found += [(name, value) for name, _, value in (each.strip().partition(" ") for each in words.split("--")[1:])]
     if layout.pp > 1:
         found.append(("pipeline-model-parallel-size", str(layout.pp)))

@@ -11,7 +11,7 @@ recommended.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, get_args
@@ -27,6 +27,7 @@ from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden
+from tasp_lab.machines.overrides.override import has_nics
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.flags import Flags, flags_of
 from tasp_lab.planning.search import Candidate, Found, Search, Setting, describe
@@ -120,7 +121,7 @@ def plan(
         check_names(list(names), model.layer(sequence))
     count = count or count_lines(progress)
 
-    def on(machine: MachineLike, kernel: str | None, overrides: Sequence[str]) -> Setting:
+    def on(machine: MachineLike) -> Setting:
         found = chosen_machine(machine, library, compute, kernel, overrides, (), ())
         found = with_contention(with_compute(found), contention)
         rate = parse_compute(matrix_rate)
@@ -134,7 +135,8 @@ def plan(
                                checkpointings=chosen, matrix_dtype=matrix_dtype, logit_chunks=logit_chunks,
                                offload=offload))  # fmt: skip
 
-    setting = on(machine, kernel, overrides)
+    more = _one_node_more(machine) if isinstance(machine, str) else ""
+    setting = on(machine)
     plans = layouts(setting.machine)
     if not plans:
         raise ScheduleError(_indivisible(setting.machine, model, sequence, batch_tokens))
@@ -146,9 +148,10 @@ def plan(
         answer = Plan(setting, model, sequence, batch_tokens, found)
         if not changes or not found.steps:
             return answer
+        larger = (lambda: (more, on(more))) if more else None
         few = replace(search, simulations=CHANGE_SIMULATIONS, every=False)
         bought = []
-        for change in _changes(setting, machine, answer.best, on, layouts, kernel, overrides):
+        for change in _changes(setting, answer.best, layouts, larger):
             progress(f"with {change.name}")
             bought.append(_bought(change, few, answer))
         return replace(answer, changes=tuple(bought))
@@ -169,8 +172,8 @@ def _indivisible(machine: Machine, model: Model, sequence: int, batch_tokens: in
     sequences = batch_tokens // sequence
     return (
         f"{model.name} on the {machine.topology.world_size} ranks of {machine.topology.name}: no product of tp, cp, pp "
-        f"and dp divides {model.attention.heads} heads, {len(model.pattern)} layers, {format_count(sequence)} positions "
-        f"and {sequences} sequence{'s' * (sequences > 1)} of a step, expected other batch tokens or another number of ranks"
+        f"and dp divides {model.attention.heads} heads, {len(model.pattern)} layers, {format_count(sequence)} "
+        f"positions and {sequences} sequence{'s' * (sequences > 1)} of a step, expected other batch tokens or ranks"
     )
 
 
@@ -273,13 +276,13 @@ class Plan(Report):
         least = self.found.too_large[0]
         return (
             f"{self.model.name} with {format_count(self.sequence)} positions fits nowhere on "
-            f"{self.setting.machine.topology.name}: the smallest layout needs {format_size_about(least.memory.total)} of "
-            f"the {format_size_about(usable)} that a GPU has for it"
+            f"{self.setting.machine.topology.name}: the smallest layout needs {format_size_about(least.memory.total)}, "
+            f"a GPU has {format_size_about(usable)} for it"
         )
 
     def lines(self) -> list[str]:
         """The recommendation as lines: what to use, how sure that is, what binds, and the flags."""
-        step, found = self.best, self.found
+        step = self.best
         usable = self.setting.rates.usable_bytes
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
         room = "" if usable is None else f" of {format_size_about(usable)}"
@@ -291,7 +294,8 @@ class Plan(Report):
         if len(self.steps) > 1:
             second = self.steps[1]
             slower = second.time_s / step.time_s - 1
-            lines.append(f"Next best: {describe(second.plan)}, {abs(slower):.1%} {'slower' if slower >= 0 else 'faster, but needs more memory'}.")
+            how = "slower" if slower >= 0 else "faster, but needs more memory"
+            lines.append(f"Next best: {describe(second.plan)}, {abs(slower):.1%} {how}.")
         lines.append(f"Bound by {self.bottleneck}.")
         lines += [f"{each.library}: {each.text}" for each in self.flags]
         lines.append(self._searched)
@@ -405,12 +409,19 @@ class Plan(Report):
             "shares": self.shares,
             "flags": [each.to_dict() for each in self.flags],
             "changes": [each.to_dict() for each in self.changes],
-            "steps": [each.to_dict() for each in self.steps],
+            "steps": [
+                {key: value for key, value in each.to_dict().items() if key != "provenance"} for each in self.steps
+            ],
+            "provenance": self.best.provenance.to_dict(),
         }
 
     def records(self) -> list[dict[str, object]]:
         """A row per simulated layout, the recommended one first."""
         return [flat(each.to_dict()) for each in self.steps] if self.fits else []
+
+
+def _without_provenance(step: StepPrediction) -> dict[str, object]:
+    return {key: value for key, value in step.to_dict().items() if key != "provenance"}
 
 
 def _varied(too_large: Sequence[Candidate]) -> list[Candidate]:
@@ -434,31 +445,33 @@ class _Change(NamedTuple):
     reason: str = ""
 
 
-def _changes(setting, machine, best, on, layouts, kernel, overrides) -> Iterator[_Change]:  # type: ignore[no-untyped-def]
+def _changes(
+    setting: Setting,
+    best: StepPrediction,
+    layouts: Callable[..., list[StepPlan]],
+    larger: Callable[[], tuple[str, Setting]] | None,
+) -> Iterator[_Change]:
     """More memory, logits in parts, faster NICs, a faster kernel, one node more: those that the machine has."""
     rates = setting.rates
     if rates.capacity_bytes is not None:
-        larger = replace(setting, rates=replace(rates, capacity_bytes=2 * rates.capacity_bytes))
-        yield _Change("memory=x2", larger, layouts(setting.machine))
+        roomy = replace(setting, rates=replace(rates, capacity_bytes=2 * rates.capacity_bytes))
+        yield _Change("memory=x2", roomy, layouts(setting.machine))
     if best.plan.layout.logit_chunks == 1 and best.memory.logits > best.memory.total / 20:
         yield _Change(f"logits in {LOGIT_CHUNKS} parts", setting, layouts(setting.machine, LOGIT_CHUNKS))
-    if "nic_bandwidth" in setting.machine.parameters:
+    if has_nics(setting.machine):
         faster = replace(setting, machine=overridden(setting.machine, ["nic.bandwidth=x2"]))
         yield _Change("nic.bandwidth=x2", faster, layouts(setting.machine))
     if (name := _faster_kernel(setting.machine)) is not None:
         other = replace(setting, machine=with_kernel(setting.machine, name))
         yield _Change(f"kernel {name}", other, layouts(setting.machine))
-    if isinstance(machine, str) and (more := _one_node_more(machine)):
+    if larger is not None:
         try:
-            larger = on(more, kernel, overrides)
-        except TaspLabError:
-            return
-        try:
-            plans = layouts(larger.machine)
+            name, other = larger()
+            plans = layouts(other.machine)
         except TaspLabError as error:
-            yield _Change(more, None, reason=first_line(error))
+            yield _Change("one node more", None, reason=first_line(error))
             return
-        yield _Change(more, larger, plans, "" if plans else "no layout divides the batch")
+        yield _Change(name, other, plans, "" if plans else "no layout divides the batch")
 
 
 def _bought(change: _Change, search: Search, as_is: Plan) -> Bought:

@@ -3,9 +3,9 @@
     search = Search(Setting(load_machine("h100-2x8")), simulations=8)
     found = search.run(list(candidates(model, 131072, 2**20, 16, 8)))
 
-A layout is *excluded* by its memory without attention buffers, or by a lower bound of its time above that of the fastest
-simulated step. The attention schedule of a context group is the first in the ranking of its layer alone (`compare`)
-whose buffers fit. Layouts are simulated in rounds of a fixed size, so the result does not depend on the workers.
+A layout is *excluded* by its memory without attention buffers, or by a lower bound of its time above that of the
+fastest simulated step. The attention schedule of a context group is the first in the ranking of its layer alone
+(`compare`) whose buffers fit. Layouts are simulated in rounds of a fixed size, so the result does not depend on the workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tasp_lab.core.choices import MatrixDtype
 from tasp_lab.core.errors import TaspLabError, first_line
-from tasp_lab.core.progress import CountCallback, count_lines, no_progress
+from tasp_lab.core.progress import CountCallback
 from tasp_lab.core.workers import in_order
 from tasp_lab.machines.machine import Machine
 from tasp_lab.planning.candidates import Bounds, Speeds, bounds_of
@@ -43,6 +43,8 @@ ROUND = 2
 
 CONTEXT_LIBRARIES = ("Megatron-LM with Transformer Engine", "PyTorch")
 """Where Megatron-Core, NeMo and torchtitan have their context parallelism from."""
+
+DEGREES = ("tp", "cp", "pp", "dp")
 
 ALONE = "ulysses"
 """The attention schedule of context groups of one rank, which exchange nothing: all are equal there."""
@@ -114,6 +116,10 @@ class Found:
         return min((each.bounds.least_s for each in self.left), default=math.inf)
 
 
+def no_count(done: int, total: int, what: str) -> None:
+    """No-op callback."""
+
+
 @dataclass
 class Search:
     """Searches the layouts of one setting; `simulations` of None simulates all that are not excluded.
@@ -126,7 +132,7 @@ class Search:
     every: bool = False
     executor: Executor | None = None
     workers: int = 1
-    count: CountCallback = count_lines(no_progress)
+    count: CountCallback = no_count
     rankings: dict[tuple[Workload, int, int], Ranked | str] = field(default_factory=dict)
 
     def run(self, plans: Iterable[StepPlan], known: Sequence[StepPrediction] = ()) -> Found:
@@ -283,7 +289,7 @@ def describe(plan: StepPlan) -> str:
     'tp 2 x cp 4 x dp 2, ulysses, FSDP, 3 micro-batches, full checkpointing'
     """
     layout = plan.layout
-    degrees = " x ".join(f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp") if getattr(layout, name) != 1)
+    degrees = " x ".join(f"{each} {getattr(layout, each)}" for each in DEGREES if getattr(layout, each) != 1)
     shared = (layout.cp or 1) * (layout.dp or 1) > 1
     found = [
         degrees or "1 GPU",

@@ -180,7 +180,9 @@ class _Step:
     `fewest` is how many units of each run of layers were simulated, in the phase with fewer of them.
     """
 
-    def __init__(self, machine: Machine, plan: StepPlan, rates: StepRates, layers: int, progress: ProgressCallback) -> None:
+    def __init__(
+        self, machine: Machine, plan: StepPlan, rates: StepRates, layers: int, progress: ProgressCallback
+    ) -> None:
         self._machine, self.plan, self._rates, self._progress = machine, plan, rates, progress
         self._layers = layers
         topology, places = stage_of(machine.topology, plan.layout)

@@ -10,7 +10,6 @@ from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
     LAYER,
-    OUTPUT,
     RUN,
     WORK,
     Contention,
@@ -41,7 +40,8 @@ def plan(
             name="--schedule",
             negative=(),
             group=WORK,
-            help="Choose between these attention schedules; repeatable. Default: those that Megatron-Core or PyTorch ships.",
+            help="Choose between these attention schedules; repeatable. Default: those that Megatron-Core or PyTorch "
+            "ships.",
         ),
     ] = None,
     checkpointing: Annotated[
