@@ -4,10 +4,10 @@
   its master copy and each of Adam's two moments. ZeRO stages shard them from the end over the ranks with the same
   parameters; stage 3 shards master copies and gathers from them. Without training 16 bits are all.
 - **Gathered**, with stage 3: two layers in 16 bits, embedding and output, and the gradients of one layer.
-- **Activations**, 2 bytes per element, of each layer: what its backward pass reads, or with checkpointing its input,
-  and with selective checkpointing also the results of attention; of as many micro-batches as are under way.
-- **Recomputed**: all of these of one layer, which is computed again.
-  Kernels are fused: norms, rotary positions and attention keep nothing else but a log-sum-exp per head.
+- **Saved activations**, 2 bytes per element, of each layer: what its backward pass reads, or with checkpointing its
+  input, and with selective checkpointing also the results of attention; of all micro-batches under way.
+- **Recomputed activations**: what the backward pass reads of one layer, which is computed again. Kernels are fused:
+  norms, rotary positions and attention keep nothing else but a log-sum-exp per head.
 - **Logits**: 2 bytes, and 4 for their gradient, of one chunk.
 - **Attention buffers**: what arrives from other ranks, of the pass that needs most.
 - **Tensor buffers**: the hidden states of all positions of a tensor group, gathered, and their sums.
@@ -43,8 +43,8 @@ class MemoryUse(NamedTuple):
     gradients: int
     optimizer: int
     gathered: int
-    activations: int
-    recomputed: int
+    saved_activations: int
+    recomputed_activations: int
     logits: int
     attention_buffers: int
     tensor_buffers: int

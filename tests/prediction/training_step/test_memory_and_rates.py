@@ -56,7 +56,7 @@ def test_memory_of_stages_and_tensor_groups_adds_up() -> None:
 def test_micro_batches_under_way_are_in_memory() -> None:
     """Of four stages the first has four under way, the last one (arXiv:2104.04473, figure 4)."""
     plan = plan_of(load_model("llama-3-8b"), 1024, ranks=4, pp=4, cp=1, microbatches=8)
-    first, *_, last = (stage_memory(plan, stage, 1024, 0).activations for stage in range(4))
+    first, *_, last = (stage_memory(plan, stage, 1024, 0).saved_activations for stage in range(4))
     assert first == 4 * last == 4 * 8 * 1024 * 2 * 4096
     chunked = replace(plan, layout=replace(plan.layout, logit_chunks=8))
     assert 8 * stage_memory(chunked, 3, 1024, 0).logits == stage_memory(plan, 3, 1024, 0).logits
@@ -67,9 +67,9 @@ def test_checkpointing_keeps_less() -> None:
         checkpointing: stage_memory(plan_of(small_model(20), checkpointing=checkpointing), 0, 32, 0)
         for checkpointing in ("none", "selective", "full")
     }
-    kept = {name: each.activations + each.recomputed for name, each in found.items()}
+    kept = {name: each.saved_activations + each.recomputed_activations for name, each in found.items()}
     assert kept["full"] < kept["selective"] < kept["none"]
-    others = {each._replace(activations=0, recomputed=0) for each in found.values()}
+    others = {each._replace(saved_activations=0, recomputed_activations=0) for each in found.values()}
     assert len(others) == 1
 
 
@@ -80,7 +80,7 @@ def test_activations_of_llama_are_those_counted_by_hand() -> None:
     plan = plan_of(load_model("llama-3-8b"), 1024, "ulysses", checkpointing="none")
     use = memory_use(plan, phases_of(plan, exact_machine(2)).passes, 512)
     layer = 2 * (4 * 4096 + 4096 + 2 * 1024 + 4096 + 3 * 14336) + 4 * 32
-    assert (use.activations, use.recomputed) == (512 * 32 * layer, 0)
+    assert (use.saved_activations, use.recomputed_activations) == (512 * 32 * layer, 0)
     assert use.logits == 512 * 128256 * 6
 
 
@@ -88,7 +88,7 @@ def test_memory_grows_with_the_positions_of_a_rank() -> None:
     plan = plan_of(small_model())
     passes = phases_of(plan, exact_machine(2)).passes
     one, two = (memory_use(plan, passes, tokens) for tokens in (16, 32))
-    assert (two.activations, two.logits) == (2 * one.activations, 2 * one.logits)
+    assert (two.saved_activations, two.logits) == (2 * one.saved_activations, 2 * one.logits)
 
 
 @pytest.mark.parametrize("name", sorted(_accelerators()))
