@@ -4,8 +4,8 @@
     found.best.layout, found.best.tokens_per_s, found.expected_regret
 
 All layouts (tensor, context, pipeline and data parallelism, ZeRO stages, checkpointing) and attention schedules are
-searched (`tasp_lab.planning.search`). Of the layouts within `TIE` of the fastest the one that needs least memory is
-recommended.
+searched (`tasp_lab.planning.search`). Of the layouts within `TIE` of the fastest the one that needs least memory, to a
+percent, is recommended.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ class Plan(Report):
         if not self.found.steps:
             raise ScheduleError(self._nothing_fits)
         tied = [each for each in self.found.steps if each.time_s <= (1 + TIE) * self.found.fastest.time_s]
-        return min(tied, key=lambda step: step.memory.total)
+        largest = max(each.memory.total for each in tied)
+        return min(tied, key=lambda step: (round(100 * step.memory.total / largest), step.time_s))
 
     @property
     def fits(self) -> bool:
