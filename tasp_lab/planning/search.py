@@ -144,11 +144,8 @@ class Search:
         steps, refused, total = list(known), list[Excluded](), self.simulations or len(fits)
         queue, done, bounded = sorted(fits, key=_promise), 0, 0
         while queue and (self.simulations is None or done < self.simulations):
-            best_s = min((each.time_s for each in steps), default=math.inf)
-            if not self.every:
-                kept = [each for each in queue if each.bounds.least_s <= (1 + TIE) * best_s]
-                bounded += len(queue) - len(kept)
-                queue = kept
+            kept = self._not_excluded(queue, steps)
+            bounded, queue = bounded + len(queue) - len(kept), kept
             size = ROUND if self.simulations is None else min(ROUND, self.simulations - done)
             chosen, queue = queue[:size], queue[size:]
             for each in chosen:
@@ -164,6 +161,8 @@ class Search:
                 else:
                     steps.append(result)
         self.count(total, total, "")
+        kept = self._not_excluded(queue, steps)
+        bounded, queue = bounded + len(queue) - len(kept), kept
         return Found(
             tuple(sorted(steps, key=lambda step: step.time_s)),
             tuple(sorted(too_large, key=lambda each: (each.memory.total, _promise(each)))),
@@ -172,6 +171,11 @@ class Search:
             bounded,
             tuple(queue),
         )
+
+    def _not_excluded(self, queue: list[Candidate], steps: Sequence[StepPrediction]) -> list[Candidate]:
+        """The layouts whose bound is not above the fastest of these steps."""
+        best_s = min((each.time_s for each in steps), default=math.inf)
+        return queue if self.every else [each for each in queue if each.bounds.least_s <= (1 + TIE) * best_s]
 
     def _rank(self, plans: Sequence[StepPlan]) -> None:
         """Rank the attention schedules of the context groups of these layouts, unless that was done before."""
