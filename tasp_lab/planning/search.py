@@ -5,7 +5,8 @@
 
 A layout is *excluded* by its memory without attention buffers, or by a lower bound of its time above that of the
 fastest simulated step. The attention schedule of a context group is the first in the ranking of its layer alone
-(`compare`) whose buffers fit. Layouts are simulated in rounds of a fixed size, so the result does not depend on the workers.
+(`compare`) whose buffers fit. Layouts are simulated in rounds of a fixed size, so the result does not
+depend on the workers.
 """
 
 from __future__ import annotations
