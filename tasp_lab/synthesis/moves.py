@@ -5,7 +5,9 @@
 
 The first ones are constructions of the published schedules (straight transfers in stages, rings, once per node and then
 within it, dimension by dimension), and trees that load the links of an irregular topology evenly. Changes keep what
-every plan needs: a piece arrives at a rank later than at the one from which it comes.
+every plan needs: a piece arrives at a rank later than at the one from which it comes. Keys that are kept (`kept`) are
+there, so in a backward pass ranks may compute with them in any order: those of the furthest ranks first, whose
+gradients then travel while nearer ones are computed.
 """
 
 from __future__ import annotations
@@ -22,12 +24,17 @@ from tasp_lab.topology.graph import Topology
 MOST_PIECES = 8
 """Pieces of keys: each adds a message for every pair of ranks, and calls that are smaller."""
 
+HEAD_GROUPS = (1, 2, 4, 8)
+"""Groups of heads that follow each other."""
+
 MOST_RANKS_OF_TREES = 32
 """Trees by rank are built for at most so many ranks: each of their n rounds looks at all triples of ranks."""
 
 
-def starts(topology: Topology, shape: Sequence[int], *, backward: bool) -> list[Plan]:
+def starts(topology: Topology, shape: Sequence[int], *, backward: bool, kept: bool = False) -> list[Plan]:
     """The plans to begin with, the most promising first."""
+    if int(np.prod(shape)) == 1:  # one group of ranks shares out the heads
+        return [Plan(_star(1, 1), heads=each) for each in HEAD_GROUPS]
     found: list[Plan] = []
     for trees in _forests(topology, tuple(shape)):
         plain = Plan(trees)
@@ -35,17 +42,27 @@ def starts(topology: Topology, shape: Sequence[int], *, backward: bool) -> list[
         if topology.is_complete or not backward:  # gradients go straight home over links that exist
             found.append(plain)
         if backward and not is_star:
-            found.append(msgspec.structs.replace(plain, home="tree"))
+            if kept:
+                found.append(_with(plain, trees=_furthest_first(trees), home="tree"))
+            found.append(_with(plain, home="tree"))
     n = int(np.prod(shape))
     for queries in (range(1, n // 2 + 1), range(1, n), range(n // 2 + 1, n)):
-        if len(queries) and topology.is_complete:
+        if len(queries) and topology.is_complete and not kept:
             found += [Plan(_star(n, pieces), queries=tuple(queries)) for pieces in (1, 2)]
     if backward:  # own keys last: gradients of others go home meanwhile
         last = [max(map(max, (tree.arrival for tree in each.trees))) for each in found]
-        found = [msgspec.structs.replace(each, own=2 + end) for each, end in zip(found, last, strict=True)] + found
+        found = [_with(each, own=2 + end) for each, end in zip(found, last, strict=True)] + found
     if topology.world_size > 1 and len(set(topology.node_of_rank)) > 1:
-        found += [msgspec.structs.replace(each, lanes="order") for each in found[:8]]
-    return list(dict.fromkeys(found))
+        found += [_with(each, lanes="order") for each in found[:8]]
+    found = list(dict.fromkeys(found))
+    in_groups = [_with(each, heads=heads) for each in found[:2] for heads in HEAD_GROUPS[1:3]]
+    return [*found[:2], *in_groups, *found[2:]]
+
+
+def _furthest_first(trees: Sequence[Tree]) -> tuple[Tree, ...]:
+    """The steps of all trees in reverse."""
+    last = max(max(tree.arrival) for tree in trees)
+    return tuple(Tree(tree.via, tuple(last - each for each in tree.arrival)) for tree in trees)
 
 
 def _star(n: int, pieces: int) -> tuple[Tree, ...]:
@@ -160,18 +177,25 @@ def _later(tree: Tree, steps: int) -> Tree:
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
-def neighbour(plan: Plan, shape: Sequence[int], random: np.random.Generator, *, backward: bool) -> Plan:
+KINDS = ("via", "arrival", "arrival", "swap", "merge", "pieces", "queries", "home", "lanes", "buffers", "own", "heads")
+"""What a change is of; arrivals are changed most often."""
+
+
+def neighbour(
+    plan: Plan, shape: Sequence[int], random: np.random.Generator, *, backward: bool, kept: bool = False
+) -> Plan:
     """A plan that differs in one decision, or in a few."""
     for _ in range(1 + int(random.random() < 0.25)):
-        plan = _changed(plan, tuple(shape), random, backward)
+        plan = _changed(plan, tuple(shape), random, backward, kept)
     return plan
 
 
-def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, backward: bool) -> Plan:
+def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, backward: bool, kept: bool) -> Plan:
     n = int(np.prod(shape))
-    kind = random.choice(
-        ["via", "arrival", "arrival", "swap", "merge", "pieces", "queries", "home", "lanes", "buffers", "own"]
-    )
+    kinds = [each for each in KINDS if not (kept and each in ("queries", "buffers"))] if n > 1 else ["heads"]
+    kind = str(random.choice(kinds))
+    if kind == "heads":
+        return _with(plan, heads=int(random.choice(HEAD_GROUPS)))
     if kind == "pieces":
         if len(plan.trees) < MOST_PIECES and random.random() < 0.6:
             return _with(plan, trees=(*plan.trees, _later(plan.trees[-1], 1)))
@@ -194,6 +218,7 @@ def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, ba
     alike, other = _offsets_alike(shape, random), int(random.integers(n))
     row = int(random.integers(n))
     delta = int(random.choice([-2, -1, 1, 1, 2]))
+    any_order = kept and backward
     trees = []
     for index, tree in enumerate(plan.trees):
         if index != number and not together:
@@ -202,19 +227,22 @@ def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, ba
         by_rank = len(tree.via) > n
         via, arrival = (np.array(each).reshape(-1, n) for each in (tree.via, tree.arrival))
         one, root = (row, row) if by_rank else (0, 0)
-        trees.append(_tree(*_edited(via, arrival, one, root, str(kind), alike, other, delta)))
+        trees.append(_tree(*_edited(via, arrival, one, root, kind, alike, other, delta, any_order)))
     return _with(plan, trees=_from_zero(trees))
 
 
 def _edited(
-    via: IntArray, arrival: IntArray, row: int, root: int, kind: str, alike: Sequence[int], other: int, delta: int
-) -> tuple[IntArray, IntArray]:
+    via: IntArray, arrival: IntArray, row: int, root: int, kind: str, alike: Sequence[int], other: int, delta: int,
+    any_order: bool,
+) -> tuple[IntArray, IntArray]:  # fmt: skip
     via, arrival = via.copy(), arrival.copy()
     mine, when = via[row], arrival[row]
     places = [each for each in alike if each != root]
     if kind == "via":
         for each in places:
-            if each != other and (other == root or when[other] < when[each]):
+            if any_order and each not in _way(mine, other, root):
+                mine[each] = other
+            elif not any_order and each != other and (other == root or when[other] < when[each]):
                 mine[each] = other
     elif kind == "arrival":
         when[places] = np.maximum(when[places] + delta, 0)
@@ -223,10 +251,19 @@ def _edited(
     else:  # what arrives from some step on arrives a step earlier, joined with what is there; or later
         arrival[arrival >= when[other]] += 1 if delta > 0 else -1
         arrival[:] = np.maximum(arrival, 0)
-    _repair(mine, when, root)
-    for number in range(len(via)) if kind == "merge" else ():
-        _repair(via[number], arrival[number], number if len(via) > 1 else root)
+    if not any_order:
+        _repair(mine, when, root)
+        for number in range(len(via)) if kind == "merge" else ():
+            _repair(via[number], arrival[number], number if len(via) > 1 else root)
     return via, arrival
+
+
+def _way(via: IntArray, end: int, root: int) -> list[int]:
+    """The places from one back to the root of its tree."""
+    way = [end]
+    while way[-1] != root and len(way) <= len(via):
+        way.append(int(via[way[-1]]))
+    return way
 
 
 def _repair(via: IntArray, arrival: IntArray, root: int) -> None:

@@ -230,7 +230,7 @@ class _Search:
             except TopologyError:  # some groups do not reach each other
                 continue
             for backward in self.backward:
-                plans = starts(topology, frame.shape, backward=backward)
+                plans = starts(topology, frame.shape, backward=backward, kept=frame.keep)
                 queues[frame, backward] = [_Trial(frame, plan, backward) for plan in plans]
         begin = 0
         for end, behind in (
@@ -258,7 +258,8 @@ class _Search:
                 trials, tries = dict[_Trial, None](), 0
                 while len(trials) < BATCH and tries < 8 * BATCH:
                     tries += 1
-                    trial = _Trial(frame, neighbour(plan, frame.shape, self.random, backward=backward), backward)
+                    other = neighbour(plan, frame.shape, self.random, backward=backward, kept=frame.keep)
+                    trial = _Trial(frame, other, backward)
                     if trial not in self.times_s:
                         trials[trial] = None
                 self.simulate(list(trials), executor, workers)
@@ -318,7 +319,7 @@ def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
     nodes = topology.node_of_rank
     count = max(nodes) + 1
     alike = n % count == 0 and list(nodes) == [rank // (n // count) for rank in range(n)]
-    for members in (each for each in range(1, n) if n % each == 0):
+    for members in (each for each in range(1, n + (n > 1)) if n % each == 0):
         if members > 1 and (work.heads % members or (
             work.kv_head_count % members and members % work.kv_head_count)):  # fmt: skip
             continue
@@ -329,9 +330,8 @@ def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
             shapes += [(each, groups // each) for each in range(2, groups) if groups % each == 0 and each**2 <= groups]
         if not shapes or not topology.is_complete:
             shapes.append((groups,))
-        found += [Frame(layout, shape, members) for shape in shapes]
-        if members == 1 and both:
-            found += [Frame(layout, shape, members, keep=True) for shape in shapes]
+        found += [Frame(layout if groups > 1 else "contiguous", shape, members, keep)
+                  for keep in ((False, True) if both else (False,)) for shape in shapes]  # fmt: skip
     return found
 
 
