@@ -18,7 +18,9 @@ import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
-from tasp_lab.synthesis.program import Plan, Tree, offsets
+from tasp_lab.core.errors import NoDecompositionError
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.synthesis.program import Plan, Tree, offsets, routes_of
 from tasp_lab.topology.graph import Topology
 
 MOST_PIECES = 8
@@ -39,8 +41,7 @@ def starts(topology: Topology, shape: Sequence[int], *, backward: bool, kept: bo
     for trees in _forests(topology, tuple(shape)):
         plain = Plan(trees)
         is_star = not any(any(tree.via) for tree in trees) and len(trees[0].via) == int(np.prod(shape))
-        if topology.is_complete or not backward:  # gradients go straight home over links that exist
-            found.append(plain)
+        found.append(plain)
         if backward and not is_star:
             if kept:
                 found.append(_with(plain, trees=_furthest_first(trees), home="tree"))
@@ -54,9 +55,22 @@ def starts(topology: Topology, shape: Sequence[int], *, backward: bool, kept: bo
         found = [_with(each, own=2 + end) for each, end in zip(found, last, strict=True)] + found
     if topology.world_size > 1 and len(set(topology.node_of_rank)) > 1:
         found += [_with(each, lanes="order") for each in found[:8]]
-    found = list(dict.fromkeys(found))
+    found = [each for each in dict.fromkeys(found) if has_routes(topology, each, shape, backward=backward, kept=kept)]
     in_groups = [_with(each, heads=heads) for each in found[:2] for heads in HEAD_GROUPS[1:3]]
     return [*found[:2], *in_groups, *found[2:]]
+
+
+def has_routes(topology: Topology, plan: Plan, shape: Sequence[int], *, backward: bool, kept: bool) -> bool:
+    """Whether the topology has a route for every transfer of a pass."""
+    if topology.is_complete:
+        return True
+    if plan.queries or (backward and plan.home == "straight"):
+        return False
+    via = routes_of(plan, shape).via
+    rank = np.broadcast_to(np.arange(via.shape[-1]), via.shape)
+    moves = rank != np.arange(via.shape[-1])[:, None]
+    there, home = topology.have_routes(via[moves], rank[moves]), topology.have_routes(rank[moves], via[moves])
+    return bool((there.all() or (kept and backward)) and (home.all() or not backward))
 
 
 def _furthest_first(trees: Sequence[Tree]) -> tuple[Tree, ...]:
@@ -91,9 +105,26 @@ def _forests(topology: Topology, shape: tuple[int, ...]) -> Iterator[tuple[Tree,
         yield (Tree(tuple(via), tuple(max(min(d, n - d) - 1, 0) for d in range(n))),)
         yield (Tree((0,) * n, (0, *range(n - 1))),)  # one owner after the other
         yield (Tree((0,) * n, (0, *(((d - 1) // 2) for d in range(1, n)))),)
-    if 2 < n <= MOST_RANKS_OF_TREES and n == topology.world_size:
+    if 2 < n <= MOST_RANKS_OF_TREES:
+        if not topology.is_complete:
+            yield from _rings(topology)
         yield (balanced_tree(topology),)
         yield tuple(_later(balanced_tree(topology, first), 0) for first in range(2))
+
+
+def _rings(topology: Topology) -> Iterator[tuple[Tree, ...]]:
+    """Around all rings of the topology at once, equal parts around each."""
+    try:
+        rings = decompose(topology).rings[:MOST_PIECES].astype(np.int64)
+    except NoDecompositionError:
+        return
+    n = topology.world_size
+    place = np.argsort(rings, axis=1)  # of each rank
+    hops = (place[:, None, :] - place[:, :, None]) % n  # [ring, owner, rank]
+    before = np.take_along_axis(rings, (place - 1) % n, axis=1)
+    yield tuple(
+        _tree(np.tile(before[each], (n, 1)), np.maximum(hops[each] - 1, 0)) for each in range(len(rings))
+    )
 
 
 def _spread(shape: tuple[int, ...], first: int, *, chain: bool = False) -> Tree:

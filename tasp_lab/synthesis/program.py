@@ -131,14 +131,15 @@ def offsets(shape: Sequence[int]) -> IntArray:
     return numbers
 
 
-class _Routes(NamedTuple):
+class Routes(NamedTuple):
     """Where each piece comes from and when, int arrays (pieces, owner, rank)."""
 
     via: IntArray
     arrival: IntArray
 
 
-def _routes(where: str, plan: Plan, shape: Sequence[int]) -> _Routes:
+def routes_of(plan: Plan, shape: Sequence[int], where: str = "plan") -> Routes:
+    """The ways of all pieces of a plan. Raises `ScheduleError` for numbers that are none of ranks."""
     n, offset = int(np.prod(shape)), offsets(shape)
     for each in plan.queries:
         if not 0 < each < n:
@@ -158,7 +159,7 @@ def _routes(where: str, plan: Plan, shape: Sequence[int]) -> _Routes:
             raise ScheduleError(f"{where}: tree {number} has arrivals below 0 or above {n * n * len(plan.trees)}")
         via.append(tables[0])
         arrival.append(tables[1])
-    return _Routes(np.stack(via), np.stack(arrival))
+    return Routes(np.stack(via), np.stack(arrival))
 
 
 def _checked(where: str, number: int, via: IntArray, n: int) -> IntArray:
@@ -243,7 +244,7 @@ class _PassBuilder:
         self.name, self.topology, self.plan, self.backward = name, topology, plan, backward
         self.n = n = topology.world_size
         offset = offsets(program.shape)
-        routes = _routes(f"schedule {name!r}", plan, program.shape)
+        routes = routes_of(plan, program.shape, f"schedule {name!r}")
         self.starts_with_keys = program.keep and backward
         wire = options.wire_dtype(workload.dtype, backward=backward, sums=plan.home == "tree")
         spans = replace(span_task(workload, layout, wire, backward=backward), home_dtype="fp32")
@@ -252,7 +253,7 @@ class _PassBuilder:
         by_queries = np.isin(offset, plan.queries) & (offset > 0)
         self.keys = self._circulation("keys", ~by_queries)
         owner = self.task.owner[self.keys.blocks]
-        self.routes = _Routes(routes.via[stage, owner].T, routes.arrival[stage, owner].T)  # (rank, block)
+        self.routes = Routes(routes.via[stage, owner].T, routes.arrival[stage, owner].T)  # (rank, block)
         self.query_arrival = routes.arrival[0].T  # [owner of queries, owner of keys]
         self.queries = self._circulation("queries", by_queries.T) if by_queries.any() else None
         self.steps: dict[int, list[Step]] = {}

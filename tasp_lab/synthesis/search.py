@@ -52,7 +52,7 @@ from tasp_lab.prediction.question import (
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import NOT_APPLICABLE
 from tasp_lab.synthesis.explain import explained
-from tasp_lab.synthesis.moves import neighbour, starts
+from tasp_lab.synthesis.moves import has_routes, neighbour, starts
 from tasp_lab.synthesis.program import Known, Plan, Program, build, build_pass, save
 from tasp_lab.topology.derived import between_groups
 from tasp_lab.topology.graph import Topology
@@ -161,6 +161,8 @@ class _Search:
         passes = self.options.passes
         self.backward = {"forward": (False,), "backward": (True,), "both": (False, True)}[passes]
         self.best: dict[tuple[Frame, bool], tuple[float, Plan]] = {}
+        self.exhausted: set[Frame] = set()
+        self.topologies: dict[int, Topology] = {}
         self.spent, self.interrupted = 0, False
         self.reported_s = inf
 
@@ -213,10 +215,9 @@ class _Search:
         try:
             self._construct(executor, workers)
             while self.spent < self.effort and self.best_s > self.bound_s * (1 + AT_BOUND):
-                before = self.spent
-                self._climb(executor, workers)
-                if self.spent == before:  # every change was known
+                if not set(self.frames_by_time) - self.exhausted:  # every change is known
                     return
+                self._climb(executor, workers)
         except KeyboardInterrupt:
             self.interrupted = True
             self.progress(f"interrupted after {self.spent} of {self.effort} simulated passes")
@@ -226,7 +227,7 @@ class _Search:
         queues: dict[tuple[Frame, bool], list[_Trial]] = {}
         for frame in frames(self.machine.topology, self.work, both=len(self.backward) > 1):
             try:
-                topology = between(self.machine.topology, frame.members)
+                topology = self.topologies.setdefault(frame.members, between(self.machine.topology, frame.members))
             except TopologyError:  # some groups do not reach each other
                 continue
             for backward in self.backward:
@@ -247,22 +248,15 @@ class _Search:
 
     def _climb(self, executor: Executor | None, workers: int) -> None:
         """Change the plans of the best frames by batches, each pass in turn."""
-        first = [frame for frame in self.frames_by_time[:2] if self.frame_s(frame) < inf]
-        if not first:
-            return
+        first = [frame for frame in self.frames_by_time if self.frame_s(frame) < inf and frame not in self.exhausted][:2]
         current = {(frame, each): self.best[frame, each] for frame in first for each in self.backward}
-        begin, rounds = self.spent, max(1, (self.effort - self.spent) // (2 * BATCH * len(current)))
+        rounds = max(1, (self.effort - self.spent) // (2 * BATCH * max(len(current), 1)))
         for _ in range(rounds):
             for key, (now_s, plan) in current.items():
-                frame, backward = key
-                trials, tries = dict[_Trial, None](), 0
-                while len(trials) < BATCH and tries < 8 * BATCH:
-                    tries += 1
-                    other = neighbour(plan, frame.shape, self.random, backward=backward, kept=frame.keep)
-                    trial = _Trial(frame, other, backward)
-                    if trial not in self.times_s:
-                        trials[trial] = None
-                self.simulate(list(trials), executor, workers)
+                trials = self._changes(*key, plan)
+                if not trials:
+                    self.exhausted.add(key[0])
+                self.simulate(trials, executor, workers)
                 times = [(self.times_s[each], place, each.plan) for place, each in enumerate(trials)
                          if each in self.times_s]  # fmt: skip
                 left = 1 - self.spent / self.effort
@@ -270,7 +264,20 @@ class _Search:
                     current[key] = min(times)[0], min(times)[2]
                 if current[key][0] > self.best[key][0] * (1 + 2 * WORSE * left):
                     current[key] = self.best[key]
-        assert self.spent >= begin
+
+    def _changes(self, frame: Frame, backward: bool, plan: Plan) -> list[_Trial]:
+        """Up to `BATCH` changes of a plan that are new, and whose transfers have routes."""
+        trials, topology = dict[_Trial, None](), self.topologies[frame.members]
+        for _ in range(8 * BATCH):
+            other = neighbour(plan, frame.shape, self.random, backward=backward, kept=frame.keep)
+            trial = _Trial(frame, other, backward)
+            if trial not in self.times_s and has_routes(
+                topology, other, frame.shape, backward=backward, kept=frame.keep
+            ):
+                trials[trial] = None
+                if len(trials) == BATCH:
+                    break
+        return list(trials)
 
     # -- the result ---------------------------------------------------------------------------------------------------
     def found(self, detail: Detail) -> Found:
