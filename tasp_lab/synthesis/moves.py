@@ -122,9 +122,7 @@ def _rings(topology: Topology) -> Iterator[tuple[Tree, ...]]:
     place = np.argsort(rings, axis=1)  # of each rank
     hops = (place[:, None, :] - place[:, :, None]) % n  # [ring, owner, rank]
     before = np.take_along_axis(rings, (place - 1) % n, axis=1)
-    yield tuple(
-        _tree(np.tile(before[each], (n, 1)), np.maximum(hops[each] - 1, 0)) for each in range(len(rings))
-    )
+    yield tuple(_tree(np.tile(before[each], (n, 1)), np.maximum(hops[each] - 1, 0)) for each in range(len(rings)))
 
 
 def _spread(shape: tuple[int, ...], first: int, *, chain: bool = False) -> Tree:
@@ -271,9 +269,8 @@ def _edited(
     places = [each for each in alike if each != root]
     if kind == "via":
         for each in places:
-            if any_order and each not in _way(mine, other, root):
-                mine[each] = other
-            elif not any_order and each != other and (other == root or when[other] < when[each]):
+            earlier = each != other and (other == root or when[other] < when[each])
+            if each not in _way(mine, other, root) if any_order else earlier:
                 mine[each] = other
     elif kind == "arrival":
         when[places] = np.maximum(when[places] + delta, 0)

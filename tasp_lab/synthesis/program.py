@@ -76,8 +76,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decisions of one pass.
 
     `queries` are the offsets over which queries travel instead of keys. `buffers` are those of a rank for what arrives,
-    each for one step; 0 for memory for all of it. `own` is the step in which ranks compute with what they own. `heads` is
-    the number of groups of heads that follow each other.
+    each for one step; 0 for memory for all of it. `own` is the step in which ranks compute with what they own.
+    `heads` is the number of groups of heads that follow each other.
     """
 
     trees: tuple[Tree, ...]
@@ -246,6 +246,7 @@ class _PassBuilder:
         offset = offsets(program.shape)
         routes = routes_of(plan, program.shape, f"schedule {name!r}")
         self.starts_with_keys = program.keep and backward
+        self.kv_heads = workload.kv_head_count // min(program.members, workload.kv_head_count)  # of a member
         wire = options.wire_dtype(workload.dtype, backward=backward, sums=plan.home == "tree")
         spans = replace(span_task(workload, layout, wire, backward=backward), home_dtype="fp32")
         self.task, stage = in_stages(spans, len(plan.trees))
@@ -283,7 +284,9 @@ class _PassBuilder:
             self._move_queries(self.queries)
         last = max(self.steps)
         # What goes home straight leaves a step after the call. Sums that grow on their way wait for those behind them.
-        sums = Pool("sums", SUM_BUFFERS) if self.plan.home == "straight" else None
+        # Gradients that several groups of heads add to stay for all of them.
+        pooled = self.plan.home == "straight" and self.kv_heads % self.plan.heads == 0
+        sums = Pool("sums", SUM_BUFFERS) if pooled else None
         data = Pool("data", self.plan.buffers) if self.plan.buffers else None
         pools = {KEYS: data, KEY_GRADIENTS: sums}
         if self.queries is not None:
@@ -346,7 +349,12 @@ class _PassBuilder:
         return depth
 
     def _move_queries(self, queries: Circulation) -> None:
-        user, block = np.nonzero(self._needed(queries))
+        # Pieces of keys are read as one span, of which each may be of other documents than the queries.
+        keys = self.keys.blocks
+        low, high = self.task.tile_bands(queries.blocks[:, None], keys)
+        seen = np.zeros((self.n, len(queries.blocks)), dtype=np.bool_)
+        np.logical_or.at(seen, self.task.owner[keys], (low <= high).T)
+        user, block = np.nonzero(self._needed(queries) & seen)
         owner, number = self.task.owner[queries.blocks[block]], queries.blocks[block]
         arrival = self.query_arrival[owner, user]
         self.kept[user, number] = True

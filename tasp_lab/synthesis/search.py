@@ -141,7 +141,7 @@ def _time_s(machine: Machine, work: Workload, options: AttentionOptions, trial: 
     program = Program(*trial.frame, forward=trial.plan, backward=trial.plan)
     try:
         schedule = build_pass(program, NAME, machine.topology, work, options, trial.backward)
-        return float(simulate(schedule, machine, "array" if not machine.topology.is_exact else "auto").time_s)
+        return float(simulate(schedule, machine, "array", events=False).time_s)
     except NOT_APPLICABLE:
         return inf
 
@@ -248,7 +248,9 @@ class _Search:
 
     def _climb(self, executor: Executor | None, workers: int) -> None:
         """Change the plans of the best frames by batches, each pass in turn."""
-        first = [frame for frame in self.frames_by_time if self.frame_s(frame) < inf and frame not in self.exhausted][:2]
+        first = [frame for frame in self.frames_by_time if self.frame_s(frame) < inf and frame not in self.exhausted][
+            :2
+        ]
         current = {(frame, each): self.best[frame, each] for frame in first for each in self.backward}
         rounds = max(1, (self.effort - self.spent) // (2 * BATCH * max(len(current), 1)))
         for _ in range(rounds):

@@ -413,6 +413,6 @@ class ChunkedSteps(LazySteps):
         beside = self.number[step.block, np.clip(chunk + np.where(step.gives, 1, -1), 0, last)]
         ends = np.where(step.gives, chunk == last, chunk == 0) | (beside != now)
         if not ends.all():
-            columns = (step.source, step.destination, step.lane, step.block, step.gives)
-            step = Step(*(column[ends] for column in columns), step.calls)
+            source, destination, lane = step.source[ends], step.destination[ends], step.lane[ends]
+            step = Step(source, destination, lane, step.block[ends], step.gives[ends], step.calls)
         return renumbered(step, lambda block: self.number[block, chunk], lambda rank: rank)

@@ -287,10 +287,9 @@ class LayerBlocks:
         parts = np.where(of_keys & (groups % heads == 0), np.minimum(groups, heads), groups)
         uneven = heads % parts != 0
         if uneven.any():
-            block = int(uneven.argmax())
+            at = int(uneven.argmax())
             raise ScheduleError(
-                f"block {block} ({TENSORS[int(self.tensor[block])]}) has {heads[block]} heads, "
-                f"expected a multiple of {groups}"
+                f"block {at} ({TENSORS[int(self.tensor[at])]}) has {heads[at]} heads, expected a multiple of {groups}"
             )
         part, block = np.nonzero(np.arange(int(parts.max(initial=1)))[:, None] < parts)
         place = np.empty((int(parts.max(initial=1)), len(heads)), dtype=np.int64)

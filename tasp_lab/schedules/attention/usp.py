@@ -188,7 +188,9 @@ def in_groups(
             f"{topology.name} has {topology.world_size}"
         )
     groups = HeadGroups(name, task, members, result_dtype)
-    there = groups.exchange(np.flatnonzero(np.isin(task.tensor, (QUERIES,) if has_keys else (KEYS, QUERIES))), home=False)
+    there = groups.exchange(
+        np.flatnonzero(np.isin(task.tensor, (QUERIES,) if has_keys else (KEYS, QUERIES))), home=False
+    )
     outputs = np.isin(task.tensor, (RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS))
     home = groups.exchange(np.flatnonzero(outputs), home=True)
     tensors = np.unique(task.tensor).tolist()
