@@ -49,6 +49,7 @@ from tasp_lab.prediction.question import (
     question_of,
     with_machine,
 )
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import NOT_APPLICABLE
 from tasp_lab.synthesis.explain import explained
@@ -60,6 +61,9 @@ from tasp_lab.workload.layer import Workload
 
 DEFAULT_EFFORT = 400
 """Simulated passes: about a minute for two nodes of eight GPUs."""
+
+CHOICES = 3
+"""The best schedules of so many frames, and the best named one, are compared by their expected regret."""
 
 BATCH = 8
 """Changes that are simulated together."""
@@ -100,6 +104,7 @@ def search(
     workers: int = 1,
     progress: ProgressCallback = no_progress,
     events: bool = False,
+    name: str = NAME,
     **settings: Unpack[QuestionKeywords],
 ) -> Found:
     """Find a schedule of softmax attention for a layer on a machine.
@@ -112,6 +117,7 @@ def search(
     workers : processes; the result does not depend on their number.
     progress : called with the best time so far and its gap to the bound.
     events : whether the timelines of the answers have their events, for plots.
+    name : of the schedule that is found: the file that it will be in.
 
     An interrupt (Ctrl-C) ends the search early, with the best so far. Raises `ScheduleError` for layers of linear
     attention and hybrids, `QuantityError` for an effort below 1, and what `compare` raises.
@@ -130,7 +136,7 @@ def search(
     ranking = compare(machine, work, **settings)
     if not ranking.best.applies and on.machine.topology.world_size == 1:
         raise ScheduleError("no schedule applies")
-    run = _Search(replace(with_machine(asked, on.machine), engine="auto"), on, ranking, effort, progress)
+    run = _Search(replace(with_machine(asked, on.machine), engine="auto"), on, ranking, effort, progress, name)
     with processes(workers) as executor:
         run.run(executor, workers)
     return run.found("events" if events else "times")
@@ -151,9 +157,10 @@ class _Search:
 
     def __init__(
         self, question: Question, on: PreparedMachine, ranking: Ranking, effort: int,
-        progress: ProgressCallback,
+        progress: ProgressCallback, name: str = NAME,
     ) -> None:  # fmt: skip
         self.question, self.on, self.ranking, self.effort, self.progress = question, on, ranking, effort, progress
+        self.name = name
         self.machine, self.work, self.options = on.machine_for(question.layer), question.layer, question.options
         self.named = ranking.best if ranking.best.applies else None
         self.random = np.random.default_rng(question.sampling.seed if question.sampling else 0)
@@ -283,7 +290,7 @@ class _Search:
 
     # -- the result ---------------------------------------------------------------------------------------------------
     def found(self, detail: Detail) -> Found:
-        """The best of all, or the best named schedule."""
+        """The one of the least expected regret: the best named schedule, or one that is faster and fits as it does."""
         named = self.named
         if named is not None and detail == "events":
             named = answer(replace(self.question, schedule=named.question.schedule, options=named.options), detail,
@@ -294,31 +301,46 @@ class _Search:
             "pass": self.options.passes,
             "models": str(MODEL_VERSION),
         }
-        frames_ = [frame for frame in self.frames_by_time if self.frame_s(frame) < inf]
-        best, program = named, None
-        if frames_ and (named is None or self.frame_s(frames_[0]) < float(named.time_s)):
-            plans = {each: self.best[frames_[0], each][1] for each in self.backward}
-            program = Program(*frames_[0], forward=plans.get(False), backward=plans.get(True), question=question)
-            built = Built(
-                replace(self.question, schedule=NAME), self.on, self.work,
-                (Candidate(build(program, NAME, self.machine.topology, self.work, self.options), self.machine),),
-            )  # fmt: skip
-            best = built.answer(detail)
-            if named is not None and (best.time_s >= named.time_s or (named.fits and best.fits is False)):
-                best = named
+        choices: list[tuple[Answer, Program | None]] = []
+        for frame in [each for each in self.frames_by_time if self.frame_s(each) < inf][:CHOICES]:
+            plans = {each: self.best[frame, each][1] for each in self.backward}
+            built_from = Program(*frame, forward=plans.get(False), backward=plans.get(True), question=question)
+            one = self._answer(built_from, detail)
+            is_faster = named is None or one.time_s < named.time_s
+            if is_faster and not (named is not None and named.fits and one.fits is False):
+                choices.append((one, built_from))
+        if named is not None:
+            choices.append((named, None))
+        best, program = self._least_regret(choices)
         if best is None:
             raise ScheduleError(f"no schedule was found in {self.spent} simulated passes, and none that has a name "
                                 f"applies: {self.ranking.best.reason}")  # fmt: skip
-        if best is named or program is None:
-            name = named.question.schedule if named is not None else ""
+        if program is None:
+            named = best  # with its expected regret
+            name = named.question.schedule
             assert isinstance(name, str), "compare ranked names"
-            options = {} if named is None else {
+            options = {
                 key: value for key, value in vars(named.options).items()
                 if key not in ("passes", "gradient_dtype", "result_dtype")
                 and value != getattr(AttentionOptions(), key)
             }  # fmt: skip
             program = Program(known=Known(name, options), question=question)
         return Found(self.question, program, best, named, self.ranking, self.spent, self.effort, self.interrupted)
+
+    def _answer(self, program: Program, detail: Detail) -> Answer:
+        schedules = build(program, self.name, self.machine.topology, self.work, self.options)
+        asked = replace(self.question, schedule=self.name)
+        return Built(asked, self.on, self.work, (Candidate(schedules, self.machine),)).answer(detail)
+
+    def _least_regret(self, choices: Sequence[tuple[Answer, Program | None]]) -> tuple[Answer | None, Program | None]:
+        """The choice with the least expected regret, over common samples of the errors of all schedules."""
+        if not choices:
+            return None, None
+        answers = [each for each, _ in choices]
+        others = [each for each in self.ranking.candidates if each.applies and each.schedule != self.named_name]
+        regrets = Recommendation((*answers, *others), on=self.on).expected_regrets
+        number = min(range(len(choices)), key=lambda each: (regrets[each], each))
+        return replace(answers[number], expected_regret=regrets[number]), choices[number][1]
 
 
 def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
@@ -421,9 +443,10 @@ class Found(Report):
         if self.named is None:
             return f"found: {format_time(self.time_s)}, where no named schedule applies; {gap} ({effort})"
         if self.named is self.answer:
-            return f"found nothing faster than {self.answer.schedule}: {format_time(self.time_s)}, {gap} ({effort})"
+            return f"found nothing better than {self.answer.schedule}: {format_time(self.time_s)}, {gap} ({effort})"
+        regret = f"expected regret {self.answer.expected_regret or 0:.1%}"
         return (f"found: {format_time(self.time_s)}, {self.gain:.1%} less than {self.named.schedule} "
-                f"({format_time(float(self.named.time_s))}); {gap} ({effort})")  # fmt: skip
+                f"({format_time(float(self.named.time_s))}), {regret}; {gap} ({effort})")  # fmt: skip
 
     def _table(self) -> Part:
         return table_of(title_of(self.answer, self.answer.topology), "ranking", self.answers, lambda _: self.named)
