@@ -59,12 +59,11 @@ def simulate(
     else:
         from sim.array import engine as array_engine  # few questions are large enough for it
 
-        run = array_engine.run(schedule, machine, explain, progress)
-        timeline = (
-            run.timeline()
-            if events
-            else Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), run.time_s)
-        )
+        if events:
+            timeline = array_engine.run(schedule, machine, explain, progress).timeline()
+        else:
+            time_s = array_engine.time_s(schedule, machine, progress)
+            timeline = Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), time_s)
     check_time(schedule, machine, timeline.time_s)
     return timeline
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tasp_lab.prediction.predict import predict
     from tasp_lab.prediction.predict_step import predict_step
     from tasp_lab.prediction.question import Question
+    from tasp_lab.prediction.training_step.layout import Layout
     from tasp_lab.study.check import check_study
     from tasp_lab.study.file import load_study
     from tasp_lab.study.run import run_study
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "predict",
     "predict_step",
+    "Layout",
     "validate",
     "compare",
     "search",
@@ -59,6 +61,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "predict": "tasp_lab.prediction.predict",
         "predict_step": "tasp_lab.prediction.predict_step",
+        "Layout": "tasp_lab.prediction.training_step.layout",
         "validate": "tasp_lab.validation.validate",
         "compare": "tasp_lab.prediction.compare",
         "search": "tasp_lab.synthesis.search",

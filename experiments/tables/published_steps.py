@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tasp_lab import load_machine, load_model, predict_step
+from tasp_lab import Layout, load_machine, load_model, predict_step
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.topology.derived import induced
@@ -97,7 +97,7 @@ def _torchtitan_step(cells: Cells, compute: str | None = None) -> StepPrediction
         "llama-3-8b",
         int(cells["positions"]),
         "kv-all-gather",
-        group=_number(r"CP (\d+)", cells["variant"]),
+        layout=Layout(cp=_number(r"CP (\d+)", cells["variant"])),
         matrix_dtype="fp8",
         compute=compute,
     )
@@ -128,10 +128,7 @@ def _nemo(cells: Cells) -> PublishedStep:
         "llama-3-8b",
         positions,
         "zigzag-ring-attention",
-        group=group,
-        fsdp=False,
-        checkpointing="none",
-        accumulate=2**22 // positions // (gpus // group),
+        layout=Layout(cp=group, zero=0, checkpointing="none", microbatches=2**22 // positions // (gpus // group)),
         matrix_dtype="fp8",
         kernel="cudnn",
     )
@@ -159,7 +156,7 @@ def _prime_rl_step(cells: Cells, kernel: str) -> StepPrediction:
     way, _, members = cells["variant"].partition(" cp ")
     schedule = "zigzag-ring-attention" if way == "ring" else "ulysses"
     positions = int(cells["positions"])
-    return predict_step("h200-8", "glm-4.5-air", positions, schedule, group=int(members), kernel=kernel)
+    return predict_step("h200-8", "glm-4.5-air", positions, schedule, layout=Layout(cp=int(members)), kernel=kernel)
 
 
 _MODELS = {"FLUX": "flux-1-dev", "HunyuanVideo": "hunyuan-video", "ConsisID": "cogvideox-5b"}
@@ -179,10 +176,9 @@ def _xdit(cells: Cells) -> PublishedStep:
         load_model(str(FOLDER / f"{next(_MODELS[each] for each in _MODELS if each in what)}.toml")),
         int(cells["positions"]),
         _xdit_schedule(cells["variant"]),
+        layout=Layout(cp=gpus // split, zero=0),
         batch=int(cells["batch"]),
-        group=gpus // split,
         passes="forward",
-        fsdp=False,
     )
     return _row("xDiT", cells, step, float(cells["time_us"]) / 1e6)
 

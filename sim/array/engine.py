@@ -9,6 +9,9 @@ schedule and machine (`sim.array.symmetry`); without any symmetry every operatio
    `tasp_lab.core.compiled` turns large runs into machine code.
    `sim.array.recurrence` replaces the event loop for rings that share no constraint.
 4. `sim.array.timeline` turns the result into events of single messages and calls.
+
+Layers of more than `MANY` transfers of which only the time is asked for are simulated step by step (`sim.array.stream`)
+if their messages share no bandwidth.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from sim.array.from_schedule import is_ring_schedule, ring_operations, step_oper
 from sim.array.operations import FREED, Operations
 from sim.array.quotient import Program, program_of
 from sim.array.recurrence import end_s, is_contention_free, record_of
+from sim.array.stream import stream_time_s
 from sim.array.symmetry import classes_of
 from sim.array.timeline import Record, timeline_of
 from sim.event.engine import MAX_TRANSFERS, without_garbage_collection
@@ -31,6 +35,9 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
+
+MANY = 50_000
+"""Up to this number of transfers, all operations of a schedule fit into memory, and several machines share them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +114,17 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: S
     if not is_contention_free(program):
         check_fits(schedule, program.plan.size)
     return ArrayRun(schedule, machine, explain, program, derived, progress)
+
+
+def time_s(schedule: Schedule, machine: Machine, progress: ShareCallback = no_share) -> float:
+    """The end of the last message or call, in seconds; arguments and errors as of `run`."""
+    if schedule.transfers > MANY:
+        schedule.check_routes(machine.topology)
+        with without_garbage_collection():
+            streamed_s = stream_time_s(schedule, machine, progress)
+        if streamed_s is not None:
+            return streamed_s
+    return run(schedule, machine, progress=progress).time_s
 
 
 def operations_of(schedule: Schedule, machine: Machine) -> tuple[Operations, MessageDependencies | None]:

@@ -15,6 +15,7 @@ from tasp_lab.cli.options import (
     LAYER,
     NO_CHANGES,
     PASSES,
+    WORK,
     Contention,
     ExpressionNumbers,
     Library,
@@ -28,6 +29,7 @@ from tasp_lab.cli.options import (
 from tasp_lab.core.choices import (
     DEFAULT_BUFFERS,
     DEFAULT_STAGES,
+    Checkpointing,
     Dataflow,
     Decay,
     Direction,
@@ -43,6 +45,7 @@ from tasp_lab.workload.mask import MASKS
 
 if TYPE_CHECKING:
     from tasp_lab.core.choices import AttentionKind
+    from tasp_lab.prediction.training_step.layout import Layout
     from tasp_lab.schedules.attention.options import AttentionOptions
     from tasp_lab.workload.layer import Work, Workload
 
@@ -378,3 +381,50 @@ class PredictionChoice(QuestionChoice):
 
 
 DEFAULT_QUESTION, DEFAULT_PREDICTION = QuestionChoice(), PredictionChoice()
+
+
+@Parameter(name="*", group=WORK)
+@dataclass(frozen=True)
+class LayoutChoice:
+    """How ranks share a training step."""
+
+    tp: Annotated[int, whole("Tensor parallelism: ranks that share heads and MLP.", WORK)] = 1
+    cp: Annotated[
+        int | None, whole("Context parallelism: ranks that share a sequence. Default: all that are left.", WORK)
+    ] = None
+    pp: Annotated[int, whole("Pipeline stages.", WORK)] = 1
+    dp: Annotated[int | None, whole("Replicas with sequences of their own. Default: all that are left.", WORK)] = None
+    fsdp: Annotated[
+        bool, Parameter(group=WORK, help="Shard parameters, gradients and optimiser states: ZeRO stage 3.")
+    ] = True
+    zero: Annotated[
+        int | None,
+        whole("ZeRO stage: 0 shards nothing, 1 optimiser states, 2 also gradients, 3 all. --no-fsdp: 0.", WORK),
+    ] = None
+    interleave: Annotated[int, whole("Parts of the model per pipeline stage.", WORK)] = 1
+    microbatches: Annotated[int, whole("Micro-batches per step.", WORK)] = 1
+    checkpointing: Annotated[
+        Checkpointing,
+        Parameter(
+            group=WORK,
+            help="What the backward pass recomputes: nothing, a layer without its attention (selective), or all.",
+        ),
+    ] = "full"
+    logit_chunks: Annotated[int, whole("Parts in which logits are computed.", WORK)] = 1
+    offload: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, group=WORK, help="Keep optimiser states in the memory of the host."),
+    ] = False
+    order: Annotated[
+        str, Parameter(group=WORK, help="Which ranks form groups: from neighbours to those that are farthest apart.")
+    ] = "tp-cp-dp-pp"
+
+    def layout(self) -> Layout:
+        """The layout."""
+        from tasp_lab.prediction.training_step.layout import Layout
+
+        given = {name: value for name, value in vars(self).items() if name != "fsdp"}
+        return Layout(**given | {"zero": (3 if self.fsdp else 0) if self.zero is None else self.zero})
+
+
+DEFAULT_LAYOUT = LayoutChoice()

@@ -187,8 +187,7 @@ class PassAnswer:
     @cached_property
     def bytes_sent(self) -> IntArray:
         """The bytes that each rank sends, an int array (ranks,)."""
-        sent: IntArray = self.schedule.bytes_sent().sum(axis=(0, 2))
-        return sent
+        return self.schedule.bytes_by_rank()
 
     @cached_property
     def buffer_bytes(self) -> int:

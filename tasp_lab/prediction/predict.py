@@ -37,8 +37,9 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.question import Question, are_sought, prepare, question_of, with_machine
+from tasp_lab.prediction.tuned_ring import RINGS, TunedRing, has_few_channels, tuned_ring
 from tasp_lab.schedules.for_work import AnySchedule, check_schedules, names_in
-from tasp_lab.schedules.registry import COLLECTIVES, NOT_APPLICABLE, uses_rings
+from tasp_lab.schedules.registry import COLLECTIVES, NOT_APPLICABLE, options_for, uses_rings
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.workload.layer import Workload
 
@@ -194,6 +195,9 @@ class Predictions(Report, Sequence[Answer]):
     def _fields(self, each: Answer) -> dict[str, object]:
         explained = self.explain and not each.is_sum
         explanation = explanation_fields(each) if explained else {}
+        if self.explain and each.is_all and each.computes:
+            found = self._tuned_ring(each)
+            explanation |= {"tuned_ring": None if found is None else found.to_dict()}
         return fields_of(each, view_of(each), self.explain) | {"status": "ok", "reason": None} | explanation
 
     def _refused_fields(self, each: Answer) -> dict[str, object]:
@@ -205,6 +209,20 @@ class Predictions(Report, Sequence[Answer]):
         rows = [fields_of(each, view_of(each), self.explain) | {"status": "ok", "reason": None} for each in self.items]
         rows += map(self._refused_fields, self.refused)
         return [flat(row) | {"library": self.library} for row in rows]
+
+    def _tuned_ring(self, each: Answer) -> TunedRing | None:
+        """What remains of the gain of a schedule over single rings."""
+        if each.layer.kind != "softmax" or not has_few_channels(self.machine):
+            return None
+        return tuned_ring(each, self._rings)
+
+    @cached_property
+    def _rings(self) -> list[Answer]:
+        """All single rings; those that were not asked are predicted, without an interval."""
+        asked = {found.schedule: found for found in self.items if found.is_all}
+        question = replace(self.question, sampling=None)
+        options = {name: options_for(name, question.options) for name in RINGS}
+        return [asked.get(name) or answer(replace(question, schedule=name, options=options[name])) for name in RINGS]
 
     def _cliff(self, each: Answer) -> str:
         """A line about a size or version near a library's call where the library takes something else."""
@@ -228,6 +246,8 @@ class Predictions(Report, Sequence[Answer]):
         if self.explain:
             for each in self.items:
                 parts += [] if each.is_sum else explanation_parts(each.timeline, self.machine.topology)
+                if each.is_all and each.computes and (found := self._tuned_ring(each)) is not None:
+                    parts.append(found.line)
         if self.refused:
             parts.append(refused_table(self.refused))
         return parts

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import Any, Literal, NamedTuple
 
-from tasp_lab.core.choices import Checkpointing, MatrixDtype, Pass
+from tasp_lab.core.choices import MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth, format_flops, format_size
@@ -35,19 +35,23 @@ from tasp_lab.prediction.provenance import (
 )
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.step_results import StepPrediction, StepTimes, plan_inputs
-from tasp_lab.prediction.training_step.attention_passes import groups_of
-from tasp_lab.prediction.training_step.memory import memory_use
-from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter
+from tasp_lab.prediction.training_step.attention_passes import in_groups
+from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES
+from tasp_lab.prediction.training_step.layout import DEFAULT_LAYOUT, Layout, context_groups, stage_of
+from tasp_lab.prediction.training_step.memory import memory_use, stage_parameters
+from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter, send
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, runs_of
+from tasp_lab.prediction.training_step.pipeline import makespan_s, one_forward_one_backward
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, RESERVED_SOURCE, StepCompute, StepRates, step_rates
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import check_names
 from tasp_lab.topology.derived import equal_parts
+from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Model
-from tasp_lab.workload.models.parameters import active_parameters, embedding_parameters, parameter_count
+from tasp_lab.workload.models.parameters import active_parameters, embedding_parameters
 
 UPDATE_BYTES = 30
 """What an update of Adam reads and writes per parameter: gradient, parameter and two moments, all in float32; the last
@@ -66,12 +70,9 @@ def predict_step(
     sequence: int,
     schedule: str | Callable[..., Any] | None = None,
     *,
+    layout: Layout = DEFAULT_LAYOUT,
     batch: int = 1,
-    group: int | None = None,
     passes: Pass = "both",
-    fsdp: bool = True,
-    checkpointing: Checkpointing = "full",
-    accumulate: int = 1,
     matrix_dtype: MatrixDtype = "bf16",
     matrix_rate: ComputeLike | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
@@ -88,12 +89,14 @@ def predict_step(
     ----------
     machine : a machine, or its name.
     model : a model, or the name of one, see `tasp_lab.workload.models.catalogue.load_model`.
-    sequence, batch : positions per sequence, and sequences that each group has at once.
+    sequence : positions per sequence.
     schedule : of the attention of a layer by name or registered builder, see `tasp_lab.schedules.registry`; of a hybrid
-        one of each kind. If None, that which `compare` recommends for the layer, alone on the ranks of a group.
-    group : the ranks that share a sequence; all if None. Groups have different sequences: data parallelism.
+        one of each kind. If None, that which `compare` recommends for the layer, alone on the ranks of a context group.
+    layout : how ranks share the step: tensor, context, pipeline and data parallelism, ZeRO, micro-batches,
+        checkpointing. By default all ranks share each sequence, with FSDP and full checkpointing.
+    batch : sequences that each context group has in a micro-batch.
     passes : ``both`` for training, ``forward`` without.
-    fsdp, checkpointing, accumulate, matrix_dtype : see `tasp_lab.prediction.training_step.plan.StepPlan`.
+    matrix_dtype : of multiplications with parameters.
     matrix_rate : of multiplications with parameters in FLOP/s; that of the accelerator if None.
     options : of the schedule, besides the passes.
     library, compute, kernel, contention : see `tasp_lab.prediction.predict.predict`.
@@ -101,52 +104,53 @@ def predict_step(
         model's.
     progress : called with what is simulated.
 
-    Raises `TaspLabError` for unknown names, for groups that do not divide the ranks, and for what a schedule refuses.
+    Raises `TaspLabError` for unknown names, for a layout that does not divide ranks or model, and for what a schedule
+    refuses.
 
     >>> step = predict_step("full-mesh:2", "llama-3-8b", 4096, "ulysses")
-    >>> step.tokens, step.memory.states == 8 * 8_030_261_248
+    >>> step.tokens, step.memory.optimizer == 4 * 8_030_261_248
     (4096, True)
     """
     if not isinstance(model, Model | str):
         raise ModelError(of_type("model", model, "a model or the name of one"))
+    if not isinstance(layout, Layout):
+        raise ScheduleError(of_type("layout", layout, "a Layout, such as Layout(tp=2)"))
     (schedule,) = [""] if schedule is None else as_names(schedule)
     check_arguments(locals())
     model = load_model(model) if isinstance(model, str) else model
-    plan = StepPlan(model, sequence, schedule, batch, group, replace(options, passes=passes), fsdp, checkpointing,
-                    matrix_dtype, accumulate)  # fmt: skip
     if schedule:
-        check_names([schedule], plan.layer)
+        check_names([schedule], model.layer(sequence, batch))
     _check_overrides(overrides)
     machine = chosen_machine(machine, library, compute, kernel, overrides, (), ())
     machine = with_contention(with_compute(machine), contention)
+    layout = layout.on(machine.topology.world_size)
+    plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype)
     recommendation = None if schedule else _recommended(machine, plan, progress)
     if recommendation is not None:
         plan = replace(plan, schedule=recommendation.schedule)
     machine = with_assumptions(machine, plan.layer) if compute is None else machine
     rates = step_rates(machine, matrix_dtype, _rate(matrix_rate))
-    stepping = replace(machine, compute=StepCompute(machine.compute, rates))
-    phases = Phases(plan, machine.topology)
-    found = _Simulated(stepping, phases, progress)
-    runs = runs_of(plan)
+    step = _Step(replace(machine, compute=StepCompute(machine.compute, rates)), plan, rates, progress)
     return StepPrediction(
         plan,
         machine,
         rates,
-        _times(found, runs, rates),
-        _model_flops(phases),
-        memory_use(plan, phases.passes, machine.topology.world_size, _most_tokens(phases)),
-        tuple((len(run.unit) * found.fewest[run], len(run.unit) * run.times) for run in runs),
+        step.times(),
+        step.model_flops(),
+        memory_use(plan, step.phases.passes, step.phases.most_tokens),
+        tuple((len(run.unit) * few, len(run.unit) * run.times) for run, few in step.fewest.items()),
         _provenance(machine, plan, rates, overrides),
         recommendation,
     )
 
 
 def _recommended(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> Recommendation:
-    """The recommendation for the attention of a layer on the ranks of a group. Raises `ScheduleError` if none applies.
+    """The recommendation for the attention of a layer on the ranks of a context group.
 
-    Groups are equal, so the first one stands for all. Raises `TopologyError` for groups that are not.
+    Groups are equal, so the first one stands for all. Raises `ScheduleError` if no schedule applies, and
+    `TopologyError` for groups that are not equal.
     """
-    groups = groups_of(plan, machine.topology)
+    groups = context_groups(plan.layout.ranks(machine.topology.world_size))
     if len(groups) > 1:
         machine = replace(machine, topology=equal_parts(machine.topology, groups), system=None)
     ranking = compare(machine, plan.layer, passes=plan.options.passes, progress=progress)
@@ -168,100 +172,160 @@ class _PhaseTimes(NamedTuple):
 _NOTHING = _PhaseTimes(0.0, 0.0)
 
 
-class _Simulated:
-    """Simulates phases; `fewest` is how many units of each run were simulated, in the phase with fewer of them."""
+class _Step:
+    """Simulates the phases of a step, and adds up its parts.
 
-    def __init__(self, machine: Machine, phases: Phases, progress: ProgressCallback) -> None:
-        self._machine, self._progress = machine, progress
-        self.phases = phases
+    `fewest` is how many units of each run of layers were simulated, in the phase with fewer of them.
+    """
+
+    def __init__(self, machine: Machine, plan: StepPlan, rates: StepRates, progress: ProgressCallback) -> None:
+        self._machine, self.plan, self._rates, self._progress = machine, plan, rates, progress
+        topology, places = stage_of(machine.topology, plan.layout)
+        self._stage = machine if topology is machine.topology else replace(machine, topology=topology, system=None)
+        self.phases = Phases(plan, topology, places)
         self.fewest: dict[Run, int] = {}
+        self._built: dict[tuple[object, int], Schedule] = {}
+        self._simulated: dict[tuple[object, int], _PhaseTimes] = {}
 
-    def forward(self, runs: list[Run]) -> _PhaseTimes:
-        """The forward phase of all runs, one after another; nothing overlaps between runs."""
-        found = _NOTHING
-        for number, run in enumerate(runs):
-            ends = number == len(runs) - 1
-            found = found.plus(self._of_run(run, partial(self.phases.forward, run.unit, ends=ends), "forward"))
-        return found
+    def times(self) -> StepTimes:
+        """The parts of a step."""
+        plan, layout = self.plan, self.plan.layout
+        count = layout.microbatches
+        stages = [range(stage, layout.chunks, layout.pp) for stage in range(layout.pp)]
+        forward = [self._microbatches(self._forward, chunk, layout.zero == 3) for chunk in range(layout.chunks)]
+        backward = [
+            self._microbatches(self._backward, chunk, layout.zero >= 2, last=True)
+            if plan.trains
+            else [_NOTHING] * count
+            for chunk in range(layout.chunks)
+        ]
+        sums = [
+            [_added(time for chunk in stage for time in works[chunk]) for works in (forward, backward)]
+            for stage in stages
+        ]
+        first, second = max(sums, key=lambda both: both[0].time_s + both[1].time_s)
+        pipeline_s = 0.0
+        if layout.pp > 1:
+            orders = one_forward_one_backward(layout.pp, layout.interleave, count)
+            if not plan.trains:
+                orders = [[work for work in order if not work.is_backward] for order in orders]
+            whole_s = makespan_s(
+                orders,
+                lambda work: (backward if work.is_backward else forward)[work.chunk][work.microbatch].time_s,
+                self._send_s(),
+            )
+            pipeline_s = float(whole_s) - first.time_s - second.time_s
+        embedding_s = self._embedding_s() * (count if layout.zero == 3 else 1)
+        busy_s = first.busy_s + second.busy_s
+        return StepTimes(first.time_s, second.time_s, pipeline_s, embedding_s, self._optimizer_s(), busy_s)
 
-    def backward(self, runs: list[Run], *, reduces: bool) -> _PhaseTimes:
-        """The backward phase of all runs."""
-        found = _NOTHING
-        for number, run in enumerate(runs):
-            build = partial(self.phases.backward, run.unit, begins=number == len(runs) - 1, reduces=reduces)
-            found = found.plus(self._of_run(run, build, "backward"))
-        return found
+    def _microbatches(
+        self, phase: Callable[[int, bool], _PhaseTimes], chunk: int, always: bool, *, last: bool = False
+    ) -> list[_PhaseTimes]:
+        """A phase of each micro-batch: messages of states are in all of them, or only in the first or the last one."""
+        count = self.plan.layout.microbatches
+        one = phase(chunk, True)
+        if always or count == 1:
+            return [one] * count
+        others = [phase(chunk, False)] * (count - 1)
+        return [*others, one] if last else [one, *others]
 
-    def alone_s(self, schedule: Schedule) -> float:
-        """The time of exposed messages, which no kernel call hides."""
-        return float(PassAnswer(self._machine, schedule, self.phases.plan.layer, self.phases.plan.options).time_s)
+    def _forward(self, chunk: int, gathers: bool) -> _PhaseTimes:
+        """The forward phase of a part of the model, its runs one after another; nothing overlaps between runs."""
+        runs, is_last = runs_of(self.plan.parts[chunk]), chunk == self.plan.layout.chunks - 1
+        return _added(
+            self._of_run(run, "forward", ends=is_last and number == len(runs) - 1, gathers=gathers)
+            for number, run in enumerate(runs)
+        )
 
-    def _of_run(self, run: Run, build: Callable[[int], Schedule], what: str) -> _PhaseTimes:
+    def _backward(self, chunk: int, reduces: bool) -> _PhaseTimes:
+        """The backward phase of a part of the model."""
+        runs, is_last = runs_of(self.plan.parts[chunk]), chunk == self.plan.layout.chunks - 1
+        gathers = self.plan.layout.zero == 3
+        return _added(
+            self._of_run(run, "backward", begins=is_last and number == len(runs) - 1, reduces=reduces, gathers=gathers)
+            for number, run in enumerate(runs)
+        )
+
+    def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> _PhaseTimes:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
-        one = build(1)
+        build = getattr(self.phases, phase)
+        key = (run.unit, phase, tuple(how.items()))
+        if (key, 1) not in self._built:
+            self._built[key, 1] = build(run.unit, 1, **how)
+        one = self._built[key, 1]
         most = max(2, min(MOST_LAYERS // len(run.unit), MANY_TRANSFERS // max(one.transfers, 1)))
         few = min(run.times, most)
-        self._progress(f"simulating {few} of {run.times} x {len(run.unit)} layers {what}")
-        last = self._simulated(one if few == 1 else build(few))
         self.fewest[run] = min(few, self.fewest.get(run, few))
+
+        def of(count: int) -> _PhaseTimes:
+            if (key, count) not in self._simulated:
+                if count == few:
+                    self._progress(f"simulating {few} of {run.times} x {len(run.unit)} layers {phase}")
+                self._simulated[key, count] = self._times_of(one if count == 1 else build(run.unit, count, **how))
+            return self._simulated[key, count]
+
+        last = of(few)
         if few == run.times:
             return last
         half = few // 2
-        first, more = self._simulated(one if half == 1 else build(half)), run.times - few
+        first, more = of(half), run.times - few
         return _PhaseTimes(*(b + more * (b - a) / (few - half) for a, b in zip(first, last, strict=True)))
 
-    def _simulated(self, schedule: Schedule) -> _PhaseTimes:
-        found = PassAnswer(self._machine, schedule, self.phases.plan.layer, self.phases.plan.options)
+    def _times_of(self, schedule: Schedule) -> _PhaseTimes:
+        found = PassAnswer(self._stage, schedule, self.plan.layer, self.plan.options)
         return _PhaseTimes(float(found.time_s), float(found.compute_s))
 
+    def _alone_s(self, machine: Machine, schedule: Schedule) -> float:
+        """The time of exposed messages, which no kernel call hides."""
+        return float(PassAnswer(machine, schedule, self.plan.layer, self.plan.options).time_s)
 
-def _times(found: _Simulated, runs: list[Run], rates: StepRates) -> StepTimes:
-    """The parts of a step. With FSDP each micro-batch gathers and reduces, else only the last one reduces."""
-    plan = found.phases.plan
-    forward, backward, count = found.forward(runs), _NOTHING, plan.accumulate
-    whole = forward.busy_s * count
-    backward_s = 0.0
-    if plan.trains:
-        backward = found.backward(runs, reduces=True)
-        backward_s, whole = backward.time_s * count, whole + backward.busy_s * count
-        if not plan.fsdp and count > 1:
-            backward_s = backward.time_s + (count - 1) * found.backward(runs, reduces=False).time_s
-    embedding_s = _embedding_s(found) * (count if plan.fsdp else 1)
-    optimizer_s = _optimizer_s(found.phases, rates) if plan.trains else 0.0
-    return StepTimes(forward.time_s * count, backward_s, embedding_s, optimizer_s, whole)
+    def _send_s(self) -> float:
+        """The time of hidden states from each stage to the next one, all at once."""
+        size = ELEMENT_BYTES * self.phases.most_tokens * self.plan.model.hidden_size
+        places = self.plan.layout.ranks(self._machine.topology.world_size)
+        return self._alone_s(self._machine, send(self._machine.topology, places, -(-size // self.plan.layout.tp)))
+
+    def _embedding_s(self) -> float:
+        """Embedding and output gathered, and their gradients reduced; of a pipeline, those of one end."""
+        plan, phases, layout = self.plan, self.phases, self.plan.layout
+        size = (
+            embedding_parameters(plan.model).stored
+            if layout.pp == 1
+            else plan.model.vocabulary * plan.model.hidden_size
+        )
+        if phases.states.shape[1] == 1 or not size:
+            return 0.0
+        size = -(-size // layout.tp)
+
+        def alone_s(messages: Callable[[Topology, int], Schedule], size_bytes: int) -> float:
+            return self._alone_s(self._stage, in_groups(messages(phases.states_part, size_bytes), phases.states))
+
+        if layout.zero == 0:
+            return alone_s(all_reduce, GRADIENT_BYTES * size) if plan.trains else 0.0
+        gathered_s = alone_s(gather, PARAMETER_BYTES * size)
+        return gathered_s + (alone_s(reduce_scatter, GRADIENT_BYTES * size) if plan.trains else 0.0)
+
+    def _optimizer_s(self) -> float:
+        """The update of the states of a rank, at the bandwidth of its memory; no time where that is unknown."""
+        plan, bandwidth = self.plan, self._rates.memory_bytes_per_s
+        if bandwidth is None or not plan.trains:
+            return 0.0
+        shards = self.phases.states.shape[1] if plan.layout.zero else 1
+        parameters = max(stage_parameters(plan, stage) for stage in range(plan.layout.pp))
+        return UPDATE_BYTES * parameters / shards / float(bandwidth)
+
+    def model_flops(self) -> int:
+        """FLOPs of a step by the convention of MFU, over all ranks."""
+        plan, passes, layout = self.plan, self.phases.passes, self.plan.layout
+        tokens = plan.sequence * plan.batch * (layout.dp or 1)
+        attention = sum(passes.layers[letter].forward.flops for letter in plan.model.pattern) // len(self.phases.places)
+        forward = 2 * tokens * active_parameters(plan.model) + attention
+        return forward * (3 if plan.trains else 1) * layout.microbatches
 
 
-def _embedding_s(found: _Simulated) -> float:
-    """Embedding and output gathered, and their gradients reduced."""
-    plan, topology = found.phases.plan, found.phases.topology
-    size = embedding_parameters(plan.model).stored
-    if topology.world_size == 1 or not size:
-        return 0.0
-    if not plan.fsdp:
-        return found.alone_s(all_reduce(topology, GRADIENT_BYTES * size)) if plan.trains else 0.0
-    gathered_s = found.alone_s(gather(topology, PARAMETER_BYTES * size))
-    return gathered_s + (found.alone_s(reduce_scatter(topology, GRADIENT_BYTES * size)) if plan.trains else 0.0)
-
-
-def _optimizer_s(phases: Phases, rates: StepRates) -> float:
-    """The update of the states of a rank, at the bandwidth of its memory; no time where that is unknown."""
-    if rates.memory_bytes_per_s is None:
-        return 0.0
-    shards = phases.topology.world_size if phases.plan.fsdp else 1
-    return UPDATE_BYTES * parameter_count(phases.plan.model) / shards / float(rates.memory_bytes_per_s)
-
-
-def _model_flops(phases: Phases) -> int:
-    """FLOPs of a step by the convention of MFU, over all ranks."""
-    plan, passes = phases.plan, phases.passes
-    tokens = plan.sequence * plan.batch * len(passes.groups)
-    attention = sum(passes.layers[letter].forward.flops for letter in plan.model.pattern)
-    forward = 2 * tokens * active_parameters(plan.model) + attention
-    return forward * (3 if plan.trains else 1) * plan.accumulate
-
-
-def _most_tokens(phases: Phases) -> int:
-    return max(int(phases.tokens(letter).max()) for letter in set(phases.plan.model.pattern))
+def _added(times: Iterable[_PhaseTimes]) -> _PhaseTimes:
+    return reduce(_PhaseTimes.plus, times, _NOTHING)
 
 
 def _rate(given: ComputeLike | None) -> float | None:

@@ -29,7 +29,6 @@ import msgspec
 import numpy as np
 
 from sim.host import busy_s
-from sim.simulate import engine_of, simulate
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Preference
 from tasp_lab.core.units import format_count, format_size_about, format_time
@@ -40,7 +39,7 @@ from tasp_lab.prediction.answer import Answer, answer
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import PairedErrors, Rival, Setting, paired_errors, setting_of
 from tasp_lab.prediction.question import PreparedMachine
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.prediction.tuned_ring import RINGS, TunedRing, simulated_s, tuned_ring
 
 TIE = 0.01
 """Schedules whose expected regret is within this of the least are taken to be equally fast."""
@@ -320,9 +319,18 @@ class Recommendation:
             return sum(float(max(busy_s(each.schedule, found[name].compute, machine.rank_speeds))) for each in passes)
 
         fastest = min(found, key=compute_s)
-        time_s = sum(float(_simulated_s(self.answer, each.schedule, found[fastest])) for each in passes)
+        time_s = sum(float(simulated_s(self.answer, each.schedule, found[fastest])) for each in passes)
         changes = abs(time_s / float(self.answer.time_s) - 1) > OTHER_KERNEL
         return (fastest, time_s) if changes else None
+
+    @cached_property
+    def tuned_ring(self) -> TunedRing | None:
+        """The recommendation beside a ring with more of NCCL's channels; None where that changes no compared ring."""
+        named = [each for each in self.answers if each.question.schedule in RINGS]
+        small = all(
+            passed.schedule.transfers <= MOST_TRANSFERS for each in (self.answer, *named) for passed in each.passes
+        )
+        return tuned_ring(self.answer, named) if small else None
 
     # What to measure.
 
@@ -392,6 +400,7 @@ class Recommendation:
             name, time_s = self.other_kernel
             took = format_time(float(self.answer.time_s))
             found.append(f"With --kernel {name} it would take {format_time(time_s)} instead of {took}.")
+        found += [] if self.tuned_ring is None else [self.tuned_ring.line]
         switches = self.switches_of(self.answer)
         found += [f"{each.library}: {each.text}" for each in switches]
         if isinstance(self.answer.question.schedule, str):
@@ -436,6 +445,7 @@ class Recommendation:
             "faster_at_shorter_sequence": faster or None,
             "other_kernel": None if self.other_kernel is None else self.other_kernel[0],
             "other_kernel_time_s": None if self.other_kernel is None else self.other_kernel[1],
+            "tuned_ring": None if self.tuned_ring is None else self.tuned_ring.to_dict(),
             "to_measure": None if self.is_decided or not what else what,
             "expected_regret_then": None if self.is_decided or not what else after,
             "switches": [each.to_dict() for each in self.switches_of(self.answer)],
@@ -447,10 +457,5 @@ def _time_s(answer: Answer, share: float) -> float:
     total_s = 0.0
     for each in answer.passes:
         machine = replace(each.machine, compute=each.machine.compute.scaled(1 / share))
-        total_s += _simulated_s(answer, each.schedule, machine) / share
+        total_s += simulated_s(answer, each.schedule, machine) / share
     return total_s
-
-
-def _simulated_s(answer: Answer, schedule: Schedule, machine: Machine) -> float:
-    engine = engine_of(schedule, machine, answer.question.engine)
-    return float(simulate(schedule, machine, engine, events=False).time_s)

@@ -152,7 +152,7 @@ EAGER_CALLS = Regime("eager call", "intra", "any", "documented", "modelled")
 def message_bytes(schedule: Schedule) -> float:
     """The mean size of a message: of a collective of a library, that over all its channels."""
     lanes = schedule.lanes if schedule.fused else 1
-    return float(schedule.bytes_sent().sum()) / max(schedule.transfers, 1) * lanes
+    return float(schedule.bytes_by_rank().sum()) / max(schedule.transfers, 1) * lanes
 
 
 def spans_domains(machine: Machine) -> bool:

@@ -12,6 +12,7 @@ from tasp_lab.prediction.captions import software
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.recommend import Recommendation
+from tasp_lab.prediction.training_step.layout import KINDS, Layout
 from tasp_lab.prediction.training_step.memory import MemoryUse
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
@@ -23,6 +24,9 @@ LESS_CHECKED = (
 )
 """Shown with every step."""
 
+STATES = ("all states at each rank", "ZeRO 1", "ZeRO 2", "FSDP")
+"""How states are shared, by ZeRO stage."""
+
 
 @dataclass(frozen=True)
 class StepTimes:
@@ -30,7 +34,8 @@ class StepTimes:
 
     Parameters
     ----------
-    forward_s, backward_s : the phases of all micro-batches.
+    forward_s, backward_s : the phases of all micro-batches, of the busiest stage of a pipeline.
+    pipeline_s : how long that stage waits for others, and for what they send; 0 without pipeline.
     embedding_s : embedding and output gathered before the layers, and their gradients reduced behind them.
     optimizer_s : the update of the states.
     compute_s : kernel calls of the busiest rank in both phases; the rest of the phases waits for messages, or is slowed
@@ -39,6 +44,7 @@ class StepTimes:
 
     forward_s: float
     backward_s: float
+    pipeline_s: float
     embedding_s: float
     optimizer_s: float
     compute_s: float
@@ -46,7 +52,7 @@ class StepTimes:
     @property
     def total_s(self) -> float:
         """The time of the step."""
-        return self.forward_s + self.backward_s + self.embedding_s + self.optimizer_s
+        return self.forward_s + self.backward_s + self.pipeline_s + self.embedding_s + self.optimizer_s
 
     @property
     def exposed_s(self) -> float:
@@ -92,14 +98,14 @@ class StepPrediction(Report):
         return self.machine.topology.world_size
 
     @property
-    def group(self) -> int:
-        """The ranks of a group, which share sequences."""
-        return self.plan.group or self.ranks
+    def layout(self) -> Layout:
+        """How ranks share the step."""
+        return self.plan.layout
 
     @property
     def tokens(self) -> int:
-        """Positions of a step, over all groups and micro-batches."""
-        return self.plan.sequence * self.plan.batch * (self.ranks // self.group) * self.plan.accumulate
+        """Positions of a step, over all replicas and micro-batches."""
+        return self.plan.sequence * self.plan.batch * (self.layout.dp or 1) * self.layout.microbatches
 
     @property
     def tokens_per_s(self) -> float:
@@ -141,25 +147,31 @@ class StepPrediction(Report):
         ]
 
     def _title(self) -> str:
-        plan, groups, ranks = self.plan, self.ranks // self.group, self.group
+        plan, layout = self.plan, self.layout
         what = "Training step" if plan.trains else "Forward step"
-        shared = f"{groups} group{'s' * (groups > 1)} of {ranks} rank{'s' * (ranks > 1)}"
-        states = "FSDP" if plan.fsdp else "all states at each rank"
+        shared = (
+            " x ".join(f"{name} {getattr(layout, name)}" for name in KINDS if getattr(layout, name) != 1) or "1 GPU"
+        )
         return (
-            f"{what} of {plan.model.name}, {plan.sequence} positions, {plan.batch} per group, {shared} by "
-            f"{plan.schedule}, {states}{self._extras()}, on {self.machine.topology.name}{software(self.machine)}"
+            f"{what} of {plan.model.name}, {plan.sequence} positions, {plan.batch} per replica, {shared}, attention by "
+            f"{plan.schedule}, {STATES[layout.zero]}{self._extras()}, on {self.machine.topology.name}"
+            f"{software(self.machine)}"
         )
 
     def _extras(self) -> str:
-        plan = self.plan
-        found = f", {plan.checkpointing} checkpointing" if plan.trains else ""
+        plan, layout = self.plan, self.layout
+        found = f", {layout.checkpointing} checkpointing" if plan.trains else ""
         found += f", matrices in {plan.matrix_dtype}" if plan.matrix_dtype != "bf16" else ""
-        return found + (f", {plan.accumulate} micro-batches" if plan.accumulate > 1 else "")
+        found += f", {layout.microbatches} micro-batches" if layout.microbatches > 1 else ""
+        found += f", {layout.interleave} parts per stage" if layout.interleave > 1 else ""
+        found += f", logits in {layout.logit_chunks} chunks" if layout.logit_chunks > 1 else ""
+        return found + (", optimizer states on the host" if layout.offload else "")
 
     def _time_rows(self) -> list[tuple[str, str, str]]:
         shown = {
             "forward": self.times.forward_s,
             "backward": self.times.backward_s,
+            "pipeline, waiting": self.times.pipeline_s,
             "embedding and output, messages": self.times.embedding_s,
             "optimiser": self.times.optimizer_s,
             "whole step": self.time_s,
@@ -177,7 +189,9 @@ class StepPrediction(Report):
         return [*rows, ("exposed messages", exposed)]
 
     def _memory_rows(self) -> list[tuple[str, str]]:
-        rows = [(name.replace("_", " "), format_size_about(size)) for name, size in self.memory._asdict().items()]
+        rows = [
+            (name.replace("_", " "), format_size_about(size)) for name, size in self.memory._asdict().items() if size
+        ]
         rows.append(("all", format_size_about(self.memory.total)))
         if self.rates.capacity_bytes is not None:
             fits = "fits" if self.fits else "does not fit"
@@ -207,17 +221,24 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("library", "communication library", lambda step: step.machine.comm_library.name),
     Column("schedule", "of attention", lambda step: step.plan.schedule),
     Column("seq", "positions of a sequence", lambda step: step.plan.sequence),
-    Column("batch", "sequences of a group", lambda step: step.plan.batch),
-    Column("group", "ranks that share a sequence", lambda step: step.group),
-    Column("groups", "number of groups", lambda step: step.ranks // step.group),
+    Column("batch", "sequences of a replica in a micro-batch", lambda step: step.plan.batch),
+    Column("tp", "ranks that share heads and MLP", lambda step: step.layout.tp),
+    Column("cp", "ranks that share a sequence", lambda step: step.layout.cp),
+    Column("pp", "pipeline stages", lambda step: step.layout.pp),
+    Column("dp", "replicas, with sequences of their own", lambda step: step.layout.dp),
+    Column("zero", "ZeRO stage of the states, 3 is FSDP", lambda step: step.layout.zero),
+    Column("interleave", "parts of the model per stage", lambda step: step.layout.interleave),
+    Column("microbatches", "of a step", lambda step: step.layout.microbatches),
+    Column("checkpointing", "what is recomputed", lambda step: step.layout.checkpointing),
+    Column("logit_chunks", "parts in which logits are computed", lambda step: step.layout.logit_chunks),
+    Column("offload", "whether optimizer states are on the host", lambda step: step.layout.offload),
+    Column("order", "of ranks, neighbours first", lambda step: step.layout.order),
     Column("pass", "`both`, or `forward` without training", lambda step: step.plan.options.passes),
-    Column("fsdp", "whether states are sharded", lambda step: step.plan.fsdp),
-    Column("checkpointing", "what is recomputed", lambda step: step.plan.checkpointing),
     Column("matrix_dtype", "of matrix products", lambda step: step.plan.matrix_dtype),
-    Column("accumulate", "micro-batches of a step", lambda step: step.plan.accumulate),
-    Column("time_s", "sum of the next four", lambda step: step.time_s),
-    Column("forward_s", "forward phases of all micro-batches", lambda step: step.times.forward_s),
-    Column("backward_s", "backward phases of all micro-batches", lambda step: step.times.backward_s),
+    Column("time_s", "sum of the next five", lambda step: step.time_s),
+    Column("forward_s", "forward phases of all micro-batches, of the busiest stage", lambda step: step.times.forward_s),
+    Column("backward_s", "backward phases likewise", lambda step: step.times.backward_s),
+    Column("pipeline_s", "what that stage waits for other stages", lambda step: step.times.pipeline_s),
     Column("embedding_s", "messages of embedding and output", lambda step: step.times.embedding_s),
     Column("optimizer_s", "update of the states", lambda step: step.times.optimizer_s),
     Column("compute_s", "kernel calls of the busiest rank in both phases", lambda step: step.times.compute_s),
@@ -240,7 +261,7 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("memory_bytes", "of the fullest GPU", lambda step: step.memory.total),
     Column(
         "memory",
-        "object of `states`, `gathered`, `activations`, `logits`, `attention_buffers`",
+        "object of " + ", ".join(f"`{name}`" for name in MemoryUse._fields),
         lambda step: dict(step.memory._asdict()),
     ),
     Column(
@@ -271,5 +292,6 @@ def plan_inputs(plan: StepPlan) -> dict[str, object]:
 
     options = asdict(plan.options)
     model = msgspec.to_builtins(plan.model)
-    names = ("sequence", "batch", "schedule", "group", "fsdp", "checkpointing", "matrix_dtype", "accumulate")
-    return {"model": model, "options": options, **{name: getattr(plan, name) for name in names}}
+    names = ("sequence", "batch", "schedule", "matrix_dtype")
+    layout = asdict(plan.layout)
+    return {"model": model, "options": options, "layout": layout, **{name: getattr(plan, name) for name in names}}

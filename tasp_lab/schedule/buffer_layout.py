@@ -295,6 +295,21 @@ def _resident_blocks(schedule: Schedule, rank: int, coming: IntArray, read_by_ca
     return ordered
 
 
+def resident_offsets(schedule: Schedule, rank: IntArray, block: IntArray) -> dict[int, int]:
+    """Where the resident copies of a schedule lie in which nothing is received, in bytes, by ``rank * blocks + block``.
+
+    `rank` and `block` are int arrays: what calls read, in their order.
+    """
+    offsets: dict[int, int] = {}
+    ranks, nothing = range(schedule.world_size), np.zeros(0, dtype=np.int64)
+    for number, read in zip(ranks, _by_rank(rank, block, ranks), strict=True):
+        blocks = _resident_blocks(schedule, number, nothing, read)
+        size = schedule.blocks.home_bytes[blocks]
+        keys = number * len(schedule.blocks) + blocks
+        offsets.update(zip(keys.tolist(), (np.cumsum(size) - size).tolist(), strict=True))
+    return offsets
+
+
 def residents(schedule: Schedule, rank: int, coming: IntArray) -> BoolArray:
     """Which blocks have a resident copy in the memory of a rank, to which the blocks `coming` come."""
     blocks = schedule.blocks

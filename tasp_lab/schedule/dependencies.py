@@ -598,6 +598,14 @@ def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
     return _SHAPES[schedule]
 
 
+def keep_shapes(schedule: Schedule, calls: Sequence[tuple[IntArray, IntArray]], shapes: Sequence[KernelShape]) -> None:
+    """Keep the shapes of the calls of all steps for `shapes_by_rank`: the ranks and the shapes of some after others."""
+    if schedule not in _SHAPES:
+        columns = (np.concatenate([np.zeros(0, dtype=np.int64), *column]) for column in zip(*calls, strict=True))
+        rank, shape = columns if calls else np.zeros((2, 0), dtype=np.int64)
+        _SHAPES[schedule] = _counted(schedule, rank, shape, shapes)
+
+
 def _counted(
     schedule: Schedule, rank: IntArray, shape: IntArray, shapes: Sequence[KernelShape]
 ) -> list[dict[KernelShape, int]]:

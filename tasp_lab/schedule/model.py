@@ -125,6 +125,10 @@ class LazySteps(Sequence[Step]):
         """The number of transfers, if the form of the steps proves the schedule valid; else None: it is replayed."""
         return None
 
+    def bytes_by_rank(self, size_bytes: IntArray) -> IntArray | None:
+        """The bytes that each rank sends, if the form of the steps tells them; `size_bytes` by block."""
+        return None
+
     @overload
     def __getitem__(self, index: int) -> Step: ...
     @overload
@@ -195,6 +199,17 @@ class ScheduleModel:
         for index, step in enumerate(self.steps):
             np.add.at(ledger[index], (step.source, step.lane), self.block_bytes[step.block])
         return ledger
+
+    def bytes_by_rank(self) -> IntArray:
+        """The bytes that each rank sends, int array (world_size,). Takes no memory for steps and lanes."""
+        steps = self.steps
+        known = steps.bytes_by_rank(self.block_bytes) if isinstance(steps, LazySteps) else None
+        if known is not None:
+            return known
+        found = np.zeros(self.world_size, dtype=np.int64)
+        for step in steps:
+            np.add.at(found, step.source, self.block_bytes[step.block])
+        return found
 
     def flops(self) -> IntArray:
         """The FLOPs that each rank computes at each step, as an int array (steps, world_size)."""

@@ -174,6 +174,33 @@ class Paths:
             gifts = int((self.last_gift - self.first_use + 1)[self.first_use >= 0].sum())
         return int(self.hops.sum()) + gifts
 
+    def bytes_by_place(self, size_bytes: IntArray) -> IntArray:
+        """The bytes that leave each position of each ring, int array (rings, world_size); `size_bytes` by block."""
+        n = self.rings.shape[1]
+        # On each path a block is sent from some indices on: the first one, and how many.
+        sent = [(self.block, np.zeros_like(self.hops), self.hops)]
+        if self.following is not None and self.last_gift is not None:
+            gifts = np.where(self.first_use < 0, 0, self.last_gift - self.first_use + 1)
+            sent.append((self.following, np.maximum(self.first_use, 0), gifts))
+        # The ledger is a running sum of what begins and ends to be sent at a position, twice around the ring.
+        changes = np.zeros((len(self.rings), 2 * n), dtype=np.int64)
+        for block, first, count in sent:
+            begin, end = first, first + count
+            if self.direction < 0:
+                begin, end = 1 - end, 1 - begin
+            begin = (self.start + begin) % n
+            np.add.at(changes, (self.ring, begin), size_bytes[block])
+            np.add.at(changes, (self.ring, begin + count), -size_bytes[block])
+        ledger = changes.cumsum(axis=1)
+        by_place: IntArray = ledger[:, :n] + ledger[:, n:]
+        return by_place
+
+    def bytes_by_rank(self, size_bytes: IntArray) -> IntArray:
+        """The bytes that each rank sends, int array (world_size,); `size_bytes` by block."""
+        by_rank = np.zeros(self.rings.shape[1], dtype=np.int64)
+        np.add.at(by_rank, self.rings, self.bytes_by_place(size_bytes))
+        return by_rank
+
 
 def paths_prove(
     paths: Paths,

@@ -28,7 +28,7 @@ def test_json_has_every_field(tell: Tell) -> None:
     decision = {
         "recommended", "why", "prefer", "expected_regret", "margin", "is_decided", "near", "network_share",
         "below_network_share", "down_to_sequence", "shorter_sequence", "faster_at_shorter_sequence", "other_kernel",
-        "other_kernel_time_s", "to_measure", "expected_regret_then", "switches",
+        "other_kernel_time_s", "tuned_ring", "to_measure", "expected_regret_then", "switches",
     }  # fmt: skip
     assert always | decision == set(found)
     assert all(set(row) == FIELDS for row in found["results"])

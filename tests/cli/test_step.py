@@ -12,9 +12,11 @@ STEP = ("step", "h100-8", "--model", "llama-3-8b", "--seq", "4Ki")
 
 
 def test_the_table_shows_time_throughput_and_memory(tell: Tell) -> None:
-    code, out, err = tell(*STEP, "--schedule", "ulysses", "--group", "4", "--checkpointing", "selective")
+    code, out, err = tell(*STEP, "--schedule", "ulysses", "--cp", "4", "--checkpointing", "selective")
     assert code == 0, err
-    assert out.startswith("Training step of llama-3-8b, 4096 positions, 1 per group, 2 groups of 4 ranks by ulysses")
+    assert out.startswith(
+        "Training step of llama-3-8b, 4096 positions, 1 per replica, cp 4 x dp 2, attention by ulysses"
+    )
     for text in ("whole step", "tokens per second", "MFU", "79.65 GiB: fits", "8 of 32", "less checked"):
         assert text in out
     assert re.search(r"context and communication library\W+2 GiB", out)
@@ -24,6 +26,6 @@ def test_every_field_of_the_object_is_documented(tell: Tell) -> None:
     code, out, err = tell(*STEP, "--schedule", "ulysses", "--pass", "forward", "--no-fsdp", "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert (found["pass"], found["fsdp"], found["backward_s"]) == ("forward", False, 0)
+    assert (found["pass"], found["zero"], found["backward_s"]) == ("forward", 0, 0)
     text = (ROOT / "docs" / "json.md").read_text()
     assert [name for name in found if f"`{name}`" not in text] == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasp_lab import compare, predict_step
+from tasp_lab import Layout, compare, predict_step
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.step_results import StepPrediction
@@ -17,9 +17,9 @@ from tests.support.steps import small_experts, small_hybrid, small_model
 
 
 def test_parts_add_up_and_tokens_are_those_of_all_groups() -> None:
-    found = predict_step("h100-8", "llama-3-8b", 4096, "ulysses", batch=2, group=4, accumulate=3)
+    found = predict_step("h100-8", "llama-3-8b", 4096, "ulysses", batch=2, layout=Layout(cp=4, microbatches=3))
     times = found.times
-    assert found.time_s == times.forward_s + times.backward_s + times.embedding_s + times.optimizer_s
+    assert found.time_s == times.forward_s + times.backward_s + times.pipeline_s + times.embedding_s + times.optimizer_s
     assert found.tokens == 4096 * 2 * 2 * 3
     assert found.tokens_per_s == found.tokens / found.time_s
     assert 0 < times.exposed_s < found.time_s
@@ -37,9 +37,9 @@ def test_model_flops_are_6_per_parameter_and_3_times_attention() -> None:
     ("machine", "model", "schedule", "options"),
     [
         ("h100-8", "qwen3-8b", "tasp", {}),
-        ("h100-8", "llama-3-8b", "ulysses", {"matrix_dtype": "fp8", "checkpointing": "none"}),
-        ("mi300x-8", "llama-3-8b", "zigzag-ring-attention", {"passes": "forward", "fsdp": False}),
-        ("b200-8", "qwen3-30b-a3b", "kv-all-gather", {"group": 2}),
+        ("h100-8", "llama-3-8b", "ulysses", {"matrix_dtype": "fp8", "layout": Layout(checkpointing="none")}),
+        ("mi300x-8", "llama-3-8b", "zigzag-ring-attention", {"passes": "forward", "layout": Layout(zero=0)}),
+        ("b200-8", "qwen3-30b-a3b", "kv-all-gather", {"layout": Layout(cp=2)}),
     ],
 )
 def test_mfu_is_at_most_1(machine: str, model: str, schedule: str, options: dict[str, object]) -> None:
@@ -50,36 +50,43 @@ def test_mfu_is_at_most_1(machine: str, model: str, schedule: str, options: dict
 
 
 @pytest.mark.parametrize("model", [small_model(), small_experts(), small_hybrid()])
-@pytest.mark.parametrize("fsdp", [True, False])
-def test_more_bandwidth_is_never_slower(model: object, fsdp: bool) -> None:
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_more_bandwidth_is_never_slower(model: object, zero: int) -> None:
     schedule = "lasp-2+ulysses" if "L" in model.pattern else "ulysses"  # type: ignore[attr-defined]
     times = [
-        predict_step(full_mesh(4, bandwidth, 1e-6), model, 4096, schedule, fsdp=fsdp).time_s  # type: ignore[arg-type]
+        predict_step(full_mesh(4, bandwidth, 1e-6), model, 4096, schedule, layout=Layout(zero=zero)).time_s  # type: ignore[arg-type]
         for bandwidth in (1e6, 1e7, 1e8, 1e9, 1e10)
     ]
     assert times == sorted(times, reverse=True)
 
 
 def test_micro_batches_reduce_once_without_fsdp() -> None:
-    def step(count: int, fsdp: bool) -> StepPrediction:
-        return predict_step(full_mesh(4, 1e7, 1e-6), small_model(), 512, "ulysses", fsdp=fsdp, accumulate=count)
+    def step(count: int, zero: int) -> StepPrediction:
+        return predict_step(
+            full_mesh(4, 1e7, 1e-6), small_model(), 512, "ulysses", layout=Layout(zero=zero, microbatches=count)
+        )
 
-    one, three = step(1, True), step(3, True)
+    one, three = step(1, 3), step(3, 3)
     assert three.time_s == pytest.approx(3 * one.time_s)
-    one, three = step(1, False), step(3, False)
+    one, three = step(1, 0), step(3, 0)
     assert three.time_s < 3 * one.time_s
     assert three.times.embedding_s == one.times.embedding_s
 
 
 def test_memory_of_more_ranks_is_less_until_it_fits() -> None:
-    steps = [predict_step(f"h100-{size}", "llama-3-70b", 8192, "ulysses", group=8) for size in ("8", "2x8", "4x8")]
+    steps = [
+        predict_step(f"h100-{size}", "llama-3-70b", 8192, "ulysses", layout=Layout(cp=8))
+        for size in ("8", "2x8", "4x8")
+    ]
     assert [each.fits for each in steps] == [False, False, True]
-    assert steps[0].memory.states == 4 * steps[2].memory.states
+    assert steps[0].memory.optimizer == 4 * steps[2].memory.optimizer
 
 
 def test_overrides_change_the_machine() -> None:
     slow, fast = (
-        predict_step("h100-2x8", "llama-3-8b", 4096, "ulysses", group=8, overrides=(f"nic.bandwidth={factor}",))
+        predict_step(
+            "h100-2x8", "llama-3-8b", 4096, "ulysses", layout=Layout(cp=8), overrides=(f"nic.bandwidth={factor}",)
+        )
         for factor in ("x0.25", "x1")
     )
     assert slow.times.exposed_s > fast.times.exposed_s
@@ -102,7 +109,7 @@ def test_results_name_their_constants_and_are_marked() -> None:
     names = {each.name for each in found.provenance.constants}
     assert {"matrix_rate_bf16", "memory_bandwidth", "memory"} <= names
     assert "few published steps were compared" in str(found)
-    assert found.records()[0]["memory_states"] == found.memory.states
+    assert found.records()[0]["memory_optimizer"] == found.memory.optimizer
     assert row["provenance"]["inputs"]["step"]["model"]["name"] == "llama-3-8b"  # type: ignore[index]
 
 
@@ -136,14 +143,15 @@ def test_the_phase_with_fewer_simulated_layers_is_reported(monkeypatch: pytest.M
 def test_without_a_schedule_a_step_has_the_recommended_one(machine: str, group: int | None) -> None:
     """`compare` recommends it for a layer on the ranks of a group; given by name it makes the same step."""
     model = small_model()
-    found = predict_step(machine, model, 8192, group=group)
+    layout = Layout(cp=group)
+    found = predict_step(machine, model, 8192, layout=layout)
     recommended = found.recommendation
     assert recommended is not None
     assert recommended.schedule == found.plan.schedule
     assert recommended.schedule == compare("h100-4", model.layer(8192), passes="both").recommendation.schedule  # type: ignore[union-attr]
-    given = predict_step(machine, model, 8192, found.plan.schedule, group=group)
+    given = predict_step(machine, model, 8192, found.plan.schedule, layout=layout)
     assert (given.time_s, given.recommendation) == (found.time_s, None)
     assert found.to_dict().keys() - given.to_dict().keys() >= {"recommended", "why", "expected_regret"}
     assert str(found).startswith(f"Use {recommended.schedule}: ")
-    with pytest.raises(TaspLabError, match=r"groups of 3 ranks on .*, expected a divisor of its"):
-        predict_step(machine, model, 8192, group=3)
+    with pytest.raises(TaspLabError, match=r"cp 3 x pp 1 on . ranks, expected a divisor of"):
+        predict_step(machine, model, 8192, layout=Layout(cp=3))

@@ -195,7 +195,7 @@ def schedule(**changed: object) -> Schedule:
         (lambda: DECOMPOSE("full-mesh:4", 1.5), QuantityError, "fold: 1.5 of type float"),
         (lambda: STEP("full-mesh:4", "llama-3-8b", "8Ki", "ulysses"), QuantityError, "sequence: '8Ki' of type str"),
         (lambda: STEP("full-mesh:4", 5, 8192, "ulysses"), ModelError, "model: 5 of type int"),
-        (lambda: STEP("h100-8", "llama-3-8b", 8192, "ulysses", fsdp="no"), QuantityError, "fsdp: 'no' of type str"),
+        (lambda: STEP("h100-8", "llama-3-8b", 8192, "ulysses", layout="tp"), ScheduleError, "layout: 'tp' of type str"),
         (lambda: COMPARE("full-mesh:4", LAYER, "tasp", tune="no"), QuantityError, "tune: 'no' of type str"),
         (lambda: Machine(5), TopologyError, "topology of a machine: 5 of type int"),  # type: ignore[arg-type]
         (lambda: STUDY({5: {}}), StudyError, "unknown section 5"),

@@ -10,6 +10,7 @@ import pytest
 
 import tasp_lab
 from tasp_lab.prediction import answer as evaluator
+from tasp_lab.prediction.tuned_ring import RINGS
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.evaluate import evaluate
 from tasp_lab.study.point import Point
@@ -48,7 +49,8 @@ def test_a_prediction_simulates_each_pass_once(simulated: list[str]) -> None:
 
 
 def test_what_explains_a_time_is_simulated_on_request(simulated: list[str]) -> None:
-    with simulations(simulated, 3 * ["tasp"]):  # also without kernel calls, and without contention
+    # also without kernel calls, and without contention; and the rings that it is compared with, once
+    with simulations(simulated, ["tasp", *RINGS, "tasp", "tasp"]):
         found = tasp_lab.predict("h100-8", "tasp", LAYER, samples=0, explain=True)
         (row,) = found.to_dict()["predictions"]  # type: ignore[misc]
         assert row["ccr"] == row["compute_s"] / row["communication_s"]  # type: ignore[index]

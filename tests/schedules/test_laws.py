@@ -232,6 +232,16 @@ def test_no_schedule_is_faster_than_its_bound_and_both_engines_agree(
         assert simulate(schedule, machine).time_s >= least_s(schedule, machine) > 0
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+@few
+@given(attention_layers(max_positions=20), st.data())
+def test_the_bytes_of_a_rank_are_those_of_its_transfers(name: str, layer: Workload, data: st.DataObject) -> None:
+    options = data.draw(options_for(name))
+    for schedule in build(name, full_mesh(N), layer, options) if applies(name, layer, N, options) else ():
+        sent = [np.bincount(step.source, schedule.block_bytes[step.block], N) for step in schedule.steps]
+        assert schedule.bytes_by_rank().tolist() == np.sum(sent, axis=0).tolist()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_ten_runs_are_identical_and_schedules_have_one_digest(name: str) -> None:
     machine = Machine(full_mesh(N, Fraction(7), Fraction(1, 3)), compute=ComputeRate(Fraction(1000)))

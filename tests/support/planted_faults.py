@@ -219,8 +219,8 @@ FAULTS = (
     ),
     Fault(
         "memory of a step: sharded states are rounded down",
-        "return -(-total // ranks) if plan.fsdp else total",
-        "return total // ranks if plan.fsdp else total",
+        "return -(-size // ranks)",
+        "return size // ranks",
         ("tests/prediction/training_step",),
     ),
     Fault(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.prediction.training_step.layout import Layout, stage_of
 from tasp_lab.prediction.training_step.phases import Phases
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import StepCompute, StepRates
@@ -43,9 +44,15 @@ def small_hybrid() -> Model:
     return small_model("2xLS", linear=Linear(decay="head", gate=True))
 
 
-def plan_of(model: Model, sequence: int = 64, schedule: str = "zigzag-ring-attention", **changes: Any) -> StepPlan:
-    """A training step."""
-    return StepPlan(model, sequence, schedule, **{"options": AttentionOptions("both")} | changes)
+LAYOUT = [field.name for field in fields(Layout)]
+
+
+def plan_of(
+    model: Model, sequence: int = 64, schedule: str = "zigzag-ring-attention", ranks: int = 2, **changes: Any
+) -> StepPlan:
+    """A training step of so many ranks; fields of its layout are keywords, too."""
+    layout = Layout(**{name: changes.pop(name) for name in LAYOUT if name in changes}).on(ranks)
+    return StepPlan(model, sequence, schedule, layout, **{"options": AttentionOptions("both")} | changes)
 
 
 def exact_machine(ranks: int, bandwidth: Fraction | None = None) -> Machine:
@@ -56,7 +63,7 @@ def exact_machine(ranks: int, bandwidth: Fraction | None = None) -> Machine:
 
 def phases_of(plan: StepPlan, machine: Machine) -> Phases:
     """The phases of a step on a machine."""
-    return Phases(plan, machine.topology)
+    return Phases(plan, *stage_of(machine.topology, plan.layout))
 
 
 def instant(machine: Machine) -> Machine:

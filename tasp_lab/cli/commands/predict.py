@@ -33,9 +33,9 @@ from tasp_lab.cli.options import (
     quantity,
     whole,
 )
-from tasp_lab.cli.options_layer import DEFAULT_PREDICTION, PredictionChoice
+from tasp_lab.cli.options_layer import DEFAULT_LAYOUT, DEFAULT_PREDICTION, LayoutChoice, PredictionChoice
 from tasp_lab.cli.outputs import check_outputs, check_schedule_file, write_rows, write_timelines
-from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, Checkpointing, FabricKind, MatrixDtype, Preference
+from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, FabricKind, MatrixDtype, Preference
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.files import check_writable
 from tasp_lab.core.progress import print_progress
@@ -239,36 +239,18 @@ def step(
         str | None,
         Parameter(
             group=WORK,
-            help="The attention schedule of each group of ranks, as in predict; of a hybrid such as lasp-2+ulysses. "
+            help="The attention schedule of each context group, as in predict; of a hybrid such as lasp-2+ulysses. "
             "Default: the one that compare recommends for a layer.",
         ),
     ] = None,
-    batch: Annotated[int, whole("Sequences per group.", WORK)] = 1,
-    group: Annotated[
-        int | None,
-        whole("Ranks that share a sequence. Default: all.", WORK),
-    ] = None,
+    batch: Annotated[int, whole("Sequences of a replica in a micro-batch.", WORK)] = 1,
+    layout: LayoutChoice = DEFAULT_LAYOUT,
     passes: Annotated[
         Literal["both", "forward"],
         Parameter(
             name="--pass", group=WORK, help="both: a training step; forward: all layers once, without optimiser states."
         ),
     ] = "both",
-    fsdp: Annotated[
-        bool,
-        Parameter(
-            group=WORK,
-            help="Shard parameters, gradients and optimiser states over all ranks; else data parallelism.",
-        ),
-    ] = True,
-    checkpointing: Annotated[
-        Checkpointing,
-        Parameter(
-            group=WORK,
-            help="What the backward pass recomputes: nothing, a layer without its attention (selective), or all.",
-        ),
-    ] = "full",
-    accumulate: Annotated[int, whole("Micro-batches per step.", WORK)] = 1,
     matrix_dtype: Annotated[
         MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
     ] = "bf16",
@@ -302,9 +284,11 @@ def step(
 
     Example: tasp-lab step h100-8 --model llama-3-8b --seq 128Ki --schedule tasp
 
-    Example: tasp-lab step h100-2x8 --model qwen3-8b --seq 64Ki --schedule ulysses --group 8 --checkpointing none
+    Example: tasp-lab step h100-2x8 --model qwen3-8b --seq 64Ki --schedule ulysses --cp 8 --checkpointing none
 
-    Example: tasp-lab step mi300x-8 --model llama-3-8b --seq 32Ki --schedule ulysses --no-fsdp --accumulate 4
+    Example: tasp-lab step mi300x-8 --model llama-3-8b --seq 32Ki --schedule ulysses --no-fsdp --microbatches 4
+
+    Example: tasp-lab step h100-8x8 --model llama-3-70b --seq 64Ki --schedule ulysses --tp 4 --cp 2 --pp 4
     """
     from tasp_lab.core.units import parse_count
     from tasp_lab.prediction.predict_step import predict_step
@@ -316,12 +300,9 @@ def step(
             model,
             parse_count(seq, "sequence"),
             schedule,
+            layout=layout.layout(),
             batch=batch,
-            group=group,
             passes=passes,
-            fsdp=fsdp,
-            checkpointing=checkpointing,
-            accumulate=accumulate,
             matrix_dtype=matrix_dtype,
             matrix_rate=matrix_rate,
             options=AttentionOptions(buffers=buffers, stages=stages),

@@ -406,7 +406,7 @@ class LayerEvaluator:
             schedules = run.passes(layer)
             self.sums[key] = (
                 sum(float(max(busy_s(each, machine.compute, machine.rank_speeds))) for each in schedules),
-                sum(float(each.bytes_sent().sum(axis=(0, 2)).max()) for each in schedules),
+                sum(float(each.bytes_by_rank().max()) for each in schedules),
                 float(sum(len(each.steps) for each in schedules)),
             )
         return self.sums[key]

@@ -8,7 +8,6 @@ from itertools import product
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.core.errors import ScheduleError
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedule.composition.layers import LayerTask
@@ -28,14 +27,14 @@ from tasp_lab.workload.sequence_layout import SequenceLayout
 
 @dataclass(frozen=True, eq=False)
 class AttentionPass:
-    """A pass of a layer, or a re-layout, by all ranks.
+    """A pass of a layer, a re-layout, or an all-reduce of tensor groups, by all ranks.
 
     Parameters
     ----------
     schedule : of all groups together.
     made : bool array (world_size, blocks), what the call before it makes at each rank.
-    flops : the FLOPs of the pass over all ranks that no schedule can do without; 0 of a re-layout.
-    layout : the positions of the ranks of a group.
+    flops : the FLOPs of the pass over all ranks that no schedule can do without; 0 of messages alone.
+    layout : the positions of the ranks of a context group.
     """
 
     schedule: Schedule
@@ -61,10 +60,9 @@ class AllPasses:
     groups: IntArray
 
 
-def passes_of(plan: StepPlan, topology: Topology) -> AllPasses:
-    """All passes of a step. Raises `ScheduleError` for groups that do not divide the ranks, and what builders raise."""
-    groups = groups_of(plan, topology)
-    part = topology if len(groups) == 1 else equal_parts(topology, groups)
+def passes_of(plan: StepPlan, topology: Topology, groups: IntArray) -> AllPasses:
+    """All passes of a step in context groups, an int array (groups, cp). Raises what builders raise."""
+    part = part_of(topology, groups)
     layer, letters = plan.layer, sorted(set(plan.model.pattern))
     found: dict[str, LayerPasses] = {}
     for letter in letters:
@@ -90,20 +88,21 @@ def _of_letter(plan: StepPlan, letter: str) -> tuple[str, AttentionOptions]:
     return names_of(plan.schedule).of(letter), options_for_layer(plan.schedule, letter, plan.options)
 
 
-def groups_of(plan: StepPlan, topology: Topology) -> IntArray:
-    """The ranks of each group, an int array (groups, ranks). Raises `ScheduleError` unless they divide the ranks."""
-    n = topology.world_size
-    size = plan.group or n
-    if n % size:
-        raise ScheduleError(f"groups of {size} ranks on {topology.name}, expected a divisor of its {n} ranks")
-    return np.arange(n).reshape(-1, size)
+def part_of(topology: Topology, groups: IntArray) -> Topology:
+    """The topology of each of these groups of ranks. Raises `TopologyError` unless it is the same for all."""
+    return topology if np.array_equal(groups, [range(topology.world_size)]) else equal_parts(topology, groups)
+
+
+def in_groups(schedule: Schedule, groups: IntArray) -> Schedule:
+    """The schedule of one group, in all groups at once."""
+    return schedule if np.array_equal(groups, [range(groups.size)]) else replicated(schedule, groups)
 
 
 def _in_groups(one: Schedule, groups: IntArray) -> AttentionPass:
     """A pass of one group, in all of them."""
     task = one.task
     assert isinstance(task, LayerTask), "a pass of a layer has a task"
-    schedule = one if len(groups) == 1 else replicated(one, groups)
+    schedule = in_groups(one, groups)
     assert schedule.task is not None, "a pass of a layer has a task"
     made = schedule.task.contract.inputs(schedule.world_size)
     return AttentionPass(schedule, made, len(groups) * _flops(task), task.layout)

@@ -73,10 +73,15 @@ def before_attention(model: Model, kind: LayerKind) -> Cost:
     return Cost(2 * matrices, ELEMENT_BYTES * moved)
 
 
-def behind_attention(model: Model, kind: LayerKind) -> Cost:
-    """What a token costs behind attention, forward: the output projection, residuals, a norm, the MLP or experts."""
+def output_projection(model: Model) -> Cost:
+    """What the output projection of attention costs a token, forward."""
+    return Cost(2 * _output_matrix(model), 0)
+
+
+def behind_projection(model: Model, kind: LayerKind) -> Cost:
+    """What a token costs behind the output projection, forward: residuals, a norm, the MLP or experts."""
     matrices = layer_of(model, kind.letter, has_experts=kind.has_experts).matrices
-    matrices -= attention_parameters(model, kind.letter).matrices - _output_matrix(model)
+    matrices -= attention_parameters(model, kind.letter).matrices
     moved = 7 * model.hidden_size + _activated(model, kind)
     return Cost(2 * matrices, ELEMENT_BYTES * moved)
 

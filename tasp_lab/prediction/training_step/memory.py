@@ -1,16 +1,19 @@
-"""What each GPU holds during a step.
+"""What each GPU holds during a step, item by item.
 
-- **States** in mixed precision: 4 bytes per parameter in float32, 4 for its gradient, 8 for the two moments of Adam;
-  without training 2. With FSDP each rank has its share of them, besides two gathered layers, the gathered embedding and
-  output, and the gradients of one layer; else a copy of all parameters in 16 bits.
-- **Activations**, 2 bytes per element, of each layer: what its backward pass reads, or with checkpointing its input,
-  and with selective checkpointing also the results of attention. A layer that is computed again needs all of them at
-  once. Kernels are fused: norms, rotary positions and attention keep nothing else but a log-sum-exp per head.
-- **Logits**: 2 bytes, and 4 for their gradient.
+- **Parameters, gradients, optimizer** in mixed precision: 16 bits per parameter to compute with, 32 for its gradient,
+  its master copy and each of Adam's two moments. ZeRO stages shard them from the end over the ranks with the same
+  parameters; stage 3 shards master copies and gathers from them. Without training 16 bits are all.
+- **Gathered**, with stage 3: two layers in 16 bits, embedding and output, and the gradients of one layer.
+- **Saved activations**, 2 bytes per element, of each layer: what its backward pass reads, or with checkpointing its
+  input, and with selective checkpointing also the results of attention; of all micro-batches under way.
+- **Recomputed activations**: what the backward pass reads of one layer, which is computed again. Kernels are fused:
+  norms, rotary positions and attention keep nothing else but a log-sum-exp per head.
+- **Logits**: 2 bytes, and 4 for their gradient, of one chunk.
 - **Attention buffers**: what arrives from other ranks, of the pass that needs most.
+- **Tensor buffers**: the hidden states of all positions of a tensor group, gathered, and their sums.
 
-Left out: fragmentation, and copies of experts' inputs that are unbalanced. What the context and the communication
-library take is kept back from the memory of a GPU (`tasp_lab.prediction.training_step.rates.RESERVED_BYTES`).
+Left out: copies of experts' inputs that are unbalanced. What the context and the communication library take is kept
+back from the memory of a GPU (`tasp_lab.prediction.training_step.rates.RESERVED_BYTES`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import NamedTuple
 from tasp_lab.prediction.training_step.attention_passes import AllPasses
 from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES, LayerKind, kinds_of, stored_parameters
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES
+from tasp_lab.prediction.training_step.pipeline import most_under_way, one_forward_one_backward
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.workload.models.model import Model
@@ -35,11 +39,15 @@ LOGIT_BYTES = 6
 class MemoryUse(NamedTuple):
     """Bytes of the GPU that needs most."""
 
-    states: int
+    parameters: int
+    gradients: int
+    optimizer: int
     gathered: int
-    activations: int
+    saved_activations: int
+    recomputed_activations: int
     logits: int
     attention_buffers: int
+    tensor_buffers: int
 
     @property
     def total(self) -> int:
@@ -47,56 +55,104 @@ class MemoryUse(NamedTuple):
         return sum(self)
 
 
-def memory_use(plan: StepPlan, passes: AllPasses, ranks: int, tokens: int) -> MemoryUse:
-    """What the GPU with most positions holds; `tokens` are its positions, over all its sequences of a micro-batch."""
-    model = plan.model
+def memory_use(plan: StepPlan, passes: AllPasses, tokens: int) -> MemoryUse:
+    """What the GPU holds that needs most; `tokens` are the most positions of a rank in a micro-batch.
+
+    The layout of the plan is one of a number of ranks, see `Layout.on`.
+    """
+    buffers = max(
+        int(memory_bytes(each.schedule).max())
+        for layer in passes.layers.values()
+        for each in (layer.forward, layer.backward)
+        if each is not None
+    )
+    return max((stage_memory(plan, stage, tokens, buffers) for stage in range(plan.layout.pp)), key=sum)
+
+
+def stage_memory(plan: StepPlan, stage: int, tokens: int, attention_buffers: int) -> MemoryUse:
+    """What a rank of a stage holds, with buffers of its attention schedule of so many bytes."""
+    model, layout, trains = plan.model, plan.layout, plan.trains
+    has_output = stage == layout.pp - 1
+    held = [kind for part in plan.parts[stage :: layout.pp] for kind in part]
+    sent = ELEMENT_BYTES * tokens * model.hidden_size
+    first, again = _activation_bytes(plan, stage)
+    logits = tokens * model.vocabulary * (LOGIT_BYTES if trains else ELEMENT_BYTES)
     return MemoryUse(
-        states_bytes(plan, ranks),
-        _gathered_bytes(plan, ranks),
-        tokens * _activation_bytes(plan),
-        tokens * model.vocabulary * (LOGIT_BYTES if plan.trains else ELEMENT_BYTES),
-        max(
-            int(memory_bytes(each.schedule).max())
-            for layer in passes.layers.values()
-            for each in (layer.forward, layer.backward)
-            if each is not None
-        ),
+        *_states_bytes(plan, stage),
+        _gathered_bytes(plan, held, stage),
+        _shared(tokens * first, layout.tp),
+        _shared(tokens * again, layout.tp),
+        _shared(logits, layout.tp * layout.logit_chunks) if has_output else 0,
+        attention_buffers,
+        2 * sent if layout.tp > 1 else 0,
     )
 
 
-def states_bytes(plan: StepPlan, ranks: int) -> int:
-    """Parameters, gradients and optimiser states of a rank, rounded up."""
-    each = MASTER_BYTES + GRADIENT_BYTES + MOMENT_BYTES if plan.trains else PARAMETER_BYTES
-    total = each * parameter_count(plan.model)
-    return -(-total // ranks) if plan.fsdp else total
+def stage_parameters(plan: StepPlan, stage: int) -> int:
+    """The parameters of a rank of a stage: its layers, and embedding, last norm and output if it has them."""
+    model, layout = plan.model, plan.layout
+    if layout.pp == 1:
+        return _shared(parameter_count(model), layout.tp)
+    layers = sum(stored_parameters(model, kind) for part in plan.parts[stage :: layout.pp] for kind in part)
+    return _shared(layers + _vocabulary_parameters(plan, stage), layout.tp)
 
 
-def _gathered_bytes(plan: StepPlan, ranks: int) -> int:
-    """Parameters in 16 bits beside the states, and the gradients of a layer before they are reduced."""
-    model = plan.model
-    if ranks == 1 and not plan.trains:
-        return 0
-    if not plan.fsdp:
-        return PARAMETER_BYTES * parameter_count(model) if plan.trains else 0
-    largest = max(stored_parameters(model, kind) for kind in set(kinds_of(model)))
-    layers = 2 * PARAMETER_BYTES + (GRADIENT_BYTES if plan.trains else 0)
-    return layers * largest + PARAMETER_BYTES * embedding_parameters(model).stored
+def _vocabulary_parameters(plan: StepPlan, stage: int) -> int:
+    """Embedding and output of a stage; tied ones are at both ends of a pipeline."""
+    model, pp = plan.model, plan.layout.pp
+    if pp == 1:
+        return embedding_parameters(model).stored
+    one, last = model.vocabulary * model.hidden_size, stage == pp - 1
+    return (one if stage == 0 else 0) + (one + model.hidden_size if last else 0)
 
 
-def _activation_bytes(plan: StepPlan) -> int:
-    """Of one position, over all layers."""
-    kinds = kinds_of(plan.model)
-    whole = {kind: ELEMENT_BYTES * _saved_elements(plan.model, kind) + _row_bytes(plan.model) for kind in set(kinds)}
-    largest = max(whole.values())
+def _shared(size: int, ranks: int) -> int:
+    """An equal part, rounded up."""
+    return -(-size // ranks)
+
+
+def _states_bytes(plan: StepPlan, stage: int) -> tuple[int, int, int]:
+    """Parameters, gradients and optimizer states of a rank."""
+    layout, count = plan.layout, stage_parameters(plan, stage)
+    shards = (layout.cp or 1) * (layout.dp or 1)
     if not plan.trains:
-        return largest
-    if plan.checkpointing == "none":
-        return sum(whole[kind] for kind in kinds)
-    kept = ELEMENT_BYTES * plan.model.hidden_size
-    if plan.checkpointing == "selective":
-        results = plan.model.attention.heads * plan.model.attention.value_size
-        kept += ELEMENT_BYTES * results + _row_bytes(plan.model)
-    return kept * len(kinds) + largest
+        return _shared(PARAMETER_BYTES * count, shards if layout.zero == 3 else 1), 0, 0
+    # Stage 3 has the master copies as its parameters, and gathers 16 bits of them.
+    parameters = _shared(MASTER_BYTES * count, shards) if layout.zero == 3 else PARAMETER_BYTES * count
+    gradients = _shared(GRADIENT_BYTES * count, shards if layout.zero >= 2 else 1)
+    states = MOMENT_BYTES + (0 if layout.zero == 3 else MASTER_BYTES)
+    optimizer = 0 if layout.offload else _shared(states * count, shards if layout.zero >= 1 else 1)
+    return parameters, gradients, optimizer
+
+
+def _gathered_bytes(plan: StepPlan, held: list[LayerKind], stage: int) -> int:
+    """Parameters in 16 bits that were gathered, and the gradients of a layer before they are reduced."""
+    layout = plan.layout
+    if layout.zero < 2 or (not plan.trains and (layout.cp or 1) * (layout.dp or 1) == 1 and layout.zero == 3):
+        return 0
+    largest = _shared(max(stored_parameters(plan.model, kind) for kind in set(held)), layout.tp)
+    gradients = GRADIENT_BYTES * largest if plan.trains else 0
+    if layout.zero == 2:
+        return gradients
+    vocabulary = _shared(_vocabulary_parameters(plan, stage), layout.tp)
+    return 2 * PARAMETER_BYTES * largest + gradients + PARAMETER_BYTES * vocabulary
+
+
+def _activation_bytes(plan: StepPlan, stage: int) -> tuple[int, int]:
+    """Of one position: over all layers and micro-batches that are under way, and of a layer that is computed again."""
+    layout, model = plan.layout, plan.model
+    whole = {kind: ELEMENT_BYTES * _saved_elements(model, kind) + _row_bytes(model) for kind in set(kinds_of(model))}
+    largest = max(whole[kind] for part in plan.parts[stage :: layout.pp] for kind in part)
+    if not plan.trains:
+        return largest, 0
+    kept = ELEMENT_BYTES * model.hidden_size
+    if layout.checkpointing == "selective":
+        kept += ELEMENT_BYTES * model.attention.heads * model.attention.value_size + _row_bytes(model)
+    none = layout.checkpointing == "none"
+    sizes = [sum(whole[kind] if none else kept for kind in part) for part in plan.parts]
+    order = one_forward_one_backward(layout.pp, layout.interleave, layout.microbatches)[stage] if layout.pp > 1 else []
+    under_way = most_under_way(order, sizes.__getitem__) if order else sizes[0]
+    return under_way, 0 if none else largest
 
 
 def _row_bytes(model: Model) -> int:

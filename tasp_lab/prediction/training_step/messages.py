@@ -60,15 +60,32 @@ def all_reduce(topology: Topology, total_bytes: int) -> Schedule:
     return in_sequence(reduce_scatter(topology, total_bytes), gather(topology, total_bytes))
 
 
+def send(topology: Topology, places: IntArray, size_bytes: int) -> Schedule:
+    """So many bytes from each rank of a pipeline to the one in its place in the next stage, all at once.
+
+    `places` are the ranks by place, an int array (stages, ...).
+    """
+    ranks = places.reshape(len(places), -1)
+    source, destination = ranks[:-1].ravel(), ranks[1:].ravel()
+    initial, final = np.zeros((2, ranks.size, source.size), dtype=np.bool_)
+    block = np.arange(source.size)
+    initial[source, block] = final[destination, block] = True
+    step = Step(source, destination, np.zeros_like(block), block, np.zeros(source.size, dtype=np.bool_))
+    blocks = Blocks.of_data(np.full(source.size, size_bytes))
+    found = Schedule("send", ranks.size, 1, blocks, initial, final, [step])
+    _check_routes(found, topology)
+    return found
+
+
 def _check_routes(messages: Schedule, topology: Topology) -> None:
     """Raise `ScheduleError` where ranks that exchange parameters or gradients have no route."""
     try:
         messages.check_routes(topology)
     except NoLinkError as error:
         raise ScheduleError(
-            f"parameters and gradients go straight from rank to rank, but {error.topology} has no link "
-            f"{error.source}->{error.destination}: expected another topology, or --no-fsdp --pass forward, a step that "
-            "exchanges none"
+            "parameters, gradients and hidden states go straight from rank to rank, but "
+            f"{error.topology} has no link {error.source}->{error.destination}: expected another topology or order, or "
+            "--no-fsdp --pass forward, a step that exchanges none"
         ) from None
 
 
@@ -107,6 +124,12 @@ class StatesTask:
     dtype: str
     starts_at: IntArray
     ends_at: IntArray
+
+    @classmethod
+    def of(cls, blocks: Blocks, dtype: str, initial: BoolArray, final: BoolArray) -> StatesTask:
+        """The task of blocks each of which is at one rank at the start, if any, and is promised to one, if any."""
+        starts_at, ends_at = (np.where(each.any(axis=0), each.argmax(axis=0), -1) for each in (initial, final))
+        return cls(blocks, dtype, starts_at, ends_at)
 
     @property
     def contract(self) -> Contract:

@@ -17,24 +17,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.prediction.training_step.attention_passes import AllPasses, AttentionPass, passes_of
+from tasp_lab.prediction.training_step.attention_passes import AllPasses, AttentionPass, in_groups, part_of, passes_of
 from tasp_lab.prediction.training_step.costs import (
     BACKWARD,
+    ELEMENT_BYTES,
     NO_COST,
     Cost,
     LayerKind,
     before_attention,
-    behind_attention,
-    kinds_of,
+    behind_projection,
     output_cost,
+    output_projection,
     stored_parameters,
 )
+from tasp_lab.prediction.training_step.layout import context_groups, state_groups, tensor_groups
 from tasp_lab.prediction.training_step.messages import StatesTask, all_reduce, gather, reduce_scatter
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
@@ -56,15 +59,16 @@ class Run(NamedTuple):
     times: int
 
 
-def runs_of(plan: StepPlan) -> list[Run]:
-    """The layers of the model as runs: layers with an MLP, then those with experts, each with its period.
+def runs_of(layers: Sequence[LayerKind]) -> list[Run]:
+    """Consecutive layers as runs: layers with an MLP, then those with experts, each with its period.
 
+    >>> from tasp_lab.prediction.training_step.costs import kinds_of
     >>> from tasp_lab.workload.models.catalogue import load_model
-    >>> [run.times for run in runs_of(StepPlan(load_model("deepseek-v3"), 4096, "tasp"))]
+    >>> [run.times for run in runs_of(kinds_of(load_model("deepseek-v3")))]
     [3, 58]
     """
     found = []
-    for _, group in groupby(kinds_of(plan.model), key=lambda kind: kind.has_experts):
+    for _, group in groupby(layers, key=lambda kind: kind.has_experts):
         kinds = tuple(group)
         sizes = (size for size in range(1, len(kinds) + 1) if len(kinds) % size == 0)
         size = next(each for each in sizes if kinds == kinds[:each] * (len(kinds) // each))
@@ -73,85 +77,144 @@ def runs_of(plan: StepPlan) -> list[Run]:
 
 
 class Phases:
-    """Builds the phases of a step. Parameters of all layers of a run take as many bytes as its largest layer."""
+    """Builds the phases of a stage. Parameters of all layers of a run take as many bytes as its largest layer.
 
-    def __init__(self, plan: StepPlan, topology: Topology) -> None:
-        self.plan, self.topology = plan, topology
-        self.passes: AllPasses = passes_of(plan, topology)
+    `places` are the ranks of `topology` by place, an int array (stages, dp, cp, tp): of one stage that shares no links
+    with others, or of all stages, each of which computes the same layers at once.
+    """
+
+    def __init__(self, plan: StepPlan, topology: Topology, places: IntArray) -> None:
+        self.plan, self.topology, self.places = plan, topology, places
+        self.passes: AllPasses = passes_of(plan, topology, context_groups(places))
+        self.states = state_groups(places)
+
+    @cached_property
+    def states_part(self) -> Topology:
+        """The topology of the ranks that have the same parameters."""
+        return part_of(self.topology, self.states)
 
     def tokens(self, letter: str) -> IntArray:
-        """The positions of each rank in a layer, over its sequences, an int array (world_size,)."""
+        """The positions of each rank in a layer, over its sequences, an int array (world_size,).
+
+        The ranks of a tensor group have the same positions, each with a part of their heads.
+        """
         layout, groups = self.passes.layers[letter].forward.layout, self.passes.groups
         own = np.array([layout.length(rank) for rank in range(groups.shape[1])], dtype=np.int64)
         found = np.zeros(groups.size, dtype=np.int64)
         found[groups] = own
         return found * self.plan.batch
 
-    def forward(self, unit: Sequence[LayerKind], count: int, *, ends: bool) -> Schedule:
-        """The forward phase of so many units of layers; `ends` if the output is behind them."""
-        kinds = list(unit) * count
-        slots: list[Slot] = []
-        cost = NO_COST
+    @property
+    def most_tokens(self) -> int:
+        """The positions of the rank with most of them."""
+        return max(int(self.tokens(letter).max()) for letter in set(self.plan.model.pattern))
+
+    @cached_property
+    def joining(self) -> AttentionPass | None:
+        """The sums of hidden states over tensor groups, behind attention and behind an MLP; None without such groups.
+
+        A ReduceScatter to the ranks that norm them, then an AllGather to the next matrix (arXiv:2205.05198, figure 5).
+        """
+        groups = tensor_groups(self.places)
+        if groups.shape[1] == 1:
+            return None
+        size = ELEMENT_BYTES * self.most_tokens * self.plan.model.hidden_size
+        schedule = in_groups(all_reduce(part_of(self.topology, groups), size), groups)
+        layout = self.passes.layers[self.plan.model.pattern[0]].forward.layout
+        return AttentionPass(schedule, schedule.initial, 0, layout)
+
+    def forward(self, unit: Sequence[LayerKind], count: int, *, ends: bool, gathers: bool = True) -> Schedule:
+        """The forward phase of so many units of layers; `ends` if the output is behind them, `gathers` if parameters of
+        layers are gathered first.
+        """
+        model, kinds = self.plan.model, list(unit) * count
+        links = _Links(self)
         for number, kind in enumerate(kinds):
-            slot = []
-            if number and (moving := self.passes.between.get((kinds[number - 1].letter, kind.letter, False))):
-                slot.append(Link(*self._costs(NO_COST, kind), moving))
-            cost = cost.plus(before_attention(self.plan.model, kind))
-            slot.append(Link(*self._costs(cost, kind), self.passes.layers[kind.letter].forward, opens=True))
-            cost = behind_attention(self.plan.model, kind)
-            slots.append(slot)
+            moving = self.passes.between.get((kinds[number - 1].letter, kind.letter, False)) if number else None
+            links.begin(kind, moving, reduces=False)
+            links.add(before_attention(model, kind), self.passes.layers[kind.letter].forward)
+            self._behind(links, kind)
         if ends:
-            cost = cost.plus(output_cost(self.plan.model))
-        last = Link(*self._costs(cost, kinds[-1]))
-        return chain("forward", slots, last, self._gather(unit), None)
+            links.add(output_cost(model))
+        return chain("forward", links.slots, links.last(reduces=False), self._gather(unit, gathers), None)
 
-    def backward(self, unit: Sequence[LayerKind], count: int, *, begins: bool, reduces: bool) -> Schedule:
+    def backward(
+        self, unit: Sequence[LayerKind], count: int, *, begins: bool, reduces: bool, gathers: bool = True
+    ) -> Schedule:
         """The backward phase of so many units; `begins` if the output is before them, `reduces` if gradients are."""
-        model, full = self.plan.model, self.plan.checkpointing == "full"
+        model, checkpointing = self.plan.model, self.plan.layout.checkpointing
         kinds = list(reversed(list(unit) * count))
-        slots: list[Slot] = []
-        cost = output_cost(model).times(BACKWARD) if begins else NO_COST
+        links = _Links(self, is_backward=True)
+        if begins:
+            links.add(output_cost(model).times(BACKWARD))
         for number, kind in enumerate(kinds):
-            slot = []
-            if number and (moving := self.passes.between.get((kind.letter, kinds[number - 1].letter, True))):
-                slot.append(Link(*self._costs(NO_COST, kind), moving, is_backward=True))
-            before, behind = before_attention(model, kind), behind_attention(model, kind)
-            layer, reduce = self.passes.layers[kind.letter], reduces and number > 0
+            moving = self.passes.between.get((kind.letter, kinds[number - 1].letter, True)) if number else None
+            links.begin(kind, moving, reduces=reduces and number > 0)
+            layer, before = self.passes.layers[kind.letter], before_attention(model, kind)
             assert layer.backward is not None, "a step that trains has backward passes"
-            if self.plan.checkpointing != "none":
-                cost = cost.plus(before)
-                behind = behind.plus(behind.times(BACKWARD))
-            else:
-                behind = behind.times(BACKWARD)
-            if full:
-                opening = Link(*self._costs(cost, kind), layer.forward, opens=True, reduces=reduce, is_backward=True)
-                slot += [opening, Link(*self._costs(behind, kind), layer.backward, reads=True, is_backward=True)]
-            else:
-                both = self._costs(cost.plus(behind), kind)
-                slot.append(Link(*both, layer.backward, opens=True, reduces=reduce, is_backward=True))
-            cost = before_attention(model, kind).times(BACKWARD)
-            slots.append(slot)
-        last = Link(*self._costs(cost, kinds[-1]), reduces=reduces, is_backward=True)
-        return chain("backward", slots, last, self._gather(unit), self._reduction(unit))
+            if checkpointing != "none":
+                links.add(before, layer.forward if checkpointing == "full" else None)
+                self._behind(links, kind)
+            links.add(behind_projection(model, kind).times(BACKWARD), self.joining)
+            links.add(output_projection(model).times(BACKWARD), layer.backward)
+            links.add(before.times(BACKWARD), self.joining)
+        last = links.last(reduces=reduces)
+        return chain("backward", links.slots, last, self._gather(unit, gathers), self._reduction(unit))
 
-    def _costs(self, cost: Cost, kind: LayerKind) -> tuple[IntArray, IntArray]:
-        """FLOPs and bytes of a call at each rank."""
-        tokens = self.tokens(kind.letter)
-        return tokens * cost.flops, tokens * cost.moved_bytes
+    def _behind(self, links: _Links, kind: LayerKind) -> None:
+        """What is behind attention, with the sums of tensor groups behind its projection and behind the MLP."""
+        links.add(output_projection(self.plan.model), self.joining)
+        links.add(behind_projection(self.plan.model, kind), self.joining)
+
+    def costs(self, cost: Cost, kind: LayerKind) -> tuple[IntArray, IntArray]:
+        """FLOPs and bytes of a call at each rank, an equal part of those of its tensor group."""
+        tokens, tp = self.tokens(kind.letter), self.plan.layout.tp
+        return -(-tokens * cost.flops // tp), -(-tokens * cost.moved_bytes // tp)
 
     def _largest(self, unit: Sequence[LayerKind]) -> int:
-        return max(stored_parameters(self.plan.model, kind) for kind in unit)
+        """The parameters of a rank, of the largest layer."""
+        return -(-max(stored_parameters(self.plan.model, kind) for kind in unit) // self.plan.layout.tp)
 
-    def _gather(self, unit: Sequence[LayerKind]) -> Schedule | None:
-        if not self.plan.fsdp or self.topology.world_size == 1:
+    def _gather(self, unit: Sequence[LayerKind], gathers: bool) -> Schedule | None:
+        if not gathers or self.plan.layout.zero == 0 or self.states.shape[1] == 1:
             return None
-        return gather(self.topology, PARAMETER_BYTES * self._largest(unit))
+        return in_groups(gather(self.states_part, PARAMETER_BYTES * self._largest(unit)), self.states)
 
     def _reduction(self, unit: Sequence[LayerKind]) -> Schedule | None:
-        if self.topology.world_size == 1:
+        if self.states.shape[1] == 1:
             return None
-        found = reduce_scatter if self.plan.fsdp else all_reduce
-        return found(self.topology, GRADIENT_BYTES * self._largest(unit))
+        found = reduce_scatter if self.plan.layout.zero else all_reduce
+        return in_groups(found(self.states_part, GRADIENT_BYTES * self._largest(unit)), self.states)
+
+
+class _Links:
+    """Collects the calls of a phase: costs add up until a pass needs them."""
+
+    def __init__(self, phases: Phases, is_backward: bool = False) -> None:
+        self.slots: list[list[Link]] = []
+        self._phases, self._is_backward, self._cost = phases, is_backward, NO_COST
+
+    def begin(self, kind: LayerKind, moving: AttentionPass | None, *, reduces: bool) -> None:
+        """Begin a layer, with a re-layout if there is one; its next call opens it."""
+        self._kind, self._opens, self._reduces = kind, True, reduces
+        self.slots.append([])
+        if moving is not None:
+            costs = self._phases.costs(NO_COST, kind)
+            self.slots[-1].append(Link(*costs, moving, is_backward=self._is_backward))
+
+    def add(self, cost: Cost, behind: AttentionPass | None = None) -> None:
+        """Add to the next call; behind it, if there is a pass, comes this one."""
+        self._cost = self._cost.plus(cost)
+        if behind is None:
+            return
+        costs = self._phases.costs(self._cost, self._kind)
+        link = Link(*costs, behind, self._opens, not self._opens, self._opens and self._reduces, self._is_backward)
+        self.slots[-1].append(link)
+        self._cost, self._opens = NO_COST, False
+
+    def last(self, *, reduces: bool) -> Link:
+        """The call behind all passes."""
+        return Link(*self._phases.costs(self._cost, self._kind), reduces=reduces, is_backward=self._is_backward)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,11 +283,10 @@ class _Chain:
         self, name: str, slots: Sequence[Slot], last: Link, gather: Schedule | None, reduction: Schedule | None
     ) -> None:
         self._name, self._last = name, last
-        passes = [link.behind for slot in slots for link in slot]
-        first = passes[0]
-        assert first is not None, "only the last call has no pass behind it"
-        self._ranks, self._dtype = first.schedule.world_size, _dtype(first)
-        self._lanes = max(each.schedule.lanes for each in passes if each is not None)
+        passes = [link.behind.schedule for slot in slots for link in slot if link.behind is not None]
+        self._ranks, tasks = passes[0].world_size, [each.task for each in passes]
+        self._dtype = next(task.dtype for task in tasks if task is not None)
+        self._lanes = max(each.lanes for each in passes)
         self._gather, self._reduction = gather, reduction
         opening = [[link.opens for link in slot].index(True) for slot in slots]
         ahead = max(sum(link.steps for link in slot[:at]) for slot, at in zip(slots, opening, strict=True))
@@ -296,9 +358,7 @@ class _Chain:
         return found
 
     def _moved(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> StatesTask:
-        """The task of blocks each of which is at one rank at the start, if any, and is promised to one, if any."""
-        starts_at, ends_at = (np.where(each.any(axis=0), each.argmax(axis=0), -1) for each in (initial, final))
-        return StatesTask(blocks, self._dtype, starts_at, ends_at)
+        return StatesTask.of(blocks, self._dtype, initial, final)
 
     def _passes(self) -> list[_Part]:
         found = []
@@ -306,11 +366,11 @@ class _Chain:
             if link.behind is None:
                 continue
             own = link.behind.schedule
-            assert own.task is not None, "a pass has a task"
             kept = own.initial | own.final if own.kept is None else own.initial | own.final | own.kept
             initial = own.initial & ~link.behind.made
             final = np.zeros_like(own.final)
-            found.append(_Part(own.blocks, own.task, initial, final, kept, own.steps, step + 1))
+            task = own.task or self._moved(own.blocks, initial, final)  # messages alone have none
+            found.append(_Part(own.blocks, task, initial, final, kept, own.steps, step + 1))
         return found
 
     def _calls(
@@ -330,11 +390,13 @@ class _Chain:
             params = number * self._ranks + np.arange(self._ranks)[:, None]
             steps[step] = Step.of((), [Calls(kernel, np.arange(self._ranks), (BlockLists.of(own),), params)])
             sources += own
+            sums = None if link.behind is None else _initial_part(link.behind.schedule)
             for rank in range(self._ranks):
                 blocks, part = self._gradients(states.get(("reduce", number)), rank, first)
                 results = _blocks_at(made, rank, first)
+                own_part = np.zeros_like(results) if sums is None else sums[rank, results - first[id(made[0][0])]]
                 targets.append(np.concatenate([results, blocks]))
-                parts.append(np.concatenate([np.zeros_like(results), part]))
+                parts.append(np.concatenate([own_part, part]))
         backward = np.repeat([each.is_backward for each in self._links], self._ranks)
         flops, moved = (
             np.concatenate([getattr(each, name) for each in self._links]) for name in ("flops", "moved_bytes")
@@ -355,7 +417,8 @@ class _Chain:
         opened = max((each for each in range(number + 1) if self._links[each].opens), default=0)
         gathered = states.get(("gather", opened))
         if gathered is not None and (link.opens or link.reads):
-            read.append((gathered, np.ones_like(gathered.initial)))
+            assert self._gather is not None, "parameters are gathered"
+            read.append((gathered, self._gather.final))
         return read
 
     def _gradients(self, reduced: _Part | None, rank: int, first: dict[int, int]) -> tuple[IntArray, IntArray]:
@@ -363,9 +426,9 @@ class _Chain:
         if reduced is None or self._reduction is None:
             none = np.zeros(0, dtype=np.int64)
             return none, none
-        shape = self._reduction.initial.shape
-        part = np.broadcast_to(np.asarray(self._reduction.initial_part), shape)
-        return first[id(reduced)] + np.arange(shape[1]), part[rank]
+        own, part = np.flatnonzero(self._reduction.initial[rank]), _initial_part(self._reduction)
+        assert part is not None, "gradients are sums"
+        return first[id(reduced)] + own, part[rank, own]
 
 
 def _blocks_at(tables: Sequence[tuple[_Part, BoolArray]], rank: int, first: dict[int, int]) -> IntArray:
@@ -373,14 +436,15 @@ def _blocks_at(tables: Sequence[tuple[_Part, BoolArray]], rank: int, first: dict
     return np.sort(np.concatenate([np.flatnonzero(table[rank]) + first[id(part)] for part, table in tables]))
 
 
+def _initial_part(schedule: Schedule) -> IntArray | None:
+    """The part of each block that each rank starts with, an int array (world_size, blocks); None of data."""
+    part = schedule.initial_part
+    return None if part is None else np.broadcast_to(part, schedule.initial.shape)
+
+
 def _on_lanes(steps: Sequence[Step], lane: int) -> list[Step]:
     """Steps whose lanes begin with this one."""
     return [replace(step, lane=step.lane + lane) for step in steps]
-
-
-def _dtype(first: AttentionPass) -> str:
-    assert first.schedule.task is not None, "a pass has a task"
-    return first.schedule.task.dtype
 
 
 def _side_by_side(tables: Sequence[BoolArray]) -> BoolArray:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import get_args
 
-from tasp_lab.core.choices import Checkpointing, MatrixDtype
+from tasp_lab.core.choices import MatrixDtype
 from tasp_lab.core.errors import WorkloadError
+from tasp_lab.prediction.training_step.costs import LayerKind, kinds_of
+from tasp_lab.prediction.training_step.layout import DEFAULT_LAYOUT, Layout
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.models.model import Model
@@ -19,41 +22,34 @@ class StepPlan:
     Parameters
     ----------
     model : the model.
-    sequence, batch : positions per sequence, and how many sequences a group has in a micro-batch.
-    schedule : of attention, within each group.
-    group : the ranks that share each sequence, consecutive ones; all ranks if None. Groups have different sequences.
+    sequence, batch : positions per sequence, and how many sequences a context group has in a micro-batch.
+    schedule : of attention, within each context group.
+    layout : how ranks share the step, see `tasp_lab.prediction.training_step.layout.Layout`.
     options : of the schedule; its passes are those of the step: ``both``, or ``forward`` for a step without training.
-    fsdp : whether parameters, gradients and optimiser states are sharded over all ranks; else each rank has all.
-    checkpointing : what the backward pass computes again: ``none``; ``selective``, all of a layer but attention, whose
-        results are kept; ``full``, all of a layer.
     matrix_dtype : of the multiplications with parameters.
-    accumulate : micro-batches per step. Without `fsdp` only the last one reduces gradients.
 
-    Raises `WorkloadError` for numbers below 1, unknown choices, and a step that is neither.
+    Raises `WorkloadError` for numbers below 1, unknown choices, and a step that is neither; `ScheduleError` for a
+    layout that does not divide the model.
     """
 
     model: Model
     sequence: int
     schedule: str
+    layout: Layout = DEFAULT_LAYOUT
     batch: int = 1
-    group: int | None = None
     options: AttentionOptions = DEFAULT_OPTIONS
-    fsdp: bool = True
-    checkpointing: Checkpointing = "full"
     matrix_dtype: MatrixDtype = "bf16"
-    accumulate: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("sequence", "batch", "group", "accumulate"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise WorkloadError(f"{name}: {value}, expected 1 or more")
-        for name, choice in (("checkpointing", Checkpointing), ("matrix_dtype", MatrixDtype)):
-            if getattr(self, name) not in get_args(choice):
-                known = ", ".join(get_args(choice))
-                raise WorkloadError(f"{name.replace('_', ' ')}: {getattr(self, name)!r}, expected one of {known}")
+        for name in ("sequence", "batch"):
+            if getattr(self, name) < 1:
+                raise WorkloadError(f"{name}: {getattr(self, name)}, expected 1 or more")
+        if self.matrix_dtype not in get_args(MatrixDtype):
+            known = ", ".join(get_args(MatrixDtype))
+            raise WorkloadError(f"matrix dtype: {self.matrix_dtype!r}, expected one of {known}")
         if self.options.passes == "backward":
             raise WorkloadError("pass 'backward' of a whole step, expected both or forward")
+        self.layout.check(self.model)
 
     @property
     def trains(self) -> bool:
@@ -62,5 +58,14 @@ class StepPlan:
 
     @property
     def layer(self) -> Workload:
-        """The attention layer of the model, or one period of a hybrid, over the sequences of a group."""
-        return self.model.layer(self.sequence, self.batch)
+        """The attention layer of a context group, or one period of a hybrid: that of the model, with heads over tp."""
+        tp, attention = self.layout.tp, self.model.attention
+        if tp == 1:
+            return self.model.layer(self.sequence, self.batch)
+        kv_heads = max(1, attention.kv_head_count // tp)
+        return self.model.layer(self.sequence, self.batch, heads=attention.heads // tp, kv_heads=kv_heads)
+
+    @cached_property
+    def parts(self) -> list[tuple[LayerKind, ...]]:
+        """The layers of each part of the model; part c is of stage ``c % pp``."""
+        return self.layout.split(kinds_of(self.model))

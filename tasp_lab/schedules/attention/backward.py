@@ -389,23 +389,5 @@ def _owners_are_linked(circulation: Circulation, topology: Topology) -> bool:
 
 def _compared_bytes(steps: CirculationSteps) -> int:
     """The bytes by which plans are compared: all for a single ring, else those of the busiest lane of a rank."""
-    rings, paths, sizes = steps.circulation.rings, steps.paths(), steps.task.block_bytes
-    n = rings.shape[1]
-    # On each path a block is sent from some indices on: the first one, and how many.
-    sent = [(paths.block, np.zeros_like(paths.hops), paths.hops)]
-    if paths.following is not None and paths.last_gift is not None:
-        gifts = np.where(paths.first_use < 0, 0, paths.last_gift - paths.first_use + 1)
-        sent.append((paths.following, np.maximum(paths.first_use, 0), gifts))
-    if len(rings) == 1:
-        return sum(int((sizes[block] * count).sum()) for block, _, count in sent)
-    # The ledger by ring and position is a running sum of what begins and ends to be sent there, twice around the ring.
-    changes = np.zeros((len(rings), 2 * n), dtype=np.int64)
-    for block, first, count in sent:
-        begin, end = first, first + count
-        if paths.direction < 0:
-            begin, end = 1 - end, 1 - begin
-        begin = (paths.start + begin) % n
-        np.add.at(changes, (paths.ring, begin), sizes[block])
-        np.add.at(changes, (paths.ring, begin + count), -sizes[block])
-    ledger = changes.cumsum(axis=1)
-    return int((ledger[:, :n] + ledger[:, n:]).max(initial=0))
+    by_place = steps.paths().bytes_by_place(steps.task.block_bytes)
+    return int(by_place.sum() if len(by_place) == 1 else by_place.max(initial=0))

@@ -113,7 +113,7 @@ def usp(
             ends = (group * members + np.arange(members) for group in (error.source, error.destination))
             _check_links(f"schedule {name!r}, between groups", topology, *ends)
             raise
-        fewest = min(found, key=lambda schedule: int(schedule.bytes_sent().sum()))
+        fewest = min(found, key=lambda schedule: int(schedule.bytes_by_rank().sum()))
         return in_groups(name, topology, fewest, members, wire)
 
     return options.build(one_pass)

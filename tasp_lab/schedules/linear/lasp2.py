@@ -95,7 +95,7 @@ def lasp2(
         for each in found:
             task = LinearTask(workload, layout, decays, dtype, _pieces(each, workload.kv_head_count))
             along.append(_along(name, topology, task, each, options.trim))
-        return min(along, key=lambda schedule: int(schedule.bytes_sent().sum()))
+        return min(along, key=lambda schedule: int(schedule.bytes_by_rank().sum()))
 
     return options.build(one_pass)
 

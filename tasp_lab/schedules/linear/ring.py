@@ -91,7 +91,7 @@ def ring_linear_attention(
             )
             for ring in single_rings(topology)
         ]  # fmt: skip
-        return min(found, key=lambda schedule: int(schedule.bytes_sent().sum()))
+        return min(found, key=lambda schedule: int(schedule.bytes_by_rank().sum()))
 
     return options.build(one_pass)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sim.simulate import simulate
@@ -11,7 +13,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import accelerator_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import gpus
-from tasp_lab.prediction.training_step.memory import memory_use, states_bytes
+from tasp_lab.prediction.training_step.memory import memory_use, stage_memory
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, RESERVED_SOURCE, _accelerators, step_rates
 from tasp_lab.schedules.build import collective
@@ -19,23 +21,56 @@ from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.parameters import parameter_count
 from tests.support.steps import exact_machine, phases_of, plan_of, small_model
 
+STATES = ("parameters", "gradients", "optimizer")
+
 
 @pytest.mark.parametrize("ranks", [1, 2, 7, 64])
-def test_fsdp_divides_states_by_the_ranks(ranks: int) -> None:
-    plan = plan_of(load_model("llama-3-8b"), 1024)
-    parameters = parameter_count(plan.model)
-    assert states_bytes(plan, ranks) == -(-16 * parameters // ranks)
-    assert states_bytes(plan_of(plan.model, 1024, fsdp=False), ranks) == 16 * parameters
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_zero_stages_shard_states_over_the_ranks(ranks: int, zero: int) -> None:
+    """16 bits to compute with; 32 for gradients, master copies and each of two moments (arXiv:1910.02054, figure 1)."""
+    plan = plan_of(load_model("llama-3-8b"), 1024, ranks=ranks, zero=zero)
+    memory, parameters = stage_memory(plan, 0, 1024, 0), parameter_count(plan.model)
+    expected = {
+        0: (2, 4, 12),
+        1: (2, 4, 12 / ranks),
+        2: (2, 4 / ranks, 12 / ranks),
+        3: (4 / ranks, 4 / ranks, 8 / ranks),
+    }
+    for name, each in zip(STATES, expected[zero], strict=True):
+        assert getattr(memory, name) == pytest.approx(each * parameters, abs=1)
+    offloaded = stage_memory(replace(plan, layout=replace(plan.layout, offload=True)), 0, 1024, 0)
+    assert offloaded == memory._replace(optimizer=0)
+
+
+def test_memory_of_stages_and_tensor_groups_adds_up() -> None:
+    """Parameters of all stages and tensor ranks are those of the model, and the items are all there is."""
+    model = load_model("llama-3-8b")
+    whole = plan_of(model, 1024, ranks=1, zero=0)
+    split = plan_of(model, 1024, ranks=16, zero=0, tp=4, pp=4, cp=1)
+    parts = [stage_memory(split, stage, 1024, 0) for stage in range(4)]
+    assert 4 * sum(each.parameters for each in parts) == stage_memory(whole, 0, 1024, 0).parameters
+    assert [each.logits > 0 for each in parts] == [False, False, False, True]
+    assert all(each.total == sum(each._asdict().values()) for each in parts)
+
+
+def test_micro_batches_under_way_are_in_memory() -> None:
+    """Of four stages the first has four under way, the last one (arXiv:2104.04473, figure 4)."""
+    plan = plan_of(load_model("llama-3-8b"), 1024, ranks=4, pp=4, cp=1, microbatches=8)
+    first, *_, last = (stage_memory(plan, stage, 1024, 0).saved_activations for stage in range(4))
+    assert first == 4 * last == 4 * 8 * 1024 * 2 * 4096
+    chunked = replace(plan, layout=replace(plan.layout, logit_chunks=8))
+    assert 8 * stage_memory(chunked, 3, 1024, 0).logits == stage_memory(plan, 3, 1024, 0).logits
 
 
 def test_checkpointing_keeps_less() -> None:
-    found = {}
-    for checkpointing in ("none", "selective", "full"):
-        plan = plan_of(small_model(20), checkpointing=checkpointing)
-        phases = phases_of(plan, exact_machine(2))
-        found[checkpointing] = memory_use(plan, phases.passes, 2, 32)
-    assert found["full"].activations < found["selective"].activations < found["none"].activations
-    assert {each._replace(activations=0) for each in found.values()} == {found["full"]._replace(activations=0)}
+    found = {
+        checkpointing: stage_memory(plan_of(small_model(20), checkpointing=checkpointing), 0, 32, 0)
+        for checkpointing in ("none", "selective", "full")
+    }
+    kept = {name: each.saved_activations + each.recomputed_activations for name, each in found.items()}
+    assert kept["full"] < kept["selective"] < kept["none"]
+    others = {each._replace(saved_activations=0, recomputed_activations=0) for each in found.values()}
+    assert len(others) == 1
 
 
 def test_activations_of_llama_are_those_counted_by_hand() -> None:
@@ -43,17 +78,17 @@ def test_activations_of_llama_are_those_counted_by_hand() -> None:
     16 bits, and a log-sum-exp per head in 32.
     """
     plan = plan_of(load_model("llama-3-8b"), 1024, "ulysses", checkpointing="none")
-    use = memory_use(plan, phases_of(plan, exact_machine(2)).passes, 2, 512)
+    use = memory_use(plan, phases_of(plan, exact_machine(2)).passes, 512)
     layer = 2 * (4 * 4096 + 4096 + 2 * 1024 + 4096 + 3 * 14336) + 4 * 32
-    assert use.activations == 512 * 32 * layer
+    assert (use.saved_activations, use.recomputed_activations) == (512 * 32 * layer, 0)
     assert use.logits == 512 * 128256 * 6
 
 
 def test_memory_grows_with_the_positions_of_a_rank() -> None:
     plan = plan_of(small_model())
     passes = phases_of(plan, exact_machine(2)).passes
-    one, two = (memory_use(plan, passes, 2, tokens) for tokens in (16, 32))
-    assert (two.activations, two.logits) == (2 * one.activations, 2 * one.logits)
+    one, two = (memory_use(plan, passes, tokens) for tokens in (16, 32))
+    assert (two.saved_activations, two.logits) == (2 * one.saved_activations, 2 * one.logits)
 
 
 @pytest.mark.parametrize("name", sorted(_accelerators()))
@@ -92,7 +127,7 @@ def test_what_the_driver_reports_less_the_reserve_fits(machine: str, mebibytes: 
 
 def test_a_step_that_fits_between_data_sheet_and_driver_fits() -> None:
     """8,030,261,248 parameters over 8 H100: a sequence whose step takes more than 80e9 bytes, less than 79.65 GiB."""
-    found = predict_step("h100-8", "llama-3-8b", 384 * 1024, "ulysses", checkpointing="full")
+    found = predict_step("h100-8", "llama-3-8b", 384 * 1024, "ulysses")
     assert 80e9 < found.memory.total < 81_559 * 2**20 - RESERVED_BYTES
     assert found.fits
     constants = {each.name: each for each in found.provenance.constants}

@@ -18,6 +18,7 @@ from tasp_lab.prediction.training_step.costs import kinds_of, stored_parameters
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, runs_of
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import StepCompute, step_rates
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Model
 from tasp_lab.workload.models.parameters import active_parameters, embedding_parameters
@@ -45,10 +46,10 @@ def attention_flops(sequence: int, layers: int = 3) -> int:
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_a_step_of_one_rank_is_the_sum_of_its_flops_over_rates(checkpointing: Checkpointing) -> None:
     """Per parameter and token 2 FLOPs forward, 4 backward; attention has 5/2 of its forward FLOPs backward."""
-    plan, machine, tokens = plan_of(small_model(), checkpointing=checkpointing), exact_machine(1), 64
+    plan, machine, tokens = plan_of(small_model(), ranks=1, checkpointing=checkpointing), exact_machine(1), 64
     phases, matrices = phases_of(plan, machine), active_parameters(plan.model)
     of_layers = matrices - embedding_parameters(plan.model).matrices
-    (run,) = runs_of(plan)
+    (run,) = runs_of(kinds_of(plan.model))
     forward = simulate(phases.forward(run.unit, 3, ends=True), machine).time_s
     assert forward == 2 * tokens * matrices / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
     again, attention_again = RECOMPUTED[checkpointing]
@@ -58,8 +59,8 @@ def test_a_step_of_one_rank_is_the_sum_of_its_flops_over_rates(checkpointing: Ch
 
 
 def test_experts_cost_what_a_token_takes_of_them() -> None:
-    plan, machine = plan_of(small_experts()), exact_machine(1)
-    dense, experts = runs_of(plan)
+    plan, machine = plan_of(small_experts(), ranks=1), exact_machine(1)
+    dense, experts = runs_of(kinds_of(plan.model))
     assert (len(dense.unit), dense.times, experts.times) == (1, 1, 2)
     phases = phases_of(plan, machine)
     times = [
@@ -69,9 +70,9 @@ def test_experts_cost_what_a_token_takes_of_them() -> None:
 
 
 def test_work_is_shared_by_the_ranks_of_a_group_and_repeated_in_every_group() -> None:
-    plan = plan_of(small_model(), group=2)
+    plan = plan_of(small_model(), ranks=4, cp=2)
     machine = exact_machine(4)
-    (run,) = runs_of(plan)
+    (run,) = runs_of(kinds_of(plan.model))
     schedule = phases_of(plan, machine).forward(run.unit, 3, ends=True)
     total = 2 * (128 * active_parameters(plan.model) + attention_flops(64))
     assert schedule.flops().sum() == total
@@ -87,8 +88,8 @@ def gather_s(model: Model, ranks: int, bandwidth: Fraction, bytes_each: int) -> 
 @pytest.mark.parametrize("layers", [1, 2, 5])
 def test_parameters_alone_take_the_time_of_their_bytes(layers: int) -> None:
     """Without attention between ranks, and with instant kernels, gathers of layers follow each other."""
-    plan, machine = plan_of(small_model(layers), group=1), instant(exact_machine(4))
-    (run,) = runs_of(plan)
+    plan, machine = plan_of(small_model(layers), ranks=4, cp=1), instant(exact_machine(4))
+    (run,) = runs_of(kinds_of(plan.model))
     phases, bandwidth = phases_of(plan, machine), Fraction(10**6)
     gathered = layers * gather_s(plan.model, 4, bandwidth, PARAMETER_BYTES)
     assert simulate(phases.forward(run.unit, layers, ends=True), machine).time_s == gathered
@@ -100,8 +101,8 @@ def test_parameters_alone_take_the_time_of_their_bytes(layers: int) -> None:
 
 def test_slow_parameters_are_gathered_while_layers_compute() -> None:
     """A layer longer than its gather hides it, but for the first one; a shorter one is as long as its gather."""
-    plan, layers = plan_of(small_model(6), group=1), 6
-    (run,) = runs_of(plan)
+    plan, layers = plan_of(small_model(6), ranks=4, cp=1), 6
+    (run,) = runs_of(kinds_of(plan.model))
     for bandwidth in (Fraction(10**6), Fraction(100), Fraction(10)):
         machine = exact_machine(4, bandwidth)
         schedule = phases_of(plan, machine).forward(run.unit, layers, ends=False)
@@ -115,7 +116,7 @@ def test_slow_parameters_are_gathered_while_layers_compute() -> None:
 @pytest.mark.parametrize("schedule", ["tasp", "ulysses"])
 def test_equal_layers_take_equally_long_on_an_exact_machine(schedule: str) -> None:
     plan, machine = plan_of(small_model(8), sequence=60, schedule=schedule), exact_machine(2, Fraction(100))
-    (run,) = runs_of(plan)
+    (run,) = runs_of(kinds_of(plan.model))
     phases = phases_of(plan, machine)
     for build in (
         lambda count: phases.forward(run.unit, count, ends=True),
@@ -130,8 +131,8 @@ def test_a_stack_takes_as_long_as_a_quarter_of_it_says() -> None:
     """What `predict_step` relies on: 8 of 32 layers, with contention, give the time of all within 0.2 %."""
     found = load_machine("h100-8")
     machine = replace(found, compute=StepCompute(found.compute, step_rates(found)))
-    phases = phases_of(plan_of(load_model("llama-3-8b"), 32768, "ulysses"), machine)
-    (run,) = runs_of(phases.plan)
+    phases = phases_of(plan_of(load_model("llama-3-8b"), 32768, "ulysses", 8), machine)
+    (run,) = runs_of(kinds_of(phases.plan.model))
     for build in (
         lambda count: phases.forward(run.unit, count, ends=True),
         lambda count: phases.backward(run.unit, count, begins=True, reduces=True),
@@ -140,25 +141,31 @@ def test_a_stack_takes_as_long_as_a_quarter_of_it_says() -> None:
         assert eight + 24 * (eight - four) / 4 == pytest.approx(every, rel=2e-3)
 
 
-@pytest.mark.parametrize("fsdp", [True, False])
-def test_bytes_of_states_are_conserved(fsdp: bool) -> None:
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_bytes_of_states_are_conserved(zero: int) -> None:
     """Gathers and reductions each send every shard to all other ranks; without FSDP sums are copied back."""
-    plan, machine = plan_of(small_model(), group=1, fsdp=fsdp), exact_machine(4)
-    (run,) = runs_of(plan)
+    plan, machine = plan_of(small_model(), ranks=4, cp=1, zero=zero), exact_machine(4)
+    (run,) = runs_of(kinds_of(plan.model))
     phases = phases_of(plan, machine)
     parameters = stored_parameters(plan.model, run.unit[0])
     shards = {each: -(-each * parameters // 4) for each in (PARAMETER_BYTES, GRADIENT_BYTES)}
-    expected = 3 * 12 * shards[PARAMETER_BYTES] if fsdp else 0
-    assert int(phases.forward(run.unit, 3, ends=True).bytes_sent().sum()) == expected
-    assert int(phases.backward(run.unit, 3, begins=True, reduces=False).bytes_sent().sum()) == expected
-    reduced = phases.backward(run.unit, 3, begins=True, reduces=True)
-    of_gradients = 3 * 12 * shards[GRADIENT_BYTES] * (1 if fsdp else 2)
-    assert int(reduced.bytes_sent().sum()) == expected + of_gradients
+    of_parameters = 3 * 12 * shards[PARAMETER_BYTES] if zero else 0
+    of_gradients = 3 * 12 * shards[GRADIENT_BYTES] * (1 if zero else 2)
+
+    def sent(schedule: Schedule) -> int:
+        return int(schedule.bytes_sent().sum())
+
+    for gathers in (True, False):
+        expected = of_parameters if gathers else 0
+        assert sent(phases.forward(run.unit, 3, ends=True, gathers=gathers)) == expected
+        for reduces in (True, False):
+            backward = phases.backward(run.unit, 3, begins=True, reduces=reduces, gathers=gathers)
+            assert sent(backward) == expected + (of_gradients if reduces else 0)
 
 
 def test_hybrids_move_hidden_states_between_layouts() -> None:
     plan, machine = plan_of(small_hybrid(), schedule="lasp-2+zigzag-ring-attention"), exact_machine(2)
-    (run,) = runs_of(plan)
+    (run,) = runs_of(kinds_of(plan.model))
     assert (len(run.unit), run.times) == (2, 2)
     phases = phases_of(plan, machine)
     assert len(phases.passes.between) == 4
@@ -169,20 +176,20 @@ def test_hybrids_move_hidden_states_between_layouts() -> None:
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, 4), (3, 2)])
 def test_several_nodes(nodes: int, ranks: int) -> None:
     machine = load_machine(f"nodes:{nodes}x{ranks}:switch")
-    plan = plan_of(small_model(2), sequence=96, group=ranks)
-    (run,) = runs_of(plan)
+    plan = plan_of(small_model(2), sequence=96, ranks=nodes * ranks, cp=ranks)
+    (run,) = runs_of(kinds_of(plan.model))
     phases = phases_of(plan, machine)
     schedule = phases.backward(run.unit, 2, begins=True, reduces=True)
     assert np.isfinite(float(simulate(schedule, machine).time_s))
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="groups of 3 ranks"):
-        phases_of(plan_of(small_model(), group=3), exact_machine(4))
+    with pytest.raises(ScheduleError, match="cp 3 x pp 1 on 4 ranks, expected a divisor of 4"):
+        plan_of(small_model(), ranks=4, cp=3)
     for changes, message in (
         ({"batch": 0}, "batch: 0"),
-        ({"group": 0}, "group: 0"),
-        ({"accumulate": 0}, "accumulate: 0"),
+        ({"cp": 0}, "cp: 0"),
+        ({"microbatches": 0}, "microbatches: 0"),
         ({"checkpointing": "some"}, "checkpointing: 'some'"),
         ({"matrix_dtype": "fp4"}, "matrix dtype: 'fp4'"),
     ):

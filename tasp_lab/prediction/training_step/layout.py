@@ -1,0 +1,180 @@
+"""How the ranks of a machine share a training step: tensor, context, pipeline and data parallelism.
+
+    Layout(tp=8, cp=4, pp=2, dp=1).on(64)
+
+Each rank has a place ``(stage, replica, part of a sequence, part of a tensor)``. Ranks that differ in one of these
+alone are a group of that kind, and all groups of a kind exchange messages at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, get_args
+
+import numpy as np
+
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.choices import Checkpointing
+from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.topology.derived import equal_parts
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.models.model import Model
+
+KINDS = ("tp", "cp", "dp", "pp")
+"""Tensor, context, data and pipeline parallelism, from the one with most messages to the one with fewest."""
+
+ZERO_STAGES = (0, 1, 2, 3)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How ranks share parameters, sequences, layers and batches.
+
+    Parameters
+    ----------
+    tp : ranks that share the heads and the MLP of each layer, with sequence parallelism between them
+        (arXiv:2205.05198).
+    cp : ranks that share each sequence: the attention schedule runs on them, with heads divided by `tp`. None: all
+        ranks that the others leave.
+    pp : pipeline stages, consecutive layers each.
+    dp : replicas with sequences of their own. None: all ranks that the others leave.
+    zero : what the ``cp x dp`` ranks with the same parameters shard among them: 0, nothing, gradients are all-reduced;
+        1, optimizer states, parameters are gathered once a step; 2, also gradients, reduced in each micro-batch; 3,
+        also parameters, gathered for each layer as FSDP does (arXiv:1910.02054).
+    interleave : parts of the model per stage, each of consecutive layers (arXiv:2104.04473).
+    microbatches : of a step, one after another, or in a pipeline by 1F1B.
+    checkpointing : what the backward pass computes again: ``none``; ``selective``, all of a layer but attention, whose
+        results are kept; ``full``, all of a layer.
+    logit_chunks : parts in which logits and their gradients are computed; only one part is in memory.
+    offload : whether optimizer states are in the memory of the host, which updates them.
+    order : from the ranks that are neighbours to those that are farthest apart. By default tensor groups, whose
+        messages nothing hides, are inside a node, and pipeline stages, which exchange least, in different ones.
+
+    Raises `WorkloadError` for numbers below 1, unknown choices, and an interleaved pipeline that is none.
+    """
+
+    tp: int = 1
+    cp: int | None = None
+    pp: int = 1
+    dp: int | None = None
+    zero: int = 3
+    interleave: int = 1
+    microbatches: int = 1
+    checkpointing: Checkpointing = "full"
+    logit_chunks: int = 1
+    offload: bool = False
+    order: str = "tp-cp-dp-pp"
+
+    def __post_init__(self) -> None:
+        for name in (*KINDS, "interleave", "microbatches", "logit_chunks"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise WorkloadError(f"{name.replace('_', ' ')}: {value}, expected 1 or more")
+        if self.checkpointing not in get_args(Checkpointing):
+            known = ", ".join(get_args(Checkpointing))
+            raise WorkloadError(f"checkpointing: {self.checkpointing!r}, expected one of {known}")
+        if self.zero not in ZERO_STAGES:
+            raise WorkloadError(f"zero: {self.zero!r}, expected one of {', '.join(map(str, ZERO_STAGES))}")
+        if sorted(self.order.split("-")) != sorted(KINDS):
+            raise WorkloadError(f"order: {self.order!r}, expected tp, cp, dp and pp in some order, like tp-cp-dp-pp")
+        if self.interleave > 1 and (self.pp == 1 or self.microbatches % self.pp):
+            raise WorkloadError(
+                f"interleave {self.interleave} with {self.pp} stages and {self.microbatches} micro-batches, expected "
+                "2 stages or more, and a multiple of them as micro-batches"
+            )
+
+    def on(self, ranks: int) -> Layout:
+        """The layout of so many ranks, with no None left.
+
+        Raises `ScheduleError` unless the product of all four is the number of ranks.
+
+        >>> Layout(tp=2).on(8).cp, Layout(cp=2).on(8).dp
+        (4, 4)
+        """
+        known = self.tp * self.pp * (self.cp or 1) * (self.dp or 1)
+        left = ranks // known
+        if known * left != ranks or (left > 1 and self.cp is not None and self.dp is not None):
+            parts = " x ".join(f"{name} {getattr(self, name)}" for name in KINDS if getattr(self, name) is not None)
+            expected = "a divisor of" if self.cp is None or self.dp is None else "a product of"
+            raise ScheduleError(f"layout {parts} on {ranks} ranks, expected {expected} {ranks}")
+        cp = left if self.cp is None else self.cp
+        return replace(self, cp=cp, dp=self.dp or (left if self.cp is not None else 1))
+
+    def check(self, model: Model) -> None:
+        """Raise `ScheduleError` unless heads and layers of a model can be divided like this."""
+        heads, kv_heads = model.attention.heads, model.attention.kv_head_count
+        if heads % self.tp:
+            raise ScheduleError(f"{model.name}: {heads} heads on tp {self.tp}, expected a divisor of {heads}")
+        if kv_heads % self.tp and self.tp % kv_heads:
+            raise ScheduleError(f"{model.name}: {kv_heads} KV heads on tp {self.tp}, expected a divisor or a multiple")
+        if "L" in model.pattern and self.tp > 1:
+            raise ScheduleError(f"{model.name} has linear attention, expected tp 1: its tensors are not divided")
+        chunks, layers = self.pp * self.interleave, len(model.pattern)
+        if chunks > layers:
+            what = f"{self.pp} stages" + (f" of {self.interleave} parts" if self.interleave > 1 else "")
+            raise ScheduleError(f"{model.name}: {layers} layers on {what}, expected at most {layers} in all")
+
+    def ranks(self, world_size: int) -> IntArray:
+        """The rank of each place, an int array (pp, dp, cp, tp).
+
+        >>> Layout(tp=2, cp=1, dp=2, pp=2).ranks(8).tolist()
+        [[[[0, 1]], [[2, 3]]], [[[4, 5]], [[6, 7]]]]
+        """
+        full = self.on(world_size)
+        names = self.order.split("-")[::-1]
+        places = np.arange(world_size).reshape([getattr(full, name) for name in names])
+        return places.transpose([names.index(name) for name in ("pp", "dp", "cp", "tp")])
+
+    @property
+    def chunks(self) -> int:
+        """The parts of the model, of consecutive layers, over all stages: part c is of stage ``c % pp``."""
+        return self.pp * self.interleave
+
+    def split(self, layers: Sequence[T]) -> list[tuple[T, ...]]:
+        """The layers of each part of the model. Where they do not divide, the first and the last part, which have
+        embedding and output, have one less before others have.
+
+        >>> [len(each) for each in Layout(pp=8).split(range(126))]
+        [15, 16, 16, 16, 16, 16, 16, 15]
+        """
+        count = self.chunks
+        least, more = divmod(len(layers), count)
+        longer = [*range(1, count - 1), 0, count - 1][:more]
+        ends = np.cumsum([least + (number in longer) for number in range(count)]).tolist()
+        return [tuple(layers[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+DEFAULT_LAYOUT = Layout()
+"""All ranks share each sequence, with FSDP and full checkpointing."""
+
+
+def tensor_groups(places: IntArray) -> IntArray:
+    """The ranks of each tensor group, an int array (groups, tp)."""
+    return places.reshape(-1, places.shape[-1])
+
+
+def context_groups(places: IntArray) -> IntArray:
+    """The ranks that share each sequence, with the same part of each tensor, an int array (groups, cp)."""
+    return places.swapaxes(2, 3).reshape(-1, places.shape[2])
+
+
+def state_groups(places: IntArray) -> IntArray:
+    """The ranks with the same parameters, an int array (groups, dp x cp)."""
+    return places.transpose(0, 3, 1, 2).reshape(-1, places.shape[1] * places.shape[2])
+
+
+def stage_of(topology: Topology, layout: Layout) -> tuple[Topology, IntArray]:
+    """Where the phases of a stage are simulated, and its ranks by place there, an int array (stages, dp, cp, tp).
+
+    Stages in nodes of their own share no NICs, so one of them stands for all; others are simulated all at once. Raises
+    `TopologyError` if stages have other links than each other.
+    """
+    places = layout.ranks(topology.world_size)
+    stages = np.sort(places.reshape(len(places), -1), axis=1)
+    nodes = [{topology.node_of_rank[rank] for rank in stage} for stage in stages.tolist()]
+    if len(stages) == 1 or len(set().union(*nodes)) < sum(map(len, nodes)):
+        return topology, places
+    return equal_parts(topology, stages), np.searchsorted(stages[0], places[:1])

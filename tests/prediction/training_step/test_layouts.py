@@ -1,0 +1,225 @@
+"""Layouts: groups of ranks, bytes of each parallelism by its formula, pipelines against closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.simulate import simulate
+from tasp_lab import Layout, predict_step
+from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.prediction.training_step.costs import kinds_of, stored_parameters
+from tasp_lab.prediction.training_step.layout import context_groups, stage_of, state_groups, tensor_groups
+from tasp_lab.prediction.training_step.messages import send
+from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, runs_of
+from tasp_lab.prediction.training_step.pipeline import Work, makespan_s, most_under_way, one_forward_one_backward
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.topology.builders import full_mesh, nodes
+from tasp_lab.workload.models.catalogue import load_model
+from tasp_lab.workload.models.model import Attention
+from tests.support.steps import exact_machine, phases_of, plan_of, small_model
+
+sizes = st.sampled_from([1, 2, 3, 4])
+layouts = st.builds(
+    lambda tp, cp, pp, dp, order: Layout(tp, cp, pp, dp, order="-".join(order)),
+    st.sampled_from([1, 2, 4]), sizes, sizes, sizes, st.permutations(["tp", "cp", "dp", "pp"]),
+)  # fmt: skip
+
+
+def world(layout: Layout) -> int:
+    return layout.tp * (layout.cp or 1) * layout.pp * (layout.dp or 1)
+
+
+@given(layouts)
+def test_each_kind_of_groups_has_each_rank_once(layout: Layout) -> None:
+    places = layout.ranks(world(layout))
+    for groups in (tensor_groups(places), context_groups(places), state_groups(places)):
+        assert sorted(groups.ravel().tolist()) == list(range(world(layout)))
+    innermost = layout.order.split("-")[0]
+    axis = ("pp", "dp", "cp", "tp").index(innermost)
+    neighbours = np.moveaxis(places, axis, -1).reshape(-1, places.shape[axis])
+    assert (np.diff(neighbours, axis=1) == 1).all()
+
+
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 30))
+def test_parts_of_a_model_are_consecutive_and_equal_but_for_one_layer(pp: int, interleave: int, more: int) -> None:
+    layout = Layout(pp=pp, interleave=interleave if pp > 1 else 1, microbatches=pp)
+    layers = list(range(layout.chunks + more))
+    parts = layout.split(layers)
+    assert [layer for part in parts for layer in part] == layers
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert len(parts[0]) == min(map(len, parts)) or len(layers) % layout.chunks == layout.chunks - 1
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize(("tp", "cp", "dp"), [(1, 2, 2), (2, 1, 2), (2, 2, 1), (4, 1, 1), (2, 2, 2)])
+def test_bytes_of_a_layer_are_those_of_each_parallelism(tp: int, cp: int, dp: int, zero: int) -> None:
+    """Forward, tensor groups of t ranks reduce-scatter and gather the s bytes of a layer's hidden states twice
+    (arXiv:2205.05198, section 4.2.2), (t - 1) / t s each per rank. The keys and values of a ring move c - 1 times.
+    Parameters and gradients of a layer move (d c - 1) / (d c) of their bytes to or from each rank.
+    """
+    ranks, layers, sequence = tp * cp * dp, 2, 64
+    model = small_model(layers, attention=Attention(heads=4, head_dim=8, kv_heads=4), mask="full")
+    plan = plan_of(model, sequence, "ring-attention", ranks, tp=tp, cp=cp, dp=dp, zero=zero, checkpointing="none")
+    phases = phases_of(plan, exact_machine(ranks))
+    (run,) = runs_of(kinds_of(model))
+    hidden_bytes = 2 * (sequence // cp) * model.hidden_size
+    tensor = layers * 4 * (tp - 1) * -(-hidden_bytes // tp) * ranks
+    context = layers * (cp - 1) * (2 * 2 * (sequence // cp) * (4 // tp) * 8) * ranks
+    shards, parameters = cp * dp, -(-stored_parameters(model, run.unit[0]) // tp)
+
+    def moved(size_bytes: int) -> int:
+        return layers * (shards - 1) * -(-size_bytes // shards) * ranks
+
+    def sent(schedule: Schedule) -> int:
+        return int(schedule.bytes_sent().sum())
+
+    gathered = moved(PARAMETER_BYTES * parameters) if zero else 0
+    assert sent(phases.forward(run.unit, layers, ends=True)) == tensor + context + gathered
+    assert sent(phases.forward(run.unit, layers, ends=True, gathers=False)) == tensor + context
+    reducing, silent = (
+        sent(phases.backward(run.unit, layers, begins=True, reduces=reduces, gathers=False))
+        for reduces in (True, False)
+    )
+    assert reducing - silent == moved(GRADIENT_BYTES * parameters) * (1 if zero else 2)
+
+
+@pytest.mark.parametrize(("tp", "cp", "dp"), [(2, 1, 1), (2, 2, 1), (4, 1, 2)])
+def test_tensor_groups_share_the_work_of_one_rank(tp: int, cp: int, dp: int) -> None:
+    """With instant links and equal parts a layer takes 1 / (t c) of its time on one rank."""
+    model = small_model(2, attention=Attention(heads=4, head_dim=8, kv_heads=4))
+    times = []
+    for ranks, layout in ((1, {}), (tp * cp * dp, {"tp": tp, "cp": cp, "dp": dp})):
+        plan = plan_of(model, 64, "zigzag-ring-attention", ranks, **layout)
+        machine = exact_machine(ranks, Fraction(10**18))
+        (run,) = runs_of(kinds_of(model))
+        times.append(
+            simulate(phases_of(plan, machine).backward(run.unit, 2, begins=True, reduces=True), machine).time_s
+        )
+    one, shared = times
+    assert one <= shared * tp * cp < one * Fraction(1001, 1000)
+
+
+works = st.fractions(Fraction(1, 10), 10)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3), works, works)
+def test_a_pipeline_of_equal_stages_takes_its_closed_form(
+    stages: int, chunks: int, rounds: int, forward_s: Fraction, backward_s: Fraction
+) -> None:
+    """(m v + p - 1) (f + b) with m micro-batches and v chunks of f + b on p stages (arXiv:2104.04473, section 2.2)."""
+    microbatches = rounds * stages
+    orders = one_forward_one_backward(stages, chunks, microbatches)
+    for stage, order in enumerate(orders):
+        assert len(set(order)) == len(order) == 2 * chunks * microbatches
+        assert {work.chunk % stages for work in order} == {stage}
+    whole_s = makespan_s(orders, lambda work: backward_s if work.is_backward else forward_s, Fraction(0))
+    assert whole_s == (microbatches * chunks + stages - 1) * (forward_s + backward_s)
+    if chunks == 1:
+        most = [most_under_way(order, lambda chunk: 1) for order in orders]
+        assert most == [min(stages - stage, microbatches) for stage in range(stages)]
+
+
+@given(st.integers(2, 5), st.integers(1, 3), st.lists(works, min_size=1, max_size=4), works)
+def test_no_pipeline_is_shorter_than_its_busiest_stage_or_than_one_micro_batch(
+    stages: int, chunks: int, costs: list[Fraction], send_s: Fraction
+) -> None:
+    orders = one_forward_one_backward(stages, chunks, stages)
+
+    def work_s(work: Work) -> Fraction:
+        return costs[(3 * work.chunk + work.is_backward) % len(costs)]
+
+    whole_s = makespan_s(orders, work_s, send_s)
+    through = sum(work_s(Work(chunk, 0, each)) for chunk in range(stages * chunks) for each in (False, True))
+    assert whole_s >= through + 2 * (stages * chunks - 1) * send_s
+    assert whole_s >= max(sum(map(work_s, order)) for order in orders)
+    assert whole_s >= makespan_s(orders, work_s, Fraction(0))
+
+
+def test_stages_send_all_they_have_to_the_next_one_at_once() -> None:
+    machine, layout = exact_machine(12, Fraction(1)), Layout(tp=2, dp=2, cp=1, pp=3)
+    schedule = send(machine.topology, layout.ranks(12), 7)
+    assert int(schedule.bytes_sent().sum()) == 7 * 8
+    assert simulate(schedule, machine).time_s == 7
+
+
+def test_stages_in_nodes_of_their_own_stand_for_each_other() -> None:
+    topology = nodes(4, 4, "switch")
+    part, places = stage_of(topology, Layout(tp=2, cp=2, pp=4, dp=1))
+    assert (part.world_size, places.shape) == (4, (1, 1, 2, 2))
+    part, places = stage_of(topology, Layout(tp=2, cp=1, pp=8, dp=1))
+    assert (part.world_size, places.shape) == (16, (8, 1, 1, 2))
+    assert stage_of(topology, Layout(tp=2, pp=1).on(16))[0] is topology
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, pp=2), Layout(pp=2, dp=2, cp=1, interleave=2, microbatches=4, zero=1)])
+def test_the_same_groups_in_other_ranks_tie(layout: Layout) -> None:
+    """On a full mesh all ranks are alike, so their order makes no difference."""
+    orders = ("tp-cp-dp-pp", "pp-dp-cp-tp", "cp-pp-tp-dp")
+    times = [
+        predict_step(full_mesh(4, 1e6, 1e-6), small_model(4), 64, "ulysses", layout=replace(layout, order=order)).time_s
+        for order in orders
+    ]
+    assert times == pytest.approx([times[0]] * 3)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(tp=2, pp=2, microbatches=2), Layout(tp=4, zero=1), Layout(pp=4, microbatches=2, zero=0)]
+)
+def test_a_faster_link_never_makes_a_step_slower(layout: Layout) -> None:
+    steps = [
+        predict_step(full_mesh(4, bandwidth, 1e-6), small_model(4), 64, "ulysses", layout=layout)
+        for bandwidth in (1e5, 1e7, 1e9)
+    ]
+    assert [each.time_s for each in steps] == sorted((each.time_s for each in steps), reverse=True)
+    parts = steps[0].times
+    whole_s = parts.forward_s + parts.backward_s + parts.pipeline_s + parts.embedding_s + parts.optimizer_s
+    assert steps[0].time_s == whole_s
+
+
+def test_a_step_of_one_rank_has_neither_messages_nor_waiting() -> None:
+    found = predict_step(full_mesh(1), small_model(), 64, "ulysses", layout=Layout(tp=1, cp=1, pp=1, dp=1))
+    assert found.times.pipeline_s == found.times.embedding_s == 0
+    assert found.times.exposed_s < 1e-12 * found.time_s
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(tp=3), "4 heads on tp 3, expected a divisor of 4"),
+        (Layout(pp=4), "3 layers on 4 stages, expected at most 3 in all"),
+        (Layout(pp=2, interleave=2, microbatches=2), "3 layers on 2 stages of 2 parts, expected at most 3 in all"),
+        (Layout(tp=5, cp=5), "layout tp 5 x cp 5 x pp 1 on 12 ranks, expected a divisor of 12"),
+        (Layout(2, 2, 2, 2), "layout tp 2 x cp 2 x dp 2 x pp 2 on 12 ranks, expected a product of 12"),
+    ],
+)
+def test_layouts_that_are_refused(layout: Layout, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        predict_step(full_mesh(12), small_model(), 64, "ulysses", layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": 0}, "tp: 0, expected 1 or more"),
+        ({"cp": 1.5}, "cp: 1.5, expected 1 or more"),
+        ({"zero": 4}, "zero: 4, expected one of 0, 1, 2, 3"),
+        ({"order": "tp-cp"}, "order: 'tp-cp', expected tp, cp, dp and pp in some order"),
+        ({"interleave": 2}, "interleave 2 with 1 stages and 1 micro-batches"),
+        ({"interleave": 2, "pp": 4, "microbatches": 6}, "interleave 2 with 4 stages and 6 micro-batches"),
+    ],
+)
+def test_values_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        Layout(**changes)
+
+
+def test_linear_attention_has_no_tensor_groups() -> None:
+    with pytest.raises(ScheduleError, match="has linear attention, expected tp 1"):
+        plan_of(load_model("minimax-text-01"), 1024, "lasp-2+ulysses", 8, tp=2)

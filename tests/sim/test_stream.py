@@ -1,0 +1,157 @@
+"""The time of a layer step by step is that of the SimPy engine, or it is not given."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sim.array import engine, stream
+from sim.array.stream import stream_time_s
+from sim.event.engine import simulate
+from tasp_lab.core.errors import ScheduleError
+from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.schedule.dependencies import shapes_by_rank
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, attention_passes
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import attention_schedules
+from tasp_lab.schedules.registry import attention_names_on
+from tasp_lab.topology.builders import full_mesh, nodes, switch
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+from tests.sim.test_backward_engine import backward_cases
+from tests.sim.test_contention import latencies, rates
+from tests.sim.test_engine_against_reference import attention_cases, launches
+from tests.support.contention import ChannelsByPair, contentions
+from tests.support.strategies import attention_layers, complete_topologies
+
+
+class Apart(ChannelsByPair):
+    """A library whose launches are independent, as those of NCCL."""
+
+    serial_launch = False
+
+
+def assert_streams_right(schedule: Schedule, machine: Machine) -> bool:
+    """Whether there is a time; it is that of the SimPy engine then."""
+    found_s = stream_time_s(schedule, machine, fast=False)
+    if found_s is None:
+        return False
+    assert found_s == pytest.approx(float(simulate(schedule, machine).time_s), rel=1e-9, abs=0)
+    return True
+
+
+@settings(max_examples=60, deadline=None)
+@given(attention_cases() | backward_cases(), launches, latencies, rates, st.just(NONE) | contentions())
+def test_uneven_links(
+    case: tuple[Topology, Schedule], launch_s: Fraction, latency_s: Fraction, compute: ComputeRate, slowed: Contention
+) -> None:
+    topology, schedule = case
+    assert_streams_right(schedule, Machine(topology, Apart("apart", launch_s, latency_s), compute, contention=slowed))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    complete_topologies(6), st.sampled_from(attention_names_on(4)), attention_layers(), st.integers(2, 4),
+    launches, rates, contentions(),
+)  # fmt: skip
+def test_any_schedule(
+    topology: Topology, name: str, layer: Workload, buffers: int, launch_s: Fraction, compute: ComputeRate,
+    slowed: Contention,
+) -> None:  # fmt: skip
+    try:
+        schedules = attention_schedules(name, topology, layer, options=AttentionOptions("both", buffers=buffers))
+    except ScheduleError:
+        assume(False)
+    machine = Machine(topology, Apart("apart", launch_s), compute, contention=slowed)
+    for schedule in schedules:
+        if schedule.transfers <= 400:
+            assert_streams_right(schedule, machine)
+
+
+FABRICS = {
+    "mesh": full_mesh(5, Fraction(5), Fraction(1, 7)),
+    "wide switch": switch(6, Fraction(5), Fraction(1, 7)),
+    "nodes": nodes(2, 4, link_bandwidth_bytes_per_s=Fraction(50), link_latency_s=Fraction(1, 9),
+                   nic_bandwidth_bytes_per_s=Fraction(5), nic_latency_s=Fraction(1, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+@pytest.mark.parametrize("dataflow", DATAFLOWS)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("slowed", [NONE, Contention(Fraction(12), 1, 4)], ids=["", "contention"])
+def test_single_rings_stream_forward(fabric: str, dataflow: Dataflow, mask: str, slowed: Contention) -> None:
+    """Each hop has links of its own, so that no message shares bandwidth: the case that this is for."""
+    topology = FABRICS[fabric]
+    layer = Workload(96, heads=2, kv_heads=1, head_dim=2, mask=mask)
+    machine = Machine(topology, Apart("apart", Fraction(1, 3)), ComputeRate(200), contention=slowed)
+    passes = attention_passes("zigzag-ring-attention", topology, layer, dataflow=dataflow)
+    assert assert_streams_right(passes.forward, machine)
+    if dataflow == "rotate-kv-back":  # gradients of the others return over links that carry other messages
+        assert assert_streams_right(passes.backward, machine)
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("dataflow", DATAFLOWS)
+def test_rings_over_a_mesh_stream_both_ways(mask: str, dataflow: Dataflow) -> None:
+    topology, slowed = full_mesh(5, Fraction(5), Fraction(1, 7)), Contention(Fraction(12), 1, 4)
+    layer = Workload(200, heads=2, kv_heads=1, head_dim=2, mask=mask)
+    machine = Machine(topology, Apart("apart", Fraction(1, 3)), ComputeRate(200), contention=slowed)
+    for schedule in attention_passes("tasp", topology, layer, dataflow=dataflow):
+        assert assert_streams_right(schedule, machine)
+
+
+def test_messages_that_share_a_port_are_left_to_the_event_loop() -> None:
+    """Each rank sends to all others through one port at once."""
+    topology = FABRICS["wide switch"]
+    schedule = attention_schedules("direct-attention", topology, Workload(60, heads=1, head_dim=1))[0]
+    assert stream_time_s(schedule, Machine(topology, Apart("apart")), fast=False) is None
+
+
+def test_serial_launches_are_left_to_the_event_loop() -> None:
+    topology = FABRICS["mesh"]
+    schedule = attention_schedules("tasp", topology, Workload(60, heads=1, head_dim=1))[0]
+    machine = Machine(topology, ChannelsByPair("serial", Fraction(1)))
+    assert stream_time_s(schedule, machine, fast=False) is None
+
+
+@pytest.mark.parametrize("name", CIRCULATIONS)
+def test_machine_code_gives_the_same_times_and_windows_grow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = FABRICS["mesh"]
+    schedule = attention_schedules(name, topology, Workload(240, heads=2, head_dim=2, mask="causal"))[0]
+    machine = Machine(topology, Apart("apart"), ComputeRate(200), contention=Contention(Fraction(12), 1, 4))
+    plain_s = stream_time_s(schedule, machine, fast=False)
+    assert plain_s is not None
+    assert stream_time_s(schedule, machine) == plain_s
+    sizes: list[int] = []
+    windows = stream.Window.of
+
+    def noted(*numbers: object) -> stream.Window:
+        sizes.append(int(numbers[5]))  # type: ignore[call-overload]
+        return windows(*numbers)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stream.Window, "of", noted)
+    monkeypatch.setattr(stream, "_STEPS_KEPT", 1)
+    assert stream_time_s(schedule, machine) == plain_s
+    assert sizes == sorted(sizes)
+
+
+def test_large_layers_are_streamed_without_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop makes all operations at once; the stream keeps the shapes of calls that other columns count."""
+    topology = FABRICS["mesh"]
+    schedule = attention_schedules("tasp", topology, Workload(240, heads=2, head_dim=2, mask="causal"))[0]
+    again = attention_schedules("tasp", topology, Workload(240, heads=2, head_dim=2, mask="causal"))[0]
+    machine = Machine(topology, Apart("apart"), ComputeRate(200))
+    monkeypatch.setattr(engine, "MANY", 10)
+    with monkeypatch.context() as patch:
+        patch.delattr(engine, "step_operations")
+        time_s = engine.time_s(schedule, machine)
+    assert time_s == pytest.approx(float(simulate(again, machine).time_s), rel=1e-9)
+    assert shapes_by_rank(schedule) == shapes_by_rank(again)
+    assert engine.time_s(again, Machine(topology, compute=INSTANT)) > 0
