@@ -19,6 +19,9 @@ from experiments.common import RESULTS, Record, markdown_table, write_page, writ
 from tasp_lab import Workload, search
 from tasp_lab.core.units import format_time
 
+LEARNED = ("staged-ulysses",)
+"""Named schedules that came out of these searches, which those of others are compared with."""
+
 JSON, PAGE = RESULTS / "search.json", RESULTS / "search.md"
 
 
@@ -102,10 +105,10 @@ def ask(case: Case, effort: int) -> Record:
     settings: Any = {"passes": case.passes, **case.settings}
     began_s = time.process_time()
     found = search(case.machine, layer, effort=effort, **settings)
-    named_s = None if found.named is None else float(found.named.time_s)
+    named = next(each for each in found.ranking.candidates if each.applies and each.schedule not in LEARNED)
     return {
-        "kind": case.kind, "question": case.name, "named": "" if found.named is None else found.named.schedule,
-        "named_s": named_s, "found_s": found.time_s, "bound_s": found.bound_s, "simulated": found.spent,
+        "kind": case.kind, "question": case.name, "named": named.schedule, "named_s": float(named.time_s),
+        "found_s": found.time_s, "bound_s": found.bound_s, "simulated": found.spent,
         "processor_s": round(time.process_time() - began_s, 1), "explained": found.explained,
     }  # fmt: skip
 
@@ -118,15 +121,16 @@ def publish() -> None:
     gaps = [(row["named_s"] / row["bound_s"] - 1, row["found_s"] / row["bound_s"] - 1) for row in rows]
     wide = [(gain, gap) for gain, gap in zip(gains, gaps, strict=True) if gap[0] > 0.1]
     eight, twenty = (sum(gain >= least for gain, _ in wide) for least in (0.08, 0.2))
-    left = sum(after for _, (_, after) in wide) / max(sum(before for _, (before, _) in wide), 1e-12)
+    left = sum(after / before for _, (before, after) in wide) / max(len(wide), 1)
     seconds = sum(row["processor_s"] for row in rows) / len(rows)
     head = (
         f"# Schedules that were found\n\n{len(rows)} questions, at most {record['effort']} simulated passes each, 32 "
-        "heads of 128, bf16; made by\n`python -m experiments.tables.search`. Times are predictions.\n\n"
+        "heads of 128, bf16; made by\n`python -m experiments.tables.search`. Times are predictions. Named are all "
+        f"schedules but `{'`, `'.join(LEARNED)}`,\nwhich came out of these searches.\n\n"
         f"- Found is faster than every named schedule on {sum(gain > 1e-9 for gain in gains)} of {len(rows)} "
         f"questions, and never slower.\n- On {len(wide)} questions the best named schedule is more than 10 % above the "
-        f"bound. There found saves 8 % or more on {eight}, 20 % or\n  more on {twenty}, and the gap to the bound falls "
-        f"to {left:.0%} of what it was.\n- A question takes {seconds:.0f} s of processor time, the prediction of all "
+        f"bound. There found saves 8 % or more on {eight}, 20 % or\n  more on {twenty}, and of the gap to the bound "
+        f"{left:.0%} is left on average.\n- A question takes {seconds:.0f} s of processor time, the prediction of all "
         "named schedules included.\n"
     )
     columns = (
