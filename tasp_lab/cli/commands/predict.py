@@ -271,7 +271,9 @@ def step(
         Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
     ] = None,
     buffers: Annotated[int, whole("Receive buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
-    stages: Annotated[int, whole("Parts in which the keys of direct-attention arrive.", PASSES)] = DEFAULT_STAGES,
+    stages: Annotated[
+        int, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
+    ] = DEFAULT_STAGES,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     overrides: Overrides = (),
     library: Library = "auto",
