@@ -125,8 +125,8 @@ def publish() -> None:
     seconds = sum(row["processor_s"] for row in rows) / len(rows)
     head = (
         f"# Schedules that were found\n\n{len(rows)} of {len(CASES)} questions, at most {record['effort']} simulated "
-        "passes each, 32 heads of 128, bf16; made by\n`python -m experiments.tables.search`. Times are predictions. Named are all "
-        f"schedules but `{'`, `'.join(LEARNED)}`,\nwhich came out of these searches.\n\n"
+        "passes each, 32 heads of 128, bf16;\nmade by `python -m experiments.tables.search`. Times are predictions. "
+        f"Named are all schedules but `{'`, `'.join(LEARNED)}`,\nwhich came out of these searches.\n\n"
         f"- Found is faster than every named schedule on {sum(gain > 1e-9 for gain in gains)} of {len(rows)} "
         f"questions, and never slower.\n- On {len(wide)} questions the best named schedule is more than 10 % above the "
         f"bound. There found saves 8 % or more on {eight}, 20 % or\n  more on {twenty}, and of the gap to the bound "
