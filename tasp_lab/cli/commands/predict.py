@@ -34,9 +34,9 @@ from tasp_lab.cli.options import (
     whole,
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYOUT, DEFAULT_PREDICTION, LayoutChoice, PredictionChoice
-from tasp_lab.cli.outputs import check_outputs, write_rows, write_timelines
+from tasp_lab.cli.outputs import check_outputs, check_schedule_file, write_rows, write_timelines
 from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, FabricKind, MatrixDtype, Preference
-from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.files import check_writable
 from tasp_lab.core.progress import ProgressCallback, print_progress
 
@@ -149,6 +149,14 @@ def compare(
             help="Compare with a change: overrides as in --set, several with commas, or another machine; repeatable.",
         ),
     ] = None,
+    search: Annotated[
+        Path | None,
+        Parameter(
+            group=RUN,
+            show_default=False,
+            help="Also search a schedule as in search, write it to this file, such as found.json, and compare it.",
+        ),
+    ] = None,
     validate: Annotated[
         int, whole("Also run this many of the fastest schedules, and the fastest single ring.", RUN)
     ] = 0,
@@ -179,6 +187,8 @@ def compare(
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
     if csv is not None:
         check_writable(csv)
+    if search is not None:
+        check_schedule_file("search", search)
     # Processes that run schedules would inherit the limit.
     limit: AbstractContextManager[None] = nullcontext() if validate else limited_memory()
     with limit, Progress(lines_only=json) as shown:
@@ -204,6 +214,16 @@ def compare(
             runs = FabricRuns(validate, fabric, scale, repeat)
             for each in layers:
                 runs.check(overridden_layer(each, question.overrides), layer.compute)
+        if search is not None:
+            from tasp_lab.schedules.registry import layer_names_on
+            from tasp_lab.synthesis.search import search as find
+
+            if layer.kind == "all":
+                raise ScheduleError("kind all with a search, expected softmax")
+            searched = find(machine, layers[0], progress=shown.line, **question.settings())
+            searched.save(search)
+            world_size = searched.answer.passes[0].machine.topology.world_size
+            schedule = [*(schedule or layer_names_on(world_size, layers[0])), str(search)]
         found: Ranking | Rankings
         if layer.kind == "all":
             found = comparison.compare_kinds(machine, layers, schedule, **settings)
@@ -279,7 +299,9 @@ def step(
         Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
     ] = None,
     buffers: Annotated[int, whole("Receive buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
-    stages: Annotated[int, whole("Parts in which the keys of direct-attention arrive.", PASSES)] = DEFAULT_STAGES,
+    stages: Annotated[
+        int, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
+    ] = DEFAULT_STAGES,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     overrides: Overrides = (),
     library: Library = "auto",
