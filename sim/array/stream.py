@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sim.array.event_loop import STAGES
 from sim.array.operations import Cost, CostTable
 from sim.array.stream_loop import (
     DONE,
@@ -216,7 +217,8 @@ class _Stream:
                     run_calls, _LAST if last else step - self._shape.buffers, self._window, self._shape, fast=self._fast
                 )
             )
-            progress((step + 1) / steps)
+            if not last and (step + 1) * STAGES // steps > step * STAGES // steps:
+                progress((step + 1) / steps)
         if self._window.sizes[OPEN]:
             raise _NotSimpleError
         keep_shapes(self._schedule, self._counted, tuple(self._shapes))

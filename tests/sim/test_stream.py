@@ -101,7 +101,7 @@ def test_single_rings_stream_forward(fabric: str, dataflow: Dataflow, mask: str,
 @pytest.mark.parametrize("dataflow", DATAFLOWS)
 def test_rings_over_a_mesh_stream_both_ways(mask: str, dataflow: Dataflow) -> None:
     topology, slowed = full_mesh(5, Fraction(5), Fraction(1, 7)), Contention(Fraction(12), 1, 4)
-    layer = Workload(200, heads=2, kv_heads=1, head_dim=2, mask=mask)
+    layer = Workload(80, heads=2, kv_heads=1, head_dim=2, mask=mask)
     machine = Machine(topology, Apart("apart", Fraction(1, 3)), ComputeRate(200), contention=slowed)
     for schedule in attention_passes("tasp", topology, layer, dataflow=dataflow):
         assert assert_streams_right(schedule, machine)
@@ -155,3 +155,12 @@ def test_large_layers_are_streamed_without_events(monkeypatch: pytest.MonkeyPatc
     assert time_s == pytest.approx(float(simulate(again, machine).time_s), rel=1e-9)
     assert shapes_by_rank(schedule) == shapes_by_rank(again)
     assert engine.time_s(again, Machine(topology, compute=INSTANT)) > 0
+
+
+def test_progress_is_reported_in_stages() -> None:
+    schedule = attention_schedules("ring-attention", full_mesh(30), Workload(60, heads=1, head_dim=1))[0]
+    shares: list[float] = []
+    assert stream_time_s(schedule, Machine(full_mesh(30)), shares.append, fast=False) is not None
+    assert shares == sorted(shares)
+    assert 0 < len(shares) < 20
+    assert 0 < shares[0] < shares[-1] < 1
