@@ -18,7 +18,7 @@ from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0
 
 
 def run_in_process(
