@@ -8,7 +8,7 @@ from tasp_lab.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from runtime.executor.kept import release_memory
-    from runtime.sequence_parallel.api import SequenceParallelAttention, attention, attention_with_lse
+    from runtime.sequence_parallel.api import SequenceParallelAttention, attention, attention_with_lse, prepare
     from runtime.sequence_parallel.linear_attention import linear_attention
     from runtime.sequence_parallel.relayout import relayout
     from runtime.sequence_parallel.sharding import positions, shard, unshard
@@ -17,6 +17,7 @@ __all__ = [
     "attention",
     "attention_with_lse",
     "linear_attention",
+    "prepare",
     "relayout",
     "release_memory",
     "SequenceParallelAttention",
@@ -31,6 +32,7 @@ __getattr__, __dir__ = lazy_names(
         "attention": "runtime.sequence_parallel.api",
         "attention_with_lse": "runtime.sequence_parallel.api",
         "linear_attention": "runtime.sequence_parallel.linear_attention",
+        "prepare": "runtime.sequence_parallel.api",
         "relayout": "runtime.sequence_parallel.relayout",
         "release_memory": "runtime.executor.kept",
         "SequenceParallelAttention": "runtime.sequence_parallel.api",

@@ -31,6 +31,10 @@ class Work(Protocol):
         """
         ...
 
+    def arranged(self, fields: Views) -> Views:
+        """The fields of an operand as `compute` takes them; those in the memory are arranged once for all runs."""
+        ...
+
     def bound(self, blocks: Sequence[int]) -> Views:
         """The caller's tensors of resident copies of a bound kind, which are contiguous there.
 
@@ -222,10 +226,12 @@ class Copies:
         kept = self._operands.get(row.operation)
         if kept is None:
             found = [self._operand(each) for each in row.operands]
-            self._operands[row.operation] = [fields if in_place else None for fields, in_place in found]
-            return [fields for fields, _ in found]
+            arranged = [self.work.arranged(fields) for fields, _ in found]
+            self._operands[row.operation] = [each if found[at][1] else None for at, each in enumerate(arranged)]
+            return arranged
         return [
-            self.operand(each) if fields is None else fields for each, fields in zip(row.operands, kept, strict=True)
+            self.work.arranged(self.operand(each)) if fields is None else fields
+            for each, fields in zip(row.operands, kept, strict=True)
         ]
 
     def operand(self, operand: Operand) -> Views:

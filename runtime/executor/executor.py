@@ -119,9 +119,13 @@ class Executor:
 
     @cached_property
     def strategy(self) -> Strategy:
-        """One for all runs, as they are alike."""
+        """One for all runs, as they are alike.
+
+        Lanes add parts in the order in which these arrive, so deterministic algorithms go by steps.
+        """
         plan, transport, io = plan_of(self.schedule, self.part), self._transport, self._message_io
-        if not transport.whole_steps and not _is_short(plan, transport.short_bytes):
+        by_steps = transport.whole_steps or torch.are_deterministic_algorithms_enabled()
+        if not by_steps and not _is_short(plan, transport.short_bytes):
             return PerLane(io, plan, transport.receives_ahead)
         every_step, prompt = transport.whole_steps and not transport.channels, self.streams.queues
         return PerStep(io, step_plan(plan, len(self.schedule.steps), self._channels, every_step, prompt))
@@ -151,6 +155,9 @@ class _NoWork:
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         raise RunError(f"step {row.step}: kernel {row.kernel} is to be called, but no work was given")
+
+    def arranged(self, fields: Views) -> Views:
+        return fields
 
     def bound(self, blocks: Sequence[int]) -> Views:
         raise RunError(f"block {blocks[0]} is bound to a tensor of the caller, but no work was given")

@@ -29,56 +29,73 @@ from tasp_lab.schedule.rank_part import RankPart
 from tasp_lab.schedule.schedule import Schedule
 
 MAX_KEPT = 4
-"""Executors that are kept: those of both passes of two layers of different shapes."""
-
-_kept: OrderedDict[Hashable, Executor] = OrderedDict()
-_lock = threading.Lock()
+"""Executors that are kept for all layers: those of both passes of two layers of different shapes."""
 
 
-@contextlib.contextmanager
-def kept_executor(
-    schedule: Schedule, part: RankPart, transport: Transport, work: Work | None, device: torch.device
-) -> Iterator[Executor]:
-    """An executor for one run, a new one if none is kept; it is kept unless the run fails.
+class Kept:
+    """Executors between their runs, `most` of them at most.
 
-    What is kept is freed, and the memory asked for once more, if it is exhausted.
+    `in_one_order`: all runs follow one another, whatever streams they begin in, as a caller promises that owns them.
     """
-    key = id(schedule), part.rank, transport.key, device, _stream(device)
-    with _lock:
-        executor = _kept.pop(key, None)
-    if executor is None:
-        executor = _made(lambda: Executor(schedule, part.rank, transport, work, device, part=part))
-    else:
-        executor.reuse(transport, work)
-    yield executor
-    executor.reuse(transport, None)  # the tensors of the caller are not kept
-    with _lock:
-        _kept[key] = executor
-        dropped = [_kept.popitem(last=False)[1] for _ in range(len(_kept) - MAX_KEPT)]
-    for each in dropped:
-        each.give_back()
+
+    def __init__(self, most: int, in_one_order: bool = False) -> None:
+        self.most, self._in_one_order = most, in_one_order
+        self._kept: OrderedDict[Hashable, Executor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def executor(
+        self, schedule: Schedule, part: RankPart, transport: Transport, work: Work | None, device: torch.device
+    ) -> Iterator[Executor]:
+        """An executor for one run, a new one if none is kept; it is kept unless the run fails.
+
+        What is kept for all layers is freed, and the memory asked for once more, if it is exhausted.
+        """
+        stream = 0 if self._in_one_order else _stream(device)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        key = id(schedule), part.rank, transport.key, device, stream, deterministic
+        with self._lock:
+            executor = self._kept.pop(key, None)
+        if executor is None:
+            executor = _made(lambda: Executor(schedule, part.rank, transport, work, device, part=part))
+        else:
+            executor.reuse(transport, work)
+        yield executor
+        executor.reuse(transport, None)  # the tensors of the caller are not kept
+        with self._lock:
+            self._kept[key] = executor
+            dropped = [self._kept.popitem(last=False)[1] for _ in range(len(self._kept) - self.most)]
+        for each in dropped:
+            each.give_back()
+
+    def release(self) -> None:
+        """Free the memories; they are allocated again when they are needed."""
+        with self._lock:
+            dropped = list(self._kept.values())
+            self._kept.clear()
+        for each in dropped:
+            each.give_back()
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that is kept."""
+        with self._lock:
+            return sum(each.memory.numel() for each in self._kept.values())
+
+
+OF_ALL_LAYERS = Kept(MAX_KEPT)
 
 
 def release_memory() -> None:
-    """Free the memories of runs that are kept for later ones; they are allocated again when they are needed."""
-    with _lock:
-        dropped = list(_kept.values())
-        _kept.clear()
-    for each in dropped:
-        each.give_back()
-
-
-def kept_bytes() -> int:
-    """The memory that is kept."""
-    with _lock:
-        return sum(each.memory.numel() for each in _kept.values())
+    """Free the memories of runs that are kept for later ones of all layers, except those of prepared layers."""
+    OF_ALL_LAYERS.release()
 
 
 def _made(make: Callable[[], Executor]) -> Executor:
     try:
         return make()
     except torch.OutOfMemoryError:
-        if not kept_bytes():
+        if not OF_ALL_LAYERS.size_bytes:
             raise
     release_memory()
     return make()

@@ -97,17 +97,22 @@ class MessageIO:
         if self._is_silent:
             self._wait_for_all("out", messages, waits)
             for each in messages:
-                self._finished(each)
+                if each.given or each.offset == OUTSIDE:
+                    self._finished(each)
         else:
             for each in messages:
                 self.finish_send(each, waits[each.node])
 
     def _wait_for_all(self, direction: str, messages: Sequence[PlannedMessage], waits: Mapping[int, Wait]) -> None:
+        before = None
         for each in messages:
-            try:
-                waits[each.node]()
-            except LostPeer as error:
-                raise self._lost(each, _WAITS[direction].format(each.blocks), error) from None
+            wait = waits[each.node]
+            if wait is not before:  # messages of a batch have one
+                try:
+                    wait()
+                except LostPeer as error:
+                    raise self._lost(each, _WAITS[direction].format(each.blocks), error) from None
+                before = wait
 
     def receive(self, message: PlannedMessage, wait: Wait) -> None:
         """Wait until a message has arrived."""

@@ -79,7 +79,7 @@ class Sum:
     into: Views | None
     rows: torch.Tensor | None
     part: Views | None
-    part_rows: torch.Tensor | slice | None
+    part_rows: torch.Tensor | range | None
     unaligned: bool
     by_emptiness: dict[tuple[bool, ...], list[Sum]] = field(default_factory=dict)
 
@@ -140,8 +140,10 @@ class Sums:
         """
         part = found[sum_.output].fields if sum_.part is None else sum_.part
         part_rows = sum_.part_rows
-        if isinstance(part_rows, slice):
-            part, part_rows = [each[part_rows] for each in part], None
+        if isinstance(part_rows, range):
+            if len(part[0]) != len(part_rows):
+                part = [each.narrow(0, part_rows.start, len(part_rows)) for each in part]
+            part_rows = None
         into = bound(sum_.blocks) if sum_.into is None else sum_.into
         if sum_.unaligned:
             first = sum_.terms[0]
@@ -205,7 +207,7 @@ class Sums:
         first, total = terms[0], sum(self.rows(term.block) for term in terms)
         format_, wire, how = self._format(first), self._wire(first), self._how[self._kind[first.block]]
         if self._is_unaligned(first):
-            part = slice(first.part, first.part + total) if first.call is not None else None
+            part = range(first.part, first.part + total) if first.call is not None else None
             return Sum(terms, how, None, None, None if first.call is not None else (), part, True)
         into, rows = None, None
         if first.into != OUTSIDE:
@@ -215,7 +217,7 @@ class Sums:
             return Sum(terms, how, into, rows, part_views, part_rows, False)
         starts = [term.part for term in terms]
         table = self._table(starts, terms, wire.memory.device)
-        return Sum(terms, how, into, rows, None, slice(starts[0], starts[0] + total) if table is None else table, False)
+        return Sum(terms, how, into, rows, None, range(starts[0], starts[0] + total) if table is None else table, False)
 
     def _in_memory(
         self, format_: Format, offsets: Sequence[int], terms: Sequence[Term]

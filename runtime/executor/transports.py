@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 from runtime.executor.messages import Group, LostPeer, Message, Transport, Wait, call_peers, is_lost_peer, reason_of
 from runtime.executor.streams import Streams
@@ -95,7 +96,7 @@ class PointToPoint(OrdinaryMemory):
 
 
 class Batched(OrdinaryMemory):
-    """One batch_isend_irecv per step and channel, as NCCL and RCCL require.
+    """One batch of sends and receives per step and channel, as NCCL and RCCL require.
 
     The batches of one communicator run one after another, so every channel has a communicator of its own. Several
     communicators are safe on a GPU only if their kernels begin in the same order on all ranks (`orders_launches`); if
@@ -111,7 +112,7 @@ class Batched(OrdinaryMemory):
         self.channels = not self._on_gpu or (orders_launches() and not _is_split_from_others(group))
         self._timeout, self._group = _timeout(timeout_s, device), group
         self._groups: list[Group] = [group]
-        self._receives: list[dist.P2POp] = []
+        self._receives: Sequence[Message] = ()
         self._batch = _Once()
 
     @property
@@ -126,13 +127,15 @@ class Batched(OrdinaryMemory):
             _connect(group, self._device)
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        self._batch = _Once()
-        self._receives = [each.prepared or self._operation(dist.irecv, each) for each in messages]
-        return [self._batch.wait] * len(messages)
+        self._batch, self._receives = _Once(), messages
+        self._wait = self._batch.wait
+        return [self._wait] * len(messages)
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
-        operations = self._receives + [each.prepared or self._operation(dist.isend, each) for each in messages]
-        works = call_peers(self._on_gpu, dist.batch_isend_irecv, operations) if operations else []
+        post = [each.prepared or self._operation(each, sends=False) for each in self._receives]
+        post += [each.prepared or self._operation(each, sends=True) for each in messages]
+        group = self._groups[(*self._receives, *messages)[0].channel] if post else None
+        works = call_peers(self._on_gpu, self._together, _group_of(group), post) if post else []
         self._batch.works, timeout = () if self._on_gpu else works, self._timeout
 
         def finish() -> None:
@@ -140,13 +143,27 @@ class Batched(OrdinaryMemory):
                 wait_for(work, timeout)
 
         self._batch.finish = finish
-        return [self._batch.wait] * len(messages)
+        return [self._wait] * len(messages)
 
-    def _operation(self, call: Callable[..., object], message: Message) -> dist.P2POp:
-        group = self._groups[message.channel]
-        found = dist.P2POp(call, message.data, group=group, group_peer=message.peer, tag=message.tag)
-        message.prepared = found
-        return found
+    def _together(self, group: dist.ProcessGroup, post: Sequence[Callable[[], dist.Work]]) -> Sequence[dist.Work]:
+        """As `dist.batch_isend_irecv`, which for each operation finds the group anew, and checks what is known here.
+
+        NCCL makes one kernel of what is posted between the start and the end of a coalescing, gloo one work of each.
+        """
+        if not self._on_gpu:
+            return [each() for each in post]
+        with _coalescing_manager(group, self._device, async_ops=True) as batch:
+            for each in post:
+                each()
+        works: list[dist.Work] = batch.works
+        return works
+
+    def _operation(self, message: Message, sends: bool) -> Callable[[], dist.Work]:
+        """The call that posts one end of a message; made once for all runs."""
+        group = _group_of(self._groups[message.channel])
+        post = partial(group.send if sends else group.recv, [message.data], message.peer, message.tag)
+        message.prepared = post
+        return post
 
 
 def orders_launches() -> bool:

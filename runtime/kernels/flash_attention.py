@@ -1,7 +1,7 @@
 """The kernels flash-attn and flash-attn-3.
 
 flash-attn is the package of this name, releases 2.5 to 2.8, for CUDA and ROCm. flash-attn-3 is FlashAttention-3 for
-Hopper, through torch.
+Hopper, a package of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import inspect
 import os
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.attention
 
 from runtime.kernels.partials import (
     Band,
@@ -26,7 +26,7 @@ from runtime.kernels.partials import (
     rows_contiguous,
     window,
 )
-from runtime.kernels.sdpa import ScaledDotProduct, gpu_head_dim
+from runtime.kernels.sdpa import gpu_head_dim
 from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
@@ -103,6 +103,7 @@ def options_of(function: Callable[..., Any], scale: float, band: Band) -> dict[s
         "dropout_p": 0.0,
         "softmax_scale": scale,
         "causal": (left, right) == (-1, 0),
+        "is_causal": (left, right) == (-1, 0),
         "window_size": (left, right),
         "window_size_left": left,
         "window_size_right": right,
@@ -120,16 +121,13 @@ def _option_names(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(getattr(function, "_init_fn", function)).parameters)
 
 
-# The kernel flash-attn-3: FlashAttention-3 for Hopper through torch, in place of torch's own flash operator.
+# The kernel flash-attn-3: FlashAttention-3 for Hopper, by its own package.
 #
 # It has never been executed: no GPU was at hand. So it is chosen by name only, never by ``auto``.
-#
-# torch 2.11 or later overrides its private flash operators with those of the package (`torch.nn.attention._fa3`, a
-# prototype), so the calls are those of `runtime.kernels.sdpa`: masks that flash operators lack go to the
-# memory-efficient one. The override holds for the whole process, also for the kernel sdpa.
 
 
-_NAME, _PACKAGE, _HOPPER = "FA3", "flash_attn_interface", 9
+_INTERFACES, _HOPPER = ("flash_attn_interface", "flash_attn_3.flash_attn_interface"), 9
+"""Where the package has its functions (hopper/flash_attn_interface.py in its repository), the first that imports."""
 
 
 class FlashAttention3:
@@ -142,40 +140,59 @@ class FlashAttention3:
             return f"it runs on cuda, not {device.type}"
         if dtype not in (torch.float16, torch.bfloat16):
             return f"it supports torch.float16 and torch.bfloat16, not {dtype}"
-        return gpu_head_dim(head_dim) or _torch_problem() or _gpu_problem(device)
+        if torch.version.hip is not None:
+            return "it runs on GPUs of NVIDIA, not on those of AMD"
+        try:
+            _interface_3()
+        except (ImportError, OSError) as error:
+            return f"its module {_INTERFACES[0]} does not import: {first_line(error)}"
+        major, minor = torch.cuda.get_device_capability(device)
+        at_fault = None if major == _HOPPER else f"it runs on GPUs of compute capability 9, not {major}.{minor}"
+        return gpu_head_dim(head_dim) or at_fault
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
-        _activate()
-        return ScaledDotProduct().attend(q, k, v, scale=scale, low=low, high=high)
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+        return over_band(_flash_attn_3, q, k, v, scale, low, high)
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
         *, scale: float, low: int, high: int,
     ) -> Gradients:  # fmt: skip
-        _activate()
-        return ScaledDotProduct().backward(dout, q, k, v, out, lse, scale=scale, low=low, high=high)
-
-
-def _torch_problem() -> str | None:
-    """Why FlashAttention-3 cannot be used through torch."""
-    implementations: list[str] = getattr(torch.nn.attention, "list_flash_attention_impls", list)()
-    if _NAME not in implementations:
-        return f"torch {torch.__version__} has no way to activate {_NAME}"
-    try:
-        importlib.import_module(_PACKAGE)
-    except (ImportError, OSError) as error:
-        return f"its module {_PACKAGE} does not import: {first_line(error)}"
-    return None
-
-
-def _gpu_problem(device: torch.device) -> str | None:
-    if torch.version.hip is not None:
-        return "it runs on GPUs of NVIDIA, not on those of AMD"
-    major, minor = torch.cuda.get_device_capability(device)
-    return None if major == _HOPPER else f"it runs on GPUs of compute capability 9, not {major}.{minor}"
+        dout, q, k, v, out = (rows_contiguous(x) for x in (dout, q, k, v, out))
+        return gradients_over_band(_flash_attn_3_gradients, Rows(dout, q, out, lse), k, v, scale, low, high)
 
 
 @cache
-def _activate() -> None:
-    """Let torch's flash operators be those of FlashAttention-3 from now on."""
-    torch.nn.attention.activate_flash_attention_impl(_NAME)
+def _interface_3() -> ModuleType:
+    first, other = _INTERFACES
+    try:
+        return importlib.import_module(first)
+    except ImportError as error:
+        try:
+            return importlib.import_module(other)
+        except ImportError:
+            raise error from None
+
+
+def _flash_attn_3(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+    """The only call of FlashAttention-3, which supports GQA."""
+    forward = _interface_3()._flash_attn_forward
+    out, lse, *_ = forward(q, k, v, **_all_options(forward, 3, scale, band))
+    return Partial(out, lse.transpose(1, 2))
+
+
+def _flash_attn_3_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    """The only call of FlashAttention-3 for gradients, which supports GQA and fills what it is given."""
+    backward = _interface_3()._flash_attn_backward
+    lse = rows.lse.transpose(1, 2).contiguous()
+    filled = Gradients(*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (rows.q, k, v)))
+    options = _all_options(backward, 6, scale, band) | {"dq": filled.q, "dk": filled.k, "dv": filled.v}
+    backward(rows.dout, rows.q, k, v, rows.out, lse, **options)
+    return filled
+
+
+def _all_options(function: Callable[..., Any], tensors: int, scale: float, band: Band) -> dict[str, Any]:
+    """The options of the installed release; None for those that it requires after its tensors and that are unused."""
+    parameters = list(inspect.signature(getattr(function, "_init_fn", function)).parameters.values())[tensors:]
+    required = {each.name: None for each in parameters if each.default is each.empty}
+    return required | options_of(function, scale, band)

@@ -55,17 +55,18 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor, empty: bool
     nothing = None
     if not part_lse.is_cpu or not math.isfinite(part_lse.sum().item()):
         nothing = (part_lse == -math.inf) | ((part_lse == math.inf) & (part[..., 0] == 0))
-        part, part_lse = part.masked_fill(nothing[..., None], 0), part_lse.masked_fill(nothing, -math.inf)
+        part, part_lse = part.masked_fill(nothing.unsqueeze(-1), 0), part_lse.masked_fill(nothing, -math.inf)
     if empty:
         out.copy_(part)
         lse.copy_(part_lse)
         return
-    weight, part_weight = torch.sub(lse, part_lse).sigmoid_(), torch.sub(part_lse, lse).sigmoid_()
+    difference = torch.sub(part_lse, lse)
+    part_weight, weight = difference.sigmoid(), difference.neg_().sigmoid_()
     if nothing is not None:
         weight.masked_fill_(nothing, 1)
         part_weight.masked_fill_(nothing, 0)
-    out.mul_(weight[..., None]).addcmul_(part, part_weight[..., None])
-    lse.copy_(torch.logaddexp(lse, part_lse.to(lse.dtype)))
+    out.mul_(weight.unsqueeze(-1)).addcmul_(part, part_weight.unsqueeze(-1))
+    torch.logaddexp(lse, part_lse.to(lse.dtype), out=lse)
 
 
 def add(
@@ -121,11 +122,9 @@ def stand_in_for_out(dout: Tensor, delta: Tensor) -> Tensor:
     if (triton := _triton_for(dout)) is not None:
         found: Tensor = triton.launch_stand_in(dout, delta)
         return found
-    rows = dout.float()
-    largest = rows.abs().amax(-1, keepdim=True)  # avoids underflow of the squares in float32
-    unit = rows / largest.masked_fill(largest == 0, 1)
-    lengths = unit.square().sum(-1, keepdim=True) * largest
-    return (unit * (delta[..., None] / lengths.masked_fill(lengths == 0, 1))).to(dout.dtype)
+    rows = dout.double()  # in float32 squares may underflow
+    squares = torch.linalg.vecdot(rows, rows).clamp_min_(1e-300)  # rows of 0 have delta 0
+    return rows.mul_((delta / squares).unsqueeze(-1)).to(dout.dtype)
 
 
 def _triton_for(x: Tensor) -> ModuleType | None:

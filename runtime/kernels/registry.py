@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 
+from runtime.kernels.cudnn import Cudnn
 from runtime.kernels.flash_attention import FlashAttention, FlashAttention3
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.reference import Reference
@@ -55,7 +56,7 @@ class Kernel(Protocol):
         """
 
 
-_KERNELS: tuple[Kernel, ...] = (FlashAttention(), ScaledDotProduct(), FlashAttention3(), Reference())
+_KERNELS: tuple[Kernel, ...] = (FlashAttention(), ScaledDotProduct(), FlashAttention3(), Cudnn(), Reference())
 
 KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in _KERNELS}
 """Kernels by name: those of ``auto``, the fastest first, then those that are chosen by name only."""

@@ -144,12 +144,17 @@ def _square_causal(band: Band) -> bool:
 
 def _gpu_flash_runs(q: Tensor, k: Tensor, v: Tensor, band: Band) -> bool:
     """Whether torch's flash operator supports this mask and these tensors on this GPU."""
+    parameters = operator_parameters(q, k, v, band)
+    return parameters is not None and torch.backends.cuda.can_use_flash_attention(parameters)
+
+
+def operator_parameters(q: Tensor, k: Tensor, v: Tensor, band: Band) -> torch.backends.cuda.SDPAParams | None:
+    """What torch asks to know whether an operator without a mask of its own runs; None where the band needs one."""
     if not (band.unmasked or _square_causal(band)):
-        return False
+        return None
     query, key, value = heads_first(q, k, v)
     grouped = q.shape[2] != k.shape[2]
-    parameters = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, band.causal, grouped)
-    return torch.backends.cuda.can_use_flash_attention(parameters)
+    return torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, band.causal, grouped)
 
 
 def _gpu_flash(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
@@ -166,7 +171,7 @@ def _gpu_flash_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, band: B
     """
     operator = torch.ops.aten._scaled_dot_product_flash_attention_backward
     dout, q, out, lse = heads_first(*rows)
-    unused = _no_random_state(q)
+    unused = no_random_state(q)
     shape = (None, None, band.queries, band.keys)  # no cumulative sequence lengths: all sequences have equal length
     found = operator(
         dout, q, *heads_first(k, v), out, lse.contiguous(), *shape, 0.0, band.causal, unused, unused, scale=scale
@@ -202,7 +207,7 @@ def _gpu_efficient_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, ban
     dout, q, out, lse = heads_first(rows.dout, rows.q, rows.out.contiguous(), rows.lse)
     padding = 0 if torch.version.hip else -band.queries % 32
     lse = torch.nn.functional.pad(lse, (0, padding), value=math.inf).contiguous()
-    unused, output_mask = _no_random_state(q), [True, True, True, False]
+    unused, output_mask = no_random_state(q), [True, True, True, False]
     dq, dk, dv, _ = operator(
         dout, q, *heads_first(k, v), _gpu_mask(rows.q, k, band), out, lse, unused, unused, 0.0, output_mask,
         _square_causal(band), scale=scale,
@@ -217,6 +222,6 @@ def _gpu_mask(q: Tensor, k: Tensor, band: Band) -> Tensor | None:
     return additive_mask(band, q.dtype, q.device).expand(q.shape[0], k.shape[2], -1, -1)
 
 
-def _no_random_state(q: Tensor) -> Tensor:
+def no_random_state(q: Tensor) -> Tensor:
     """A placeholder for the random state of dropout, which is not used."""
     return torch.zeros((), dtype=torch.int64, device=q.device)

@@ -18,30 +18,34 @@ torch.Size([2, 16, 8, 64])
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from runtime.executor.kept import Kept
 from runtime.executor.messages import Group
 from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
-    DTYPE_NAMES,
     LayerCall,
+    agreed_passes,
     attention_proposal,
     call_layer,
+    cast_as_torch_does,
     check_lengths,
     described_layer,
     documents_in,
     lengths_of,
     passes_to_run,
     process_group,
+    run_layer,
     uncompiled,
     workload_of_shard,
 )
@@ -107,8 +111,7 @@ def attention_with_lse(
 
     The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
     several layers, and gets the gradients of its own shard. If orders differ, all ranks raise `RunError`. All ranks
-    must want gradients, or none of them. Passes are not captured in CUDA graphs
-    (docs/why/predictions.md#20-copy-engines-no-cuda-graphs).
+    must want gradients, or none of them. Passes are not captured in CUDA graphs: `prepare` a layer for that.
 
     Parameters
     ----------
@@ -131,7 +134,7 @@ def attention_with_lse(
         gradients.
     scale : of the scores; 1 / sqrt(head_dim) if None.
     topology : whose rings ``tasp`` uses, and whose routes messages take; a full mesh if None.
-    kernel : ``flash-attn``, ``sdpa``, ``flash-attn-3``, ``reference``, or ``auto``, flash-attn or sdpa.
+    kernel : ``flash-attn``, ``sdpa``, ``flash-attn-3``, ``cudnn``, ``reference``, or ``auto``, flash-attn or sdpa.
     transport : ``auto``, ``p2p``, ``batched``, ``all-to-all`` or ``symmetric-memory`` (see
         `runtime.executor.transports`).
     options : how schedules are built by name, such as trimming, buffers and dtypes on the wire. `groups` decides which
@@ -152,16 +155,84 @@ def attention_with_lse(
     alone; `ScheduleError` for unknown names; `RunError` when the ranks don't agree, no
     kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
     """
-    if torch.is_autocast_enabled(q.device.type):
-        lower = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (each.to(lower) if each.dtype in DTYPE_NAMES else each for each in (q, k, v))
-    layer = _SoftmaxCall(
-        q, k, v, schedule=schedule, mask="causal" if causal else "full", window=window, cu_seqlens=cu_seqlens,
-        cached_keys=int(cached_keys), scale=scale, topology=topology, kernel=kernel, transport=transport,
-        options=options, group=process_group(group), timeout_s=timeout_s,
+    layer = _softmax_call(
+        q, k, v, schedule=schedule, causal=causal, window=window, cu_seqlens=cu_seqlens, cached_keys=cached_keys,
+        scale=scale, topology=topology, kernel=kernel, transport=transport, options=options, group=group,
+        timeout_s=timeout_s,
     )  # fmt: skip
     out, lse = call_layer(layer)
     return out, lse
+
+
+@uncompiled
+def prepare(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unpack[CallKeywords]
+) -> PreparedAttention:  # fmt: skip
+    """`attention` of tensors like these, on which all ranks agree here, once; every rank of the group calls it.
+
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> q, k, v = (torch.randn(1, 16, heads, 64) for heads in (8, 2, 2))
+    >>> layer = prepare(q, k, v, schedule="zigzag-ring-attention", causal=True)
+    >>> [layer(q, k, v).shape for _ in range(3)]                               # nothing is compared between ranks here
+    [torch.Size([1, 16, 8, 64]), torch.Size([1, 16, 8, 64]), torch.Size([1, 16, 8, 64])]
+    >>> dist.destroy_process_group()
+
+    Only shapes, dtypes, device, and whether gradients are wanted, are taken from the tensors. Keywords and errors are
+    those of `attention_with_lse`.
+    """
+    arguments = inspect.signature(attention_with_lse).bind(q, k, v, **keywords)
+    arguments.apply_defaults()
+    layer = _softmax_call(**arguments.arguments, prepared=True)
+    passes, _ = agreed_passes(layer)
+    assert isinstance(passes, SoftmaxPasses), "attention has passes"
+    return PreparedAttention(passes, layer.inputs, layer.gradients)
+
+
+class PreparedAttention:
+    """Attention of tensors of one shape in the memory of this layer; made by `prepare`.
+
+    Calls compare nothing between ranks, so all ranks must make them, and go back through them, in the same order.
+    They follow one another on a GPU, whatever streams they are made in. After the first call of each pass a CUDA graph
+    may capture further ones: schedules, memory, views and communicators are there, and the host waits for nothing.
+    """
+
+    def __init__(self, passes: SoftmaxPasses, like: Sequence[torch.Tensor], gradients: bool) -> None:
+        self._passes = replace(passes, kept=Kept(2, in_one_order=True))
+        self._like, self._gradients = [_facts_of(each) for each in like], gradients
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The result. Raises `WorkloadError` for tensors that are not like those of `prepare`."""
+        return self.with_lse(q, k, v)[0]
+
+    @uncompiled
+    def with_lse(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `attention_with_lse`."""
+        inputs = cast_as_torch_does(q, k, v)
+        for name, each, expected in zip("qkv", inputs, self._like, strict=True):
+            if (facts := _facts_of(each)) != expected:
+                found, wanted = (f"{list(shape)} of {dtype} on {device}" for shape, dtype, device in (facts, expected))
+                raise WorkloadError(f"{name} is {found}, expected {wanted}, for which the layer was prepared")
+        gradients = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+        if gradients and not self._gradients:
+            raise WorkloadError("gradients are wanted, expected none, as the layer was prepared with tensors that "
+                                "require none")  # fmt: skip
+        out, lse = run_layer(self._passes, None, gradients, *inputs)
+        return out, lse
+
+
+def _facts_of(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return x.shape, x.dtype, x.device
+
+
+def _softmax_call(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, cached_keys: int, group: Group | DeviceMesh,
+    **others: Any,
+) -> _SoftmaxCall:  # fmt: skip
+    return _SoftmaxCall(
+        *cast_as_torch_does(q, k, v), mask="causal" if causal else "full", cached_keys=int(cached_keys),
+        group=process_group(group), **others,
+    )  # fmt: skip
 
 
 @dataclass
@@ -180,6 +251,7 @@ class _SoftmaxCall(LayerCall):
     scale: float | None
     kernel: str
     options: AttentionOptions
+    prepared: bool = False
     apart: ClassVar[Sequence[str]] = ("positions", "queries")
 
     @property
@@ -206,7 +278,7 @@ class _SoftmaxCall(LayerCall):
         return attention_proposal(
             "softmax", self.k.shape[1], workload, self.documents, self.options, schedule=_schedule_name(self.schedule),
             **self.proposed_transport(q.device, number), queries=q.shape[1], cached_keys=cached_keys,
-            scale=float(scale),
+            scale=float(scale), prepared=self.prepared,
         )  # fmt: skip
 
     def build(self, everyone: Sequence[Proposal], topology: Topology) -> tuple[Schedule, ...]:

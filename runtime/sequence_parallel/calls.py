@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.copies import Copies, Work
-from runtime.executor.kept import kept_executor
+from runtime.executor.kept import OF_ALL_LAYERS, Kept
 from runtime.executor.messages import Group, Transport
 from runtime.executor.transports import make_transport
 from runtime.executor.views import DTYPES
@@ -130,7 +130,26 @@ class LayerCall(ABC):
 
 
 def call_layer(layer: LayerCall) -> tuple[Any, ...]:
-    """The outputs of a layer on this rank; all ranks of the group call it.
+    """The outputs of a layer on this rank; all ranks of the group call it. Raises what `agreed_passes` raises."""
+    passes, call = agreed_passes(layer)
+    if passes is None:
+        return layer.inputs
+    return run_layer(passes, call, layer.gradients, *layer.inputs)
+
+
+def run_layer(passes: LayerPasses, call: Call | None, gradients: bool, *inputs: Any) -> tuple[Any, ...]:
+    """The outputs of a forward pass; if `gradients` are wanted, as one differentiable operation.
+
+    Backward passes of no `call` are run without agreement.
+    """
+    if not gradients:
+        return passes.forward(*inputs)[0]
+    outputs: tuple[Any, ...] = _Differentiable.apply(passes, call, *inputs)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def agreed_passes(layer: LayerCall) -> tuple[LayerPasses | None, Call]:
+    """The passes on this rank, of which all ranks have the same schedules, and their number; a collective call.
 
     Raises `RunError` where ranks do not agree or one is lost, and what the layer raises on any rank.
     """
@@ -148,12 +167,7 @@ def call_layer(layer: LayerCall) -> tuple[Any, ...]:
     everyone = call.agree(own, layer.apart)
     schedules = _built_together(layer, everyone)
     call.layer = layer.described(schedules)
-    passes = layer.passes(schedules, everyone, rank)
-    if passes is None:
-        return layer.inputs
-    if not layer.gradients:
-        return passes.forward(*layer.inputs)[0]
-    return differentiable(passes, call, *layer.inputs)
+    return layer.passes(schedules, everyone, rank), call
 
 
 def process_group(group: Group | DeviceMesh) -> Group:
@@ -165,21 +179,25 @@ def process_group(group: Group | DeviceMesh) -> Group:
     return group.get_group()
 
 
-def differentiable(passes: LayerPasses, call: Call, *inputs: Any) -> tuple[Any, ...]:
-    """The outputs of a forward pass as one differentiable operation."""
-    outputs: tuple[Any, ...] = _Differentiable.apply(passes, call, *inputs)  # type: ignore[no-untyped-call]
-    return outputs
+def cast_as_torch_does(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Tensors in the dtype to which `torch.autocast` casts the inputs of attention; as they are without it."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    lower = torch.get_autocast_dtype(kind)
+    return [each.to(lower) if each.dtype in DTYPE_NAMES else each for each in tensors]
 
 
 class _Differentiable(torch.autograd.Function):
     """Both passes; all ranks run their backward passes in the same order."""
 
     @staticmethod
-    def forward(ctx: Any, passes: LayerPasses, call: Call, *inputs: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, passes: LayerPasses, call: Call | None, *inputs: Any) -> tuple[Any, ...]:
         outputs, saved = passes.forward(*inputs)
         # A checkpoint without reentry replaces saved tensors by those of a forward pass that it runs again, with a
         # number of its own, and keeps everything else. So the number of the call is saved as a tensor, too.
-        ctx.save_for_backward(*saved, *([torch.tensor(call.number, device="cpu")] if saved else []))
+        number = [torch.tensor(0 if call is None else call.number, device="cpu")] if saved else []
+        ctx.save_for_backward(*saved, *number)
         ctx.mark_non_differentiable(*(outputs[number] for number in passes.without_gradients))
         ctx.passes, ctx.call = passes, call
         return outputs
@@ -188,8 +206,10 @@ class _Differentiable(torch.autograd.Function):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        call: Call = ctx.call
+        call: Call | None = ctx.call
         *saved, number = ctx.saved_tensors or (None,)
+        if call is None:
+            return None, None, *ctx.passes.backward(saved, *gradients)
         computed_as = None if number is None else int(number)
         call.agree_on_backward(computed_as)
         try:
@@ -225,10 +245,10 @@ def _mesh(world_size: int) -> Topology:
 @contextlib.contextmanager
 def run_pass(
     schedule: Schedule, rank: int, transport: Transport, work: Work | None, device: torch.device,
-    load: Callable[[Copies], object],
+    load: Callable[[Copies], object], kept: Kept = OF_ALL_LAYERS,
 ) -> Iterator[Copies]:  # fmt: skip
     """Run a schedule after `load` has filled the memory, which is used again after the context has ended."""
-    with kept_executor(schedule, part_of(schedule, rank), transport, work, device) as executor:
+    with kept.executor(schedule, part_of(schedule, rank), transport, work, device) as executor:
         load(executor.copies)
         executor.prepare()
         executor.run()

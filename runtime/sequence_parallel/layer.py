@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 
 from runtime.executor.copies import Copies
+from runtime.executor.kept import OF_ALL_LAYERS, Kept
 from runtime.executor.messages import Transport
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
@@ -74,9 +75,7 @@ class AttentionLayer:
             inputs = {**inputs, QUERIES: (q, dout, lse_for_gradients(lse), out)}
         self._inputs = inputs
         self._bound: dict[tuple[int, ...], Views] = {}
-        bound = {kind.name for kind in schedule.blocks.kinds if kind.bound}
-        outputs = (QUERY_GRADIENTS, KEY_GRADIENTS) if self._task.is_backward else (RESULTS,)
-        self._sums = {each: self._empty(each, torch.float32) for each in outputs if TENSORS[each] in bound}
+        self._sums = {tensor: self._empty(tensor, torch.float32) for tensor in shard.bound}
 
     def load(self, copies: Copies) -> None:
         """Copy the inputs that are in the memory of a run into it, and make what is sent in place of others."""
@@ -104,7 +103,7 @@ class AttentionLayer:
             raise RunError(
                 f"step {row.step}: there is no kernel {row.kernel!r} on {device}, expected {self._task.kernel!r}"
             )
-        queries, keys = ([each.transpose(0, 1) for each in operand] for operand in operands)
+        queries, keys = operands
         low, high = row.params
         outputs: Sequence[Sequence[Tensor]]
         if row.kernel == ATTEND:
@@ -124,11 +123,12 @@ class AttentionLayer:
                 found = gradients_packed(self._kernel, rows, k, v, self._scale, self._packing.call(row))
             outputs = [(found.q,), (found.k, found.v)]
         return [
-            Parts(
-                [self._shard.output_of[block] for block in operand.blocks], [each.transpose(0, 1) for each in tensors]
-            )
+            Parts(self._shard.outputs(operand.blocks), [each.transpose(0, 1) for each in tensors])
             for operand, tensors in zip(row.operands, outputs, strict=False)
         ]
+
+    def arranged(self, fields: Views) -> Views:
+        return [each.transpose(0, 1) for each in fields]
 
     def bound(self, blocks: Sequence[int]) -> Views:
         """Inputs or outputs of own blocks, which are adjacent in the shard."""
@@ -160,23 +160,21 @@ class AttentionLayer:
 
     def _empty(self, tensor: int, dtype: torch.dtype) -> Sequence[Tensor]:
         """Tensors of the shard for an output; log-sum-exps are float32."""
-        layer, positions = self._task.workload, self._task.lengths_of(tensor)[self._rank]
-        heads = layer.kv_head_count if tensor == KEY_GRADIENTS else layer.heads
         device = self._inputs[QUERIES][0].device
         return [
-            torch.empty(
-                layer.batch, positions, heads, *field.shape[2:],
-                dtype=torch.float32 if field.name == "lse" else dtype, device=device,
-            )
-            for field in self._task.fields_of(tensor)
-        ]  # fmt: skip
+            torch.empty(shape, dtype=torch.float32 if name == "lse" else dtype, device=device)
+            for name, shape in self._shard.shapes[tensor]
+        ]
 
     def _rows(self, tensors: Sequence[Tensor], blocks: Sequence[int]) -> Views:
         """The rows and heads of own blocks that are adjacent in the shard, [positions, batch, heads, ...] each."""
         first, count = self._first[blocks[0]], sum([self._count[block] for block in blocks])
         assert self._first[blocks[-1]] + self._count[blocks[-1]] == first + count, "operands are adjacent in the shard"
         heads = self._heads[blocks[0]]
-        return [each[:, first : first + count, heads].transpose(0, 1) for each in tensors]
+        some = [each if each.shape[1] == count else each.narrow(1, first, count) for each in tensors]
+        if heads != slice(0, tensors[0].shape[2]):
+            some = [each[:, :, heads] for each in some]
+        return [each.transpose(0, 1) for each in some]
 
 
 class _Packing:
@@ -223,13 +221,25 @@ _packing_of = lru_cache(maxsize=16)(_Packing)
 
 @dataclass(frozen=True, eq=False)
 class _Shard:
-    """What a layer asks of its schedule, by block. `first` is where own blocks begin in the shard."""
+    """What a layer asks of its schedule, by block. `first` is where own blocks begin in the shard.
+
+    `shapes` are the names and shapes of the shard's tensors, by output. `bound` are those that the caller has.
+    """
 
     tensor: list[int]
     count: list[int]
     output_of: list[int]
     first: dict[int, int]
     heads: dict[int, slice]
+    shapes: dict[int, list[tuple[str, tuple[int, ...]]]]
+    bound: list[int]
+    known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def outputs(self, blocks: tuple[int, ...]) -> list[int]:
+        """The blocks of outputs of an operand's blocks."""
+        if blocks not in self.known:
+            self.known[blocks] = [self.output_of[block] for block in blocks]
+        return self.known[blocks]
 
 
 @lru_cache(maxsize=16)
@@ -241,12 +251,20 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
     for tensor in np.unique(task.tensor[own]).tolist():
         of_tensor = task.tensor[own] == tensor
         first[of_tensor] = np.searchsorted(task.places_of(tensor, rank), task.start[own[of_tensor]])
+    layer, shapes = task.workload, dict[int, list[tuple[str, tuple[int, ...]]]]()
+    for tensor in (QUERY_GRADIENTS, KEY_GRADIENTS) if task.is_backward else (RESULTS,):
+        heads = layer.kv_head_count if tensor == KEY_GRADIENTS else layer.heads
+        rows = layer.batch, task.lengths_of(tensor)[rank], heads
+        shapes[tensor] = [(each.name, (*rows, *each.shape[2:])) for each in task.fields_of(tensor)]
+    bound = {kind.name for kind in schedule.blocks.kinds if kind.bound}
     return _Shard(
         task.tensor.tolist(),
         task.count.tolist(),
         task.output_of.tolist(),
         dict(zip(own.tolist(), first.tolist(), strict=True)),
         {block: slice(*task.heads_of(block)) for block in own.tolist()},
+        shapes,
+        [tensor for tensor in shapes if TENSORS[tensor] in bound],
     )
 
 
@@ -278,6 +296,7 @@ class SoftmaxPasses:
     """Both passes of softmax attention on one rank. `backward_schedule` is None if no gradients are required.
 
     `packed` are the tasks of the passes with the documents of this call, if schedules are those of any documents.
+    `kept` has the executors.
 
     The forward pass has the inputs q, k, v and the outputs out, as `q` in shape and dtype, and lse, [batch, heads,
     positions], through which no gradient flows. It saves q, k, v, out, lse as [batch, positions, heads], and the blocks
@@ -292,6 +311,7 @@ class SoftmaxPasses:
     transport: Transport
     packed: Sequence[AttentionTask] = ()
     without_gradients: Sequence[int] = (1,)
+    kept: Kept = OF_ALL_LAYERS
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         left = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
@@ -322,7 +342,7 @@ class SoftmaxPasses:
             layer.load(copies)
             load_copies_of_others(copies, schedule, left)
 
-        with run_pass(schedule, self.rank, self.transport, layer, left.device, load) as copies:
+        with run_pass(schedule, self.rank, self.transport, layer, left.device, load, self.kept) as copies:
             yield layer, copies
 
 

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypedDict, Unpack, overload
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.messages import Group, Transport
 from runtime.kernels.linear_registry import Attend, choose_linear_kernel
@@ -28,11 +29,13 @@ from runtime.sequence_parallel.calls import (
     LayerCall,
     attention_proposal,
     call_layer,
+    cast_as_torch_does,
     check_lengths,
     described_layer,
     documents_in,
     lengths_of,
     passes_to_run,
+    process_group,
     run_pass,
     uncompiled,
     workload_of_shard,
@@ -66,7 +69,7 @@ class _Keywords(TypedDict, total=False):
     decay: Sequence[float] | Tensor | None
     gates: Tensor | None
     schedule: str
-    group: Group
+    group: Group | DeviceMesh
     causal: bool
     cu_seqlens: Sequence[int] | Tensor | None
     initial_state: Tensor | None
@@ -98,7 +101,7 @@ def linear_attention(
     decay: Sequence[float] | Tensor | None = None,
     gates: Tensor | None = None,
     schedule: str = "lasp-2",
-    group: Group = None,
+    group: Group | DeviceMesh = None,
     causal: bool = True,
     cu_seqlens: Sequence[int] | Tensor | None = None,
     initial_state: Tensor | None = None,
@@ -112,7 +115,8 @@ def linear_attention(
     """Linear attention of this rank's queries over the keys of all ranks; every rank of the group calls it.
 
     The state of a KV head is ``S_i = a_i S_(i-1) + k_i v_i``, the output ``o_i = q_i S_i``. Feature maps, scales and
-    normalisation are the caller's. Computed in float32. Differentiable in q, k, v, the gates and the states, as
+    normalisation are the caller's. Computed in float32; under `torch.autocast` q, k and v are cast as torch casts the
+    inputs of attention. Differentiable in q, k, v, the gates and the states, as
     `runtime.sequence_parallel.api.attention` is; under torch.compile the call is a graph break.
 
     Parameters
@@ -142,10 +146,12 @@ def linear_attention(
     Raises `WorkloadError` for tensors and decays that don't fit together or to the schedule, `ScheduleError` for
     unknown names, `RunError` when the ranks don't agree, no kernel can do it, or one is lost.
     """
+    q, k, v = cast_as_torch_does(q, k, v)
     layer = _LinearCall(
-        q, k, v, gates, initial_state, decay=decay, schedule=schedule, mask="causal" if causal else "full",
-        cu_seqlens=cu_seqlens, return_final_state=bool(return_final_state), topology=topology, kernel=kernel,
-        transport=transport, options=options, group=group, timeout_s=timeout_s,
+        q, k, v, gates, initial_state, decay=decay, schedule=schedule,
+        mask="causal" if causal else "full", cu_seqlens=cu_seqlens, return_final_state=bool(return_final_state),
+        topology=topology, kernel=kernel, transport=transport, options=options, group=process_group(group),
+        timeout_s=timeout_s,
     )  # fmt: skip
     out, state = call_layer(layer)
     return (out, state) if return_final_state else out

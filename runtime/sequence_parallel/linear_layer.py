@@ -123,6 +123,9 @@ class LinearLayer:
         found = kernel(row, operands)
         return [Parts((place.block,), fields) for place, fields in zip(row.adds, found, strict=True)]
 
+    def arranged(self, fields: Views) -> Views:
+        return fields
+
     def bound(self, blocks: Sequence[int]) -> Views:
         """The rows and heads of a block of an own chunk, [positions, batch, heads, ...] each."""
         (block,) = blocks

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.copies import Copies
 from runtime.executor.messages import Group, Transport
@@ -32,6 +33,7 @@ from runtime.sequence_parallel.calls import (
     call_layer,
     check_lengths,
     lengths_of,
+    process_group,
     run_pass,
     uncompiled,
 )
@@ -53,7 +55,7 @@ def relayout(
     x: Tensor,
     before: SequenceLayout,
     after: SequenceLayout,
-    group: Group = None,
+    group: Group | DeviceMesh = None,
     *,
     topology: Topology | None = None,
     transport: str = "auto",
@@ -71,13 +73,13 @@ def relayout(
         the result is `x` itself.
     group, topology, transport, timeout_s : see `runtime.sequence_parallel.api.attention_with_lse`.
 
-    Returns the shard in the layout `after`, [batch, positions, ...], in the dtype of `x`.
+    Returns the shard in the layout `after`, [batch, positions, ...], in the dtype of `x`, also under `torch.autocast`.
 
     Raises `WorkloadError` for a tensor that does not fit the layout, `ScheduleError` for layouts that do not fit each
     other, `RunError` when the ranks don't agree or one is lost. What is wrong is found before data moves.
     """
     layer = _RelayoutCall(
-        x, before, after, group=group, topology=topology, transport=transport, timeout_s=timeout_s
+        x, before, after, group=process_group(group), topology=topology, transport=transport, timeout_s=timeout_s
     )  # fmt: skip
     (out,) = call_layer(layer)
     moved: Tensor = out

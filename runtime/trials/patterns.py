@@ -133,6 +133,9 @@ class PatternWork:
         found = self.patterns.added(self._rank, row)
         return [Parts((place.block,), [each.to(self._device)]) for place, each in zip(row.adds, found, strict=True)]
 
+    def arranged(self, fields: Views) -> Views:
+        return fields
+
     def bound(self, blocks: Sequence[int]) -> Views:
         for block in blocks:
             if block not in self._bound:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runtime import attention, linear_attention, relayout
 from runtime.executor.messages import Message
-from runtime.executor.transports import PointToPoint
+from runtime.executor.transports import Batched, PointToPoint
 from tasp_lab.core.errors import RunError
 from tasp_lab.workload.sequence_layout import contiguous, zigzag
 from tests.support.ranks import on_ranks, succeeded
@@ -69,14 +70,12 @@ def backward_in_order(sums: Sequence[Tensor]) -> None:
         each.backward()
 
 
-class Untagged(dist.P2POp):
+def untagged(self: Batched, message: Message, sends: bool) -> Callable[[], dist.Work]:
     """An operation that meets others of its peer in the order in which they are posted, as those of NCCL do."""
+    return TAGGED(self, replace(message, tag=0), sends)
 
-    def __init__(self, *arguments: Any, tag: int = 0, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
 
-    def __new__(cls, *arguments: Any, tag: int = 0, **keywords: Any) -> Untagged:
-        return super().__new__(cls, *arguments, **keywords)  # type: ignore[return-value]
+TAGGED = Batched._operation
 
 
 LAYERS: Mapping[str, Layer] = {
@@ -93,7 +92,7 @@ LAYERS: Mapping[str, Layer] = {
 def orders_on_rank() -> dict[str, str]:
     """On a rank: what it is told of two layers of one kind."""
     found = {}
-    with patch.object(dist, "P2POp", Untagged):
+    with patch.object(Batched, "_operation", untagged):
         for name, layer in LAYERS.items():
             found[name] = told(lambda layer=layer: backward_in_order(two(layer)))  # type: ignore[misc]
     return found

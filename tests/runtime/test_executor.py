@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from runtime.executor.executor import Executor
 from runtime.executor.loopback import Board, Loopback
 from runtime.executor.messages import Message, Wait
+from runtime.executor.per_lane import PerLane
+from runtime.executor.per_step import PerStep
 from runtime.executor.views import Views
 from runtime.trials.in_process import run_in_process
 from runtime.trials.patterns import PatternTrial, pattern
@@ -271,3 +273,17 @@ class Counting(Loopback):
     def send(self, messages: Sequence[Message]) -> list[Wait]:
         self.sent += messages
         return super().send(messages)
+
+
+def test_deterministic_algorithms_go_by_steps() -> None:
+    """By lanes parts are added in the order in which they arrive."""
+    schedule, found = collective("multi-ring", full_mesh(3), 30_000), list[type]()
+    for deterministic in (False, True):
+        executor = Executor(schedule, 0, Loopback(Board(), 0, whole_steps=False))
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            executor.prepare()
+            found.append(type(executor.strategy))
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert found == [PerLane, PerStep]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime import attention_with_lse
+from runtime import attention_with_lse, prepare
 from runtime.executor.streams import CudaStreams
 from runtime.kernels.registry import KERNELS
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
@@ -33,6 +33,34 @@ def test_attention_in_a_world_of_one(group: None, name: str, dtype: torch.dtype,
     allowed = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5}[dtype]
     assert (out.double() - expected.out).norm() <= allowed * expected.out.norm()
     assert (lse.transpose(1, 2).double() - expected.lse).norm() <= allowed * expected.lse.norm()
+
+
+@pytest.mark.parametrize("name", ["zigzag-ring-attention", "tasp"])
+def test_a_graph_of_a_prepared_layer_has_the_bits_of_its_calls(group: None, name: str) -> None:
+    """Both passes are captured after a call of each, and replayed with other inputs."""
+    inputs = [torch.randn(1, 512, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 2, 2)]
+    leaves, dout = [each.requires_grad_() for each in inputs], torch.randn_like(inputs[0])
+    layer = prepare(*leaves, schedule=name, causal=True)
+
+    def both_passes() -> list[torch.Tensor]:
+        out = layer(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        both_passes()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both_passes()
+    for _ in range(3):
+        with torch.no_grad():
+            for each in leaves:
+                each.copy_(torch.randn_like(each))
+        graph.replay()
+        replayed = [each.clone() for each in captured]
+        assert all(map(torch.equal, replayed, both_passes()))
 
 
 def test_streams_order_what_they_are_told_to() -> None:

@@ -12,7 +12,7 @@ import torch
 from runtime import attention, linear_attention, relayout
 from runtime.executor import kept
 from runtime.executor.executor import Executor
-from runtime.executor.kept import MAX_KEPT, kept_bytes, kept_executor, release_memory
+from runtime.executor.kept import MAX_KEPT, OF_ALL_LAYERS, release_memory
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import collective
@@ -32,7 +32,7 @@ def _nothing_kept() -> Iterator[None]:
 
 
 def run(schedule: Schedule) -> Executor:
-    with kept_executor(schedule, rank_part(schedule, 0), Nothing(whole_steps=True), None, CPU) as executor:
+    with OF_ALL_LAYERS.executor(schedule, rank_part(schedule, 0), Nothing(whole_steps=True), None, CPU) as executor:
         return executor
 
 
@@ -43,13 +43,13 @@ def ring(size_bytes: int) -> Schedule:
 def test_one_executor_and_memory_over_many_layers() -> None:
     schedule = ring(1000)
     assert len({run(schedule) for _ in range(20)}) == 1
-    assert kept_bytes() == rank_part(schedule, 0).memory_bytes
+    assert OF_ALL_LAYERS.size_bytes == rank_part(schedule, 0).memory_bytes
 
 
 def test_two_runs_at_once_have_memories_of_their_own() -> None:
     schedule = ring(1000)
     part = rank_part(schedule, 0)
-    with kept_executor(schedule, part, Nothing(whole_steps=True), None, CPU) as first:
+    with OF_ALL_LAYERS.executor(schedule, part, Nothing(whole_steps=True), None, CPU) as first:
         other = list[Executor]()
         thread = threading.Thread(target=lambda: other.append(run(schedule)))
         thread.start()
@@ -61,19 +61,19 @@ def test_few_executors_are_kept_and_none_once_they_are_released() -> None:
     schedules = [ring(8 * size) for size in range(1, 3 * MAX_KEPT)]
     for schedule in schedules:
         run(schedule)
-    assert kept_bytes() == sum(rank_part(each, 0).memory_bytes for each in schedules[-MAX_KEPT:])
+    assert OF_ALL_LAYERS.size_bytes == sum(rank_part(each, 0).memory_bytes for each in schedules[-MAX_KEPT:])
     release_memory()
-    assert kept_bytes() == 0
+    assert OF_ALL_LAYERS.size_bytes == 0
 
 
 def test_a_run_that_fails_is_not_used_again() -> None:
     schedule = ring(1000)
     with (
         pytest.raises(ZeroDivisionError),
-        kept_executor(schedule, rank_part(schedule, 0), Nothing(whole_steps=True), None, CPU),
+        OF_ALL_LAYERS.executor(schedule, rank_part(schedule, 0), Nothing(whole_steps=True), None, CPU),
     ):
         raise ZeroDivisionError
-    assert kept_bytes() == 0
+    assert OF_ALL_LAYERS.size_bytes == 0
 
 
 def test_what_is_kept_is_freed_where_memory_is_exhausted() -> None:
@@ -81,7 +81,7 @@ def test_what_is_kept_is_freed_where_memory_is_exhausted() -> None:
     made = list[int]()
 
     def exhausted(*arguments: object, **options: object) -> Executor:
-        made.append(kept_bytes())
+        made.append(OF_ALL_LAYERS.size_bytes)
         if len(made) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return Executor(*arguments, **options)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def gradients(steps: int) -> list[torch.Tensor]:
 
 def is_the_same_with_kept_memories() -> tuple[bool, int]:
     """On a rank: whether results are those without kept memories; what is kept is overwritten before it is used."""
-    with patch.object(kept, "MAX_KEPT", 0):
+    with patch.object(OF_ALL_LAYERS, "most", 0):
         expected = gradients(3)
     reuse = Executor.reuse
 
@@ -120,7 +120,7 @@ def is_the_same_with_kept_memories() -> tuple[bool, int]:
 
     with patch.object(Executor, "reuse", overwritten):
         found = gradients(3)
-    return all(map(torch.equal, expected, found)) and len(found) == len(expected) >= 30, kept_bytes()
+    return all(map(torch.equal, expected, found)) and len(found) == len(expected) >= 30, OF_ALL_LAYERS.size_bytes
 
 
 @pytest.mark.distributed

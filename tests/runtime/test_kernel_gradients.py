@@ -13,10 +13,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.kernels import partials, sdpa
+from runtime.kernels import cudnn, partials, sdpa
 from runtime.kernels.partials import Band
 from runtime.kernels.registry import KERNELS, Gradients, Kernel, Partial
-from tests.runtime.test_kernels import Case, _one_thread, bottom_right, cases, cuts, error, on_both  # noqa: F401
+from tests.runtime.test_kernels import (  # noqa: F401
+    Case,
+    _one_thread,
+    bottom_right,
+    cases,
+    cuts,
+    error,
+    installed,
+    on_both,
+)
 
 Tensor = torch.Tensor
 
@@ -248,6 +257,74 @@ def test_flash_attn_is_asked_for_gradients_in_every_release(case: Case) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, module.__name__, module)
             assert joint_error(backward(KERNELS["flash-attn"], case, dout, q, k, v, whole), expected, dout) < 1e-5
+
+
+def flash_3_beta(
+    dout, q, k, v, out, softmax_lse, cu_seqlens_q, sequed_q, max_seqlen_q, dq, dk, dv, softmax_scale, causal,
+    window_size=(-1, -1), softcap=0.0, deterministic=False, sm_margin=0,
+):  # fmt: skip
+    assert cu_seqlens_q is sequed_q is max_seqlen_q is None
+    return flash_by_definition(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, *window_size)
+
+
+def flash_3(
+    dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, dq=None, dk=None, dv=None, softmax_scale=None, is_causal=False,
+    window_size_left=-1, window_size_right=-1, softcap=0.0, deterministic=False, sm_margin=0,
+):  # fmt: skip
+    limits = window_size_left, window_size_right
+    return flash_by_definition(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, *limits)
+
+
+@given(cases())
+@settings(max_examples=60)
+@example(Case())
+def test_flash_attn_3_is_asked_for_gradients(case: Case) -> None:
+    """Against a stand-in with the signatures of hopper/flash_attn_interface.py, as it is and with a pair of limits."""
+    q, k, v = case.tensors()
+    dout = drawn_dout(case, q)
+    whole, expected = by_autograd(case, dout, q, k, v)
+    for release in (flash_3_beta, flash_3):
+        with pytest.MonkeyPatch.context() as patch:
+            installed(patch, "flash_attn_interface", _flash_attn_backward=release)
+            assert joint_error(backward(KERNELS["flash-attn-3"], case, dout, q, k, v, whole), expected, dout) < 1e-5
+
+
+def cudnn_operator(
+    dout, q, k, v, out, lse, seed, offset, bias, starts_q, starts_k, queries, keys, dropout_p, causal, *, scale
+):  # fmt: skip
+    """What torch's cuDNN operator demands, and what it gives."""
+    assert bias is starts_q is starts_k is None
+    assert (queries, keys) == (q.shape[2], k.shape[2])
+    assert lse.shape == (*q.shape[:3], 1)
+    assert lse.is_contiguous()
+    assert not causal or queries == keys
+    return by_definition(
+        dout, q, k, v, out, lse[..., 0], torch.ones(queries, keys).tril(0 if causal else keys).bool(), scale
+    )
+
+
+@given(cases())
+@settings(max_examples=60)
+@example(Case(queries=40, keys=40, low=0))
+@example(Case(queries=40, keys=40, kv_heads=2, group=3))
+def test_cudnn_is_asked_for_the_right_gradients(case: Case) -> None:
+    q, k, v = case.tensors()
+    dout = drawn_dout(case, q)
+    whole, expected = by_autograd(case, dout, q, k, v)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cudnn, "gradients_on_gpu", sdpa._gradients_on_cpu)
+        patch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda parameters: True)
+        patch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward", cudnn_operator)
+        assert joint_error(backward(KERNELS["cudnn"], case, dout, q, k, v, whole), expected, dout) < 1e-5
+
+
+@pytest.mark.parametrize("band", [Band(0, 40, 0, 40, 0, 39), Band(0, 40, 0, 50, -49, 39)])
+def test_the_operator_of_cudnn_for_gradients_takes_our_arguments(band: Band) -> None:
+    q = torch.empty(2, band.queries, 6, 64, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(2, band.keys, 3, 64, dtype=torch.bfloat16, device="meta")
+    rows = partials.Rows(q, q, q, torch.empty(2, band.queries, 6, device="meta"))
+    found = cudnn._gradient_operator(rows, k, k, 0.125, band)
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in (q, k, k)]
 
 
 @pytest.mark.parametrize("flash", [False, True])

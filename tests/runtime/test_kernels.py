@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.kernels import flash_attention, partials, sdpa
+from runtime.kernels import cudnn, flash_attention, partials, sdpa
 from runtime.kernels.partials import Accumulator, Band, trim, window
 from runtime.kernels.registry import KERNELS, Kernel, Partial, choose_kernel
 from tasp_lab.core.errors import RunError
@@ -396,44 +396,59 @@ def test_flash_attn_on_triton_is_not_used_on_amd(monkeypatch: pytest.MonkeyPatch
         choose_kernel("flash-attn", torch.bfloat16, gpu, 64)
 
 
-class FakeFlashAttention3:
-    """torch's registry of flash implementations, the package and a GPU, none of which is here."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
-        self.activated: list[str] = []
-        attention = torch.nn.attention
-        monkeypatch.setattr(attention, "list_flash_attention_impls", lambda: ["FA3"], raising=False)
-        monkeypatch.setattr(attention, "activate_flash_attention_impl", self.activated.append, raising=False)
-        monkeypatch.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        flash_attention._activate.cache_clear()
+def installed(patch: pytest.MonkeyPatch, name: str, **functions: object) -> None:
+    """A package with these functions."""
+    module = ModuleType(name)
+    vars(module).update(functions)
+    patch.setitem(sys.modules, name, module)
+    flash_attention._interface_3.cache_clear()
 
 
 def test_flash_attn_3_is_chosen_by_name_only_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
-    with pytest.raises(RunError, match="flash-attn-3 cannot run on cuda"):
+    with pytest.raises(RunError, match="flash-attn-3 cannot run on cuda: its module flash_attn_interface does not imp"):
         choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64)
     monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", None)
-    FakeFlashAttention3(monkeypatch, (10, 0))
+    installed(monkeypatch, "flash_attn_interface")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     with pytest.raises(RunError, match=r"compute capability 9, not 10\.0"):
         choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64)
-    FakeFlashAttention3(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64).name == "flash-attn-3"
     assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "sdpa"
-    monkeypatch.setattr(torch.nn.attention, "list_flash_attention_impls", list, raising=False)
-    with pytest.raises(RunError, match="has no way to activate FA3"):
-        choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64)
 
 
-def test_flash_attn_3_is_activated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its calls are those of sdpa, here on a CPU."""
-    fake, kernel = FakeFlashAttention3(monkeypatch), KERNELS["flash-attn-3"]
-    q, k, v = (torch.randn(1, 5, 2, 8) for _ in range(3))
-    for _ in range(3):
-        out, lse = kernel.attend(q, k, v, scale=0.5, low=0, high=4)
-        kernel.backward(out, q, k, v, out, lse, scale=0.5, low=0, high=4)
-    assert fake.activated == ["FA3"]
-    assert torch.equal(out, KERNELS["sdpa"].attend(q, k, v, scale=0.5, low=0, high=4).out)
+def test_flash_attn_3_may_lie_in_a_package_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    installed(monkeypatch, "flash_attn_3")
+    installed(monkeypatch, "flash_attn_3.flash_attn_interface")
+    assert flash_attention._interface_3().__name__ == "flash_attn_3.flash_attn_interface"
+    flash_attention._interface_3.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "available", "head_dim", "message"),
+    [
+        ((9, 0), True, 64, None),
+        ((10, 0), True, 128, None),
+        ((8, 0), True, 64, r"compute capability 9 or higher, not 8\.0"),
+        ((9, 0), False, 64, "torch has no cuDNN here"),
+        ((9, 0), True, 136, "up to 128, not 136"),
+    ],
+)
+def test_cudnn_is_chosen_by_name_on_hopper_and_blackwell(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], available: bool, head_dim: int, message: str | None
+) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: available)
+    assert choose_kernel("auto", torch.bfloat16, gpu, head_dim).name == "sdpa"
+    if message is None:
+        assert choose_kernel("cudnn", torch.bfloat16, gpu, head_dim).name == "cudnn"
+    else:
+        with pytest.raises(RunError, match=message):
+            choose_kernel("cudnn", torch.bfloat16, gpu, head_dim)
 
 
 def flash_by_definition(
@@ -471,6 +486,56 @@ class Flash28:
         return out, lse, None, None
 
 
+def flash_3_beta(
+    q, k, v, k_new, qv, cu_seqlens_q, page_table, softmax_scale, causal, window_size=(-1, -1), sm_margin=0
+):  # type: ignore[no-untyped-def]
+    assert k_new is qv is cu_seqlens_q is page_table is None
+    return *flash_by_definition(q, k, v, softmax_scale, causal, *window_size), None, None
+
+
+def flash_3(  # type: ignore[no-untyped-def]
+    q, k, v, k_new=None, softmax_scale=None, causal=False, window_size_left=-1, window_size_right=-1, num_splits=1
+):
+    found = flash_by_definition(q, k, v, softmax_scale, causal, window_size_left, window_size_right)
+    return *found, torch.tensor([]), torch.tensor([])
+
+
+@given(cases())
+@settings(max_examples=60)
+@example(Case())
+def test_flash_attn_3_is_asked_for_the_right_window(case: Case) -> None:
+    """Against a stand-in with the signatures of hopper/flash_attn_interface.py, as it is and with a pair of limits."""
+    q, k, v = case.tensors()
+    expected = case.attend(KERNELS["reference"], q, k, v)
+    for forward in (flash_3_beta, flash_3):
+        with pytest.MonkeyPatch.context() as patch:
+            installed(patch, "flash_attn_interface", _flash_attn_forward=forward)
+            assert_close(case.attend(KERNELS["flash-attn-3"], q, k, v), expected)
+
+
+def cudnn_operator(query, key, value, bias, compute_lse, dropout_p, causal, *, scale):  # type: ignore[no-untyped-def]
+    """What torch's cuDNN operator returns; causal is aligned to the top left."""
+    assert bias is None
+    assert compute_lse
+    assert not causal or query.shape[2] == key.shape[2]
+    q, k, v = partials.heads_first(query, key, value)
+    out, lse = flash_by_definition(q, k, v, scale, causal, -1, -1)
+    return out.transpose(1, 2), lse.unsqueeze(-1), *[None] * 7
+
+
+@given(cases())
+@settings(max_examples=60)
+@example(Case(queries=40, keys=40, low=0))
+@example(Case(queries=40, keys=40, kv_heads=2, group=3))
+def test_cudnn_is_asked_for_the_right_mask(case: Case) -> None:
+    q, k, v = case.tensors()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cudnn, "attend_on_gpu", sdpa._attend_on_cpu)
+        patch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda parameters: True)
+        patch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", cudnn_operator)
+        assert_close(case.attend(KERNELS["cudnn"], q, k, v), case.attend(KERNELS["reference"], q, k, v))
+
+
 @given(cases())
 @settings(max_examples=60)
 @example(Case())
@@ -492,6 +557,8 @@ def test_flash_attn_is_asked_for_the_right_window_in_every_release(case: Case) -
     [
         (sdpa._gpu_flash, Band(0, 40, 0, 40, 0, 39)),
         (sdpa._gpu_flash, Band(0, 40, 0, 50, -49, 39)),
+        (cudnn._operator, Band(0, 40, 0, 40, 0, 39)),
+        (cudnn._operator, Band(0, 40, 0, 50, -49, 39)),
         (sdpa._gpu_efficient, Band(0, 40, 0, 50, -20, 30)),
         (sdpa._gpu_efficient, Band(0, 40, 0, 40, 0, 39)),
     ],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtime.executor.loopback import Board, Loopback
 from runtime.kernels.linear_attention import attend
 from runtime.sequence_parallel.agreement import Call
-from runtime.sequence_parallel.calls import differentiable
+from runtime.sequence_parallel.calls import run_layer
 from runtime.sequence_parallel.linear_attention import LinearPasses
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.core.choices import Decay
@@ -74,7 +74,7 @@ def by_threads(layer: Workload, name: str, n: int, with_state: bool, with_final:
         transport = Loopback(board, rank, whole_steps=False)
         layer = LinearPasses(passes[0], passes[1], rank, transport, with_final and rank == last, attend)
         gates = leaves[3] if len(leaves) > 3 else None
-        out, after = differentiable(layer, OnlyCall(), *leaves[:3], gates, initial)
+        out, after = run_layer(layer, OnlyCall(), True, *leaves[:3], gates, initial)
         ends = [(out, shard(dout, layout, rank)), *([] if after is None else [(after, dstate)])]
         wanted = leaves if initial is None else [*leaves, initial]
         found = list(torch.autograd.grad([x for x, _ in ends], wanted, [x for _, x in ends]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,9 @@ def test_a_kernel_without_memory_names_no_peer() -> None:
         def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
             raise OUR_OWN[0]
 
+        def arranged(self, fields: Views) -> Views:
+            return fields
+
         def bound(self, blocks: Sequence[int]) -> Views:
             return (torch.zeros(8, dtype=torch.uint8),)
 
@@ -120,7 +124,6 @@ class FakeDist:
     """Stands in for `torch.distributed` in the transports: every call raises, or only the wait for it."""
 
     DistError = dist.DistError
-    P2POp = isend = irecv = staticmethod(lambda *arguments, **options: None)
 
     def __init__(self, error: Exception, in_wait: bool) -> None:
         self._error, self._in_wait = error, in_wait
@@ -133,8 +136,9 @@ class FakeDist:
 
     all_to_all_single = _call
 
-    def batch_isend_irecv(self, operations: object) -> list[Any]:
-        return [self._call()]
+    @contextlib.contextmanager
+    def coalesce(self, *_: object, **__: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(works=[SimpleNamespace(wait=self._wait)])
 
     def _wait(self, *timeout: object) -> None:
         raise self._error
@@ -157,7 +161,9 @@ def test_what_transports_make_of_errors(
     in_wait: bool,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(transports, "orders_launches", lambda: False)
-    monkeypatch.setattr(transports, "dist", FakeDist(error, in_wait))
+    fake = FakeDist(error, in_wait)
+    monkeypatch.setattr(transports, "dist", fake)
+    monkeypatch.setattr(transports, "_coalescing_manager", fake.coalesce)
     monkeypatch.setattr(torch, "empty", lambda *sizes, device=None, **options: torch.zeros(*sizes, **options))
     transport, message = make(1.0, None, device), Message(1, 0, torch.zeros(1, dtype=torch.uint8))
 

@@ -58,6 +58,9 @@ class Zeros:
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         return [Parts((place.block,), (self._zeros[place.block],)) for place in row.adds]
 
+    def arranged(self, fields: Views) -> Views:
+        return fields
+
     def bound(self, blocks: Sequence[int]) -> Views:
         return [self._zeros[blocks[0]]]
 
@@ -88,4 +91,6 @@ class FreeKernel:
         return Gradients(self._of(q.shape), self._of(k.shape), self._of(v.shape))
 
     def _of(self, shape: torch.Size) -> torch.Tensor:
-        return self._zeros.setdefault(shape, torch.zeros(shape))
+        if shape not in self._zeros:
+            self._zeros[shape] = torch.zeros(shape)
+        return self._zeros[shape]

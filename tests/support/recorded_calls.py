@@ -43,29 +43,29 @@ def recorded_all_to_alls(
     return [_record(schedule, rank, make_transport).all_to_alls() for rank in range(schedule.world_size)]
 
 
-class _PointToPoint(NamedTuple):
-    """As `torch.distributed.P2POp`."""
+class _End(NamedTuple):
+    """One end of a message that is posted, and the number of its communicator."""
 
-    call: str
-    data: torch.Tensor
-    group: _Communicator | None
-    group_peer: int
-    tag: int
-
-    @property
-    def message(self) -> Message:
-        return Message(self.group_peer, self.tag, self.data, self.communicator)
-
-    @property
-    def communicator(self) -> int:
-        return 0 if self.group is None else self.group.number
+    sends: bool
+    message: Message
+    communicator: int
 
 
 class _Communicator:
-    """A process group of all ranks, numbered in the order in which they are made."""
+    """A process group of all ranks, numbered in the order in which they are made; it keeps what is posted."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, posted: list[_End]) -> None:
+        self.number, self._posted = number, posted
+
+    def send(self, data: list[torch.Tensor], peer: int, tag: int) -> _Done:
+        return self._post(True, data[0], peer, tag)
+
+    def recv(self, data: list[torch.Tensor], peer: int, tag: int) -> _Done:
+        return self._post(False, data[0], peer, tag)
+
+    def _post(self, sends: bool, data: torch.Tensor, peer: int, tag: int) -> _Done:
+        self._posted.append(_End(sends, Message(peer, tag, data, self.number), self.number))
+        return _Done()
 
 
 class _Splits(NamedTuple):
@@ -85,16 +85,15 @@ class _Done:
 class _Library:
     """Stands in for `torch.distributed` in `runtime.executor.transports` and records the calls."""
 
-    isend, irecv = "send", "receive"
-    P2POp = _PointToPoint
     ProcessGroup = _Communicator
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self.batches: list[Sequence[_PointToPoint]] = []
+        self.posted: list[_End] = []
+        self.batches: list[Sequence[_End]] = []
         self.connected: list[tuple[int, int]] = []  # before how many batches, and which communicator
         self.all_to_alls: list[_Splits] = []
-        self.group = SimpleNamespace(WORLD=_Communicator(0))
+        self.group = SimpleNamespace(WORLD=_Communicator(0, self.posted))
         self._communicators = 1
 
     def get_process_group_ranks(self, group: ProcessGroup) -> list[int]:
@@ -104,7 +103,7 @@ class _Library:
         assert list(ranks) == list(range(self._world_size))
         assert not use_local_synchronization  # all ranks call it, so its name is the same everywhere
         self._communicators += 1
-        return _Communicator(self._communicators - 1)
+        return _Communicator(self._communicators - 1, self.posted)
 
     def get_world_size(self, group: ProcessGroup = None) -> int:
         return self._world_size
@@ -112,9 +111,11 @@ class _Library:
     def all_reduce(self, data: torch.Tensor, group: _Communicator | None) -> None:
         self.connected.append((len(self.batches), 0 if group is None else group.number))
 
-    def batch_isend_irecv(self, operations: Sequence[_PointToPoint]) -> list[_Done]:
-        self.batches.append(operations)
-        return [_Done()]
+    def end_batch(self) -> None:
+        """Take what was posted since the last batch for one."""
+        if self.posted:
+            self.batches.append(list(self.posted))
+            self.posted.clear()
 
     def all_to_all_single(
         self,
@@ -149,6 +150,7 @@ class _Recorder(OrdinaryMemory):
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
         waits = self._transport.send(messages)
+        self._library.end_batch()
         if len(self._library.all_to_alls) > len(self.packed):
             self.packed.append((self._receives, messages))
         return waits
@@ -171,8 +173,8 @@ class _Record:
         """The groups of sends and receives."""
         return [
             Group(
-                self._operations(False, (each.message for each in batch if each.call == _Library.irecv)),
-                self._operations(True, (each.message for each in batch if each.call == _Library.isend)),
+                self._operations(False, (each.message for each in batch if not each.sends)),
+                self._operations(True, (each.message for each in batch if each.sends)),
                 batch[0].communicator,
             )
             for batch in self._library.batches
