@@ -1,7 +1,7 @@
 """Write the generated parts of the documents: ``python -m docs.generate``; tests/docs hold the committed ones equal.
 
 Generated are what stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, each by a function of `PARTS`,
-and the output of the commands `predict`, `compare`, `search` and `decompose` in console blocks.
+and the output of the commands `predict`, `compare`, `plan`, `search` and `decompose` in console blocks.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CONSOLE = re.compile(
-    r"(?<=^```console\n)\$ tasp-lab ((?:predict|compare|search|decompose) .*)\n((?:.+\n)+)(?=```$)", re.MULTILINE
+    r"(?<=^```console\n)\$ tasp-lab ((?:predict|compare|plan|search|decompose) .*)\n((?:.+\n)+)(?=```$)", re.MULTILINE
 )
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tasp_lab.machines.catalogue import load_machine
     from tasp_lab.measure.accuracy import accuracy
     from tasp_lab.measure.calibrate import calibrate
+    from tasp_lab.planning.plan import plan
     from tasp_lab.prediction.answer import Answer, answer, answers
     from tasp_lab.prediction.compare import compare
     from tasp_lab.prediction.decompose import decompose
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "predict",
     "predict_step",
+    "plan",
     "Layout",
     "validate",
     "compare",
@@ -61,6 +63,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "predict": "tasp_lab.prediction.predict",
         "predict_step": "tasp_lab.prediction.predict_step",
+        "plan": "tasp_lab.planning.plan",
         "Layout": "tasp_lab.prediction.training_step.layout",
         "validate": "tasp_lab.validation.validate",
         "compare": "tasp_lab.prediction.compare",

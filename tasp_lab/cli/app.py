@@ -9,6 +9,7 @@ from tasp_lab.cli.commands.export import export
 from tasp_lab.cli.commands.fabric import doctor, gpu_check, validate
 from tasp_lab.cli.commands.machines import decompose, profile, topologies
 from tasp_lab.cli.commands.measure import accuracy, calibrate
+from tasp_lab.cli.commands.plan import plan
 from tasp_lab.cli.commands.predict import compare, predict, step
 from tasp_lab.cli.commands.search import search
 from tasp_lab.cli.commands.study import study
@@ -28,6 +29,7 @@ app.command(validate, sort_key=4)
 app.command(compare, sort_key=5)
 app.command(search, sort_key=5)
 app.command(step, sort_key=5)
+app.command(plan, sort_key=5)
 app.command(export, sort_key=5)
 app.command(study)
 app.command(accuracy, sort_key=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -43,7 +44,17 @@ from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduc
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, runs_of
 from tasp_lab.prediction.training_step.pipeline import makespan_s, one_forward_one_backward
 from tasp_lab.prediction.training_step.plan import StepPlan
-from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, RESERVED_SOURCE, StepCompute, StepRates, step_rates
+from tasp_lab.prediction.training_step.rates import (
+    HOST_BYTES_PER_S,
+    HOST_LINK_BYTES_PER_S,
+    HOST_LINK_SOURCE,
+    HOST_SOURCE,
+    RESERVED_BYTES,
+    RESERVED_SOURCE,
+    StepCompute,
+    StepRates,
+    step_rates,
+)
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import check_names
@@ -81,6 +92,7 @@ def predict_step(
     kernel: str | None = None,
     contention: bool | None = None,
     overrides: Sequence[str] = (),
+    layers: int = MOST_LAYERS,
     progress: ProgressCallback = no_progress,
 ) -> StepPrediction:
     """Predict a whole step of a model: all layers, forward and backward, with their messages.
@@ -102,6 +114,7 @@ def predict_step(
     library, compute, kernel, contention : see `tasp_lab.prediction.predict.predict`.
     overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; the layer is the
         model's.
+    layers : the most layers of a run of equal ones that are simulated; the others take as long as the last of them.
     progress : called with what is simulated.
 
     Raises `TaspLabError` for unknown names, for a layout that does not divide ranks or model, and for what a schedule
@@ -130,7 +143,7 @@ def predict_step(
         plan = replace(plan, schedule=recommendation.schedule)
     machine = with_assumptions(machine, plan.layer) if compute is None else machine
     rates = step_rates(machine, matrix_dtype, _rate(matrix_rate))
-    step = _Step(replace(machine, compute=StepCompute(machine.compute, rates)), plan, rates, progress)
+    step = _Step(replace(machine, compute=StepCompute(machine.compute, rates)), plan, rates, layers, progress)
     return StepPrediction(
         plan,
         machine,
@@ -178,8 +191,11 @@ class _Step:
     `fewest` is how many units of each run of layers were simulated, in the phase with fewer of them.
     """
 
-    def __init__(self, machine: Machine, plan: StepPlan, rates: StepRates, progress: ProgressCallback) -> None:
+    def __init__(
+        self, machine: Machine, plan: StepPlan, rates: StepRates, layers: int, progress: ProgressCallback
+    ) -> None:
         self._machine, self.plan, self._rates, self._progress = machine, plan, rates, progress
+        self._layers = layers
         topology, places = stage_of(machine.topology, plan.layout)
         self._stage = machine if topology is machine.topology else replace(machine, topology=topology, system=None)
         self.phases = Phases(plan, topology, places)
@@ -254,7 +270,7 @@ class _Step:
         if (key, 1) not in self._built:
             self._built[key, 1] = build(run.unit, 1, **how)
         one = self._built[key, 1]
-        most = max(2, min(MOST_LAYERS // len(run.unit), MANY_TRANSFERS // max(one.transfers, 1)))
+        most = max(2, min(self._layers // len(run.unit), MANY_TRANSFERS // max(one.transfers, 1)))
         few = min(run.times, most)
         self.fewest[run] = min(few, self.fewest.get(run, few))
 
@@ -307,13 +323,20 @@ class _Step:
         return gathered_s + (alone_s(reduce_scatter, GRADIENT_BYTES * size) if plan.trains else 0.0)
 
     def _optimizer_s(self) -> float:
-        """The update of the states of a rank, at the bandwidth of its memory; no time where that is unknown."""
+        """The update of the states of a rank, at the bandwidth of its memory; no time where that is unknown.
+
+        With offload gradients go to the host and 16-bit parameters come back, and the ranks of a node share its memory.
+        """
         plan, bandwidth = self.plan, self._rates.memory_bytes_per_s
-        if bandwidth is None or not plan.trains:
+        if not plan.trains:
             return 0.0
         shards = self.phases.states.shape[1] if plan.layout.zero else 1
-        parameters = max(stage_parameters(plan, stage) for stage in range(plan.layout.pp))
-        return UPDATE_BYTES * parameters / shards / float(bandwidth)
+        parameters = max(stage_parameters(plan, stage) for stage in range(plan.layout.pp)) / shards
+        if plan.layout.offload:
+            most = max(Counter(self._machine.topology.node_of_rank).values())
+            moved_s = (GRADIENT_BYTES + PARAMETER_BYTES) * parameters / HOST_LINK_BYTES_PER_S
+            return moved_s + UPDATE_BYTES * parameters * most / HOST_BYTES_PER_S
+        return 0.0 if bandwidth is None else UPDATE_BYTES * parameters / float(bandwidth)
 
     def model_flops(self) -> int:
         """FLOPs of a step by the convention of MFU, over all ranks."""
@@ -352,13 +375,13 @@ def _provenance(machine: Machine, plan: StepPlan, rates: StepRates, overrides: S
     passes = ("forward", "backward") if plan.trains else ("forward",)
     of_passes = {passing: machine.rate_of(plan.layer, passing) for passing in passes}  # type: ignore[arg-type]
     constants = machine_constants(machine.parameters.values()) + compute_constants(plan.layer.dtype, of_passes)
-    return Provenance(inputs, constants + tuple(_used(rates, plan.matrix_dtype)), ("auto",))
+    return Provenance(inputs, constants + tuple(_used(rates, plan)), ("auto",))
 
 
-def _used(rates: StepRates, dtype: str) -> list[UsedConstant]:
+def _used(rates: StepRates, plan: StepPlan) -> list[UsedConstant]:
     matrices = rates.matrices
     value = format_flops(float(matrices.flops_per_s or 0))
-    found = [UsedConstant(f"matrix_rate_{dtype}", value, matrices.source, matrices.assumed)]
+    found = [UsedConstant(f"matrix_rate_{plan.matrix_dtype}", value, matrices.source, matrices.assumed)]
     if rates.memory_bytes_per_s is not None:
         bandwidth = format_bandwidth(rates.memory_bytes_per_s)
         assumed = rates.memory_source.startswith("assum")
@@ -367,4 +390,8 @@ def _used(rates: StepRates, dtype: str) -> list[UsedConstant]:
         assumed = rates.capacity_source.startswith("assum")
         found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source, assumed))
         found.append(UsedConstant("memory_reserved", format_size(RESERVED_BYTES), RESERVED_SOURCE, assumed=True))
+    if plan.layout.offload:
+        link, host = format_bandwidth(HOST_LINK_BYTES_PER_S), format_bandwidth(HOST_BYTES_PER_S)
+        found.append(UsedConstant("host_link", link, HOST_LINK_SOURCE, assumed=True))
+        found.append(UsedConstant("host_memory", host, HOST_SOURCE, assumed=True))
     return found

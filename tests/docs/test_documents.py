@@ -109,6 +109,7 @@ NOT_RUN = {
     ("hybrids.md", "compare"): "takes ten seconds each; tests/cli/test_hybrids.py runs short ones",
     ("kernels.md", "calibrate --kernels live"): "times kernels for a minute; tests/runtime",
     ("nccl-and-collectives.md", "validate"): "needs root",
+    ("plan.md", "plan h100-4x8"): "takes a minute; tests/planning plans small steps",
     ("studies.md", "study"): "takes minutes; tests/study runs studies",
     ("tutorial.md", "validate"): "needs root",
 }

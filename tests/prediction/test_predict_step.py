@@ -10,9 +10,10 @@ from tasp_lab import Layout, compare, predict_step
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.step_results import StepPrediction
+from tasp_lab.prediction.training_step.rates import HOST_BYTES_PER_S, HOST_LINK_BYTES_PER_S
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.models.catalogue import load_model
-from tasp_lab.workload.models.parameters import active_parameters
+from tasp_lab.workload.models.parameters import active_parameters, parameter_count
 from tests.support.steps import small_experts, small_hybrid, small_model
 
 
@@ -111,6 +112,17 @@ def test_results_name_their_constants_and_are_marked() -> None:
     assert "few published steps were compared" in str(found)
     assert found.records()[0]["memory_optimizer"] == found.memory.optimizer
     assert row["provenance"]["inputs"]["step"]["model"]["name"] == "llama-3-8b"  # type: ignore[index]
+
+
+def test_offload_takes_states_from_the_gpu_and_time_for_the_host() -> None:
+    """30 bytes per parameter of all ranks of the node by its memory; 6 of those of a rank over its link."""
+    found = predict_step("h100-8", small_model(), 64, "ulysses", layout=Layout(tp=2, cp=2, offload=True))
+    whole = parameter_count(small_model())
+    expected_s = 30 * whole / HOST_BYTES_PER_S + 6 * whole / 8 / HOST_LINK_BYTES_PER_S
+    assert found.times.optimizer_s == pytest.approx(expected_s)
+    assert found.memory.optimizer == 0
+    names = {each.name for each in found.provenance.constants if each.assumed}
+    assert {"host_link", "host_memory"} <= names
 
 
 def test_few_layers_are_all_simulated() -> None:

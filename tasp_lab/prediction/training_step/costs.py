@@ -15,6 +15,7 @@ Backward, all of it moves twice as much. These counts are assumptions about kern
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from tasp_lab.workload.models.model import Linear, Model
@@ -53,6 +54,7 @@ class LayerKind:
     has_experts: bool
 
 
+@lru_cache(maxsize=256)
 def kinds_of(model: Model) -> tuple[LayerKind, ...]:
     """The kind of each layer."""
     dense = len(model.pattern) if model.experts is None else model.experts.dense_layers

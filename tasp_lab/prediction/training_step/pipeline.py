@@ -10,6 +10,7 @@ of the model, per stage it takes ``stages`` micro-batches through each of its ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from tasp_lab.core.units import Number
@@ -23,6 +24,7 @@ class Work(NamedTuple):
     is_backward: bool
 
 
+@lru_cache(maxsize=256)
 def one_forward_one_backward(stages: int, chunks: int, microbatches: int) -> list[list[Work]]:
     """The order of work of each stage, with so many chunks per stage.
 

@@ -34,6 +34,15 @@ RESERVED_SOURCE = (
 )
 
 
+HOST_LINK_BYTES_PER_S = 25e9
+HOST_LINK_SOURCE = "assumed: PCIe 4.0 x16, 32 GB/s each way, at 0.8 of it"
+"""Between a GPU and its host, where that has the optimizer states."""
+
+HOST_BYTES_PER_S = 300e9
+HOST_SOURCE = "assumed: memory of two sockets with 8 channels of DDR4-3200 each, 410 GB/s, at 0.73 of it"
+"""The memory of a host, which updates the states of all GPUs of a node."""
+
+
 class _Number(Record, frozen=True, forbid_unknown_fields=True):
     value: Text
     source: Text

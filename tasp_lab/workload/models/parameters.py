@@ -5,6 +5,7 @@ A matrix costs a token two FLOPs per parameter, forward; biases and norms are co
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from tasp_lab.workload.models.model import MLP, Attention, Experts, Linear, Model
@@ -49,6 +50,7 @@ def layer_parameters(model: Model) -> list[Parameters]:
     return [layer_of(model, letter, has_experts=number >= dense) for number, letter in enumerate(model.pattern)]
 
 
+@lru_cache(maxsize=256)
 def layer_of(model: Model, letter: str, *, has_experts: bool) -> Parameters:
     """The parameters of a layer: attention, L or S, and an MLP or experts, and a norm before each."""
     hidden = model.hidden_size

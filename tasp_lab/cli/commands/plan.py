@@ -1,0 +1,140 @@
+"""``tasp-lab plan``: which layout of a training step is fastest, and which fits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tasp_lab.cli.console import Progress, print_json, print_parts
+from tasp_lab.cli.options import (
+    DEFAULT_NUMBERS,
+    LAYER,
+    RUN,
+    WORK,
+    Contention,
+    Csv,
+    ExpressionNumbers,
+    Json,
+    Library,
+    Overrides,
+    TopologyText,
+    Wide,
+    quantity,
+    whole,
+)
+from tasp_lab.core.choices import Checkpointing, MatrixDtype
+from tasp_lab.core.files import check_writable
+
+
+def plan(
+    topology: TopologyText,
+    /,
+    *,
+    model: Annotated[str, Parameter(group=WORK, help="The model, such as llama-3-70b, or a model file.")],
+    seq: Annotated[str, quantity("Positions of a sequence: 8192 or 128Ki (131072).", WORK)],
+    batch_tokens: Annotated[str, quantity("Positions of a step over all sequences, such as 4Mi.", WORK)],
+    schedule: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--schedule",
+            negative=(),
+            group=WORK,
+            help="Choose between these attention schedules; repeatable. Default: those that Megatron-Core or PyTorch "
+            "ships.",
+        ),
+    ] = None,
+    checkpointing: Annotated[
+        Checkpointing | None,
+        Parameter(group=WORK, help="What the backward pass recomputes, see step. Default: all are searched."),
+    ] = None,
+    logit_chunks: Annotated[int, whole("Parts in which logits are computed.", WORK)] = 1,
+    offload: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, group=WORK, help="Keep optimizer states in the memory of the host."),
+    ] = False,
+    matrix_dtype: Annotated[
+        MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
+    ] = "bf16",
+    matrix_rate: Annotated[
+        str | None,
+        Parameter(
+            group=LAYER,
+            help="Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.",
+            show_default=False,
+        ),
+    ] = None,
+    compute: Annotated[
+        str | None,
+        Parameter(group=LAYER, help="Compute rate of attention, such as timed:300TFLOP/s.", show_default=False),
+    ] = None,
+    kernel: Annotated[
+        str | None,
+        Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
+    ] = None,
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
+    overrides: Overrides = (),
+    library: Library = "auto",
+    contention: Contention = None,
+    simulations: Annotated[int, whole("Maximum number of layouts that are simulated.", RUN)] = 6,
+    every: Annotated[
+        bool,
+        Parameter(
+            name="--all",
+            negative=(),
+            show_default=False,
+            group=RUN,
+            help="Simulate all layouts that bounds do not exclude, however many.",
+        ),
+    ] = False,
+    changes: Annotated[
+        bool, Parameter(group=RUN, help="Search again with more memory, faster NICs, another kernel, one node more.")
+    ] = True,
+    jobs: Annotated[int | None, whole("Worker processes. Default: the number of cores.", RUN)] = None,
+    csv: Csv = None,
+    wide: Wide = False,
+    json: Json = False,
+) -> None:
+    """Find the fastest layout of a training step that fits: tensor, context, pipeline and data parallelism.
+
+    Example: tasp-lab plan h100-4x8 --model llama-3-70b --seq 512Ki --batch-tokens 4Mi
+
+    Example: tasp-lab plan h100-32x8 --model llama-3-405b --seq 128Ki --batch-tokens 16Mi --no-changes
+    """
+    from tasp_lab.cli.outputs import write_rows
+    from tasp_lab.core.process import usable_cores
+    from tasp_lab.core.units import parse_count
+    from tasp_lab.planning.plan import plan as plan_layouts
+
+    if csv is not None:
+        check_writable(csv)
+    with Progress(lines_only=json) as shown:
+        machine = topology if numbers == DEFAULT_NUMBERS else numbers.load(topology, library)
+        found = plan_layouts(
+            machine,
+            model,
+            parse_count(seq, "sequence"),
+            parse_count(batch_tokens, "batch tokens"),
+            schedules=schedule,
+            checkpointing=checkpointing,
+            logit_chunks=logit_chunks,
+            offload=offload,
+            matrix_dtype=matrix_dtype,
+            matrix_rate=matrix_rate,
+            library=library,
+            compute=compute,
+            kernel=kernel,
+            contention=None if contention is None else contention == "on",
+            overrides=overrides,
+            simulations=None if every else simulations,
+            changes=changes,
+            workers=usable_cores() if jobs is None else jobs,
+            progress=shown.line,
+            count=shown.count,
+        )
+    if csv is not None:
+        write_rows(found.records(), csv)
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts(), wide=wide)

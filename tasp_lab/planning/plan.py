@@ -1,0 +1,520 @@
+"""Which layout trains a model on a machine fastest, and which fits::
+
+    found = plan("h100-4x8", "llama-3-70b", sequence=2**19, batch_tokens=2**22)
+    found.best.layout, found.best.tokens_per_s, found.expected_regret
+
+All layouts (tensor, context, pipeline and data parallelism, ZeRO stages, checkpointing) and attention schedules are
+searched (`tasp_lab.planning.search`). Of the layouts within `TIE` of the fastest the one that needs least memory, to a
+percent, is recommended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, get_args
+
+from tasp_lab.core.choices import Checkpointing, MatrixDtype
+from tasp_lab.core.errors import ModelError, ScheduleError, TaspLabError, WorkloadError, first_line, of_type
+from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
+from tasp_lab.core.report import Report, flat
+from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.units import format_count, format_size_about, format_time
+from tasp_lab.core.workers import processes
+from tasp_lab.machines.compute import KernelCompute, with_kernel
+from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.overrides import overridden
+from tasp_lab.machines.overrides.override import has_nics
+from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
+from tasp_lab.planning.flags import Flags, flags_of
+from tasp_lab.planning.search import Candidate, Found, Search, Setting, describe
+from tasp_lab.prediction.inputs import (
+    ComputeLike,
+    MachineLike,
+    as_names,
+    check_arguments,
+    chosen_machine,
+    parse_compute,
+    with_compute,
+    with_contention,
+)
+from tasp_lab.prediction.interval import DECIDED
+from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
+from tasp_lab.prediction.recommend import TIE
+from tasp_lab.prediction.step_results import LESS_CHECKED, StepPrediction
+from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, step_rates
+from tasp_lab.schedules.registry import check_names
+from tasp_lab.workload.models.catalogue import load_model
+from tasp_lab.workload.models.model import Model
+
+SIMULATIONS = 6
+"""Layouts that are simulated unless bounds exclude all others before."""
+
+CHANGE_SIMULATIONS = 1
+"""Layouts that are simulated for each change, beside the recommended one."""
+
+SHOWN_TOO_LARGE = 5
+"""Layouts that are shown where none fits."""
+
+LOGIT_CHUNKS = 8
+"""Parts of the logits in the change that computes them in parts."""
+
+
+def plan(
+    machine: MachineLike,
+    model: Model | str,
+    sequence: int,
+    batch_tokens: int,
+    *,
+    schedules: str | Sequence[str] | None = None,
+    checkpointing: Checkpointing | None = None,
+    logit_chunks: int = 1,
+    offload: bool = False,
+    matrix_dtype: MatrixDtype = "bf16",
+    matrix_rate: ComputeLike | None = None,
+    library: str = "auto",
+    compute: ComputeLike | None = None,
+    kernel: str | None = None,
+    contention: bool | None = None,
+    overrides: Sequence[str] = (),
+    simulations: int | None = SIMULATIONS,
+    every: bool = False,
+    changes: bool = True,
+    workers: int = 1,
+    progress: ProgressCallback = no_progress,
+    count: CountCallback | None = None,
+) -> Plan:
+    """Find the fastest layout of a training step that fits.
+
+    Parameters
+    ----------
+    machine, model : see `tasp_lab.prediction.predict_step.predict_step`.
+    sequence, batch_tokens : positions of a sequence, and of a step over all sequences.
+    schedules : of attention, to choose from; by default those that Megatron-Core or PyTorch ships.
+    checkpointing : what is computed again; by default all choices are searched.
+    logit_chunks, offload : see `tasp_lab.prediction.training_step.layout.Layout`.
+    matrix_dtype, matrix_rate, library, compute, kernel, contention, overrides : see `predict_step`.
+    simulations : the most layouts that are simulated; None for all that bounds do not exclude.
+    every : whether layouts that bounds exclude are simulated, too.
+    changes : whether to search again with more memory, faster NICs, another kernel and one node more.
+    workers : processes that simulate. The answer does not depend on them.
+    progress, count : called with what is simulated.
+
+    Raises `TaspLabError` for wrong arguments, for a batch that no layout divides, and where no layout applies. A model
+    that fits nowhere is no error: see `Plan.best`.
+
+    >>> found = plan("full-mesh:2", "llama-3-8b", 1024, 2048, schedules="ulysses", changes=False, simulations=2)
+    >>> found.best.fits is None, found.best.tokens    # the memory of its GPUs is unknown
+    (True, 2048)
+    """
+    if not isinstance(model, Model | str):
+        raise ModelError(of_type("model", model, "a model or the name of one"))
+    names = None if schedules is None else as_names(schedules)
+    check_arguments(locals())
+    _check_numbers(sequence, batch_tokens, simulations, workers, checkpointing)
+    model = load_model(model) if isinstance(model, str) else model
+    if names is not None:
+        check_names(list(names), model.layer(sequence))
+    count = count or count_lines(progress)
+
+    def on(machine: MachineLike) -> Setting:
+        found = chosen_machine(machine, library, compute, kernel, overrides, (), ())
+        found = with_contention(with_compute(found), contention)
+        rate = parse_compute(matrix_rate)
+        rates = step_rates(found, matrix_dtype, rate if isinstance(rate, float) else None)
+        return Setting(found, rates, names, matrix_dtype, matrix_rate)
+
+    def layouts(machine: Machine, logit_chunks: int = logit_chunks) -> list[StepPlan]:
+        topology = machine.topology
+        chosen = CHECKPOINTINGS if checkpointing is None else (checkpointing,)
+        return list(candidates(model, sequence, batch_tokens, topology.world_size, domain_of(topology),
+                               checkpointings=chosen, matrix_dtype=matrix_dtype, logit_chunks=logit_chunks,
+                               offload=offload))  # fmt: skip
+
+    more = _one_node_more(machine) if isinstance(machine, str) else ""
+    setting = on(machine)
+    plans = layouts(setting.machine)
+    if not plans:
+        raise ScheduleError(_indivisible(setting.machine, model, sequence, batch_tokens))
+    with processes(workers) as executor:
+        search = Search(setting, simulations, every, executor, workers, count)
+        found = search.run(plans)
+        if not found.steps and not found.too_large:
+            raise ScheduleError(f"no layout applies: {found.refused[0].reason}")
+        answer = Plan(setting, model, sequence, batch_tokens, found)
+        if not changes or not found.steps:
+            return answer
+        larger = (lambda: (more, on(more))) if more else None
+        few = replace(search, simulations=CHANGE_SIMULATIONS, every=False)
+        bought = []
+        for change in _changes(setting, answer.best, layouts, larger):
+            progress(f"with {change.name}")
+            bought.append(_bought(change, few, answer))
+        return replace(answer, changes=tuple(bought))
+
+
+def _check_numbers(
+    sequence: int, batch_tokens: int, simulations: int | None, workers: int, checkpointing: str | None
+) -> None:
+    named = {"sequence": sequence, "batch tokens": batch_tokens, "simulations": simulations, "workers": workers}
+    for name, value in named.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise WorkloadError(f"{name}: {value}, expected 1 or more")
+    if checkpointing is not None and checkpointing not in CHECKPOINTINGS:
+        raise WorkloadError(f"checkpointing: {checkpointing!r}, expected one of {', '.join(get_args(Checkpointing))}")
+
+
+def _indivisible(machine: Machine, model: Model, sequence: int, batch_tokens: int) -> str:
+    sequences = batch_tokens // sequence
+    return (
+        f"{model.name} on the {machine.topology.world_size} ranks of {machine.topology.name}: no product of tp, cp, pp "
+        f"and dp divides {model.attention.heads} heads, {len(model.pattern)} layers, {format_count(sequence)} "
+        f"positions and {sequences} sequence{'s' * (sequences > 1)} of a step, expected other batch tokens or ranks"
+    )
+
+
+# ------------------------------------------------------------------------------------------------- the answer
+
+
+class Bought(NamedTuple):
+    """What a change buys: the fastest layout with it, or the reason why there is none.
+
+    Attributes
+    ----------
+    change : such as ``memory=x2`` or ``nic.bandwidth=x2``.
+    step : the fastest step found with the change; None without one.
+    share : its tokens per second and GPU over those as is; 0 without one.
+    reason : why there is none.
+    """
+
+    change: str
+    step: StepPrediction | None
+    share: float = 0.0
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of ``--json``."""
+        layout = None if self.step is None else describe(self.step.plan)
+        per_gpu = None if self.step is None else self.step.tokens_per_s / self.step.ranks
+        return {"change": self.change, "layout": layout, "tokens_per_s_per_gpu": per_gpu,
+                "over_as_is": self.share or None, "reason": self.reason}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Report):
+    """The answer: simulated layouts, the recommended one, and what would help.
+
+    Parameters
+    ----------
+    setting, model, sequence, batch_tokens : the question.
+    found : what the search found.
+    changes : what each change buys.
+    """
+
+    setting: Setting
+    model: Model
+    sequence: int
+    batch_tokens: int
+    found: Found
+    changes: tuple[Bought, ...] = ()
+
+    @cached_property
+    def steps(self) -> tuple[StepPrediction, ...]:
+        """Simulated steps that fit, the recommended one first, then by time."""
+        best = self.best
+        return (best, *(each for each in self.found.steps if each is not best))
+
+    @cached_property
+    def best(self) -> StepPrediction:
+        """The recommended step. Raises `ScheduleError` if no layout fits."""
+        if not self.found.steps:
+            raise ScheduleError(self._nothing_fits)
+        tied = [each for each in self.found.steps if each.time_s <= (1 + TIE) * self.found.fastest.time_s]
+        largest = max(each.memory.total for each in tied)
+        return min(tied, key=lambda step: (round(100 * step.memory.total / largest), step.time_s))
+
+    @property
+    def fits(self) -> bool:
+        """Whether some layout fits, or may fit where the memory is unknown."""
+        return bool(self.found.steps)
+
+    @property
+    def flags(self) -> list[Flags]:
+        """The flags of the recommended layout in each library."""
+        step = self.best
+        sequences = self.batch_tokens // self.sequence
+        return flags_of(step.plan, self.model.mask, sequences)
+
+    @cached_property
+    def expected_regret(self) -> float:
+        """How much longer than the fastest simulated layout the recommended one is expected to take, as a share.
+
+        By the errors of ratios of attention schedules (`tasp_lab.prediction.paired`), as those of layouts were not
+        measured.
+        """
+        rivals = [
+            Rival.of(f"{each.plan.schedule}", each.time_s, each.times.exposed_s + each.times.pipeline_s)
+            for each in self.steps
+        ]
+        return float(paired_errors().expected_regrets(rivals, setting_of(self.setting.machine))[0])
+
+    @property
+    def least_left(self) -> float:
+        """The least time of a layout that was neither simulated nor excluded over that of the recommended one, by its
+        bound; infinite if none is left.
+        """
+        return self.found.least_left_s / self.best.time_s
+
+    # In words.
+
+    @property
+    def _nothing_fits(self) -> str:
+        usable = self.setting.rates.usable_bytes or 0
+        least = self.found.too_large[0]
+        return (
+            f"{self.model.name} with {format_count(self.sequence)} positions fits nowhere on "
+            f"{self.setting.machine.topology.name}: the smallest layout needs {format_size_about(least.memory.total)}, "
+            f"a GPU has {format_size_about(usable)} for it"
+        )
+
+    def lines(self) -> list[str]:
+        """The recommendation as lines: what to use, how sure that is, what binds, and the flags."""
+        step = self.best
+        usable = self.setting.rates.usable_bytes
+        mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
+        room = "" if usable is None else f" of {format_size_about(usable)}"
+        lines = [
+            f"Use {describe(step.plan)}: {step.tokens_per_s / step.ranks:.4g} tokens/s per GPU{mfu}, "
+            f"{format_size_about(step.memory.total)}{room} per GPU.",
+            f"{'Decided' if self.expected_regret <= DECIDED else 'Open'}: expected regret {self.expected_regret:.1%}.",
+        ]
+        if len(self.steps) > 1:
+            second = self.steps[1]
+            slower = second.time_s / step.time_s - 1
+            how = "slower" if slower >= 0 else "faster, but needs more memory"
+            lines.append(f"Next best: {describe(second.plan)}, {abs(slower):.1%} {how}.")
+        lines.append(f"Bound by {self.bottleneck}.")
+        lines += [f"{each.library}: {each.text}" for each in self.flags]
+        lines.append(self._searched)
+        return lines
+
+    @property
+    def _searched(self) -> str:
+        found = self.found
+        line = (
+            f"{found.layouts} layouts: {len(found.too_large)} do not fit, {found.bounded} are slower by their bounds, "
+            f"{len(found.steps)} were simulated"
+        )
+        if found.left:
+            faster = max(0.0, 1 - self.least_left)
+            line += f"; {len(found.left)} others may be up to {faster:.1%} faster by their bounds, see --simulations"
+        return line
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of the time of the recommended step: kernel calls, exposed messages, pipeline, optimizer."""
+        times = self.best.times
+        whole_s = times.total_s
+        waiting_s = max(0.0, times.forward_s + times.backward_s - times.compute_s)
+        return {
+            "kernel calls": (times.forward_s + times.backward_s - waiting_s) / whole_s,
+            "messages": (waiting_s + times.embedding_s) / whole_s,
+            "waiting in the pipeline": times.pipeline_s / whole_s,
+            "the optimizer": times.optimizer_s / whole_s,
+        }
+
+    @property
+    def bottleneck(self) -> str:
+        """What the time of the recommended step is spent on, the largest share first."""
+        shown = sorted(self.shares.items(), key=lambda each: -each[1])
+        return ", ".join(f"{name} ({share:.1%})" for name, share in shown if share >= 0.001)
+
+    def parts(self) -> list[Part]:
+        if not self.fits:
+            return [f"{self._nothing_fits}.", self._too_large_table()]
+        found: list[Part] = [*self.lines()]
+        if self.changes:
+            found.append(self._changes_table())
+        found += [self._steps_table(), self._memory_table(), LESS_CHECKED]
+        return found
+
+    def _steps_table(self) -> Table:
+        rows = []
+        for step in self.steps:
+            over = step.time_s / self.best.time_s
+            mfu = "" if step.mfu is None else f"{step.mfu:.1%}"
+            rows.append((describe(step.plan), f"{step.tokens_per_s / step.ranks:.4g}", f"{over:.3f}x",
+                         format_time(step.time_s), mfu, format_size_about(step.memory.total)))  # fmt: skip
+        title = (
+            f"{self.model.name}, {format_count(self.sequence)} positions, {format_count(self.batch_tokens)} tokens per "
+            f"step, on {self.setting.machine.topology.name}"
+        )
+        columns = ("layout", "tokens/s per GPU", "time over best", "step", "MFU", "memory")
+        return Table(title, columns, rows, order=(0, 1, 2, 5, 3, 4))
+
+    def _memory_table(self) -> Table:
+        memory = self.best.memory
+        rows = [
+            (name.replace("_", " "), format_size_about(size)) for name, size in memory._asdict().items() if size
+        ]  # fmt: skip
+        rows.append(("all", format_size_about(memory.total)))
+        if self.setting.rates.capacity_bytes is not None:
+            rows.append(("context and communication library", format_size_about(RESERVED_BYTES)))
+            rows.append(("the GPU has", format_size_about(self.setting.rates.capacity_bytes)))
+        return Table("Memory of the fullest GPU", ("part", "size"), rows)
+
+    def _changes_table(self) -> Table:
+        rows = []
+        for each in self.changes:
+            if each.step is None:
+                rows.append((each.change, "", each.reason))
+            else:
+                rows.append((each.change, f"{each.share - 1:+.1%}", describe(each.step.plan)))
+        return Table("What each change buys", ("change", "tokens/s per GPU", "layout"), rows, texts=(0, 2))
+
+    def _too_large_table(self) -> Table:
+        usable = self.setting.rates.usable_bytes or 0
+        rows = [
+            (describe(each.plan), format_size_about(each.memory.total), format_size_about(each.memory.total - usable))
+            for each in _varied(self.found.too_large)
+        ]
+        return Table("Layouts that need least memory", ("layout", "memory", "too much"), rows)
+
+    def to_dict(self) -> dict[str, object]:
+        found = self.found
+        common: dict[str, object] = {
+            "model": self.model.name,
+            "topology": self.setting.machine.topology.name,
+            "seq": self.sequence,
+            "batch_tokens": self.batch_tokens,
+            "fits": self.fits,
+            "layouts": found.layouts,
+            "too_large": len(found.too_large),
+            "slower_by_bounds": found.bounded,
+            "left": len(found.left),
+        }
+        if not self.fits:
+            smallest = [
+                {"layout": describe(each.plan), "memory_bytes": each.memory.total} for each in _varied(found.too_large)
+            ]
+            return common | {"capacity_bytes": self.setting.rates.capacity_bytes, "smallest": smallest}
+        return common | {
+            "recommended": describe(self.best.plan),
+            "expected_regret": self.expected_regret,
+            "is_decided": self.expected_regret <= DECIDED,
+            "least_left_over_best": None if not found.left else self.least_left,
+            "shares": self.shares,
+            "flags": [each.to_dict() for each in self.flags],
+            "changes": [each.to_dict() for each in self.changes],
+            "steps": [
+                {key: value for key, value in each.to_dict().items() if key != "provenance"} for each in self.steps
+            ],
+            "provenance": self.best.provenance.to_dict(),
+        }
+
+    def records(self) -> list[dict[str, object]]:
+        """A row per simulated layout, the recommended one first."""
+        return [flat(each.to_dict()) for each in self.steps] if self.fits else []
+
+
+def _without_provenance(step: StepPrediction) -> dict[str, object]:
+    return {key: value for key, value in step.to_dict().items() if key != "provenance"}
+
+
+def _varied(too_large: Sequence[Candidate]) -> list[Candidate]:
+    """The smallest layouts, one of each product of degrees."""
+    found: dict[tuple[object, ...], Candidate] = {}
+    for each in too_large:
+        layout = each.plan.layout
+        found.setdefault((layout.tp, layout.cp, layout.pp, layout.dp), each)
+    return list(found.values())[:SHOWN_TOO_LARGE]
+
+
+# ------------------------------------------------------------------------------------------- what changes buy
+
+
+class _Change(NamedTuple):
+    """A change: the setting with it, and the layouts there, or the reason why there is none."""
+
+    name: str
+    setting: Setting | None
+    plans: Sequence[StepPlan] = ()
+    reason: str = ""
+
+
+def _changes(
+    setting: Setting,
+    best: StepPrediction,
+    layouts: Callable[..., list[StepPlan]],
+    larger: Callable[[], tuple[str, Setting]] | None,
+) -> Iterator[_Change]:
+    """More memory, logits in parts, faster NICs, a faster kernel, one node more: those that the machine has."""
+    rates = setting.rates
+    if rates.capacity_bytes is not None:
+        roomy = replace(setting, rates=replace(rates, capacity_bytes=2 * rates.capacity_bytes))
+        yield _Change("memory=x2", roomy, layouts(setting.machine))
+    if best.plan.layout.logit_chunks == 1 and best.memory.logits > best.memory.total / 20:
+        yield _Change(f"logits in {LOGIT_CHUNKS} parts", setting, layouts(setting.machine, LOGIT_CHUNKS))
+    if has_nics(setting.machine):
+        faster = replace(setting, machine=overridden(setting.machine, ["nic.bandwidth=x2"]))
+        yield _Change("nic.bandwidth=x2", faster, layouts(setting.machine))
+    if (name := _faster_kernel(setting.machine)) is not None:
+        other = replace(setting, machine=with_kernel(setting.machine, name))
+        yield _Change(f"kernel {name}", other, layouts(setting.machine))
+    if larger is not None:
+        try:
+            name, other = larger()
+            plans = layouts(other.machine)
+        except TaspLabError as error:
+            yield _Change("one node more", None, reason=first_line(error))
+            return
+        yield _Change(name, other, plans, "" if plans else "no layout divides the batch")
+
+
+def _bought(change: _Change, search: Search, as_is: Plan) -> Bought:
+    if change.setting is None or not change.plans:
+        return Bought(change.name, None, reason=change.reason)
+    same = change.setting.machine is as_is.setting.machine  # then times as is hold with the change
+    search = replace(search, setting=change.setting, rankings=search.rankings if same else {})
+    simulated = {replace(each.plan, schedule="") for each in (as_is.found.steps if same else (as_is.best,))}
+    first = [each for each in change.plans if each in simulated]
+    known = as_is.found.steps if same else search.run(first).steps
+    found = search.run((each for each in change.plans if each not in simulated), known)
+    if not found.steps:
+        return Bought(change.name, None, reason="no layout fits")
+    step = found.fastest
+    base = as_is.best.tokens_per_s / as_is.best.ranks
+    return Bought(change.name, step, step.tokens_per_s / step.ranks / base)
+
+
+def _faster_kernel(machine: Machine) -> str | None:
+    """The measured kernel of this GPU with the highest rate, if it is faster than that of the machine."""
+    if not isinstance(machine.compute, KernelCompute):
+        return None
+    best, best_rate = None, float(machine.compute.rate("bf16", "forward").flops_per_s or 0)
+    for name in kernel_names(str(machine.accelerator)):
+        kernel = attention_kernel(str(machine.accelerator), name)
+        serves = any(variant.design.key_bytes for variant in kernel.file.variants)  # copies keys into a cache
+        if kernel.note or serves:
+            continue
+        rate = float(with_kernel(machine, name).compute.rate("bf16", "forward").flops_per_s or 0)
+        if rate > 1.05 * best_rate:
+            best, best_rate = name, rate
+    return best
+
+
+def _one_node_more(name: str) -> str:
+    """The name of the machine of the same family with one node more; empty for other machines.
+
+    >>> _one_node_more("h100-4x8"), _one_node_more("h100-8"), _one_node_more("full-mesh:8")
+    ('h100-5x8', 'h100-2x8', '')
+    """
+    match = re.fullmatch(r"([a-z][a-z0-9_]*)-(?:(\d+)x)?(\d+)((?:-rails)?)", name)
+    if match is None:
+        return ""
+    family, nodes, ranks, rest = match.groups()
+    return f"{family}-{int(nodes or 1) + 1}x{ranks}{rest}"

@@ -1,0 +1,308 @@
+"""The search of `plan`: layouts that fit are simulated, the most promising first, until bounds exclude the others.
+
+    search = Search(Setting(load_machine("h100-2x8")), simulations=8)
+    found = search.run(list(candidates(model, 131072, 2**20, 16, 8)))
+
+A layout is *excluded* by its memory without attention buffers, or by a lower bound of its time above that of the
+fastest simulated step. The attention schedule of a context group is the first in the ranking of its layer alone
+(`compare`) whose buffers fit. Layouts are simulated in rounds of a fixed size, so the result does not
+depend on the workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from tasp_lab.core.choices import MatrixDtype
+from tasp_lab.core.errors import TaspLabError, first_line
+from tasp_lab.core.progress import CountCallback
+from tasp_lab.core.workers import in_order
+from tasp_lab.machines.machine import Machine
+from tasp_lab.planning.candidates import Bounds, Speeds, bounds_of
+from tasp_lab.prediction.compare import compare
+from tasp_lab.prediction.inputs import ComputeLike
+from tasp_lab.prediction.predict_step import predict_step
+from tasp_lab.prediction.recommend import TIE, switches_of
+from tasp_lab.prediction.step_results import StepPrediction
+from tasp_lab.prediction.training_step.attention_passes import part_of
+from tasp_lab.prediction.training_step.layout import context_groups
+from tasp_lab.prediction.training_step.memory import MemoryUse, stage_memory
+from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.rates import StepRates
+from tasp_lab.schedules.registry import layer_names_on
+from tasp_lab.workload.layer import Workload
+
+LAYERS = 4
+"""Layers of each step that are simulated; with 8 times differ by less than 0.01 % in the layouts that were tried."""
+
+ROUND = 2
+"""Layouts that are simulated before bounds are compared again."""
+
+CONTEXT_LIBRARIES = ("Megatron-LM with Transformer Engine", "PyTorch")
+"""Where Megatron-Core, NeMo and torchtitan have their context parallelism from."""
+
+DEGREES = ("tp", "cp", "pp", "dp")
+
+ALONE = "ulysses"
+"""The attention schedule of context groups of one rank, which exchange nothing: all are equal there."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how steps are predicted.
+
+    Parameters
+    ----------
+    machine : with its kernel, contention and overrides.
+    rates : what is no attention, and the memory of a GPU.
+    schedules : of attention, to choose from; those of `CONTEXT_LIBRARIES` if None.
+    matrix_dtype, matrix_rate : see `tasp_lab.prediction.predict_step.predict_step`.
+    """
+
+    machine: Machine
+    rates: StepRates
+    schedules: tuple[str, ...] | None = None
+    matrix_dtype: MatrixDtype = "bf16"
+    matrix_rate: ComputeLike | None = None
+
+
+class Candidate(NamedTuple):
+    """A layout with its bounds and its memory without attention buffers, of the stage that needs most."""
+
+    plan: StepPlan
+    bounds: Bounds
+    memory: MemoryUse
+
+
+class Excluded(NamedTuple):
+    """A layout that was not recommended, for a reason."""
+
+    plan: StepPlan
+    reason: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Parameters
+    ----------
+    steps : simulated steps that fit, the fastest first.
+    too_large : layouts that do not fit, those that need least memory first.
+    refused : layouts that no schedule or link allows.
+    layouts : how many there are.
+    bounded : how many were excluded by the bound of their time.
+    left : those that were neither excluded nor simulated, as the number of simulations is limited.
+    """
+
+    steps: tuple[StepPrediction, ...]
+    too_large: tuple[Candidate, ...] = ()
+    refused: tuple[Excluded, ...] = ()
+    layouts: int = 0
+    bounded: int = 0
+    left: tuple[Candidate, ...] = ()
+
+    @property
+    def fastest(self) -> StepPrediction:
+        """The step with the shortest time."""
+        return self.steps[0]
+
+    @property
+    def least_left_s(self) -> float:
+        """No layout that was left can take less; infinite if none was left."""
+        return min((each.bounds.least_s for each in self.left), default=math.inf)
+
+
+def no_count(done: int, total: int, what: str) -> None:
+    """No-op callback."""
+
+
+@dataclass
+class Search:
+    """Searches the layouts of one setting; `simulations` of None simulates all that are not excluded.
+
+    `every` simulates also what bounds exclude; `rankings` are those of attention schedules on this machine.
+    """
+
+    setting: Setting
+    simulations: int | None = 8
+    every: bool = False
+    executor: Executor | None = None
+    workers: int = 1
+    count: CountCallback = no_count
+    rankings: dict[tuple[Workload, int, int], Ranked | str] = field(default_factory=dict)
+
+    def run(self, plans: Iterable[StepPlan], known: Sequence[StepPrediction] = ()) -> Found:
+        """Search these layouts; `known` are steps of others, which bounds are compared with, too."""
+        candidates = self.candidates(plans)
+        usable = self.setting.rates.usable_bytes
+        fits = [each for each in candidates if usable is None or each.memory.total <= usable]
+        too_large = [each for each in candidates if usable is not None and each.memory.total > usable]
+        steps, refused, total = list(known), list[Excluded](), self.simulations or len(fits)
+        queue, done, bounded = sorted(fits, key=_promise), 0, 0
+        while queue and (self.simulations is None or done < self.simulations):
+            kept = self._not_excluded(queue, steps)
+            bounded, queue = bounded + len(queue) - len(kept), kept
+            size = ROUND if self.simulations is None else min(ROUND, self.simulations - done)
+            chosen, queue = queue[:size], queue[size:]
+            for each in chosen:
+                self.count(done, total, describe(each.plan))
+                done += 1
+            self._rank([each.plan for each in chosen])
+            tasks = [(self.setting, self._with_schedule(each.plan)) for each in chosen]
+            for each, result in zip(chosen, in_order(simulated, tasks, self.executor, self.workers), strict=True):
+                if isinstance(result, str):
+                    refused.append(Excluded(each.plan, result))
+                elif result.fits is False:
+                    too_large.append(each._replace(memory=result.memory))
+                else:
+                    steps.append(result)
+        self.count(total, total, "")
+        kept = self._not_excluded(queue, steps)
+        bounded, queue = bounded + len(queue) - len(kept), kept
+        return Found(
+            tuple(sorted(steps, key=lambda step: step.time_s)),
+            tuple(sorted(too_large, key=lambda each: (each.memory.total, _promise(each)))),
+            tuple(refused),
+            len(candidates),
+            bounded,
+            tuple(queue),
+        )
+
+    def _not_excluded(self, queue: list[Candidate], steps: Sequence[StepPrediction]) -> list[Candidate]:
+        """The layouts whose bound is not above the fastest of these steps."""
+        best_s = min((each.time_s for each in steps), default=math.inf)
+        return queue if self.every else [each for each in queue if each.bounds.least_s <= (1 + TIE) * best_s]
+
+    def _rank(self, plans: Sequence[StepPlan]) -> None:
+        """Rank the attention schedules of the context groups of these layouts, unless that was done before."""
+        new = {_context(plan): plan for plan in plans if _context(plan) not in self.rankings}
+        tasks = [(self.setting, plan) for plan in new.values()]
+        self.rankings |= zip(new, in_order(ranked_schedules, tasks, self.executor, self.workers), strict=True)
+
+    def _with_schedule(self, plan: StepPlan) -> StepPlan | str:
+        """The layout with the first schedule whose buffers fit; the reason where none applies."""
+        ranked, usable = self.rankings[_context(plan)], self.setting.rates.usable_bytes
+        if isinstance(ranked, str):
+            return ranked
+        fitting = (name for name, size in ranked if usable is None or least_memory(plan, size).total <= usable)
+        return replace(plan, schedule=next(fitting, min(ranked, key=lambda each: each[1])[0]))
+
+    def candidates(self, plans: Iterable[StepPlan]) -> list[Candidate]:
+        """The layouts with their bounds and their memory."""
+        speeds: Speeds | None = None
+        found = []
+        for plan in plans:
+            speeds = speeds or Speeds.of(self.setting.machine, self.setting.rates, plan.layer)
+            found.append(Candidate(plan, bounds_of(plan, speeds), least_memory(plan)))
+        return found
+
+
+def _promise(candidate: Candidate) -> tuple[float, ...]:
+    """What is simulated first: what is expected to be fast; where that is within `TIE`, what divides a sequence least,
+    and so has the fewest messages, then what needs little memory.
+    """
+    layout, bounds = candidate.plan.layout, candidate.bounds
+    tied = math.floor(math.log(bounds.expected_s) / math.log1p(TIE))
+    return tied, layout.tp * (layout.cp or 1) * layout.pp, bounds.expected_s, candidate.memory.total
+
+
+def least_memory(plan: StepPlan, attention_buffers: int = 0) -> MemoryUse:
+    """The memory of the first stage, which has most micro-batches under way, or the last, which has the logits.
+
+    No less than that of the stage that needs most has; a prediction checks all stages.
+    """
+    layout = plan.layout
+    tokens = -(-plan.sequence // (layout.cp or 1)) * plan.batch
+    # more micro-batches than a pipeline begins with do not add to those under way
+    microbatches = min(layout.microbatches, (layout.interleave + 2) * layout.pp)
+    few = replace(plan, layout=replace(layout, microbatches=microbatches))
+    return max((stage_memory(few, stage, tokens, attention_buffers) for stage in {0, layout.pp - 1}), key=sum)
+
+
+Ranked = tuple[tuple[str, int], ...]
+"""Attention schedules with their buffers in bytes, the recommended one first."""
+
+
+def _context(plan: StepPlan) -> tuple[Workload, int, int]:
+    """What the ranking of attention schedules depends on: the layer of a context group, and its ranks."""
+    return plan.layer, plan.layout.tp, plan.layout.cp or 1
+
+
+def simulated(task: tuple[Setting, StepPlan | str]) -> StepPrediction | str:
+    """The step of a layout; the reason where there is none."""
+    setting, plan = task
+    if isinstance(plan, str):
+        return plan
+    try:
+        return predict_step(
+            setting.machine,
+            plan.model,
+            plan.sequence,
+            plan.schedule,
+            layout=plan.layout,
+            batch=plan.batch,
+            matrix_dtype=setting.matrix_dtype,
+            matrix_rate=setting.matrix_rate,
+            layers=LAYERS,
+        )
+    except TaspLabError as error:
+        return first_line(error)
+
+
+def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:
+    """The attention schedules of a context group, ranked by one layer alone; the reason where none applies."""
+    (setting, plan), names = task, task[0].schedules
+    cp, layer = plan.layout.cp or 1, plan.layer
+    if cp == 1 and layer.kind == "softmax":
+        return ((ALONE if names is None else names[0], 0),)
+    machine = setting.machine
+    groups = context_groups(replace(plan.layout, pp=1, interleave=1, dp=None).ranks(machine.topology.world_size))
+    if names is None:
+        names = tuple(name for name in layer_names_on(cp, layer) if is_shipped(name, layer.mask, cp))
+    try:
+        part = replace(machine, topology=part_of(machine.topology, groups), system=None)
+        ranking = compare(part, layer, names or None, passes="both")
+    except TaspLabError as error:
+        return first_line(error)
+    best = ranking.recommendation
+    if best is None:
+        return ranking.best.reason
+    others = [each for each in best.answers if each is not best.answer]
+    return tuple((each.schedule, int(each.buffer_bytes)) for each in (best.answer, *others))
+
+
+def is_shipped(name: str, mask: str, ranks: int) -> bool:
+    """Whether a library that trains with tensor and pipeline parallelism has an attention schedule.
+
+    >>> is_shipped("usp:2x4", "causal", 8), is_shipped("tasp", "causal", 8)
+    (True, False)
+    """
+    return any(each.library in CONTEXT_LIBRARIES for each in switches_of(name, mask, ranks))
+
+
+def describe(plan: StepPlan) -> str:
+    """A layout in a few words.
+
+    >>> from tasp_lab.prediction.training_step.layout import Layout
+    >>> from tasp_lab.workload.models.catalogue import load_model
+    >>> describe(StepPlan(load_model("llama-3-8b"), 8192, "ulysses", Layout(2, 4, 1, 2, microbatches=3)))
+    'tp 2 x cp 4 x dp 2, ulysses, FSDP, 3 micro-batches, full checkpointing'
+    """
+    layout = plan.layout
+    degrees = " x ".join(f"{each} {getattr(layout, each)}" for each in DEGREES if getattr(layout, each) != 1)
+    shared = (layout.cp or 1) * (layout.dp or 1) > 1
+    found = [
+        degrees or "1 GPU",
+        plan.schedule if layout.cp != 1 else "",
+        ("", "ZeRO 1", "ZeRO 2", "FSDP")[layout.zero] if shared else "",
+        f"{layout.interleave} parts per stage" if layout.interleave > 1 else "",
+        f"micro-batches of {plan.batch}" if plan.batch > 1 else "",
+        f"{layout.microbatches} micro-batches" if layout.microbatches > 1 else "",
+        "no checkpointing" if layout.checkpointing == "none" else f"{layout.checkpointing} checkpointing",
+    ]
+    return ", ".join(each for each in found if each)
