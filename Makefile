@@ -59,6 +59,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.accuracy.step_curve
 	$(BIN)/python -m experiments.accuracy.fabric
 	$(BIN)/python -m experiments.benchmarks.commands
+	$(BIN)/python -m experiments.benchmarks.scale
 	$(BIN)/python -m experiments.benchmarks.structure
 	$(BIN)/python -m experiments.benchmarks.executor_cost
 	$(BIN)/python -m experiments.benchmarks.agreement_cost

@@ -55,9 +55,9 @@ def main() -> None:
     """Run all commands and write the table."""
     rows: list[Record] = []
     for command in COMMANDS:
-        runs = [_run(command)]
+        runs = [run_command(command)]
         while len(runs) < REPEATS and runs[0].seconds < SHORT_S:
-            runs.append(_run(command))
+            runs.append(run_command(command))
         middle = {name: statistics.median(getattr(run, name) for run in runs) for name in Run._fields}
         rows.append({"command": command, **middle, "repeats_s": [run.seconds for run in runs]})
         print(command, middle, flush=True)
@@ -78,7 +78,8 @@ def main() -> None:
     write_whole(RESULTS / "commands.md", f"{head}\n\n{table}\n".encode())
 
 
-def _run(command: str) -> Run:
+def run_command(command: str) -> Run:
+    """Run a command in a process of its own. Raises `SystemExit` if it fails."""
     started_s = time.perf_counter()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(

@@ -58,6 +58,9 @@ from tasp_lab.workload.kernel_shapes import KernelShape
 _STEPS_KEPT = 6
 """How many steps of operations a window has room for at first; it grows fourfold where ranks are further apart."""
 
+_LEAST_ROWS = 2**18
+"""Windows of less memory are not worth starting again for."""
+
 _MAX_GROWTH = 3
 _LAST = 2**31 - 1
 
@@ -72,9 +75,10 @@ def stream_time_s(
     if not _is_simple(schedule, machine):
         return None
     per_step = schedule.transfers // max(len(schedule.steps), 1) + 2 * schedule.world_size
+    least = max(_STEPS_KEPT * per_step, _LEAST_ROWS if fast else 1)
     for growth in range(_MAX_GROWTH):
         try:
-            rows = 1 << (_STEPS_KEPT * per_step * 4**growth).bit_length()
+            rows = 1 << (least * 4**growth - 1).bit_length()
             return _Stream(schedule, machine, rows, fast).time_s(progress)
         except _FullError:
             continue
