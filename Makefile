@@ -44,6 +44,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.curves.attention
 	$(BIN)/python -m experiments.tables.contention
 	$(BIN)/python -m experiments.tables.passes
+	$(BIN)/python -m experiments.tables.layer_errors
 	$(BIN)/python -m experiments.tables.training
 	$(BIN)/python -m experiments.tables.hybrids
 	$(BIN)/python -m experiments.tables.ranking
@@ -62,6 +63,8 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.benchmarks.executor_cost
 	$(BIN)/python -m experiments.benchmarks.agreement_cost
 	$(BIN)/python -m experiments.benchmarks.helper_kernels
+	$(BIN)/python -m experiments.benchmarks.tuned_ring
+	$(BIN)/python -m experiments.benchmarks.beside_others
 	$(BIN)/python -m experiments.benchmarks.study_speed
 	$(BIN)/python -m experiments.benchmarks.peers
 

@@ -18,8 +18,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent
 OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "experiments/**/*.md", "experiments/**/*.png",
            "experiments/**/*.json", "experiments/studies/**/*.html", "experiments/studies/**/*.js",
-           "experiments/ranking_benchmark/*.csv", "tasp_lab/study/*.js", "notebooks/*.ipynb",
-           "notebooks/*.md")  # fmt: skip
+           "experiments/studies/**/*.csv", "experiments/ranking_benchmark/*.csv", "tasp_lab/study/*.js",
+           "notebooks/*.ipynb", "notebooks/*.md")  # fmt: skip
 """What the site has from outside ``docs/``, as patterns."""
 
 _NAME = re.compile(r'(?<!">)<code>((?:tasp_lab|sim|runtime)(?:\.\w+)+)</code>')

@@ -10,10 +10,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
+
+import numpy as np
 
 from sim.bounds.least import check_time
 from sim.event import engine
+from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import ScheduleError, TopologyError, of_type
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
@@ -66,6 +70,27 @@ def simulate(
             timeline = Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), time_s)
     check_time(schedule, machine, timeline.time_s)
     return timeline
+
+
+def times_on(machines: Sequence[Machine], schedules: Sequence[Schedule]) -> FloatArray:
+    """The times of schedules on samples of one machine, in seconds; a float array (machines, schedules).
+
+    What waits for what is found once if the machines differ in the numbers of their library and of their calls alone.
+
+    >>> from tasp_lab.schedules.build import collective
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> pair = full_mesh(2, 1e9, 1e-6)
+    >>> times_on([Machine(pair)], [collective("ring", pair, size) for size in (4000, 8000)]).round(9).tolist()
+    [[5e-06, 9e-06]]
+    """
+    from sim.array.repeated import RepeatedRuns, are_alike
+
+    first = machines[0]
+    if first.topology.is_exact or first.rank_speeds or not all(are_alike(first, machine) for machine in machines):
+        times_s = [[simulate(each, machine, events=False).time_s for each in schedules] for machine in machines]
+        return np.array(times_s, dtype=float)
+    runs = RepeatedRuns(schedules, first)
+    return np.array([runs.times_s(machine) for machine in machines])
 
 
 def _check_types(schedule: object, machine: object) -> None:

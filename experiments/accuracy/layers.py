@@ -24,7 +24,7 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.machine import INSTANT
 from tasp_lab.measure.accuracy import TableAccuracy, accuracy, own_tables
-from tasp_lab.measure.accuracy.layer import TIE, check_row, engine_for, groups_of, is_right, row_run
+from tasp_lab.measure.accuracy.layer import TIE, check_row, groups_of, is_right, row_run
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, errors_of, row_dict, summary
 from tasp_lab.measure.readers import LayerTable
 from tasp_lab.plots.accuracy import draw_rows
@@ -157,7 +157,7 @@ def terms_of(table: TableAccuracy, row: MeasuredRow) -> Terms:
     for layer in layers:
         for schedule in run.passes(layer):
             kernels_s += float(max(busy_s(schedule, run.machine.compute))) / len(layers)
-            timeline = simulate(schedule, alone, engine_for(alone), events=False)
+            timeline = simulate(schedule, alone, "array", events=False)
             messages_s += float(timeline.time_s) / len(layers)
     return Terms(kernels_s, messages_s)
 

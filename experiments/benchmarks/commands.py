@@ -1,7 +1,8 @@
 """Time and memory of whole commands, as users call them: the process from its start to its end.
 
-``python -m experiments.benchmarks.commands`` runs each command in a process of its own. The first rows are what any
-command, and any prediction, takes at least. Results: ``experiments/benchmarks/results/commands.json``, ``.md``.
+``python -m experiments.benchmarks.commands`` runs each command in a process of its own, with bytecode kept as that of
+an installed package is. The first rows are what any command, and any prediction, takes at least. Results:
+``experiments/benchmarks/results/commands.json``, ``.md``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +40,7 @@ SHORT_S = 30.0
 """Commands that take longer are run once."""
 
 RESULTS = Path(__file__).parent / "results"
+BYTECODE = Path(tempfile.gettempdir()) / "tasp-lab-bytecode"
 
 
 class Run(NamedTuple):
@@ -77,7 +80,12 @@ def main() -> None:
 
 def _run(command: str) -> Run:
     started_s = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "tasp_lab.cli", *command.split()], stdout=subprocess.DEVNULL)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasp_lab.cli", *command.split()],
+        stdout=subprocess.DEVNULL,
+        env=environment | {"PYTHONPYCACHEPREFIX": str(BYTECODE)},
+    )
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started_s
     process.returncode = os.waitstatus_to_exitcode(status)

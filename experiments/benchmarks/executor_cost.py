@@ -150,16 +150,16 @@ def _rank(
     for _ in range(SAMPLES):
         for found, run in zip(times, runs, strict=True):
             dist.barrier()
-            began_s = _own_s()
+            began_s = own_s()
             for _ in range(PASSES):
                 run()
             dist.barrier()
-            found.append(_own_s() - began_s)
+            found.append(own_s() - began_s)
     answers.put((times, len(executor.part.messages_out)))
     dist.destroy_process_group()
 
 
-def _own_s() -> float:
+def own_s() -> float:
     """Processor time so far of the threads of this process that run Python."""
     return (
         sum(

@@ -19,6 +19,9 @@ from experiments.common import RESULTS, Record, markdown_table, write_page, writ
 from tasp_lab import Workload, search
 from tasp_lab.core.units import format_time
 
+LEARNED = ("staged-ulysses",)
+"""Named schedules that came out of these searches, which those of others are compared with."""
+
 JSON, PAGE = RESULTS / "search.json", RESULTS / "search.md"
 
 
@@ -46,22 +49,51 @@ def _layers(kind: str, machine: str, *rows: tuple[int, int, str, str], **setting
             for length, kv_heads, mask, passes in rows]  # fmt: skip
 
 
+CAUSAL, BOTH = "causal", "both"
 CASES = [
-    *_layers("node", "h100-8", (8, 32, "causal", "both"), (16, 8, "causal", "both"), (32, 8, "full", "forward")),
-    *_layers("node", "mi300x-8", (8, 32, "causal", "both"), (16, 8, "causal", "both")),
-    *_layers("node", "full-mesh:8", (4, 32, "causal", "both"), (4, 4, "full", "forward")),
-    *_layers("node", "switch:8", (4, 8, "causal", "both"), (8, 32, "full", "both")),
-    *_layers("node", "bidirectional-ring:8", (4, 8, "causal", "both")),
-    *_layers("nodes", "h100-2x8", (16, 8, "causal", "both"), (64, 8, "causal", "both"), (32, 2, "causal", "forward")),
-    *_layers("nodes", "h100-4x4", (32, 8, "causal", "both")),
-    *_layers("nodes", "nodes:2x4", (8, 8, "causal", "both"), (8, 32, "full", "both")),
-    *_layers("odd", "h100-2x4", (16, 32, "full", "both"), overrides=("nic.bandwidth=x0.25",)),
-    *_layers("odd", "full-mesh:8", (4, 8, "causal", "both"), without_links=("0-1",)),
-    *_layers("odd", "full-mesh:8", (4, 8, "causal", "both"), links=("0-1=5GB/s",)),
-    *_layers("odd", "full-mesh:5", (4, 8, "causal", "both")),
-    *_layers("odd", "torus:4x4", (8, 8, "causal", "both"), (8, 8, "full", "forward")),
-    *_layers("odd", "dragonfly:4x2x1", (4, 8, "causal", "both")),
-    *_layers("odd", "hypercube:3", (4, 8, "causal", "both")),
+    *_layers(
+        "node",
+        "h100-8",
+        (8, 32, CAUSAL, BOTH),
+        (16, 8, CAUSAL, BOTH),
+        (16, 32, "full", BOTH),
+        (32, 8, "full", "forward"),
+        (32, 32, CAUSAL, BOTH),
+    ),
+    *_layers("node", "a100-8", (8, 32, CAUSAL, BOTH), (16, 8, CAUSAL, BOTH)),
+    *_layers("node", "a800-8", (16, 32, CAUSAL, BOTH), (16, 8, "full", "forward")),
+    *_layers("node", "b200-8", (16, 32, CAUSAL, BOTH), (32, 8, CAUSAL, BOTH)),
+    *_layers("node", "mi300x-8", (8, 32, CAUSAL, BOTH), (16, 8, CAUSAL, BOTH)),
+    *_layers("node", "gaudi3-8", (16, 32, CAUSAL, BOTH), (16, 8, "full", "forward")),
+    *_layers("node", "ascend-910b-8", (16, 8, CAUSAL, BOTH)),
+    *_layers("node", "l40s-8-pcie", (8, 32, CAUSAL, BOTH), (16, 8, CAUSAL, BOTH), (16, 8, "full", "forward")),
+    *_layers("node", "l20-8-pcie", (16, 8, CAUSAL, BOTH)),
+    *_layers("node", "rtx4090-4-pcie", (8, 8, CAUSAL, BOTH), (8, 32, "full", "forward")),
+    *_layers("node", "full-mesh:8", (4, 32, CAUSAL, BOTH), (4, 4, "full", "forward"), (4, 8, CAUSAL, "backward")),
+    *_layers("node", "switch:8", (4, 8, CAUSAL, BOTH), (8, 32, "full", BOTH), (8, 8, CAUSAL, "forward")),
+    *_layers("node", "bidirectional-ring:8", (4, 8, CAUSAL, BOTH), (4, 32, "full", BOTH)),
+    *_layers("nodes", "h100-2x4", (16, 8, CAUSAL, BOTH), (32, 32, CAUSAL, BOTH)),
+    *_layers("nodes", "h100-2x8", (16, 8, CAUSAL, BOTH), (64, 8, CAUSAL, BOTH), (32, 2, CAUSAL, "forward")),
+    *_layers("nodes", "h100-4x4", (32, 8, CAUSAL, BOTH)),
+    *_layers("nodes", "h100-4x8", (64, 8, CAUSAL, BOTH)),
+    *_layers("nodes", "nodes:2x4", (8, 8, CAUSAL, BOTH), (8, 32, "full", BOTH)),
+    *_layers("nodes", "nodes:4x4", (8, 8, CAUSAL, BOTH)),
+    *_layers("odd", "h100-2x4", (16, 32, "full", BOTH), (16, 8, CAUSAL, BOTH), overrides=("nic.bandwidth=x0.25",)),
+    *_layers("odd", "h100-8", (16, 32, CAUSAL, BOTH), overrides=("link.bandwidth=x0.25",)),
+    *_layers("odd", "a100_100g-2x8", (16, 8, CAUSAL, BOTH), (16, 32, CAUSAL, BOTH)),  # four NICs for eight GPUs
+    *_layers("odd", "dgx-1v", (4, 8, CAUSAL, BOTH)),
+    *_layers("odd", "full-mesh:8", (4, 8, CAUSAL, BOTH), without_links=("0-1",)),
+    *_layers("odd", "full-mesh:8", (4, 8, CAUSAL, BOTH), links=("0-1=5GB/s",)),
+    *_layers("odd", "full-mesh:6", (4, 8, "full", BOTH), without_links=("0-1", "2-3")),
+    *_layers("odd", "full-mesh:5", (4, 8, CAUSAL, BOTH)),
+    *_layers("odd", "switch:5", (4, 8, CAUSAL, BOTH)),
+    *_layers("odd", "ring:8", (4, 8, CAUSAL, BOTH)),
+    *_layers("odd", "torus:2x3", (4, 8, CAUSAL, BOTH)),
+    *_layers("odd", "torus:4x4", (8, 8, CAUSAL, BOTH), (8, 8, "full", "forward")),
+    *_layers("odd", "dragonfly:4x2x1", (4, 8, CAUSAL, BOTH)),
+    *_layers("odd", "fat-tree:2x4:2", (4, 8, CAUSAL, BOTH)),
+    *_layers("odd", "hypercube:3", (4, 8, CAUSAL, BOTH), (4, 32, "full", "forward")),
+    *_layers("odd", "hypercube:4", (8, 8, CAUSAL, BOTH)),
 ]
 
 
@@ -73,10 +105,10 @@ def ask(case: Case, effort: int) -> Record:
     settings: Any = {"passes": case.passes, **case.settings}
     began_s = time.process_time()
     found = search(case.machine, layer, effort=effort, **settings)
-    named_s = None if found.named is None else float(found.named.time_s)
+    named = next(each for each in found.ranking.candidates if each.applies and each.schedule not in LEARNED)
     return {
-        "kind": case.kind, "question": case.name, "named": "" if found.named is None else found.named.schedule,
-        "named_s": named_s, "found_s": found.time_s, "bound_s": found.bound_s, "simulated": found.spent,
+        "kind": case.kind, "question": case.name, "named": named.schedule, "named_s": float(named.time_s),
+        "found_s": found.time_s, "bound_s": found.bound_s, "simulated": found.spent,
         "processor_s": round(time.process_time() - began_s, 1), "explained": found.explained,
     }  # fmt: skip
 
@@ -89,15 +121,16 @@ def publish() -> None:
     gaps = [(row["named_s"] / row["bound_s"] - 1, row["found_s"] / row["bound_s"] - 1) for row in rows]
     wide = [(gain, gap) for gain, gap in zip(gains, gaps, strict=True) if gap[0] > 0.1]
     eight, twenty = (sum(gain >= least for gain, _ in wide) for least in (0.08, 0.2))
-    left = sum(after for _, (_, after) in wide) / max(sum(before for _, (before, _) in wide), 1e-12)
+    left = sum(after / before for _, (before, after) in wide) / max(len(wide), 1)
     seconds = sum(row["processor_s"] for row in rows) / len(rows)
     head = (
-        f"# Schedules that were found\n\n{len(rows)} questions, at most {record['effort']} simulated passes each, 32 "
-        "heads of 128, bf16; made by\n`python -m experiments.tables.search`. Times are predictions.\n\n"
+        f"# Schedules that were found\n\n{len(rows)} of {len(CASES)} questions, at most {record['effort']} simulated "
+        "passes each, 32 heads of 128, bf16;\nmade by `python -m experiments.tables.search`. Times are predictions. "
+        f"Named are all schedules but `{'`, `'.join(LEARNED)}`,\nwhich came out of these searches.\n\n"
         f"- Found is faster than every named schedule on {sum(gain > 1e-9 for gain in gains)} of {len(rows)} "
         f"questions, and never slower.\n- On {len(wide)} questions the best named schedule is more than 10 % above the "
-        f"bound. There found saves 8 % or more on {eight}, 20 % or\n  more on {twenty}, and the gap to the bound falls "
-        f"to {left:.0%} of what it was.\n- A question takes {seconds:.0f} s of processor time, the prediction of all "
+        f"bound. There found saves 8 % or more on {eight}, 20 % or\n  more on {twenty}, and of the gap to the bound "
+        f"{left:.0%} is left on average.\n- A question takes {seconds:.0f} s of processor time, the prediction of all "
         "named schedules included.\n"
     )
     columns = (

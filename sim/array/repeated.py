@@ -1,9 +1,12 @@
-"""Repeated simulation of one schedule with libraries that differ in constants.
+"""Repeated simulation of one schedule on machines that differ in numbers alone: samples of a machine, steps of a fit.
 
-What waits for what, which messages there are and which operations are alike depends on the schedule, not on constants.
-So these are found once, with messages that only have numbers; a simulation then costs no more than its events.
-Constraints that cannot saturate (`Incidence.that_can_saturate`) do depend on constants: there is a program for each set
-of the others.
+    run = RepeatedRun(schedule, machine)
+    times_s = [run.time_s(each) for each in samples]
+
+What waits for what, which messages and calls there are and which of them are alike depends on the schedule, not on
+constants. So these are found once, with messages and calls that only have numbers; a simulation then costs no more than
+its events. Constraints that cannot saturate (`Incidence.that_can_saturate`) do depend on constants: there is a program
+for each set of the others.
 """
 
 from __future__ import annotations
@@ -20,59 +23,76 @@ from sim.array.operations import Cost, Incidence
 from sim.array.quotient import Program, program_of
 from sim.array.recurrence import end_s, hop_before, is_contention_free, last_end_s, narrowest_bytes_per_s
 from sim.array.symmetry import classes_of
+from sim.event.engine import without_garbage_collection
 from sim.messages import call_facts
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
-from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine import Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.kernel_shapes import KernelShape
+
+
+def are_alike(one: Machine, other: Machine) -> bool:
+    """Whether a `RepeatedRun` on one machine gives the times of the other: only library and compute rates differ."""
+    same = one.topology is other.topology or one.topology == other.topology
+    fixed = (one.contention, one.runtime, one.rank_speeds) == (other.contention, other.runtime, other.rank_speeds)
+    return same and fixed and type(one.comm_library) is type(other.comm_library)
 
 
 class RepeatedRun:
-    """The time of a schedule without kernel calls, for any number of libraries.
+    """The time of a schedule on any number of machines that are alike.
 
     Parameters
     ----------
-    schedule, topology : what is simulated, and where.
-    comm_library : a library with the places and the way of launching of those that follow.
+    schedule : what is simulated.
+    machine : one of them, whose ranks compute equally fast.
 
     Raises `ScheduleError` if the topology lacks ranks or links of the schedule, and for too many transfers.
 
     >>> from tasp_lab.schedules.build import collective
     >>> from tasp_lab.topology.builders import full_mesh
     >>> mesh = full_mesh(8, 50e9, 1e-6)
-    >>> run = RepeatedRun(collective("multi-ring", mesh, 7 * 2**20), mesh, CommLibrary("fast"))
-    >>> [round(run.time_s(CommLibrary("slow", launch_s)) * 1e6, 3) for launch_s in (0, 1e-6)]
+    >>> fast, slow = Machine(mesh, CommLibrary("fast")), Machine(mesh, CommLibrary("slow", 1e-6))
+    >>> run = RepeatedRun(collective("multi-ring", mesh, 7 * 2**20), fast)
+    >>> [round(run.time_s(machine) * 1e6, 3) for machine in (fast, slow)]
     [153.801, 166.801]
     """
 
-    def __init__(self, schedule: Schedule, topology: Topology, comm_library: CommLibrary) -> None:
-        assert schedule.task is None, "of communication alone"
-        schedule.check_routes(topology)
-        numbered = _Numbered if comm_library.serial_launch else _NumberedApart
-        self._kinds: list[_Kind] = []
-        machine = Machine(topology, numbered("numbered", of=comm_library, kinds=self._kinds))
-        self._operations, _ = operations_of(schedule, machine)
-        self._schedule, self._call = schedule, call_facts(schedule)
+    def __init__(self, schedule: Schedule, machine: Machine) -> None:
+        assert not machine.rank_speeds, "ranks compute equally fast"
+        schedule.check_routes(machine.topology)
+        self._schedule, self._call, self._first = schedule, call_facts(schedule), machine
+        self._kinds: list[_Kind | _CallKind] = []
+        library = machine.comm_library.bind(self._call)
+        numbered = (_Numbered if library.serial_launch else _NumberedApart)("numbered", of=library, kinds=self._kinds)
+        compute = _NumberedCompute(of=machine.compute, kinds=self._kinds)
+        with without_garbage_collection():
+            self._operations, _ = operations_of(schedule, replace(machine, comm_library=numbered, compute=compute))
         self._programs: dict[bytes, Program] = {}
-        self._known: dict[tuple[Message, ...], float] = {}
+        self._known: dict[tuple[Cost, ...], float] = {}
 
-    def time_s(self, comm_library: CommLibrary) -> float:
-        """The time with this library, in seconds; simulated once per set of messages."""
-        bound = comm_library.bind(self._call)
-        messages = tuple(bound.message(*kind[:3], first=kind.first) for kind in self._kinds)
-        if messages not in self._known:
-            program = self._program([self._cost(messages, cost) for cost in self._operations.costs])
-            self._known[messages] = end_s(program) if is_contention_free(program) else Run(program).end_s()
-        return self._known[messages]
+    def time_s(self, machine: Machine) -> float:
+        """The time on a machine like the first one, in seconds; simulated once per set of costs."""
+        assert are_alike(self._first, machine), "machines differ in the numbers of their library and of their calls"
+        library = machine.comm_library.bind(self._call)
+        costs = tuple(self._cost(library, machine.compute, each) for each in self._operations.costs)
+        if costs not in self._known:
+            program = self._program(costs)
+            self._known[costs] = end_s(program) if is_contention_free(program) else Run(program).end_s()
+        return self._known[costs]
 
-    def _cost(self, messages: tuple[Message, ...], numbered: Cost) -> Cost:
-        """The cost of a numbered message; that of a buffer has no number."""
-        number = int(numbered.launch_s)
-        return Cost.of(messages[number - 1], numbered.latency_s) if number else numbered
+    def _cost(self, library: CommLibrary, compute: Compute, numbered: Cost) -> Cost:
+        """The cost of a numbered message or call; that of a buffer or a host has no number."""
+        number = int(numbered.launch_s) - _FIRST
+        if number < 0:
+            return numbered
+        kind = self._kinds[number]
+        if isinstance(kind, _CallKind):
+            return numbered._replace(launch_s=float(kind.time_s(compute)))
+        return Cost.of(kind.message(library), numbered.latency_s)
 
-    def _program(self, costs: list[Cost]) -> Program:
+    def _program(self, costs: Sequence[Cost]) -> Program:
         operations = self._operations
         limits = np.array([np.inf if each.max_bytes_per_s is None else each.max_bytes_per_s for each in costs])
         passes = Incidence(
@@ -88,21 +108,43 @@ class RepeatedRun:
 
 
 class RepeatedRuns:
-    """The times of schedules on one topology, for any number of libraries: `RepeatedRun` for a list.
+    """The times of schedules on machines that are alike: `RepeatedRun` for a list.
 
     Rings of a library with channels that differ in sizes alone are computed together, with arrays of one element per
     schedule, if no two of their hops share a link.
     """
 
-    def __init__(self, schedules: Sequence[Schedule], topology: Topology, comm_library: CommLibrary) -> None:
-        self._runs = [RepeatedRun(schedule, topology, comm_library) for schedule in schedules]
-        self._rings = _Rings.of(self._runs) if isinstance(comm_library, ChannelLibrary) else None
+    def __init__(self, schedules: Sequence[Schedule], machine: Machine) -> None:
+        self._runs = [RepeatedRun(schedule, machine) for schedule in schedules]
+        groups: dict[object, list[int]] = {}
+        if isinstance(machine.comm_library, ChannelLibrary):
+            for place, run in enumerate(self._runs):
+                groups.setdefault(_likeness(run), []).append(place)
+        rings = [(places, _Rings.of([self._runs[place] for place in places])) for places in groups.values()]
+        self._rings = [(places, together) for places, together in rings if together is not None]
+        together = {place for places, _ in self._rings for place in places}
+        self._others = [place for place in range(len(self._runs)) if place not in together]
 
-    def times_s(self, comm_library: CommLibrary) -> FloatArray:
-        """The time of each schedule with this library, in seconds; a float array (schedules,)."""
-        if self._rings is not None and isinstance(comm_library, ChannelLibrary):
-            return self._rings.times_s(comm_library)
-        return np.array([run.time_s(comm_library) for run in self._runs])
+    def times_s(self, machine: Machine) -> FloatArray:
+        """The time of each schedule on a machine like the first one, in seconds; a float array (schedules,)."""
+        found = np.zeros(len(self._runs))
+        for places, rings in self._rings:
+            assert isinstance(machine.comm_library, ChannelLibrary), "machines differ in numbers alone"
+            found[places] = rings.times_s(machine.comm_library)
+        for place in self._others:
+            found[place] = self._runs[place].time_s(machine)
+        return found
+
+
+def _likeness(run: RepeatedRun) -> object:
+    """What rings have in common that are computed together: all but their sizes."""
+    operations, call = run._operations, run._call
+    return (
+        tuple(kind._replace(size_bytes=0) if isinstance(kind, _Kind) else kind for kind in run._kinds),
+        tuple((each.launch_s, each.latency_s) for each in operations.costs),
+        operations.cost.tobytes(),
+        call._replace(total_bytes=0, own_bytes=0),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,32 +171,23 @@ class _Rings:
 
     @classmethod
     def of(cls, runs: Sequence[RepeatedRun]) -> _Rings | None:
-        """The rings of these runs; None if they are no such rings."""
-        if not all(run._call.fused and run._call.steps for run in runs):
-            return None
+        """The rings of these runs, which are alike but for sizes; None if they are no such rings."""
         first, operations = runs[0], runs[0]._operations
-        numbers = np.array([each.launch_s for each in operations.costs])
-        costs = [(each.launch_s, each.latency_s) for each in operations.costs]
-        for run in runs:
-            alike = [(each.place, each.peers, each.first) for each in run._kinds]
-            if (
-                alike != [(each.place, each.peers, each.first) for each in first._kinds]
-                or [(each.launch_s, each.latency_s) for each in run._operations.costs] != costs
-                or not np.array_equal(run._operations.cost, operations.cost)
-                or (run._call.world_size, run._call.steps) != (first._call.world_size, first._call.steps)
-            ):
-                return None
+        if not (first._call.fused and first._call.steps):
+            return None
         # with all constraints, so that it holds whatever the rates are
         program = program_of(operations, classes_of(operations))
-        if not is_contention_free(program) or not numbers.all():
+        numbers = np.array([each.launch_s for each in operations.costs]).astype(np.int64) - _FIRST
+        if not is_contention_free(program) or (numbers < 0).any():
             return None
         plan = program.plan
         shape = plan.variants, plan.classes
-        sizes = [np.array([run._kinds[kind].size_bytes for run in runs], float) for kind in range(len(first._kinds))]
+        kinds = [[kind for kind in run._kinds if isinstance(kind, _Kind)] for run in runs]
+        sizes = [np.array([each.size_bytes for each in same], float) for same in zip(*kinds, strict=True)]
         return cls(
             [run._call for run in runs],
-            [(each.place, size, each.first) for each, size in zip(first._kinds, sizes, strict=True)],
-            numbers[plan.cost].reshape(shape).astype(np.int64) - 1,
+            [(each.place, size, each.first) for each, size in zip(kinds[0], sizes, strict=True)],
+            numbers[plan.cost].reshape(shape),
             np.array([each.latency_s for each in operations.costs])[plan.cost].reshape(shape),
             narrowest_bytes_per_s(program),
             [operations.variant(step) for step in range(operations.repeats)],
@@ -173,6 +206,10 @@ class _Rings:
         return last_end_s(durations_s, self.variants, self.before, self.lag)
 
 
+_FIRST = 2**40
+"""Kinds of messages and calls have numbers from this one on instead of times: no host takes so many seconds."""
+
+
 class _Kind(NamedTuple):
     """What a message depends on; see `CommLibrary.message`."""
 
@@ -181,13 +218,26 @@ class _Kind(NamedTuple):
     peers: int
     first: bool
 
+    def message(self, library: CommLibrary) -> Message:
+        return library.message(self.place, self.size_bytes, self.peers, first=self.first)
+
+
+class _CallKind(NamedTuple):
+    """What the time of a kernel call depends on: its shape, and whether it is that until it has been handed out."""
+
+    shape: KernelShape
+    handed_out: bool
+
+    def time_s(self, compute: Compute) -> float:
+        return float(compute.handed_out_s(self.shape) if self.handed_out else compute.time_s(self.shape))
+
 
 @dataclass(frozen=True)
 class _Numbered(CommLibrary):
     """A library whose messages have a number instead of a launch time, one per kind."""
 
     of: CommLibrary = field(kw_only=True)
-    kinds: list[_Kind] = field(kw_only=True)
+    kinds: list[_Kind | _CallKind] = field(kw_only=True)
 
     def bind(self, call: CallFacts) -> Self:
         return self
@@ -196,11 +246,33 @@ class _Numbered(CommLibrary):
         return self.of.places(source, destination)
 
     def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
-        self.kinds.append(_Kind(place, size_bytes, peers, first))
-        return Message(len(self.kinds), 0, 1)
+        kind = _Kind(place, size_bytes, peers, first)
+        self.kinds.append(kind)
+        channels = kind.message(self.of).channels  # with which it slows kernel calls; without any it slows none
+        return Message(_FIRST + len(self.kinds) - 1, 0, 1, channels=channels)
 
 
 class _NumberedApart(_Numbered):
     """A `_Numbered` library whose launches are independent."""
 
     serial_launch = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NumberedCompute(ComputeRate):
+    """Kernel calls that have a number instead of a time, unless they take none."""
+
+    of: Compute
+    kinds: list[_Kind | _CallKind]
+
+    def time_s(self, shape: KernelShape) -> int:
+        return self._number(_CallKind(shape, handed_out=False))
+
+    def handed_out_s(self, shape: KernelShape) -> int:
+        return self._number(_CallKind(shape, handed_out=True))
+
+    def _number(self, kind: _CallKind) -> int:
+        if not kind.time_s(self.of):
+            return 0
+        self.kinds.append(kind)
+        return _FIRST + len(self.kinds) - 1

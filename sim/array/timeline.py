@@ -108,7 +108,7 @@ def timeline_of(
     explain: bool = False,
 ) -> Timeline:
     """The timeline of a schedule, given the record of its program; `derived` is None for ring schedules."""
-    builder = _EventBuilder(schedule, machine, program, record, explain)
+    builder = EventBuilder(schedule, machine, program, record, explain)
     if derived is None:
         events = list(builder.sends_of_rings())
     else:
@@ -118,7 +118,7 @@ def timeline_of(
     return Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, in_order)
 
 
-class _EventBuilder:
+class EventBuilder:
     """Builds the events, step by step."""
 
     def __init__(self, schedule: Schedule, machine: Machine, program: Program, record: Record, explain: bool) -> None:
@@ -137,7 +137,7 @@ class _EventBuilder:
         """The events of messages; operations are numbered messages first."""
         for number, row in zip(self._class_of, messages.rows(), strict=False):
             step, source, destination, lane, size_bytes, blocks = row
-            yield self._send(step, (source, destination, lane), blocks, size_bytes, number)
+            yield self.send(step, (source, destination, lane), blocks, size_bytes, number)
 
     def sends_of_rings(self) -> Iterator[Event]:
         """The events of a schedule with one repeat per step; each message is of one block."""
@@ -145,7 +145,7 @@ class _EventBuilder:
         for index, step in enumerate(self._schedule.steps):
             first = index * self._program.plan.classes
             for number, (*ends, block) in zip(self._class_of, step.rows(), strict=True):
-                yield self._send(index, ends, (block,), sizes[block], first + number)
+                yield self.send(index, ends, (block,), sizes[block], first + number)
 
     def calls(self, calls: CallTable) -> Iterator[Event]:
         """The events of kernel calls, step by step; operations are numbered after the messages."""
@@ -178,7 +178,7 @@ class _EventBuilder:
         of_rank = [(what, float(self._machine.call_s(seconds, rank))) for what, seconds in parts]
         return lasting([*self._waiting(number), *of_rank, *self._lost(number)])
 
-    def _send(self, step: int, ends: Sequence[int], blocks: Sequence[int], size_bytes: int, number: int) -> Event:
+    def send(self, step: int, ends: Sequence[int], blocks: Sequence[int], size_bytes: int, number: int) -> Event:
         """The event of a message, represented by operation `number` of the program."""
         source, destination, lane = ends
         cost = self._program.cost(number)

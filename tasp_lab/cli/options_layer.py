@@ -175,7 +175,9 @@ class LayerChoice:
         DEFAULT_BUFFERS
     )
     tail_chunks: Annotated[int, whole("Pieces of the last results of TokenRing.", PASSES)] = 1
-    stages: Annotated[int, whole("Parts in which the keys of direct-attention arrive.", PASSES)] = DEFAULT_STAGES
+    stages: Annotated[
+        int, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
+    ] = DEFAULT_STAGES
     groups: Annotated[
         str,
         Parameter(

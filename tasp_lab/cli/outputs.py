@@ -34,6 +34,13 @@ def check_outputs(*, trace: Path | None = None, plot: Path | None = None, topolo
         check_writable(path)
 
 
+def check_schedule_file(option: str, path: Path) -> None:
+    """Raise `OutputError` for a file that a found schedule cannot be written to, or not be read from as one."""
+    if path.suffix != ".json":
+        raise OutputError(f"{option}: {str(path)!r}, expected a name that ends in .json")
+    check_writable(path)
+
+
 def write_timelines(
     timelines: Sequence[Timeline], trace: Path | None, plot: Path | None, title: str, intervals: Sequence[str] = ()
 ) -> None:

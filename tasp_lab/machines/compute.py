@@ -261,7 +261,7 @@ def compute_on(parameters: Parameters, accelerator: str) -> Compute:
     Rates for 16 bit that the machine states itself, unlike its accelerator, hold instead.
     """
     rates = compute_of(parameters.values())
-    if not kernels_on(accelerator):
+    if not _kernels_of(accelerator):
         return rates
     own = [each for each in parameters.values() if each not in accelerator_parameters(accelerator)]
     if any(COMPUTE_RATES.get(each.name, ("fp32",))[0] != "fp32" for each in own):
@@ -275,10 +275,14 @@ def kernels_on(accelerator: str) -> list[AttentionKernel]:
     >>> kernels_on("h100")[0].name, kernels_on("gaudi2")
     ('flash-attention-2', [])
     """
+    return [attention_kernel(gpu_alias(accelerator), name) for name in _kernels_of(accelerator)]
+
+
+def _kernels_of(accelerator: str) -> list[str]:
+    """The names of `kernels_on`, whose files are not read."""
     gpu = gpu_alias(accelerator)
     names = kernel_names(gpu) if gpu in gpu_names() else []
-    in_order = dict.fromkeys([default_kernel(gpu), *names]) if names else []
-    return [attention_kernel(gpu, name) for name in in_order]
+    return list(dict.fromkeys([default_kernel(gpu), *names])) if names else []
 
 
 def with_kernel(machine: Machine, name: str | None) -> Machine:

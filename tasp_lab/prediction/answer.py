@@ -756,22 +756,26 @@ def build(
     for found in rings:
         if (ranks := machine.topology.world_size) >= MANY_RANKS:
             progress(f"building {schedule} for {ranks:,} ranks; this may take a while")
-        make = _build_once if is_own(schedule) else build_schedules
+        make = build_once if is_own(schedule) else _build
         passes = make(schedule, machine.topology, work, found, question.options)
-        for each in passes:
-            if isinstance(each.steps, LazySteps) and each.transfers <= MANY_KEPT:
-                each.steps.keep()
         candidates.append(Candidate(passes, machine, None if found is None else found.search_complete))
     candidates.sort(key=lambda each: each.transfers)
     return Built(question, on, work, tuple(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
 
 
-@lru_cache(maxsize=4)
-def _build_once(
+def _build(
     name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
 ) -> tuple[Schedule, ...]:
-    """Questions that differ in numbers of the library, the kernels or the host have the same schedules."""
-    return build_schedules(name, topology, work, rings, options)
+    """The passes of a schedule, whose steps are kept unless there are many: several numbers follow from them."""
+    passes = build_schedules(name, topology, work, rings, options)
+    for each in passes:
+        if isinstance(each.steps, LazySteps) and each.transfers <= MANY_KEPT:
+            each.steps.keep()
+    return passes
+
+
+build_once = lru_cache(maxsize=4)(_build)
+"""The passes of a schedule: questions that differ in numbers of the library, the kernels or the host have the same."""
 
 
 def answer(

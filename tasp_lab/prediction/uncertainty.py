@@ -14,11 +14,12 @@ The order of two schedules follows from the errors that they do not share instea
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sim.simulate import FEW_TRANSFERS, Engine, simulate
+from sim.simulate import times_on
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.sampling import MachineSamples, Sampling, machine_samples
@@ -69,41 +70,56 @@ class Uncertainty:
 
         There are as many samples as for a schedule of `transfers`, if it has less: passes are added sample by sample.
         """
-        if not self.sampling.samples or not time_s > 0 or not math.isfinite(time_s):
-            return None
-        samples_s = self.samples_s(schedule, transfers)
-        residual = residual_on(self.machine, schedule, time_s, self.without, sampled=bool(len(samples_s)))
-        return Interval(time_s, samples_s, residual)
+        return self.intervals([schedule], [time_s], transfers)[0]
 
-    def samples_s(self, schedule: Schedule, transfers: int = 0) -> FloatArray:
-        """The times of a schedule with samples of the constants, shape (samples,); empty where it is too large."""
+    def intervals(
+        self, schedules: Sequence[Schedule], times_s: Sequence[float], transfers: int = 0
+    ) -> list[Interval | None]:
+        """The interval of each schedule, see `interval`; schedules that differ in sizes alone are sampled together."""
+        found: list[Interval | None] = [None] * len(schedules)
+        if not self.sampling.samples:
+            return found
+        sampled = self.samples_s(schedules, transfers)
+        for place, (schedule, time_s, samples_s) in enumerate(zip(schedules, times_s, sampled, strict=True)):
+            if time_s > 0 and math.isfinite(time_s):
+                residual = residual_on(self.machine, schedule, time_s, self.without, sampled=bool(len(samples_s)))
+                found[place] = Interval(time_s, samples_s, residual)
+        return found
+
+    def samples_s(self, schedules: Sequence[Schedule], transfers: int = 0) -> list[FloatArray]:
+        """The times of each schedule with samples of the constants, shape (samples,); empty where it is too large."""
+        found = [np.zeros(0)] * len(schedules)
+        together: dict[int, tuple[tuple[Machine, ...], list[int]]] = {}
+        for place, schedule in enumerate(schedules):
+            if machines := self._machines(schedule, transfers):
+                together.setdefault(id(machines), (machines, []))[1].append(place)
+        for machines, places in together.values():
+            of_places = times_on(machines, [schedules[place] for place in places])
+            for place, samples_s in zip(places, of_places.T, strict=True):
+                found[place] = samples_s
+        return found
+
+    def _machines(self, schedule: Schedule, transfers: int) -> tuple[Machine, ...]:
+        """The samples of the machine for a schedule; none where it is too large, or where nothing is uncertain."""
         sampling = self.sampling.of(MAX_TRANSFERS // max(schedule.transfers, transfers, 1))
         if sampling.samples < min(MIN_SAMPLES, self.sampling.samples):
-            return np.zeros(0)
-        made = self._samples(sampling)
-        machines = made.machines or (self.machine,) * sampling.samples
-        task = schedule.task
+            return ()
+        made, task = self._samples(sampling), schedule.task
         if task is None:
-            return self._times(schedule, machines) if made.machines else np.zeros(0)
+            return made.machines
         rate = self.machine.compute.rate(task.dtype, task.passing)
         if self.machine.has_ideal_links and not _is_measured(rate):
-            return np.zeros(0)
+            return ()
         factors = made.of_rate(rate, task.dtype, task.passing)
         if not made.machines and (factors == 1).all():
-            return np.zeros(0)
-        changed = tuple(
+            return ()
+        machines = made.machines or (self.machine,) * sampling.samples
+        return tuple(
             replace(machine, compute=machine.compute.scaled(float(factor)))
             for machine, factor in zip(machines, factors, strict=True)
         )
-        return self._times(schedule, changed)
 
     def _samples(self, sampling: Sampling) -> MachineSamples:
         if sampling.samples not in self._made:
             self._made[sampling.samples] = machine_samples(self.machine, sampling)
         return self._made[sampling.samples]
-
-    def _times(self, schedule: Schedule, machines: tuple[Machine, ...]) -> FloatArray:
-        # Without events the array engine is faster, once it is loaded; SimPy alone is exact for fractions.
-        few = schedule.transfers * len(machines) <= FEW_TRANSFERS or self.machine.topology.is_exact
-        engine: Engine = "auto" if few else "array"
-        return np.array([float(simulate(schedule, machine, engine, events=False).time_s) for machine in machines])

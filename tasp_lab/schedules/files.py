@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import re
 import signal
@@ -26,8 +25,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import TYPE_CHECKING
 
 from tasp_lab.core.errors import QuantityError, ScheduleError, TaspLabError, first_line
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "tasp_lab.schedules"
 """The group of entry points by which an installed package offers schedules, each under its own name."""
@@ -145,8 +148,10 @@ def load_entry_point(name: str) -> bool:
 
 
 @cache
-def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    return {each.name: each for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+def _entry_points() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # for names that are not ours: it takes as long to import as numpy
+
+    return {each.name: each for each in entry_points(group=ENTRY_POINTS)}
 
 
 class _TooLong(BaseException):

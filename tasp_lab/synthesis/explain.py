@@ -18,7 +18,8 @@ def explained(program: Program) -> list[str]:
         return [f"this is the schedule {program.known.schedule}"]
     shape = "x".join(map(str, program.shape))
     if program.members > 1:
-        first = [f"groups of {program.members} ranks share out the heads; what follows is between the {shape} groups"]
+        between = "" if shape == "1" else f"; what follows is between the {shape} groups"
+        first = [f"groups of {program.members} ranks share out the heads{between}"]
     elif len(program.shape) > 1:
         first = [f"ranks form a {shape} grid; +1+2 is one row and two columns on"]
     else:
@@ -37,6 +38,10 @@ def _plan(plan: Plan, shape: Sequence[int], backward: bool) -> list[str]:
     by_rank = any(len(tree.via) > n for tree in plan.trees)
     keys = [offset for offset in range(1, n) if offset not in plan.queries]
     found = []
+    if plan.heads > 1:
+        found.append(f"in {plan.heads} groups of heads, each a step behind the one before")
+    if n == 1:
+        return found or ["all heads at once"]
     if plan.own:
         found.append(f"ranks compute with what they own after {plan.own} steps")
     if plan.buffers:

@@ -5,7 +5,9 @@
 
 The first ones are constructions of the published schedules (straight transfers in stages, rings, once per node and then
 within it, dimension by dimension), and trees that load the links of an irregular topology evenly. Changes keep what
-every plan needs: a piece arrives at a rank later than at the one from which it comes.
+every plan needs: a piece arrives at a rank later than at the one from which it comes. Keys that are kept (`kept`) are
+there, so in a backward pass ranks may compute with them in any order: those of the furthest ranks first, whose
+gradients then travel while nearer ones are computed.
 """
 
 from __future__ import annotations
@@ -16,36 +18,65 @@ import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
-from tasp_lab.synthesis.program import Plan, Tree, offsets
+from tasp_lab.core.errors import NoDecompositionError
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.synthesis.program import Plan, Tree, offsets, routes_of
 from tasp_lab.topology.graph import Topology
 
 MOST_PIECES = 8
 """Pieces of keys: each adds a message for every pair of ranks, and calls that are smaller."""
 
+HEAD_GROUPS = (1, 2, 4, 8)
+"""Groups of heads that follow each other."""
+
 MOST_RANKS_OF_TREES = 32
 """Trees by rank are built for at most so many ranks: each of their n rounds looks at all triples of ranks."""
 
 
-def starts(topology: Topology, shape: Sequence[int], *, backward: bool) -> list[Plan]:
+def starts(topology: Topology, shape: Sequence[int], *, backward: bool, kept: bool = False) -> list[Plan]:
     """The plans to begin with, the most promising first."""
+    if int(np.prod(shape)) == 1:  # one group of ranks shares out the heads
+        return [Plan(_star(1, 1), heads=each) for each in HEAD_GROUPS]
     found: list[Plan] = []
     for trees in _forests(topology, tuple(shape)):
         plain = Plan(trees)
         is_star = not any(any(tree.via) for tree in trees) and len(trees[0].via) == int(np.prod(shape))
-        if topology.is_complete or not backward:  # gradients go straight home over links that exist
-            found.append(plain)
+        found.append(plain)
         if backward and not is_star:
-            found.append(msgspec.structs.replace(plain, home="tree"))
+            if kept:
+                found.append(_with(plain, trees=_furthest_first(trees), home="tree"))
+            found.append(_with(plain, home="tree"))
     n = int(np.prod(shape))
     for queries in (range(1, n // 2 + 1), range(1, n), range(n // 2 + 1, n)):
-        if len(queries) and topology.is_complete:
+        if len(queries) and topology.is_complete and not kept:
             found += [Plan(_star(n, pieces), queries=tuple(queries)) for pieces in (1, 2)]
     if backward:  # own keys last: gradients of others go home meanwhile
         last = [max(map(max, (tree.arrival for tree in each.trees))) for each in found]
-        found = [msgspec.structs.replace(each, own=2 + end) for each, end in zip(found, last, strict=True)] + found
+        found = [_with(each, own=2 + end) for each, end in zip(found, last, strict=True)] + found
     if topology.world_size > 1 and len(set(topology.node_of_rank)) > 1:
-        found += [msgspec.structs.replace(each, lanes="order") for each in found[:8]]
-    return list(dict.fromkeys(found))
+        found += [_with(each, lanes="order") for each in found[:8]]
+    found = [each for each in dict.fromkeys(found) if has_routes(topology, each, shape, backward=backward, kept=kept)]
+    in_groups = [_with(each, heads=heads) for each in found[:2] for heads in HEAD_GROUPS[1:3]]
+    return [*found[:2], *in_groups, *found[2:]]
+
+
+def has_routes(topology: Topology, plan: Plan, shape: Sequence[int], *, backward: bool, kept: bool) -> bool:
+    """Whether the topology has a route for every transfer of a pass."""
+    if topology.is_complete:
+        return True
+    if plan.queries or (backward and plan.home == "straight"):
+        return False
+    via = routes_of(plan, shape).via
+    rank = np.broadcast_to(np.arange(via.shape[-1]), via.shape)
+    moves = rank != np.arange(via.shape[-1])[:, None]
+    there, home = topology.have_routes(via[moves], rank[moves]), topology.have_routes(rank[moves], via[moves])
+    return bool((there.all() or (kept and backward)) and (home.all() or not backward))
+
+
+def _furthest_first(trees: Sequence[Tree]) -> tuple[Tree, ...]:
+    """The steps of all trees in reverse."""
+    last = max(max(tree.arrival) for tree in trees)
+    return tuple(Tree(tree.via, tuple(last - each for each in tree.arrival)) for tree in trees)
 
 
 def _star(n: int, pieces: int) -> tuple[Tree, ...]:
@@ -74,9 +105,24 @@ def _forests(topology: Topology, shape: tuple[int, ...]) -> Iterator[tuple[Tree,
         yield (Tree(tuple(via), tuple(max(min(d, n - d) - 1, 0) for d in range(n))),)
         yield (Tree((0,) * n, (0, *range(n - 1))),)  # one owner after the other
         yield (Tree((0,) * n, (0, *(((d - 1) // 2) for d in range(1, n)))),)
-    if 2 < n <= MOST_RANKS_OF_TREES and n == topology.world_size:
+    if 2 < n <= MOST_RANKS_OF_TREES:
+        if not topology.is_complete:
+            yield from _rings(topology)
         yield (balanced_tree(topology),)
         yield tuple(_later(balanced_tree(topology, first), 0) for first in range(2))
+
+
+def _rings(topology: Topology) -> Iterator[tuple[Tree, ...]]:
+    """Around all rings of the topology at once, equal parts around each."""
+    try:
+        rings = decompose(topology).rings[:MOST_PIECES].astype(np.int64)
+    except NoDecompositionError:
+        return
+    n = topology.world_size
+    place = np.argsort(rings, axis=1)  # of each rank
+    hops = (place[:, None, :] - place[:, :, None]) % n  # [ring, owner, rank]
+    before = np.take_along_axis(rings, (place - 1) % n, axis=1)
+    yield tuple(_tree(np.tile(before[each], (n, 1)), np.maximum(hops[each] - 1, 0)) for each in range(len(rings)))
 
 
 def _spread(shape: tuple[int, ...], first: int, *, chain: bool = False) -> Tree:
@@ -160,18 +206,25 @@ def _later(tree: Tree, steps: int) -> Tree:
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
-def neighbour(plan: Plan, shape: Sequence[int], random: np.random.Generator, *, backward: bool) -> Plan:
+KINDS = ("via", "arrival", "arrival", "swap", "merge", "pieces", "queries", "home", "lanes", "buffers", "own", "heads")
+"""What a change is of; arrivals are changed most often."""
+
+
+def neighbour(
+    plan: Plan, shape: Sequence[int], random: np.random.Generator, *, backward: bool, kept: bool = False
+) -> Plan:
     """A plan that differs in one decision, or in a few."""
     for _ in range(1 + int(random.random() < 0.25)):
-        plan = _changed(plan, tuple(shape), random, backward)
+        plan = _changed(plan, tuple(shape), random, backward, kept)
     return plan
 
 
-def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, backward: bool) -> Plan:
+def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, backward: bool, kept: bool) -> Plan:
     n = int(np.prod(shape))
-    kind = random.choice(
-        ["via", "arrival", "arrival", "swap", "merge", "pieces", "queries", "home", "lanes", "buffers", "own"]
-    )
+    kinds = [each for each in KINDS if not (kept and each in ("queries", "buffers"))] if n > 1 else ["heads"]
+    kind = str(random.choice(kinds))
+    if kind == "heads":
+        return _with(plan, heads=int(random.choice(HEAD_GROUPS)))
     if kind == "pieces":
         if len(plan.trees) < MOST_PIECES and random.random() < 0.6:
             return _with(plan, trees=(*plan.trees, _later(plan.trees[-1], 1)))
@@ -194,6 +247,7 @@ def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, ba
     alike, other = _offsets_alike(shape, random), int(random.integers(n))
     row = int(random.integers(n))
     delta = int(random.choice([-2, -1, 1, 1, 2]))
+    any_order = kept and backward
     trees = []
     for index, tree in enumerate(plan.trees):
         if index != number and not together:
@@ -202,19 +256,21 @@ def _changed(plan: Plan, shape: tuple[int, ...], random: np.random.Generator, ba
         by_rank = len(tree.via) > n
         via, arrival = (np.array(each).reshape(-1, n) for each in (tree.via, tree.arrival))
         one, root = (row, row) if by_rank else (0, 0)
-        trees.append(_tree(*_edited(via, arrival, one, root, str(kind), alike, other, delta)))
+        trees.append(_tree(*_edited(via, arrival, one, root, kind, alike, other, delta, any_order)))
     return _with(plan, trees=_from_zero(trees))
 
 
 def _edited(
-    via: IntArray, arrival: IntArray, row: int, root: int, kind: str, alike: Sequence[int], other: int, delta: int
-) -> tuple[IntArray, IntArray]:
+    via: IntArray, arrival: IntArray, row: int, root: int, kind: str, alike: Sequence[int], other: int, delta: int,
+    any_order: bool,
+) -> tuple[IntArray, IntArray]:  # fmt: skip
     via, arrival = via.copy(), arrival.copy()
     mine, when = via[row], arrival[row]
     places = [each for each in alike if each != root]
     if kind == "via":
         for each in places:
-            if each != other and (other == root or when[other] < when[each]):
+            earlier = each != other and (other == root or when[other] < when[each])
+            if each not in _way(mine, other, root) if any_order else earlier:
                 mine[each] = other
     elif kind == "arrival":
         when[places] = np.maximum(when[places] + delta, 0)
@@ -223,10 +279,19 @@ def _edited(
     else:  # what arrives from some step on arrives a step earlier, joined with what is there; or later
         arrival[arrival >= when[other]] += 1 if delta > 0 else -1
         arrival[:] = np.maximum(arrival, 0)
-    _repair(mine, when, root)
-    for number in range(len(via)) if kind == "merge" else ():
-        _repair(via[number], arrival[number], number if len(via) > 1 else root)
+    if not any_order:
+        _repair(mine, when, root)
+        for number in range(len(via)) if kind == "merge" else ():
+            _repair(via[number], arrival[number], number if len(via) > 1 else root)
     return via, arrival
+
+
+def _way(via: IntArray, end: int, root: int) -> list[int]:
+    """The places from one back to the root of its tree."""
+    way = [end]
+    while way[-1] != root and len(way) <= len(via):
+        way.append(int(via[way[-1]]))
+    return way
 
 
 def _repair(via: IntArray, arrival: IntArray, root: int) -> None:

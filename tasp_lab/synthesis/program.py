@@ -16,8 +16,11 @@ vector that leads there, modulo the grid, as one number. A `Plan` of a pass has 
 - *Lanes.* A lane for each peer, so that all transfers of a step run at once; or one lane for all peers of other nodes,
   so that what comes through a NIC arrives one after another.
 
+- *In how many groups of heads*, each a step behind the one before: while ranks compute with one, the next one comes and
+  the results of the last one leave.
+
 With `members` above 1 groups of so many ranks share out the heads as in `tasp_lab.schedules.attention.usp`, and all of
-this is between groups.
+this is between groups; with one group it is Ulysses.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError, TopologyError, unknown
 from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.composition.layers import in_chunks
 from tasp_lab.schedule.composition.sequence import joined
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
@@ -73,6 +77,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `queries` are the offsets over which queries travel instead of keys. `buffers` are those of a rank for what arrives,
     each for one step; 0 for memory for all of it. `own` is the step in which ranks compute with what they own.
+    `heads` is the number of groups of heads that follow each other.
     """
 
     trees: tuple[Tree, ...]
@@ -81,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lanes: Literal["peer", "order"] = "peer"
     buffers: int = 0
     own: int = 0
+    heads: int = 1
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +100,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """The decisions of all passes; or the name of a schedule, where nothing better was found.
 
     With `keep` the forward pass leaves all keys where they were used, and the backward pass sends none: the trees of
-    its plan are the order of its calls, and the ways of gradients.
+    its plan are the order of its calls, any order, and the ways of gradients.
     `question` says what it was found for. It can be used for any layer on as many ranks.
     """
 
@@ -125,14 +131,15 @@ def offsets(shape: Sequence[int]) -> IntArray:
     return numbers
 
 
-class _Routes(NamedTuple):
+class Routes(NamedTuple):
     """Where each piece comes from and when, int arrays (pieces, owner, rank)."""
 
     via: IntArray
     arrival: IntArray
 
 
-def _routes(where: str, plan: Plan, shape: Sequence[int]) -> _Routes:
+def routes_of(plan: Plan, shape: Sequence[int], where: str = "plan") -> Routes:
+    """The ways of all pieces of a plan. Raises `ScheduleError` for numbers that are none of ranks."""
     n, offset = int(np.prod(shape)), offsets(shape)
     for each in plan.queries:
         if not 0 < each < n:
@@ -152,7 +159,7 @@ def _routes(where: str, plan: Plan, shape: Sequence[int]) -> _Routes:
             raise ScheduleError(f"{where}: tree {number} has arrivals below 0 or above {n * n * len(plan.trees)}")
         via.append(tables[0])
         arrival.append(tables[1])
-    return _Routes(np.stack(via), np.stack(arrival))
+    return Routes(np.stack(via), np.stack(arrival))
 
 
 def _checked(where: str, number: int, via: IntArray, n: int) -> IntArray:
@@ -218,14 +225,13 @@ def build_pass(
     except TopologyError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None
     layout = _outer_layout(program, workload, topology.world_size)
-    if program.keep and (members > 1 or any(each and (each.queries or each.buffers)
-                                            for each in (program.forward, program.backward))):  # fmt: skip
-        raise ScheduleError(f"schedule {name!r}: keys are kept, expected no groups, queries or buffers")
+    if program.keep and any(each and (each.queries or each.buffers) for each in (program.forward, program.backward)):
+        raise ScheduleError(f"schedule {name!r}: keys are kept, expected no queries or buffers")
     found = _PassBuilder(name, outer, workload, layout, plan, program, options, backward).schedule()
-    if members == 1:
-        return found
-    wire = options.wire_dtype(workload.dtype, backward=False, sums=False)
-    return in_groups(name, topology, found, members, wire)
+    if members > 1:
+        wire = options.wire_dtype(workload.dtype, backward=False, sums=False)
+        found = in_groups(name, topology, found, members, wire, has_keys=program.keep and backward)
+    return in_chunks(found, plan.heads)
 
 
 class _PassBuilder:
@@ -238,8 +244,9 @@ class _PassBuilder:
         self.name, self.topology, self.plan, self.backward = name, topology, plan, backward
         self.n = n = topology.world_size
         offset = offsets(program.shape)
-        routes = _routes(f"schedule {name!r}", plan, program.shape)
+        routes = routes_of(plan, program.shape, f"schedule {name!r}")
         self.starts_with_keys = program.keep and backward
+        self.kv_heads = workload.kv_head_count // min(program.members, workload.kv_head_count)  # of a member
         wire = options.wire_dtype(workload.dtype, backward=backward, sums=plan.home == "tree")
         spans = replace(span_task(workload, layout, wire, backward=backward), home_dtype="fp32")
         self.task, stage = in_stages(spans, len(plan.trees))
@@ -247,7 +254,7 @@ class _PassBuilder:
         by_queries = np.isin(offset, plan.queries) & (offset > 0)
         self.keys = self._circulation("keys", ~by_queries)
         owner = self.task.owner[self.keys.blocks]
-        self.routes = _Routes(routes.via[stage, owner].T, routes.arrival[stage, owner].T)  # (rank, block)
+        self.routes = Routes(routes.via[stage, owner].T, routes.arrival[stage, owner].T)  # (rank, block)
         self.query_arrival = routes.arrival[0].T  # [owner of queries, owner of keys]
         self.queries = self._circulation("queries", by_queries.T) if by_queries.any() else None
         self.steps: dict[int, list[Step]] = {}
@@ -277,7 +284,9 @@ class _PassBuilder:
             self._move_queries(self.queries)
         last = max(self.steps)
         # What goes home straight leaves a step after the call. Sums that grow on their way wait for those behind them.
-        sums = Pool("sums", SUM_BUFFERS) if self.plan.home == "straight" else None
+        # Gradients that several groups of heads add to stay for all of them.
+        pooled = self.plan.home == "straight" and self.kv_heads % self.plan.heads == 0
+        sums = Pool("sums", SUM_BUFFERS) if pooled else None
         data = Pool("data", self.plan.buffers) if self.plan.buffers else None
         pools = {KEYS: data, KEY_GRADIENTS: sums}
         if self.queries is not None:
@@ -304,33 +313,48 @@ class _PassBuilder:
         needed = self._needed(keys)
         owner = self.task.owner[keys.blocks]
         there = needed.copy()  # also where a block is only on its way
-        moves: dict[int, tuple[IntArray, IntArray]] = {}
-        for step in np.unique(arrival)[::-1].tolist():
-            rank, block = np.nonzero(there & (arrival == step))
-            away = rank != owner[block]
-            rank, block = rank[away], block[away]
-            there[via[rank, block], block] = True
-            moves[step] = rank, block
         late = np.zeros(there.shape, dtype=np.int64)  # when the gradient of a block is complete at a rank
-        for step, (rank, block) in moves.items():
-            source, number = via[rank, block], keys.blocks[block]
-            if not self.starts_with_keys:
-                self._add(step, Step(source, rank, self._lane(source, rank), number))
+        # Ranks further along the tree come first: what is further is needed, and has given its sums before.
+        far = self._depth(via, owner) if self.starts_with_keys else arrival
+        for distance in np.unique(far)[::-1].tolist():
+            rank, block = np.nonzero(there & (far == distance) & (np.arange(self.n)[:, None] != owner))
+            source, number, step = via[rank, block], keys.blocks[block], arrival[rank, block]
+            there[source, block] = True
             self.kept[rank, number] = True
             uses = needed[rank, block]
-            self._add(step + 1, Step.of((), keys.calls_with(block[uses], rank[uses])))
-            if not self.backward:
-                continue
-            if self.plan.home == "straight":
+            for now in np.unique(step).tolist():
+                if not self.starts_with_keys:
+                    at = step == now
+                    self._add(now, Step(source[at], rank[at], self._lane(source[at], rank[at]), number[at]))
+                at = uses & (step == now)
+                self._add(now + 1, Step.of((), keys.calls_with(block[at], rank[at])))
+            if self.backward and self.plan.home == "straight":
                 rank, block = rank[uses], block[uses]
-                self._give(np.full(len(rank), step + 2), rank, owner[block], keys.gradients[block])
-            else:  # steps descend, so those that a rank has sent a block on to have given their sums before
+                self._give(step[uses] + 2, rank, owner[block], keys.gradients[block])
+            elif self.backward:
                 when = np.maximum(late[rank, block], np.where(uses, step + 1, 0)) + 1
                 np.maximum.at(late, (source, block), when)
                 self._give(when, rank, source, keys.gradients[block])
 
+    def _depth(self, via: IntArray, owner: IntArray) -> IntArray:
+        """The transfers from the owner of each block to each rank along its tree, int array (rank, block)."""
+        depth, at = np.zeros(via.shape, dtype=np.int64), np.tile(np.arange(self.n)[:, None], via.shape[1])
+        for _ in range(self.n):
+            away = at != owner
+            depth += away
+            at = np.where(away, via[at, np.arange(via.shape[1])], at)
+        if (at != owner).any():
+            rank, block = np.argwhere(at != owner)[0].tolist()
+            raise ScheduleError(f"schedule {self.name!r}: no way of keys from rank {owner[block]} to rank {rank}")
+        return depth
+
     def _move_queries(self, queries: Circulation) -> None:
-        user, block = np.nonzero(self._needed(queries))
+        # Pieces of keys are read as one span, of which each may be of other documents than the queries.
+        keys = self.keys.blocks
+        low, high = self.task.tile_bands(queries.blocks[:, None], keys)
+        seen = np.zeros((self.n, len(queries.blocks)), dtype=np.bool_)
+        np.logical_or.at(seen, self.task.owner[keys], (low <= high).T)
+        user, block = np.nonzero(self._needed(queries) & seen)
         owner, number = self.task.owner[queries.blocks[block]], queries.blocks[block]
         arrival = self.query_arrival[owner, user]
         self.kept[user, number] = True
@@ -382,6 +406,9 @@ def load(name: str) -> Program:
         raise ScheduleError(f"{name}: a plan without trees, expected 1 or more")
     if found.known is None and (found.members < 1 or min(found.shape) < 1):
         raise ScheduleError(f"{name}: shape {found.shape} and members {found.members}, expected 1 or more each")
+    fewest = min((plan.heads for plan in (found.forward, found.backward) if plan is not None), default=1)
+    if fewest < 1:
+        raise ScheduleError(f"{name}: {fewest} groups of heads, expected 1 or more")
     return found
 
 

@@ -49,10 +49,11 @@ from tasp_lab.prediction.question import (
     question_of,
     with_machine,
 )
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import NOT_APPLICABLE
 from tasp_lab.synthesis.explain import explained
-from tasp_lab.synthesis.moves import neighbour, starts
+from tasp_lab.synthesis.moves import has_routes, neighbour, starts
 from tasp_lab.synthesis.program import Known, Plan, Program, build, build_pass, save
 from tasp_lab.topology.derived import between_groups
 from tasp_lab.topology.graph import Topology
@@ -60,6 +61,9 @@ from tasp_lab.workload.layer import Workload
 
 DEFAULT_EFFORT = 400
 """Simulated passes: about a minute for two nodes of eight GPUs."""
+
+CHOICES = 3
+"""The best schedules of so many frames, and the best named one, are compared by their expected regret."""
 
 BATCH = 8
 """Changes that are simulated together."""
@@ -100,6 +104,7 @@ def search(
     workers: int = 1,
     progress: ProgressCallback = no_progress,
     events: bool = False,
+    name: str = NAME,
     **settings: Unpack[QuestionKeywords],
 ) -> Found:
     """Find a schedule of softmax attention for a layer on a machine.
@@ -112,6 +117,7 @@ def search(
     workers : processes; the result does not depend on their number.
     progress : called with the best time so far and its gap to the bound.
     events : whether the timelines of the answers have their events, for plots.
+    name : of the schedule that is found: the file that it will be in.
 
     An interrupt (Ctrl-C) ends the search early, with the best so far. Raises `ScheduleError` for layers of linear
     attention and hybrids, `QuantityError` for an effort below 1, and what `compare` raises.
@@ -130,7 +136,7 @@ def search(
     ranking = compare(machine, work, **settings)
     if not ranking.best.applies and on.machine.topology.world_size == 1:
         raise ScheduleError("no schedule applies")
-    run = _Search(replace(with_machine(asked, on.machine), engine="auto"), on, ranking, effort, progress)
+    run = _Search(replace(with_machine(asked, on.machine), engine="auto"), on, ranking, effort, progress, name)
     with processes(workers) as executor:
         run.run(executor, workers)
     return run.found("events" if events else "times")
@@ -141,7 +147,7 @@ def _time_s(machine: Machine, work: Workload, options: AttentionOptions, trial: 
     program = Program(*trial.frame, forward=trial.plan, backward=trial.plan)
     try:
         schedule = build_pass(program, NAME, machine.topology, work, options, trial.backward)
-        return float(simulate(schedule, machine, "array" if not machine.topology.is_exact else "auto").time_s)
+        return float(simulate(schedule, machine, "array", events=False).time_s)
     except NOT_APPLICABLE:
         return inf
 
@@ -151,9 +157,10 @@ class _Search:
 
     def __init__(
         self, question: Question, on: PreparedMachine, ranking: Ranking, effort: int,
-        progress: ProgressCallback,
+        progress: ProgressCallback, name: str = NAME,
     ) -> None:  # fmt: skip
         self.question, self.on, self.ranking, self.effort, self.progress = question, on, ranking, effort, progress
+        self.name = name
         self.machine, self.work, self.options = on.machine_for(question.layer), question.layer, question.options
         self.named = ranking.best if ranking.best.applies else None
         self.random = np.random.default_rng(question.sampling.seed if question.sampling else 0)
@@ -161,6 +168,8 @@ class _Search:
         passes = self.options.passes
         self.backward = {"forward": (False,), "backward": (True,), "both": (False, True)}[passes]
         self.best: dict[tuple[Frame, bool], tuple[float, Plan]] = {}
+        self.exhausted: set[Frame] = set()
+        self.topologies: dict[int, Topology] = {}
         self.spent, self.interrupted = 0, False
         self.reported_s = inf
 
@@ -213,10 +222,9 @@ class _Search:
         try:
             self._construct(executor, workers)
             while self.spent < self.effort and self.best_s > self.bound_s * (1 + AT_BOUND):
-                before = self.spent
-                self._climb(executor, workers)
-                if self.spent == before:  # every change was known
+                if not set(self.frames_by_time) - self.exhausted:  # every change is known
                     return
+                self._climb(executor, workers)
         except KeyboardInterrupt:
             self.interrupted = True
             self.progress(f"interrupted after {self.spent} of {self.effort} simulated passes")
@@ -226,11 +234,11 @@ class _Search:
         queues: dict[tuple[Frame, bool], list[_Trial]] = {}
         for frame in frames(self.machine.topology, self.work, both=len(self.backward) > 1):
             try:
-                topology = between(self.machine.topology, frame.members)
+                topology = self.topologies.setdefault(frame.members, between(self.machine.topology, frame.members))
             except TopologyError:  # some groups do not reach each other
                 continue
             for backward in self.backward:
-                plans = starts(topology, frame.shape, backward=backward)
+                plans = starts(topology, frame.shape, backward=backward, kept=frame.keep)
                 queues[frame, backward] = [_Trial(frame, plan, backward) for plan in plans]
         begin = 0
         for end, behind in (
@@ -247,21 +255,17 @@ class _Search:
 
     def _climb(self, executor: Executor | None, workers: int) -> None:
         """Change the plans of the best frames by batches, each pass in turn."""
-        first = [frame for frame in self.frames_by_time[:2] if self.frame_s(frame) < inf]
-        if not first:
-            return
+        first = [frame for frame in self.frames_by_time if self.frame_s(frame) < inf and frame not in self.exhausted][
+            :2
+        ]
         current = {(frame, each): self.best[frame, each] for frame in first for each in self.backward}
-        begin, rounds = self.spent, max(1, (self.effort - self.spent) // (2 * BATCH * len(current)))
+        rounds = max(1, (self.effort - self.spent) // (2 * BATCH * max(len(current), 1)))
         for _ in range(rounds):
             for key, (now_s, plan) in current.items():
-                frame, backward = key
-                trials, tries = dict[_Trial, None](), 0
-                while len(trials) < BATCH and tries < 8 * BATCH:
-                    tries += 1
-                    trial = _Trial(frame, neighbour(plan, frame.shape, self.random, backward=backward), backward)
-                    if trial not in self.times_s:
-                        trials[trial] = None
-                self.simulate(list(trials), executor, workers)
+                trials = self._changes(*key, plan)
+                if not trials:
+                    self.exhausted.add(key[0])
+                self.simulate(trials, executor, workers)
                 times = [(self.times_s[each], place, each.plan) for place, each in enumerate(trials)
                          if each in self.times_s]  # fmt: skip
                 left = 1 - self.spent / self.effort
@@ -269,11 +273,24 @@ class _Search:
                     current[key] = min(times)[0], min(times)[2]
                 if current[key][0] > self.best[key][0] * (1 + 2 * WORSE * left):
                     current[key] = self.best[key]
-        assert self.spent >= begin
+
+    def _changes(self, frame: Frame, backward: bool, plan: Plan) -> list[_Trial]:
+        """Up to `BATCH` changes of a plan that are new, and whose transfers have routes."""
+        trials, topology = dict[_Trial, None](), self.topologies[frame.members]
+        for _ in range(8 * BATCH):
+            other = neighbour(plan, frame.shape, self.random, backward=backward, kept=frame.keep)
+            trial = _Trial(frame, other, backward)
+            if trial not in self.times_s and has_routes(
+                topology, other, frame.shape, backward=backward, kept=frame.keep
+            ):
+                trials[trial] = None
+                if len(trials) == BATCH:
+                    break
+        return list(trials)
 
     # -- the result ---------------------------------------------------------------------------------------------------
     def found(self, detail: Detail) -> Found:
-        """The best of all, or the best named schedule."""
+        """The one of the least expected regret: the best named schedule, or one that is faster and fits as it does."""
         named = self.named
         if named is not None and detail == "events":
             named = answer(replace(self.question, schedule=named.question.schedule, options=named.options), detail,
@@ -284,31 +301,46 @@ class _Search:
             "pass": self.options.passes,
             "models": str(MODEL_VERSION),
         }
-        frames_ = [frame for frame in self.frames_by_time if self.frame_s(frame) < inf]
-        best, program = named, None
-        if frames_ and (named is None or self.frame_s(frames_[0]) < float(named.time_s)):
-            plans = {each: self.best[frames_[0], each][1] for each in self.backward}
-            program = Program(*frames_[0], forward=plans.get(False), backward=plans.get(True), question=question)
-            built = Built(
-                replace(self.question, schedule=NAME), self.on, self.work,
-                (Candidate(build(program, NAME, self.machine.topology, self.work, self.options), self.machine),),
-            )  # fmt: skip
-            best = built.answer(detail)
-            if named is not None and (best.time_s >= named.time_s or (named.fits and best.fits is False)):
-                best = named
+        choices: list[tuple[Answer, Program | None]] = []
+        for frame in [each for each in self.frames_by_time if self.frame_s(each) < inf][:CHOICES]:
+            plans = {each: self.best[frame, each][1] for each in self.backward}
+            built_from = Program(*frame, forward=plans.get(False), backward=plans.get(True), question=question)
+            one = self._answer(built_from, detail)
+            is_faster = named is None or one.time_s < named.time_s
+            if is_faster and not (named is not None and named.fits and one.fits is False):
+                choices.append((one, built_from))
+        if named is not None:
+            choices.append((named, None))
+        best, program = self._least_regret(choices)
         if best is None:
             raise ScheduleError(f"no schedule was found in {self.spent} simulated passes, and none that has a name "
                                 f"applies: {self.ranking.best.reason}")  # fmt: skip
-        if best is named or program is None:
-            name = named.question.schedule if named is not None else ""
+        if program is None:
+            named = best  # with its expected regret
+            name = named.question.schedule
             assert isinstance(name, str), "compare ranked names"
-            options = {} if named is None else {
+            options = {
                 key: value for key, value in vars(named.options).items()
                 if key not in ("passes", "gradient_dtype", "result_dtype")
                 and value != getattr(AttentionOptions(), key)
             }  # fmt: skip
             program = Program(known=Known(name, options), question=question)
         return Found(self.question, program, best, named, self.ranking, self.spent, self.effort, self.interrupted)
+
+    def _answer(self, program: Program, detail: Detail) -> Answer:
+        schedules = build(program, self.name, self.machine.topology, self.work, self.options)
+        asked = replace(self.question, schedule=self.name)
+        return Built(asked, self.on, self.work, (Candidate(schedules, self.machine),)).answer(detail)
+
+    def _least_regret(self, choices: Sequence[tuple[Answer, Program | None]]) -> tuple[Answer | None, Program | None]:
+        """The choice with the least expected regret, over common samples of the errors of all schedules."""
+        if not choices:
+            return None, None
+        answers = [each for each, _ in choices]
+        others = [each for each in self.ranking.candidates if each.applies and each.schedule != self.named_name]
+        regrets = Recommendation((*answers, *others), on=self.on).expected_regrets
+        number = min(range(len(choices)), key=lambda each: (regrets[each], each))
+        return replace(answers[number], expected_regret=regrets[number]), choices[number][1]
 
 
 def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
@@ -318,7 +350,7 @@ def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
     nodes = topology.node_of_rank
     count = max(nodes) + 1
     alike = n % count == 0 and list(nodes) == [rank // (n // count) for rank in range(n)]
-    for members in (each for each in range(1, n) if n % each == 0):
+    for members in (each for each in range(1, n + (n > 1)) if n % each == 0):
         if members > 1 and (work.heads % members or (
             work.kv_head_count % members and members % work.kv_head_count)):  # fmt: skip
             continue
@@ -329,9 +361,8 @@ def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
             shapes += [(each, groups // each) for each in range(2, groups) if groups % each == 0 and each**2 <= groups]
         if not shapes or not topology.is_complete:
             shapes.append((groups,))
-        found += [Frame(layout, shape, members) for shape in shapes]
-        if members == 1 and both:
-            found += [Frame(layout, shape, members, keep=True) for shape in shapes]
+        found += [Frame(layout if groups > 1 else "contiguous", shape, members, keep)
+                  for keep in ((False, True) if both else (False,)) for shape in shapes]  # fmt: skip
     return found
 
 
@@ -412,9 +443,10 @@ class Found(Report):
         if self.named is None:
             return f"found: {format_time(self.time_s)}, where no named schedule applies; {gap} ({effort})"
         if self.named is self.answer:
-            return f"found nothing faster than {self.answer.schedule}: {format_time(self.time_s)}, {gap} ({effort})"
+            return f"found nothing better than {self.answer.schedule}: {format_time(self.time_s)}, {gap} ({effort})"
+        regret = f"expected regret {self.answer.expected_regret or 0:.1%}"
         return (f"found: {format_time(self.time_s)}, {self.gain:.1%} less than {self.named.schedule} "
-                f"({format_time(float(self.named.time_s))}); {gap} ({effort})")  # fmt: skip
+                f"({format_time(float(self.named.time_s))}), {regret}; {gap} ({effort})")  # fmt: skip
 
     def _table(self) -> Part:
         return table_of(title_of(self.answer, self.answer.topology), "ranking", self.answers, lambda _: self.named)

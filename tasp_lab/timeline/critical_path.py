@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Protocol
 
 from tasp_lab.core.units import Number
 from tasp_lab.timeline.events import SEND, Event, Timeline
@@ -23,9 +24,23 @@ def critical_path(timeline: Timeline) -> list[tuple[str, Number]]:
     spent waiting for a buffer is reported as such. A host never waits, so an event that waited for its host begins the
     path: all time before it is that of the host. Requires explained events.
     """
+    return follow(timeline.events[-1] if timeline.events else None, _Index(timeline.events))
+
+
+class Predecessors(Protocol):
+    """Finds the predecessors of an event."""
+
+    def previous(self, event: Event) -> Event | None:
+        """The previous event on its lane."""
+
+    def delivering(self, event: Event) -> Event | None:
+        """The last event that delivered a block of it before it started; for a call, the last delivery of any."""
+
+
+def follow(last: Event | None, index: Predecessors) -> list[tuple[str, Number]]:
+    """The critical path to the event that ends last, see `critical_path`."""
     path: list[tuple[str, Number]] = []
-    index = _Index(timeline.events)
-    event = timeline.events[-1] if timeline.events else None
+    event = last
     with_latency = True
     while event is not None:
         spent = [part for part in event.spent if not part[0].startswith(WAITING)]

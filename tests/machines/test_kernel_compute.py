@@ -16,8 +16,9 @@ from sim.bounds.least import least_s
 from sim.simulate import simulate
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.compute import KernelCompute, with_kernel
-from tasp_lab.machines.kernel_model import attention_kernel, kernel_names
+from tasp_lab.machines.compute import KernelCompute, compute_on, with_kernel
+from tasp_lab.machines.kernel_model import attention_kernel, catalogue, kernel_names
+from tasp_lab.machines.kernel_model.constants import KernelFile, read_kernel_file
 from tasp_lab.machines.machine import ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.prediction.answer import Answer
@@ -216,3 +217,20 @@ def test_the_profile_lists_kernels_with_their_constants(tell: Tell) -> None:
     code, out, _ = tell("profile", "show", "h100-8")
     assert code == 0
     assert "flash-attention-3" in out
+
+
+def test_a_machine_reads_the_file_of_its_own_kernel_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100 has ten kernels; a prediction by the default one reads one file, also where that is named."""
+    read = []
+
+    def count(path: Path) -> KernelFile:
+        read.append(path.stem)
+        return read_kernel_file(path)
+
+    monkeypatch.setattr(catalogue, "read_kernel_file", count)
+    catalogue._kernel.cache_clear()
+    parameters = load_machine("h100-8").parameters
+    one, two = compute_on(parameters, "h100"), attention_kernel("h100", "flash-attention-2")
+    assert isinstance(one, KernelCompute)
+    assert one.kernel is two
+    assert read == ["flash-attention-2"]

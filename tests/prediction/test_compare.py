@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, cast
@@ -222,9 +223,9 @@ def test_no_schedule_is_sampled_unless_samples_are_asked_for(monkeypatch: pytest
     sampled = list[str]()
     samples_s = Uncertainty.samples_s
 
-    def counted(self: Uncertainty, schedule: Schedule, transfers: int = 0) -> FloatArray:
-        sampled.append(schedule.name)
-        return samples_s(self, schedule, transfers)
+    def counted(self: Uncertainty, schedules: Sequence[Schedule], transfers: int = 0) -> list[FloatArray]:
+        sampled.extend(schedule.name for schedule in schedules)
+        return samples_s(self, schedules, transfers)
 
     monkeypatch.setattr(Uncertainty, "samples_s", counted)
     names = ["ulysses", "zigzag-ring-attention"]

@@ -70,7 +70,7 @@ def test_a_wider_constant_never_makes_the_interval_of_one_message_narrower(width
     for share in (width, width * wider):
         machine = _with_interval(load_machine("h100-2"), "message_launch", share)
         samples = machine_samples(machine, Sampling(32)).machines
-        times = Uncertainty(machine, Sampling(32)).samples_s(send_recv(machine.topology, 8))
+        times = Uncertainty(machine, Sampling(32)).samples_s([send_recv(machine.topology, 8)])[0]
         assert len(samples) == len(times) == 32
         found.append(float(np.quantile(times, 0.95) - np.quantile(times, 0.05)))
     assert found[1] >= found[0] * (1 - 1e-9)
@@ -189,7 +189,7 @@ def test_a_wider_rate_of_a_kernel_never_makes_the_interval_of_a_layer_narrower(s
     machine, layer = load_machine("h100-2"), Workload(65536, heads=16)
     (schedule,) = build_schedules("ring-attention", machine.topology, layer, None, AttentionOptions())
     one, same, two = (
-        Uncertainty(_with_rate_interval(machine, each), Sampling(8)).samples_s(schedule)
+        Uncertainty(_with_rate_interval(machine, each), Sampling(8)).samples_s([schedule])[0]
         for each in (share, share, share + wider)
     )
     assert (one == same).all()

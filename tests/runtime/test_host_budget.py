@@ -56,10 +56,10 @@ class Budget(NamedTuple):
         return self.message * ends + self.call * len(part.calls) + self.join * len(part.joins) + self.once
 
 
-TORCH = Budget(message=3, call=40, join=6, once=60)
-"""A message is a slice and a send. A call views, transposes and scales operands of up to six fields and merges two."""
+TORCH = Budget(message=1, call=20, join=4, once=30)
+"""A message is a send. A call scales operands of up to six fields, which are viewed once, and merges two."""
 
-OURS = Budget(message=11, call=70, join=15, once=160)
+OURS = Budget(message=4, call=45, join=14, once=140)
 
 MESSAGES = Budget(message=1, call=12, join=8, once=20)
 """Calls of our own functions where an executor runs again, which posts and waits by steps."""

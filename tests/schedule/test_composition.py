@@ -22,6 +22,8 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, StackedTask
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, Passes, attention_passes
 from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather, multi_ring_all_gather, ring_all_gather
 from tasp_lab.schedules.collectives.point_to_point import all_to_all, send_recv
 from tasp_lab.schedules.collectives.ring_reductions import (
@@ -213,6 +215,23 @@ def test_the_numbers_of_layers_in_chunks_are_right(name: str) -> None:
     layer = Workload(sequence=6, heads=4, kv_heads=2, head_dim=2, mask="causal")
     world = World.of(in_chunks(CUT[name](full_mesh(2), layer), 2))
     assert is_right_in_orders(world, numbers_of(world), 2)
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 6])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_chunks_share_keys_of_fewer_heads(chunks: int, kv_heads: int) -> None:
+    """They send them once, and give their gradients once; or are refused if some chunk would need parts of two."""
+    layer = layer_of(6, heads=6, kv_heads=kv_heads)
+    for schedule in attention_schedules("direct-kv-all-gather", full_mesh(2), layer, None, AttentionOptions("both")):
+        if chunks % kv_heads and kv_heads % chunks:
+            with pytest.raises(ScheduleError, match=f"has {kv_heads} heads, expected a multiple of {chunks}"):
+                in_chunks(schedule, chunks)
+            continue
+        chunked = in_chunks(schedule, chunks)
+        assert (chunked.bytes_sent().sum(axis=0) == schedule.bytes_sent().sum(axis=0)).all()
+        assert chunked.flops().sum() == schedule.flops().sum()
+        world = World.of(chunked)
+        assert is_right_in_orders(world, numbers_of(world), 2)
 
 
 def test_layers_in_chunks_can_be_stacked() -> None:

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from types import FrameType
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tasp_lab
 from sim.array import engine as array_engine
+from sim.array import repeated
 from sim.array.repeated import RepeatedRun, RepeatedRuns
 from sim.event import engine
+from sim.simulate import times_on
 from tasp_lab.core.errors import ScheduleError
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.machines.parameters import Change, changed
 from tasp_lab.machines.profile import load_profile
+from tasp_lab.machines.sampling import Sampling, machine_samples
+from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_rings import library_schedule
+from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
 from tests.sim.test_array_engine import Library, PatientLibrary, small, some
 from tests.sim.test_engine_against_reference import gossip_cases, launches, shards
 from tests.support.strategies import topologies_and_schedules
@@ -40,10 +52,11 @@ alike = st.one_of(
 
 
 def assert_repeats(schedule: Schedule, topology: Topology, libraries: list[CommLibrary]) -> None:
-    run = RepeatedRun(schedule, topology, libraries[0])
-    for library in [*libraries, libraries[0]]:
-        expected_s = float(engine.simulate(schedule, Machine(topology, library)).time_s)
-        assert run.time_s(library) == pytest.approx(expected_s, rel=1e-9)
+    machines = [Machine(topology, library) for library in libraries]
+    run = RepeatedRun(schedule, machines[0])
+    for machine in [*machines, machines[0]]:
+        expected_s = float(engine.simulate(schedule, machine).time_s)
+        assert run.time_s(machine) == pytest.approx(expected_s, rel=1e-9)
 
 
 @some
@@ -75,28 +88,29 @@ def test_members_of_a_family(
     machine = profile.member(member[1], "member")
     assert machine is not None
     schedule = library_schedule(name, machine.topology, 2**power)
-    run = RepeatedRun(schedule, machine.topology, machine.comm_library)
+    run = RepeatedRun(schedule, machine)
     for rate, payload in factors:
         factors_of = {
             "ring_rate": rate, "link_payload": payload, "link_many_payload": payload, "message_launch": 1 / rate
         }  # fmt: skip
         changes = {each: Change(factor) for each, factor in factors_of.items() if each in profile.parameters}
         library = profile.system(member[1]).comm_library(changed(profile.parameters, changes).numbers)
-        expected_s = array_engine.run(schedule, Machine(machine.topology, library)).time_s
-        assert run.time_s(library) == pytest.approx(expected_s, rel=1e-9)
+        other = replace(machine, comm_library=library)
+        assert run.time_s(other) == pytest.approx(array_engine.run(schedule, other).time_s, rel=1e-9)
 
 
 def test_each_set_of_messages_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = full_mesh(4, 1.0, 0.0)
-    run = RepeatedRun(collective("ring", mesh, 8), mesh, CommLibrary("a"))
-    first = [run.time_s(CommLibrary("a", launch_s)) for launch_s in (0, 1)]
+    one, two = ([Machine(mesh, CommLibrary(name, launch_s)) for launch_s in (0, 1)] for name in "ab")
+    run = RepeatedRun(collective("ring", mesh, 8), one[0])
+    first = [run.time_s(machine) for machine in one]
     monkeypatch.setattr(RepeatedRun, "_program", None)
-    assert [run.time_s(CommLibrary("b", launch_s)) for launch_s in (0, 1)] == first == [24, 27]
+    assert [run.time_s(machine) for machine in two] == first == [24, 27]
 
 
 def test_a_topology_without_the_links_is_refused() -> None:
     with pytest.raises(ScheduleError):
-        RepeatedRun(collective("ring", full_mesh(4, 1.0, 0.0), 8), full_mesh(3, 1.0, 0.0), CommLibrary("a"))
+        RepeatedRun(collective("ring", full_mesh(4, 1.0, 0.0), 8), Machine(full_mesh(3, 1.0, 0.0)))
 
 
 @some
@@ -112,12 +126,12 @@ def test_schedules_of_several_sizes_take_what_each_takes_alone(
     """Rings that are computed together, and messages that are not."""
     profile = load_profile(member[0])
     system, parameters = profile.system(member[1]), profile.parameters
-    topology, library = system.topology(parameters.numbers), system.comm_library(parameters.numbers)
-    schedules = [library_schedule(name, topology, 2**power) for power in powers]
-    runs = RepeatedRuns(schedules, topology, library)
+    machine = Machine(system.topology(parameters.numbers), system.comm_library(parameters.numbers))
+    schedules = [library_schedule(name, machine.topology, 2**power) for power in powers]
+    runs = RepeatedRuns(schedules, machine)
     changes = {each: Change(factor) for each in ("ring_rate", "base_ll", "message_launch") if each in parameters}
-    other = system.comm_library(changed(parameters, changes).numbers)
-    expected_s = [array_engine.run(schedule, Machine(topology, other)).time_s for schedule in schedules]
+    other = replace(machine, comm_library=system.comm_library(changed(parameters, changes).numbers))
+    expected_s = [array_engine.run(schedule, other).time_s for schedule in schedules]
     assert runs.times_s(other) == pytest.approx(expected_s, rel=1e-9)
 
 
@@ -125,11 +139,10 @@ def test_a_prediction_of_six_rings_takes_few_calls() -> None:
     """A fit makes thousands of them: at most 150 Python calls each, from numbers to seconds."""
     profile = load_profile("h100")
     system, parameters = profile.system("8"), profile.parameters
-    topology, library = system.topology(parameters.numbers), system.comm_library(parameters.numbers)
-    runs = RepeatedRuns(
-        [library_schedule("all_gather", topology, 2**power) for power in range(18, 30, 2)], topology, library
-    )
-    runs.times_s(library)  # the library's choice for each size is made once
+    machine = Machine(system.topology(parameters.numbers), system.comm_library(parameters.numbers))
+    sizes = [2**power for power in range(18, 30, 2)]
+    runs = RepeatedRuns([library_schedule("all_gather", machine.topology, size) for size in sizes], machine)
+    runs.times_s(machine)  # the library's choice for each size is made once
     calls = []
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -139,8 +152,48 @@ def test_a_prediction_of_six_rings_takes_few_calls() -> None:
     sys.setprofile(count)
     try:
         numbers = changed(parameters, {"ring_rate": Change(0.9), "base_ll": Change(0, 8e-6)}).numbers
-        found = runs.times_s(system.comm_library(numbers))
+        found = runs.times_s(replace(machine, comm_library=system.comm_library(numbers)))
     finally:
         sys.setprofile(None)
     assert len(found) == 6
     assert len(calls) <= 150, calls
+
+
+@some
+@given(
+    st.sampled_from(["h100-4", "mi300x-4", "h100-2x2"]),
+    st.sampled_from(["tasp", "zigzag-ring-attention", "ulysses", "kv-all-gather"]),
+    st.sampled_from(["none", "ring-flash-attention-zigzag"]),
+    st.lists(st.floats(0.2, 5.0), min_size=1, max_size=2),
+)
+def test_layers_on_samples_take_what_each_takes_alone(
+    name: str, schedule: str, runtime: str, factors: list[float]
+) -> None:
+    """Messages with channels slow kernel calls, and hosts issue both; the event engine is the specification."""
+    machine = with_runtime(load_machine(name), runtime)
+    layer = Workload(4096, heads=8, mask="causal")
+    passes = build_schedules(schedule, machine.topology, layer, None, AttentionOptions("both"))
+    drawn = machine_samples(machine, Sampling(len(factors))).machines
+    samples = [replace(each, compute=each.compute.scaled(factor)) for each, factor in zip(drawn, factors, strict=True)]
+    assert samples
+    expected_s = [[float(engine.simulate(each, sample).time_s) for each in passes] for sample in samples]
+    assert times_on(samples, passes).ravel() == pytest.approx(np.ravel(expected_s), rel=1e-9)
+
+
+def test_what_waits_for_what_is_found_once_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    derive = repeated.operations_of
+
+    def count(schedule: Schedule, machine: Machine) -> Any:
+        found.append(schedule.name)
+        return derive(schedule, machine)
+
+    monkeypatch.setattr(repeated, "operations_of", count)
+    answer = tasp_lab.predict("h100-4", ["tasp", "ulysses"], Workload(4096, heads=8), samples=32)
+    assert [len(each.interval.samples_s) for each in answer if each.interval is not None] == [32, 32]
+    assert found == ["tasp", "ulysses"]
+
+
+def test_machines_that_differ_in_more_than_numbers_are_simulated_one_by_one() -> None:
+    fast, slow = full_mesh(4, 2.0, 0.0), full_mesh(4, 1.0, 0.0)
+    assert times_on([Machine(fast), Machine(slow)], [collective("ring", fast, 8)]).tolist() == [[12], [24]]

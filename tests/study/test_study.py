@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
 import tomllib
@@ -188,3 +189,18 @@ def test_studies_of_documents_are_valid(name: str) -> None:
         found = check_study(load_study(tomllib.loads(text)), estimate=False)
         assert found.points > 100
         assert not found.refused
+
+
+def test_the_page_of_a_thousand_gpus_has_the_times_of_its_rows() -> None:
+    folder = ROOT / "experiments/studies/thousand_gpus"
+    checked = check_study(load_study(folder / "study.toml"), estimate=False)
+    with (folder / "points.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert checked.points == len(rows) == 6
+    assert not checked.refused
+    times_ms: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda each: int(each["seq"])):
+        times_ms.setdefault(row["schedule"], []).append(f"{1e3 * float(row['time_s']):.1f} ms")
+    page = (folder / "README.md").read_text()
+    for name, times in times_ms.items():
+        assert f"| {name} | {' | '.join(times)} |" in page

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim.bounds.least import least_s
@@ -18,6 +18,7 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.task import KEYS, AttentionTask
 from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.synthesis.explain import explained
 from tasp_lab.synthesis.moves import balanced_tree, neighbour, starts
@@ -37,30 +38,34 @@ LAYER = Workload(48, heads=4, kv_heads=2, head_dim=2, mask="causal")
 
 
 @st.composite
-def plans(draw: st.DrawFn, shape: tuple[int, ...], backward: bool) -> Plan:
+def plans(draw: st.DrawFn, shape: tuple[int, ...], backward: bool, kept: bool) -> Plan:
     """A construction on two nodes or on a mesh, and some changes."""
     n = int(np.prod(shape))
     topology = nodes(*shape) if len(shape) == 2 else full_mesh(n)
-    plan = draw(st.sampled_from(starts(topology, shape, backward=backward)))
+    plan = draw(st.sampled_from(starts(topology, shape, backward=backward, kept=kept)))
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
     for _ in range(draw(st.integers(0, 12))):
-        plan = neighbour(plan, shape, random, backward=backward)
+        plan = neighbour(plan, shape, random, backward=backward, kept=kept)
     if any(any(tree.via) for tree in plan.trees):  # what is sent on later than it has a buffer is refused
         plan = msgspec.structs.replace(plan, buffers=0)
-    return plan
+    return msgspec.structs.replace(plan, heads=1)  # how many depends on the layer
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
     shape = draw(st.sampled_from(SHAPES))
     layout = draw(st.sampled_from(["contiguous", "zigzag", "striped"]))
-    forward, backward = (draw(plans(shape, each)) for each in (False, True))
     keep = draw(st.booleans())
-    if keep:
-        forward, backward = (msgspec.structs.replace(each, queries=(), buffers=0) for each in (forward, backward))
+    forward, backward = (draw(plans(shape, each, keep)) for each in (False, True))
     return Program(layout, shape, 1, keep, forward, backward)
 
 
+@example(
+    Program("striped", (5,), 1, False, Plan((Tree((0,) * 5, (0,) * 5),)),
+            Plan((Tree((0, 0, 1, 2, 3), (0, 0, 1, 2, 3)), Tree((0, 0, 1, 2, 3), (1, 1, 2, 3, 5)),
+                  Tree((0, 0, 1, 2, 3), (2, 2, 3, 4, 5))), queries=(2,), home="tree", lanes="order", own=5)),
+    Workload(9, heads=12, kv_heads=1, head_dim=1, mask="causal", documents=(3, 6)),
+)  # fmt: skip
 @settings(max_examples=15, deadline=None)
 @given(programs(), attention_layers(max_positions=14))
 def test_a_program_computes_the_whole_layer_in_float64(program: Program, layer: Workload) -> None:
@@ -70,6 +75,42 @@ def test_a_program_computes_the_whole_layer_in_float64(program: Program, layer: 
         assert is_right_in_orders(world, numbers_of(world), 2)
         for rank in range(program.ranks):
             rank_part(schedule, rank)  # operands of its calls lie side by side
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("members", "heads", "keep"), [(4, 1, False), (4, 2, True), (2, 1, True), (2, 2, True),
+                                                        (2, 4, False), (1, 2, True)])  # fmt: skip
+def test_heads_are_shared_out_and_follow_each_other(members: int, heads: int, keep: bool, kv_heads: int) -> None:
+    """Groups of ranks and of heads, keys that stay, and as many KV heads as there are, or fewer."""
+    layer = replace(LAYER, heads=8, kv_heads=kv_heads, sequence=24)
+    groups = 4 // members
+    star = Tree((0,) * groups, (0,) * groups)
+    program = Program("zigzag", (groups,), members, keep, Plan((star,), heads=heads), Plan((star,), heads=heads))
+    schedules = build(program, "found", full_mesh(4), layer, BOTH)
+    for schedule in schedules:
+        world = World.of(schedule)
+        assert is_right_in_orders(world, numbers_of(world), 2)
+    if keep:  # what the forward pass leaves is what the backward pass begins with, in blocks that are alike
+        forward, backward = schedules
+        assert isinstance(backward.task, AttentionTask)
+        assert isinstance(forward.task, AttentionTask)
+        own, same = backward.task.saved(forward.task)
+        left = forward.initial if forward.kept is None else forward.initial | forward.kept
+        assert (backward.initial[:, own] <= left[:, same]).all()
+        keys = [int((np.isin(step.block, each.task.blocks_of(KEYS))).sum())
+                for each in (backward,) for step in each.steps]  # fmt: skip
+        assert not any(keys)
+
+
+def test_with_one_group_a_program_is_ulysses() -> None:
+    layer = replace(LAYER, heads=8, kv_heads=4)
+    plan = Plan((Tree((0,), (0,)),))
+    machine = Machine(full_mesh(4, Fraction(10**9), Fraction(1, 10**6)), compute=ComputeRate(Fraction(10**13)))
+    named = attention_schedules("ulysses", machine.topology, layer, None, BOTH)
+    program = Program("contiguous", (1,), 4, True, plan, plan)
+    for found, ulysses in zip(build(program, "found", machine.topology, layer, BOTH), named, strict=True):
+        assert found.bytes_sent().sum() == ulysses.bytes_sent().sum()
+        assert simulate(found, machine).time_s == simulate(ulysses, machine).time_s
 
 
 @settings(max_examples=6, deadline=None)

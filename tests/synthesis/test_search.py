@@ -11,6 +11,7 @@ import pytest
 
 import tasp_lab
 from tasp_lab.core.errors import QuantityError, ScheduleError
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.synthesis.search import frames
 from tasp_lab.topology.builders import nodes
 from tests.conftest import Tell
@@ -68,7 +69,18 @@ def test_at_the_bound_nothing_is_simulated() -> None:
     found = tasp_lab.search("full-mesh:2", tasp_lab.Workload(8192, heads=8, mask="causal"), compute="timed:1GFLOP/s")
     assert found.spent == 0
     assert found.answer is found.named
-    assert str(found).startswith("found nothing faster than ")
+    assert str(found).startswith("found nothing better than ")
+
+
+def test_what_is_found_has_no_more_regret_than_the_best_named_schedule() -> None:
+    """Over common samples of the errors of all schedules."""
+    found = tasp_lab.search("bidirectional-ring:8", LAYER, effort=40, passes="both")
+    assert found.named is not None
+    assert found.answer is not found.named
+    answers = [found.answer, *(each for each in found.ranking.candidates if each.applies)]
+    regret, *others = Recommendation(tuple(answers)).expected_regrets
+    assert regret <= others[0]
+    assert "expected regret" in str(found).splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +103,7 @@ def test_bad_questions_are_refused_in_one_line(
 def test_heads_are_shared_out_by_divisors_alone() -> None:
     layer = tasp_lab.Workload(8192, heads=8, kv_heads=2)
     assert [(each.members, each.shape) for each in frames(nodes(2, 4), layer, both=False)] == [
-        (1, (2, 4)), (2, (2, 2)), (4, (2,))
+        (1, (2, 4)), (2, (2, 2)), (4, (2,)), (8, (1,))
     ]  # fmt: skip
 
 

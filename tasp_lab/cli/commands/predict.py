@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -33,11 +34,11 @@ from tasp_lab.cli.options import (
     whole,
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYOUT, DEFAULT_PREDICTION, LayoutChoice, PredictionChoice
-from tasp_lab.cli.outputs import check_outputs, write_rows, write_timelines
+from tasp_lab.cli.outputs import check_outputs, check_schedule_file, write_rows, write_timelines
 from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, FabricKind, MatrixDtype, Preference
-from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.files import check_writable
-from tasp_lab.core.progress import print_progress
+from tasp_lab.core.progress import ProgressCallback, print_progress
 
 if TYPE_CHECKING:
     from tasp_lab.prediction.compare import Ranking, Rankings
@@ -115,6 +116,7 @@ def compare(
         list[str] | None,
         Parameter(name="--schedule", negative=(), group=WORK, help="Compare only these; repeatable."),
     ] = None,
+    shard_bytes: ShardBytes = None,
     question: PredictionChoice = DEFAULT_PREDICTION,
     tune: Annotated[
         bool,
@@ -147,6 +149,14 @@ def compare(
             help="Compare with a change: overrides as in --set, several with commas, or another machine; repeatable.",
         ),
     ] = None,
+    search: Annotated[
+        Path | None,
+        Parameter(
+            group=RUN,
+            show_default=False,
+            help="Also search a schedule as in search, write it to this file, such as found.json, and compare it.",
+        ),
+    ] = None,
     validate: Annotated[
         int, whole("Also run this many of the fastest schedules, and the fastest single ring.", RUN)
     ] = 0,
@@ -157,7 +167,7 @@ def compare(
     wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Recommend an attention schedule for a layer or a hybrid, and rank all that apply by time.
+    """Recommend an attention schedule for a layer or a hybrid, and rank all that apply by time; or rank collectives.
 
     Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
 
@@ -168,6 +178,8 @@ def compare(
     Example: tasp-lab compare h100-8 --seq 64Ki --kv-heads 8 --mask causal --kind all --layers LLSLLS
 
     Example: tasp-lab compare h100-2x8 --seq 64Ki --kv-heads 8 --versus nic.bandwidth=x0.5 --versus b200-2x8
+
+    Example: tasp-lab compare torus:4x4 --shard-bytes 4MiB
     """
     from tasp_lab.prediction import compare as comparison
 
@@ -175,10 +187,20 @@ def compare(
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
     if csv is not None:
         check_writable(csv)
+    if search is not None:
+        check_schedule_file("search", search)
     # Processes that run schedules would inherit the limit.
     limit: AbstractContextManager[None] = nullcontext() if validate else limited_memory()
     with limit, Progress(lines_only=json) as shown:
         layer = question.layer
+        if shard_bytes is not None:
+            layered = {"tune": tune, "all": every, "prefer": prefer != "memory", "versus": versus, "validate": validate}
+            for name in (name for name, given in layered.items() if given):
+                raise QuantityError(f"{name}: applies to layers, not to a collective of --shard-bytes {shard_bytes}")
+            size = layer.work(shard_bytes)
+            assert isinstance(size, int), "a collective"
+            _compare_collectives(topology, size, schedule, question, shown.line, csv, wide, json)
+            return
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
         settings = question.settings() | {"tune": tune, "screen": not every, "prefer": prefer}
         settings |= {"progress": shown.line, "count": shown.count}
@@ -192,6 +214,16 @@ def compare(
             runs = FabricRuns(validate, fabric, scale, repeat)
             for each in layers:
                 runs.check(overridden_layer(each, question.overrides), layer.compute)
+        if search is not None:
+            from tasp_lab.schedules.registry import layer_names_on
+            from tasp_lab.synthesis.search import search as find
+
+            if layer.kind == "all":
+                raise ScheduleError("kind all with a search, expected softmax")
+            searched = find(machine, layers[0], progress=shown.line, **question.settings())
+            searched.save(search)
+            world_size = searched.answer.passes[0].machine.topology.world_size
+            schedule = [*(schedule or layer_names_on(world_size, layers[0])), str(search)]
         found: Ranking | Rankings
         if layer.kind == "all":
             found = comparison.compare_kinds(machine, layers, schedule, **settings)
@@ -206,6 +238,23 @@ def compare(
         print_json(output)
     elif output is not None:
         print_parts(output, wide=wide)
+
+
+def _compare_collectives(
+    topology: str, size: int, schedule: list[str] | None, question: PredictionChoice, progress: ProgressCallback,
+    csv: Path | None, wide: bool, json: bool,
+) -> None:  # fmt: skip
+    """Rank schedules of collectives."""
+    from tasp_lab.prediction.collectives import compare_collectives
+
+    machine = question.numbers.load(topology, question.library)
+    found = compare_collectives(machine, size, schedule, progress=progress, **question.settings())
+    if csv is not None:
+        write_rows(found.records(), csv)
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_parts(found.parts(), wide=wide)
 
 
 def step(
@@ -250,7 +299,9 @@ def step(
         Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
     ] = None,
     buffers: Annotated[int, whole("Receive buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
-    stages: Annotated[int, whole("Parts in which the keys of direct-attention arrive.", PASSES)] = DEFAULT_STAGES,
+    stages: Annotated[
+        int, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
+    ] = DEFAULT_STAGES,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     overrides: Overrides = (),
     library: Library = "auto",

@@ -11,9 +11,7 @@ from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import OUTPUT, RUN, Json, Plot, TopologyText, Wide, whole
 from tasp_lab.cli.options_layer import DEFAULT_PREDICTION, PredictionChoice
-from tasp_lab.cli.outputs import check_outputs, write_timelines
-from tasp_lab.core.errors import OutputError
-from tasp_lab.core.files import check_writable
+from tasp_lab.cli.outputs import check_outputs, check_schedule_file, write_timelines
 
 EFFORT = 400
 """Simulated passes, as in `tasp_lab.synthesis.search`, which help does not import."""
@@ -50,9 +48,7 @@ def search(
     from tasp_lab.synthesis.search import search as find
 
     if output is not None:
-        if output.suffix != ".json":
-            raise OutputError(f"output: {str(output)!r}, expected a name that ends in .json")
-        check_writable(output)
+        check_schedule_file("output", output)
     check_outputs(trace=None, plot=plot, topology=topology)
     with limited_memory(), Progress(lines_only=True) as shown:
         machine, work = question.numbers.load(topology, question.library), question.layer.workload()

@@ -123,11 +123,6 @@ def attention_kernel(gpu: str, name: str = "") -> AttentionKernel:
         if found.gpu != key:
             raise ProfileError(f"{name}: a kernel on {found.gpu}, expected one on {key}")
         return AttentionKernel(found.gpu_constants, found)
-    return _kernel_by_name(gpu, key, name)
-
-
-@cache
-def _kernel_by_name(gpu: str, key: str, name: str) -> AttentionKernel:
     if key not in gpus():
         raise ProfileError(unknown("GPU", gpu, gpu_names()))
     kernel = kernel_alias(name) if name else default_kernel(key)
@@ -136,6 +131,7 @@ def _kernel_by_name(gpu: str, key: str, name: str) -> AttentionKernel:
     return _kernel(key, kernel)
 
 
+@cache
 def _kernel(gpu: str, name: str) -> AttentionKernel:
     """A kernel from its own file, or borrowed."""
     if name in _files().get(gpu, {}):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from sim.array import engine as array_engine
+from sim.array.path import critical_parts
+from sim.bounds.least import check_time
 from sim.library_calls import library_call
 from sim.messages import LibraryMessages
-from sim.simulate import simulate
+from sim.simulate import times_on
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
@@ -22,7 +25,7 @@ from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
-from tasp_lab.timeline.critical_path import critical_path, kind_of
+from tasp_lab.timeline.critical_path import kind_of
 
 MAX_EXPLAINED = 20_000
 """With more transfers the longest of the first messages stands for all, as if its sender were alone."""
@@ -42,27 +45,28 @@ def evaluate_collective(
     algorithm = table.headers.get("algorithm", "").casefold() if table.collective == "all_reduce" else ""
     uncertainty = Uncertainty(machine, sampling, left_out_with(table))
     own, _ = machine_of(table, library)
-    with_own_s: list[float] = []
-    rows: list[SizeRow] = []
+    least = machine.topology.world_size if table.collective != "sendrecv" else 0
+    measured = [row for row in table.rows if row.size_bytes >= least]
+    schedules = [library_call(table.collective, machine, row.size_bytes, rings, algorithm) for row in measured]
+    times_s: list[float] = []
     rules: defaultdict[str, float] = defaultdict(float)
-    for size_bytes, measured_s in table.rows:
-        if size_bytes < machine.topology.world_size and table.collective != "sendrecv":
-            continue
-        schedule = library_call(table.collective, machine, size_bytes, rings, algorithm)
+    for row, schedule in zip(measured, schedules, strict=True):
+        counts = row.size_bytes >= table.from_size_bytes
+        run = array_engine.run(schedule, machine)
         few = schedule.transfers <= MAX_EXPLAINED
-        timeline = simulate(schedule, machine, explain=few, events=few)
-        counts = size_bytes >= table.from_size_bytes
-        predicted_s = float(timeline.time_s)
-        interval = uncertainty.interval(schedule, predicted_s)
-        rows.append(SizeRow.of(size_bytes, measured_s, predicted_s, counts, interval))
-        if own is not None and constants_without(table.headers.get("system", "")):
-            with_own_s.append(float(simulate(schedule, own, events=False).time_s))
-        if not counts:
-            continue
-        parts = critical_path(timeline) if few else message_parts(schedule, machine)
-        whole_s = sum(float(seconds) for _, seconds in parts)
+        parts = (critical_parts(run) if few else message_parts(schedule, machine)) if counts else []
+        times_s.append(run.time_s)
+        check_time(schedule, machine, run.time_s)
+        whole_s = sum(seconds for _, seconds in parts)
         for what, seconds in parts:
-            rules[kind_of(what, machine.topology)] += float(seconds) / whole_s
+            rules[kind_of(what, machine.topology)] += seconds / whole_s
+    intervals = uncertainty.intervals(schedules, times_s)
+    rows = [
+        SizeRow.of(row.size_bytes, row.time_s, time_s, row.size_bytes >= table.from_size_bytes, interval)
+        for row, time_s, interval in zip(measured, times_s, intervals, strict=True)
+    ]
+    in_sample = constants_without(table.headers.get("system", ""))
+    with_own_s = times_on([own], schedules)[0].tolist() if own is not None and in_sample else []
     if not rules:
         return CollectiveAccuracy(table, "no size that counts", tuple(rows))
     dominant = max(rules, key=lambda rule: rules[rule])

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.host import busy_s
-from sim.simulate import Engine, simulate
+from sim.simulate import simulate
 from tasp_lab.core.choices import WHAT_IF_DTYPE, Pass
 from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, WorkloadError
 from tasp_lab.machines.compute import with_kernel
@@ -34,14 +34,13 @@ from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.measure.readers.kernel_table import attention_flops, pairs_of
 from tasp_lab.measure.readers.layer_table import PASSES
-from tasp_lab.prediction.answer import link_rates
+from tasp_lab.prediction.answer import build_once, link_rates
 from tasp_lab.prediction.inputs import with_compute, with_runtime
 from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import check_attention, one_name
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
@@ -186,7 +185,7 @@ class RowRun:
 
     def passes(self, layer: Workload) -> tuple[Schedule, ...]:
         """The schedules of the passes of a layer."""
-        return build_schedules(self.schedule, self.machine.topology, layer, None, self.options)
+        return build_once(self.schedule, self.machine.topology, layer, None, self.options)
 
     def key(self, layer: Workload) -> tuple[object, ...]:
         """What the time of a layer depends on."""
@@ -340,9 +339,6 @@ def ranking(rows: Sequence[MeasuredRow]) -> tuple[float | None, int]:
 HOST_SHARE = 0.1
 """A row is host-bound if the host times of its runtime make its predicted time longer by more than this share."""
 
-FEW_RANKS = 8
-"""With more ranks schedules are simulated by the array engine."""
-
 
 @dataclass
 class LayerEvaluator:
@@ -371,7 +367,10 @@ class LayerEvaluator:
             if stated:
                 return MeasuredRow(measured_s, None, stated, regime, shape)
             run = row_run(table, row, layers)
-            predicted_s, device_s = self.time_s(run), self.time_s(run.with_instant_host())
+            predicted_s, compute_s = self.time_s(run), mean(self._sums(run, layer)[0] for layer in layers)
+            # with any host it takes at least as long as its calls, so that its time alone may show that none matters
+            host_matters = predicted_s > (1 + HOST_SHARE) * compute_s
+            device_s = self.time_s(run.with_instant_host()) if host_matters else predicted_s
         except TaspLabError as error:
             return MeasuredRow(measured_s, None, stated or reason_of(error), regime, shape)
         reason, regime = _regime(table, row, predicted_s / device_s - 1)
@@ -418,21 +417,15 @@ class LayerEvaluator:
     def _time_s(self, run: RowRun, layer: Workload) -> float:
         key = run.key(layer)
         if key not in self.known:
-            engine = engine_for(run.machine)
-            timelines = (simulate(each, run.machine, engine, events=False) for each in run.passes(layer))
+            timelines = (simulate(each, run.machine, "array", events=False) for each in run.passes(layer))
             self.known[key] = sum(float(timeline.time_s) for timeline in timelines)
         return self.known[key]
-
-
-def engine_for(machine: Machine) -> Engine:
-    """The faster engine; the times are the same."""
-    return "simpy" if machine.topology.world_size <= FEW_RANKS else "array"
 
 
 def _regime(table: LayerTable, row: LayerRow, host_share: float) -> tuple[str, Regime]:
     """Why a predicted row does not count, empty if it does, and its regime.
 
-    `host_share` is how much longer its predicted time is with the host times of its runtime.
+    `host_share` is how much longer its predicted time is with the host times of its runtime, if that matters.
     """
     if (row.sequence or 0) < table.from_sequence:
         return f"shorter than {table.from_sequence} positions, from which on the table counts", "gpu-bound"

@@ -17,6 +17,7 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError, TableError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import parse_size_bytes
+from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Parameters
 from tasp_lab.machines.profile import Profile, family_of_gpus, find_profile
 from tasp_lab.machines.system import System
@@ -200,12 +201,12 @@ class Simulated:
     def _use(self, rows: Sequence[int]) -> None:
         """Predict these rows, together those that follow each other on machines of one size and library."""
         self._systems: dict[_Member, System] = {}
-        self._runs: list[tuple[_Member, RepeatedRuns]] = []
+        self._runs: list[tuple[_Member, Machine, RepeatedRuns]] = []
         for member, group in groupby((self._schedules[row] for row in rows), key=itemgetter(0)):
             system = self._systems.setdefault(member, self._profile.system(member.size, library=member.library))
             numbers = self._profile.parameters.numbers
-            topology, library = system.topology(numbers), system.comm_library(numbers)
-            self._runs.append((member, RepeatedRuns([schedule for _, schedule in group], topology, library)))
+            machine = Machine(system.topology(numbers), system.comm_library(numbers))
+            self._runs.append((member, machine, RepeatedRuns([schedule for _, schedule in group], machine)))
 
     def of_rows(self, rows: Sequence[int]) -> Simulated:
         """The prediction of some rows, by their places."""
@@ -216,7 +217,8 @@ class Simulated:
     def __call__(self, parameters: Parameters) -> FloatArray:
         """The predicted seconds of all rows, in their order."""
         libraries = {member: system.comm_library(parameters.numbers) for member, system in self._systems.items()}
-        return np.concatenate([runs.times_s(libraries[member]) for member, runs in self._runs])
+        changed = ((runs, replace(machine, comm_library=libraries[member])) for member, machine, runs in self._runs)
+        return np.concatenate([runs.times_s(machine) for runs, machine in changed])
 
 
 class _Member(NamedTuple):

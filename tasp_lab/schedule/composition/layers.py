@@ -284,8 +284,9 @@ class HeadsTask(Task, Protocol):
     def in_head_groups(self, groups: int) -> tuple[HeadsTask, IntArray]:
         """The task with the heads of each block cut into equal groups, and the blocks that these are.
 
-        Returns an int array (blocks, groups): the number of each group of the heads of each block. Blocks one after
-        another remain so for each group. Raises `ScheduleError` for heads that are not a multiple of `groups`.
+        Returns an int array (blocks, groups): the number of each group of the heads of each block. A block of fewer
+        heads may be the same one for several groups. Blocks one after another remain so for each group. Raises
+        `ScheduleError` for heads that cannot be cut.
         """
 
 
@@ -297,7 +298,8 @@ def in_chunks(schedule: Schedule, chunks: int) -> Schedule:
     block follows, and the bytes and FLOPs are the same.
 
     Blocks of collectives are cut into chunks of about equal size; chunk q of block b is block ``b * chunks + q``. Those
-    of layers are cut into equal groups of heads, which do not depend on each other.
+    of layers are cut into equal groups of heads, which do not depend on each other. Keys of fewer heads than there are
+    chunks are shared: they are sent with the first chunk that uses them, their gradients given with the last one.
 
     Raises `ScheduleError` for more chunks than bytes, for heads that chunks do not divide, for kernel calls of a task
     that has no heads, and for stacks, whose ``dense`` calls need all heads of a layer.
@@ -315,7 +317,7 @@ def in_chunks(schedule: Schedule, chunks: int) -> Schedule:
         cut = _cut(schedule.blocks, schedule.task, chunks)
     except ScheduleError as error:
         raise ScheduleError(f"schedule {schedule.name!r} in {chunks} chunks: {error}") from None
-    part, block = schedule.initial_part, np.empty(cut.number.size, dtype=np.int64)
+    part, block = schedule.initial_part, np.empty(len(cut.blocks), dtype=np.int64)
     block[cut.number] = np.arange(len(cut.number))[:, None]
     return Schedule(
         name=schedule.name,
@@ -352,7 +354,7 @@ def _cut(blocks: Blocks, task: Task | None, chunks: int) -> _Cut:
     heads, number = task.in_head_groups(chunks)
     tensors = [int(task.tensor[(blocks.kind == each).argmax()]) for each in range(len(blocks.kinds))]
     kinds = [replace(kind, fields=heads.fields_of(tensor)) for kind, tensor in zip(blocks.kinds, tensors, strict=True)]
-    kind = np.empty(number.size, dtype=np.int64)
+    kind = np.empty(len(heads.tensor), dtype=np.int64)
     kind[number] = blocks.kind[:, None]
     return _Cut(Blocks(kinds, kind, heads.block_bytes, heads.parts), heads, number)
 
@@ -375,12 +377,13 @@ def _cut_stack(blocks: Blocks, task: StackedTask, chunks: int) -> _Cut:
         used, kind = np.unique(blocks.kind[first:end], return_inverse=True)
         kinds = [blocks.kinds[each] for each in used.tolist()]
         cuts.append(_cut(Blocks(kinds, kind, blocks.bytes[first:end], blocks.parts[first:end]), layer, chunks))
-    numbers = [each.number + first * chunks for each, first in zip(cuts, task.first_block, strict=False)]
+    counts = [len(each.blocks) for each in cuts]
+    numbers = [each.number + first for each, first in zip(cuts, np.cumsum([0, *counts]), strict=False)]
     return _Cut(
         tables_joined([each.blocks for each in cuts]),
         StackedTask(
             [each.task for each in cuts if each.task],
-            [count * chunks for count in task.block_counts],
+            counts,
             ranks=task.ranks,
         ),
         np.concatenate(numbers),
@@ -405,4 +408,11 @@ class ChunkedSteps(LazySteps):
         return joined([self._chunk(self.whole[each], index - each) for each in range(first, last + 1)])
 
     def _chunk(self, step: Step, chunk: int) -> Step:
+        # A block that several chunks share is sent for the first of them; what they add to it is given for the last.
+        now, last = self.number[step.block, chunk], self.number.shape[1] - 1
+        beside = self.number[step.block, np.clip(chunk + np.where(step.gives, 1, -1), 0, last)]
+        ends = np.where(step.gives, chunk == last, chunk == 0) | (beside != now)
+        if not ends.all():
+            source, destination, lane = step.source[ends], step.destination[ends], step.lane[ends]
+            step = Step(source, destination, lane, step.block[ends], step.gives[ends], step.calls)
         return renumbered(step, lambda block: self.number[block, chunk], lambda rank: rank)

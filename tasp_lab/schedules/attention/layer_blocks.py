@@ -276,28 +276,34 @@ class LayerBlocks:
         )
 
     def in_head_groups(self, groups: int) -> tuple[Self, IntArray]:
-        """The layer with the heads of each block cut into equal groups: group g of block b is block ``g * blocks + b``.
+        """The layer with the heads of each block cut into equal groups, group by group in the order of blocks.
 
-        Also returns these numbers, an int array (blocks, groups). Raises `ScheduleError` for blocks whose heads are not
-        a multiple of `groups`.
+        Keys and their gradients of fewer heads are cut into single heads, each of which is for several groups. Also
+        returns the number of each group of the heads of each block, an int array (blocks, groups). Raises
+        `ScheduleError` for blocks whose heads are not a multiple of `groups`, nor a divisor of keys.
         """
         first, heads = self._head_columns
-        uneven = heads % groups != 0
+        of_keys = np.isin(self.tensor, (KEYS, KEY_GRADIENTS))
+        parts = np.where(of_keys & (groups % heads == 0), np.minimum(groups, heads), groups)
+        uneven = heads % parts != 0
         if uneven.any():
-            block = int(uneven.argmax())
+            at = int(uneven.argmax())
             raise ScheduleError(
-                f"block {block} ({TENSORS[int(self.tensor[block])]}) has {heads[block]} heads, "
-                f"expected a multiple of {groups}"
+                f"block {at} ({TENSORS[int(self.tensor[at])]}) has {heads[at]} heads, expected a multiple of {groups}"
             )
-        number, width = np.arange(len(heads) * groups).reshape(groups, -1).T, heads // groups
+        part, block = np.nonzero(np.arange(int(parts.max(initial=1)))[:, None] < parts)
+        place = np.empty((int(parts.max(initial=1)), len(heads)), dtype=np.int64)
+        place[part, block] = np.arange(len(part))
+        number = place[np.arange(groups) * parts[:, None] // groups, np.arange(len(heads))[:, None]]
+        width = (heads // parts)[block]
         cut = replace(
             self,
-            tensor=np.tile(self.tensor, groups),
-            owner=np.tile(self.owner, groups),
-            start=np.tile(self.start, groups),
-            count=np.tile(self.count, groups),
-            first_head=np.tile(first, groups) + np.outer(np.arange(groups), width).ravel(),
-            heads=np.tile(width, groups),
+            tensor=self.tensor[block],
+            owner=self.owner[block],
+            start=self.start[block],
+            count=self.count[block],
+            first_head=first[block] + part * width,
+            heads=width,
         )
         return cut, number
 

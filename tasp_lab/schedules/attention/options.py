@@ -65,7 +65,8 @@ class AttentionOptions:
         on their way, and would be rounded at each rank, in float32; what is sent once in the dtype of the layer.
     tail_chunks : in how many pieces the last results of TokenRing return, see
         `tasp_lab.schedules.attention.token_ring`; 1, as published, unless given: every piece is a message at each step.
-    stages : in how many parts keys arrive, see `tasp_lab.schedules.attention.direct_attention`.
+    stages : in how many parts keys arrive, see `tasp_lab.schedules.attention.direct_attention`; or heads, see
+        `tasp_lab.schedules.attention.ulysses`.
     groups : the ranks of each group of a family with a split such as ``usp:UxR``: ``consecutive`` ranks; ``strided``,
         of R groups the ranks r, r + R, r + 2 R, ...; or lists of ranks such as ``0,2|1,3``, group by group. ``auto``
         chooses by the topology, see `tasp_lab.schedules.attention.rank_order`, and without one is ``consecutive``.

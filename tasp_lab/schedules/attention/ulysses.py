@@ -19,6 +19,7 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.calls import BlockLists, Calls
+from tasp_lab.schedule.composition.layers import in_chunks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
@@ -48,6 +49,30 @@ def ulysses(
         raise ScheduleError(f"schedule {name!r}: {heads} heads and {kv_heads} KV heads on {n} ranks, expected a "
                             "multiple of the ranks, and of KV heads a multiple or a divisor")  # fmt: skip
     return options.build(partial(_pass, name, topology, workload, options))
+
+
+@schedule(
+    "staged-ulysses",
+    "softmax",
+    moves="the same for some heads after others: they come while ranks compute with those before",
+    layout="contiguous",
+    options=("gradient_dtype", "result_dtype", "stages"),
+)
+def staged_ulysses(
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+) -> tuple[Schedule, ...]:
+    """The passes of ``staged-ulysses``: in `options.stages`, or as many as the heads of a rank can be cut into.
+
+    With the times K of all calls, C of the first all-to-all and D of the last one, Ulysses takes C + K + D. With s
+    stages, whose calls are as fast, it is (C + D)/s + K where communication is hidden, so if K is the longest; where it
+    is not, C + D + K/s. `tasp_lab.synthesis` found it on boards of GPUs without a switch of their own. Raises
+    `ScheduleError` for heads that cannot be shared out.
+    """
+    whole, n = ulysses(name, topology, workload, options), topology.world_size
+    heads, keys = workload.heads // n, max(workload.kv_head_count // n, 1)
+    divides = (each for each in range(1, options.stages + 1) if heads % each == 0 and keys % each * (each % keys) == 0)
+    stages = max(divides)
+    return tuple(in_chunks(each, stages) for each in whole)
 
 
 def _pass(name: str, topology: Topology, workload: Workload, options: AttentionOptions, backward: bool) -> Schedule:

@@ -155,10 +155,13 @@ def _check_links(where: str, topology: Topology, source: IntArray, destination: 
         raise NoLinkError(where, int(source[first]), int(destination[first]), topology.name)
 
 
-def in_groups(name: str, topology: Topology, outer: Schedule, members: int, result_dtype: str = "fp32") -> Schedule:
+def in_groups(
+    name: str, topology: Topology, outer: Schedule, members: int, result_dtype: str = "fp32", *, has_keys: bool = False
+) -> Schedule:
     """The schedule of groups of `members` ranks, each of which acts as one rank of `outer`.
 
-    Results have `result_dtype` on the wire. Sums are accumulated in float32.
+    Results have `result_dtype` on the wire. Sums are accumulated in float32. With `has_keys` each member starts with
+    the keys of its heads that `outer` starts with: those that a forward pass has left there.
 
     Raises `ScheduleError` for other world sizes, for heads that the members cannot share out, and for an outer schedule
     that is no attention with all heads in each block, or that starts with copies of other ranks.
@@ -171,7 +174,8 @@ def in_groups(name: str, topology: Topology, outer: Schedule, members: int, resu
     (4, 6)
     """
     task = outer.task
-    if not isinstance(task, AttentionTask) or not np.array_equal(outer.initial, task.owned(KEYS, QUERIES)):
+    others = isinstance(task, AttentionTask) and outer.initial & ~(has_keys & (task.tensor == KEYS))
+    if not isinstance(task, AttentionTask) or (others & ~task.owned(KEYS, QUERIES)).any():
         raise ScheduleError(
             f"schedule {name!r}: expected attention that starts with the queries and keys of each rank only"
         )
@@ -184,7 +188,9 @@ def in_groups(name: str, topology: Topology, outer: Schedule, members: int, resu
             f"{topology.name} has {topology.world_size}"
         )
     groups = HeadGroups(name, task, members, result_dtype)
-    there = groups.exchange(np.flatnonzero(np.isin(task.tensor, (KEYS, QUERIES))), home=False)
+    there = groups.exchange(
+        np.flatnonzero(np.isin(task.tensor, (QUERIES,) if has_keys else (KEYS, QUERIES))), home=False
+    )
     outputs = np.isin(task.tensor, (RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS))
     home = groups.exchange(np.flatnonzero(outputs), home=True)
     tensors = np.unique(task.tensor).tolist()
@@ -195,7 +201,7 @@ def in_groups(name: str, topology: Topology, outer: Schedule, members: int, resu
         world_size=topology.world_size,
         lanes=outer.lanes + members - 1,
         blocks=groups.task.blocks(pools, bound=()),
-        initial=groups.task.owned(KEYS, QUERIES),
+        initial=groups.task.owned(KEYS, QUERIES) | (groups.copies(outer.initial & (task.tensor == KEYS)) & has_keys),
         final=groups.task.owned(RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS),
         steps=_with_parts([there, *(groups.step(step, members - 1) for step in outer.steps), home], groups.task),
         task=groups.task,

@@ -108,6 +108,14 @@ KV_ALL_GATHER = Ledger(
     why="gathered keys are kept for the backward pass, not gathered again",
     options={"gradient_dtype": "input"},
 )
+ULYSSES = Ledger(
+    lambda s: 4 * (s.x + s.y) * Fraction(s.p - 1, s.p),
+    lambda s: 4 * (s.x + s.y) * Fraction(s.p - 1, s.p),
+    more_forward=lambda s: s.l * Fraction(s.p - 1, s.p),
+    more_backward=lambda s: (2 * s.y + 2 * s.l) * Fraction(s.p - 1, s.p),
+    why="results travel with their log-sum-exps, which are not kept with the heads; backward, queries travel again "
+    "with two numbers per row, while the published code keeps those of its heads",
+)
 
 LEDGERS = {
     "ring-attention": RING,
@@ -133,14 +141,8 @@ LEDGERS = {
         "keys start where the forward pass left them, and make a hop less",
         options={"gradient_dtype": "input"},
     ),
-    "ulysses": Ledger(
-        lambda s: 4 * (s.x + s.y) * Fraction(s.p - 1, s.p),
-        lambda s: 4 * (s.x + s.y) * Fraction(s.p - 1, s.p),
-        more_forward=lambda s: s.l * Fraction(s.p - 1, s.p),
-        more_backward=lambda s: (2 * s.y + 2 * s.l) * Fraction(s.p - 1, s.p),
-        why="results travel with their log-sum-exps, which are not kept with the heads; backward, queries travel again "
-        "with two numbers per row, while the published code keeps those of its heads",
-    ),
+    "ulysses": ULYSSES,
+    "staged-ulysses": ULYSSES,
     "usp": Ledger(
         lambda s: 4 * (s.x + s.y) * s.away + 4 * s.x * (s.second - 1),
         lambda s: 4 * (s.x + s.y) * s.away + 4 * s.x * (s.second - 1) + 8 * s.x * s.second,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sim.simulate import simulate
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.topology.builders import full_mesh
+from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.topology.builders import full_mesh, switch
 from tasp_lab.workload.layer import Workload
-from tests.support.systems import ulysses, ulysses_passes
+from tests.support.systems import passes_of, ulysses, ulysses_passes
 
 
 @pytest.mark.parametrize("kv_heads", [12, 24])
@@ -62,3 +65,33 @@ def test_heads_that_the_ranks_do_not_divide_are_refused() -> None:
     )
     with pytest.raises(ScheduleError, match=message):
         ulysses(full_mesh(4), layer)
+
+
+@pytest.mark.parametrize("make", [full_mesh, switch])
+@pytest.mark.parametrize(("stages", "kv_heads"), [(1, 16), (2, 16), (4, 16), (4, 8), (4, 4), (4, 1)])
+def test_stages_leave_a_part_of_each_all_to_all_exposed(make: Any, stages: int, kv_heads: int) -> None:
+    """Calls that are the longest begin after the first stage has come, and end before the last one leaves.
+
+    Four ranks, without latencies: exactly. Keys of fewer heads than ranks times stages come with the first stage that
+    uses them, and their gradients leave with the last one: here all in one stage, of 4 KV heads or fewer.
+    """
+    n, layer = 4, Workload(sequence=64, heads=16, kv_heads=kv_heads, head_dim=4)
+    topology = make(n, Fraction(10**6), Fraction(0))
+    both = ulysses_passes(topology, layer), passes_of("staged-ulysses", topology, layer, stages=stages)
+    for whole, staged in zip(*both, strict=True):
+        calls_s = Fraction(1)
+        machine = Machine(topology, compute=ComputeRate(Fraction(int(whole.flops().sum()), n) / calls_s))
+        sent = [Fraction(int(each.sum()), n) for each in staged.bytes_sent()]
+        pairs = 1 if make is switch else n - 1  # links of a rank, each with an equal part
+        first_s, last_s = (each / pairs / 10**6 for each in (sent[0], sent[-1]))
+        assert first_s + last_s < calls_s / stages
+        assert simulate(staged, machine).time_s == first_s + calls_s + last_s
+        assert staged.bytes_sent().sum() == whole.bytes_sent().sum()
+
+
+def test_there_are_as_many_stages_as_the_heads_of_a_rank_allow() -> None:
+    """At most as many as asked for; with one head per rank it is Ulysses."""
+    for heads, kv_heads, asked, expected in ((4, 4, 4, 1), (8, 4, 4, 2), (12, 12, 4, 3), (24, 8, 4, 2), (24, 8, 6, 6)):
+        layer = Workload(sequence=16, heads=heads, kv_heads=kv_heads, head_dim=4)
+        staged = passes_of("staged-ulysses", full_mesh(4), layer, stages=asked).forward
+        assert len(staged.steps) == len(ulysses(full_mesh(4), layer).steps) + expected - 1
