@@ -83,6 +83,8 @@ def _megatron(plan: StepPlan, context: str, sequences: int) -> list[_Option]:
         found += [("use-megatron-fsdp", ""), ("data-parallel-sharding-strategy", "optim_grads_params")]
     elif layout.zero:
         found.append(("use-distributed-optimizer", ""))
+    if layout.offload:
+        found.append(("optimizer-cpu-offload", ""))
     if layout.checkpointing == "full":
         found += [("recompute-granularity", "full"), ("recompute-method", "uniform"), ("recompute-num-layers", "1")]
     elif layout.checkpointing == "selective":  # nearest: projections of attention are kept, too
@@ -123,6 +125,7 @@ def _torchtitan(plan: StepPlan, sequences: int) -> str:
         ("training.num_tokens_per_microbatch_per_dp_rank", plan.batch * sequence, True),
         ("training.num_tokens_per_train_step", sequences * sequence, True),
     ]
-    found = " ".join(f"--{name} {value}" for name, value, applies in options if applies)
+    options.append(("training.enable_cpu_offload", "", layout.offload))
+    found = " ".join(f"--{name} {value}".rstrip() for name, value, applies in options if applies)
     config = {"full": "FullAC", "selective": "SelectiveAC", "none": ""}[layout.checkpointing]
     return found + (f", activation_checkpoint={config}.Config()" if config else "")

@@ -303,6 +303,8 @@ def describe(plan: StepPlan) -> str:
         f"{layout.interleave} parts per stage" if layout.interleave > 1 else "",
         f"micro-batches of {plan.batch}" if plan.batch > 1 else "",
         f"{layout.microbatches} micro-batches" if layout.microbatches > 1 else "",
+        f"logits in {layout.logit_chunks} chunks" if layout.logit_chunks > 1 else "",
+        "optimizer states on the host" if layout.offload else "",
         "no checkpointing" if layout.checkpointing == "none" else f"{layout.checkpointing} checkpointing",
     ]
     return ", ".join(each for each in found if each)
