@@ -300,7 +300,7 @@ class SoftmaxPasses:
 
     The forward pass has the inputs q, k, v and the outputs out, as `q` in shape and dtype, and lse, [batch, heads,
     positions], through which no gradient flows. It saves q, k, v, out, lse as [batch, positions, heads], and the blocks
-    of other ranks with which the backward pass starts, as bytes in the order of their numbers.
+    of other ranks with which the backward pass starts, as bytes in the order of their numbers there.
     """
 
     forward_schedule: Schedule
@@ -316,8 +316,7 @@ class SoftmaxPasses:
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         left = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
         with self._run(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)}, left) as (layer, copies):
-            blocks = [] if self.backward_schedule is None else copies_of_others(self.backward_schedule, self.rank)
-            if blocks:
+            if blocks := _blocks_to_leave(self.forward_schedule, self.backward_schedule, self.rank):
                 left = torch.cat([copies.left_behind(block) for block in blocks])
             out, lse = layer.output(copies, RESULTS, q.dtype)
         return (out, lse.transpose(1, 2)), (q, k, v, out, lse, left)
@@ -344,6 +343,19 @@ class SoftmaxPasses:
 
         with run_pass(schedule, self.rank, self.transport, layer, left.device, load, self.kept) as copies:
             yield layer, copies
+
+
+@lru_cache(maxsize=16)
+def _blocks_to_leave(forward: Schedule, backward: Schedule | None, rank: int) -> list[int]:
+    """The blocks of a forward pass with which a rank starts the backward pass, in the order of their numbers there."""
+    if backward is None:
+        return []
+    before, after = forward.task, backward.task
+    assert isinstance(before, AttentionTask), "a schedule of attention has a task"
+    assert isinstance(after, AttentionTask), "a schedule of attention has a task"
+    here, there = (each.tolist() for each in after.saved(before))
+    number = dict(zip(here, there, strict=True))
+    return [number[block] for block in copies_of_others(backward, rank)]
 
 
 @lru_cache(maxsize=16)

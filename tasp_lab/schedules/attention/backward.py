@@ -318,13 +318,10 @@ def check_fit(forward: Schedule, backward: Schedule) -> None:
         raise ScheduleError(
             f"the forward pass has the layout {before.layout.name}, the backward pass {after.layout.name}"
         )
-    others = backward.initial & ~after.owned(KEYS, QUERIES)
-    keys = np.flatnonzero(others.any(axis=0))
-    if not len(keys):
-        return
-    are_keys = all(np.isin(keys, task.blocks_of(KEYS)).all() for task in (before, after))
-    same = are_keys and np.array_equal(before.columns_of(keys), after.columns_of(keys))
-    if not same or (others[:, keys] & ~_left_behind(forward)[:, keys]).any():
+    own, same = after.saved(before)
+    missing = backward.initial & ~after.owned(KEYS, QUERIES)
+    missing[:, own] &= ~_left_behind(forward)[:, same]
+    if missing.any():
         raise ScheduleError("the backward pass does not start where the forward pass leaves the keys")
 
 

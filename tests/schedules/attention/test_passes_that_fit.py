@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ import torch.distributed as dist
 from runtime import attention
 from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Passes, attention_passes, check_fit
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.task import KEYS
+from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 
@@ -34,6 +38,15 @@ def test_what_is_built_together_fits(name: str, buffers: int) -> None:
     for world_size in (1, 2, 4, 7):
         for dataflow in DATAFLOWS:
             check_fit(*passes(name, dataflow, world_size, buffers))
+
+
+def test_keys_in_stages_of_heads_fit() -> None:
+    """Stages have fewer blocks forward than backward, so their keys have other numbers there."""
+    layer = replace(LAYER, heads=8, kv_heads=8)
+    passes_of = attention_schedules("staged-ulysses", full_mesh(4), layer, options=AttentionOptions("both", stages=2))
+    numbers = [schedule.task.blocks_of(KEYS).tolist() for schedule in passes_of]  # type: ignore[union-attr]
+    assert numbers[0] != numbers[1]
+    check_fit(*passes_of)
 
 
 def test_what_does_not_fit_is_named() -> None:
