@@ -1,0 +1,1 @@
+"""Ten plans, from 8 to 1,024 GPUs."""
