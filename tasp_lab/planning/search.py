@@ -143,11 +143,12 @@ class Search:
         fits = [each for each in candidates if usable is None or each.memory.total <= usable]
         too_large = [each for each in candidates if usable is not None and each.memory.total > usable]
         steps, refused, total = list(known), list[Excluded](), self.simulations or len(fits)
-        queue, done, bounded = sorted(fits, key=_promise), 0, 0
+        queue, done, bounded, late = list(fits), 0, 0, dict[int, float]()
         while queue and (self.simulations is None or done < self.simulations):
             kept = self._not_excluded(queue, steps)
             bounded, queue = bounded + len(queue) - len(kept), kept
             size = ROUND if self.simulations is None else min(ROUND, self.simulations - done)
+            queue.sort(key=lambda each: _promise(each, late.get(_alike(each.plan), 1.0)))
             chosen, queue = queue[:size], queue[size:]
             for each in chosen:
                 self.count(done, total, describe(each.plan))
@@ -161,6 +162,8 @@ class Search:
                     too_large.append(each._replace(memory=result.memory))
                 else:
                     steps.append(result)
+                    ratio = result.time_s / each.bounds.expected_s
+                    late[_alike(each.plan)] = min(ratio, late.get(_alike(each.plan), math.inf))
         self.count(total, total, "")
         kept = self._not_excluded(queue, steps)
         bounded, queue = bounded + len(queue) - len(kept), kept
@@ -202,13 +205,21 @@ class Search:
         return found
 
 
-def _promise(candidate: Candidate) -> tuple[float, ...]:
-    """What is simulated first: what is expected to be fast; where that is within `TIE`, what divides a sequence least,
-    and so has the fewest messages, then what needs little memory.
+def _alike(plan: StepPlan) -> int:
+    """Layouts whose times miss the closed form by about as much: messages of FSDP are the least certain."""
+    return plan.layout.zero
+
+
+def _promise(candidate: Candidate, late: float = 1.0) -> tuple[float, ...]:
+    """What is simulated first: what is expected to be fast, if it takes `late` times as long as its closed form.
+
+    Where that is within `TIE`, what divides a sequence least, and so has the fewest messages, then what needs little
+    memory.
     """
     layout, bounds = candidate.plan.layout, candidate.bounds
-    tied = math.floor(math.log(bounds.expected_s) / math.log1p(TIE))
-    return tied, layout.tp * (layout.cp or 1) * layout.pp, bounds.expected_s, candidate.memory.total
+    expected_s = late * bounds.expected_s
+    tied = math.floor(math.log(expected_s) / math.log1p(TIE))
+    return tied, layout.tp * (layout.cp or 1) * layout.pp, expected_s, candidate.memory.total
 
 
 def least_memory(plan: StepPlan, attention_buffers: int = 0) -> MemoryUse:
