@@ -33,7 +33,7 @@ def test_json_has_every_field(tell: Tell) -> None:
     assert always | decision == set(found)
     assert all(set(row) == FIELDS for row in found["results"])
     refused = [row for row in found["results"] if not row["applies"]]
-    assert [row["schedule"] for row in refused] == ["ulysses", "usp:3x2"]
+    assert [row["schedule"] for row in refused] == ["ulysses", "staged-ulysses", "usp:3x2"]
     assert all(row["time_s"] is None and row["reason"] for row in refused)
     assert all(row["computes"] == "softmax" for row in found["results"])
 

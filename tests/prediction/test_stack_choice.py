@@ -19,7 +19,7 @@ from tasp_lab.workload.layer import Workload
 HYBRID = Workload(64, heads=4, head_dim=2, mask="causal", kind="hybrid", layers="LLS")
 NAMES: dict[AttentionKind, list[str]] = {"linear": list(LINEAR), "softmax": attention_names_on(4)}
 
-CONTIGUOUS = {"ring-attention", "token-ring", "ulysses"}
+CONTIGUOUS = {"ring-attention", "token-ring", "ulysses", "staged-ulysses"}
 """The schedules that need no re-layout under a causal mask."""
 
 

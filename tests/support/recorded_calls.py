@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -111,11 +111,13 @@ class _Library:
     def all_reduce(self, data: torch.Tensor, group: _Communicator | None) -> None:
         self.connected.append((len(self.batches), 0 if group is None else group.number))
 
-    def end_batch(self) -> None:
-        """Take what was posted since the last batch for one."""
+    def call_peers(self, on_gpu: bool, call: Callable[..., Any], *arguments: object, **options: object) -> Any:
+        """Make a call of a transport; what it posts is a batch."""
+        made = call(*arguments, **options)
         if self.posted:
             self.batches.append(list(self.posted))
             self.posted.clear()
+        return made
 
     def all_to_all_single(
         self,
@@ -150,7 +152,6 @@ class _Recorder(OrdinaryMemory):
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
         waits = self._transport.send(messages)
-        self._library.end_batch()
         if len(self._library.all_to_alls) > len(self.packed):
             self.packed.append((self._receives, messages))
         return waits
@@ -217,7 +218,7 @@ class _Record:
 
 def _record(schedule: Schedule, rank: int, make_transport: MakeTransport) -> _Record:
     library = _Library(schedule.world_size)
-    with patch.object(transports, "dist", library):
+    with patch.object(transports, "dist", library), patch.object(transports, "call_peers", library.call_peers):
         recorder = _Recorder(make_transport(1.0, None, torch.device("cpu")), library)
         executor = Executor(schedule, rank, recorder, PatternWork(schedule, rank, checked=False), as_bytes=True)
         executor.prepare()
