@@ -26,7 +26,8 @@ HEAD = """# Ten plans
 
 Which layout trains a model fastest on 8 to 1,024 GPUs? Planned with models {version} by
 `python -m experiments.studies.plans`, up to {simulations} simulated layouts each (questions in
-`questions.toml`, [rows](plans.csv), [how plans are searched](../../../docs/plan.md)). Whole steps are less checked than layers.
+`questions.toml`, [rows](plans.csv), [how plans are searched](../../../docs/plan.md)).
+Whole steps are less checked than layers.
 
 | question | recommended | tokens/s per GPU | MFU | memory | expected regret | left, at most faster |
 |---|---|---|---|---|---|---|
