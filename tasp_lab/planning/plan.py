@@ -345,16 +345,15 @@ class Plan(Report):
     def _steps_table(self) -> Table:
         rows = []
         for step in self.steps:
-            over = step.time_s / self.best.time_s
             mfu = "" if step.mfu is None else f"{step.mfu:.1%}"
-            rows.append((describe(step.plan), f"{step.tokens_per_s / step.ranks:.4g}", f"{over:.3f}x",
-                         format_time(step.time_s), mfu, format_size_about(step.memory.total)))  # fmt: skip
+            rows.append((f"{step.tokens_per_s / step.ranks:.4g}", format_time(step.time_s), mfu,
+                         format_size_about(step.memory.total), describe(step.plan)))  # fmt: skip
         title = (
             f"{self.model.name}, {format_count(self.sequence)} positions, {format_count(self.batch_tokens)} tokens per "
             f"step, on {self.setting.machine.topology.name}"
         )
-        columns = ("layout", "tokens/s per GPU", "time over best", "step", "MFU", "memory")
-        return Table(title, columns, rows, order=(0, 1, 2, 5, 3, 4))
+        columns = ("tokens/s per GPU", "step", "MFU", "memory", "layout")
+        return Table(title, columns, rows, texts=(4,))
 
     def _memory_table(self) -> Table:
         memory = self.best.memory
