@@ -173,6 +173,15 @@ def format_count(count: float) -> str:
     return f"{count:.10g}"
 
 
+def format_four_digits(value: float) -> str:
+    """A number that is not negative in four digits, without an exponent.
+
+    >>> format_four_digits(662.44), format_four_digits(10423.4)
+    ('662.4', '10420')
+    """
+    return f"{value:.4g}" if value < 9999.5 else f"{float(f'{value:.4g}'):.0f}"
+
+
 def format_size(size_bytes: int) -> str:
     """Format a size exactly, in the largest unit that divides it.
 

@@ -21,7 +21,7 @@ from tasp_lab.core.errors import ModelError, ScheduleError, TaspLabError, Worklo
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.core.units import format_count, format_size_about, format_time
+from tasp_lab.core.units import format_count, format_four_digits, format_size_about, format_time
 from tasp_lab.core.workers import processes
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
@@ -288,7 +288,7 @@ class Plan(Report):
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
         room = "" if usable is None else f" of {format_size_about(usable)}"
         lines = [
-            f"Use {describe(step.plan)}: {step.tokens_per_s / step.ranks:.4g} tokens/s per GPU{mfu}, "
+            f"Use {describe(step.plan)}: {format_four_digits(step.tokens_per_s / step.ranks)} tokens/s per GPU{mfu}, "
             f"{format_size_about(step.memory.total)}{room} per GPU.",
             f"{'Decided' if self.expected_regret <= DECIDED else 'Open'}: expected regret {self.expected_regret:.1%}.",
         ]
@@ -346,7 +346,7 @@ class Plan(Report):
         rows = []
         for step in self.steps:
             mfu = "" if step.mfu is None else f"{step.mfu:.1%}"
-            rows.append((f"{step.tokens_per_s / step.ranks:.4g}", format_time(step.time_s), mfu,
+            rows.append((format_four_digits(step.tokens_per_s / step.ranks), format_time(step.time_s), mfu,
                          format_size_about(step.memory.total), describe(step.plan)))  # fmt: skip
         title = (
             f"{self.model.name}, {format_count(self.sequence)} positions, {format_count(self.batch_tokens)} tokens per "

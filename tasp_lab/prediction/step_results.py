@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.core.units import format_flops, format_size_about, format_time
+from tasp_lab.core.units import format_flops, format_four_digits, format_size_about, format_time
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.captions import software
 from tasp_lab.prediction.columns import Column
@@ -180,7 +180,7 @@ class StepPrediction(Report):
 
     def _gpu_rows(self) -> list[tuple[str, str]]:
         rows = [
-            ("tokens per second", f"{self.tokens_per_s / self.ranks:.4g}"),
+            ("tokens per second", format_four_digits(self.tokens_per_s / self.ranks)),
             ("model FLOP/s", format_flops(self.flops_per_s)),
         ]
         if self.mfu is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tasp_lab
 from tasp_lab.core.progress import print_progress
-from tasp_lab.core.units import format_size_about, parse_count
+from tasp_lab.core.units import format_four_digits, format_size_about, parse_count
 from tasp_lab.core.version import MODEL_VERSION
 from tasp_lab.planning.plan import Plan
 from tasp_lab.planning.search import describe
@@ -49,7 +49,7 @@ def row_of(question: dict[str, str], found: Plan) -> str:
     left = f"{len(found.found.left)}, {max(0.0, 1 - found.least_left):.1%}" if found.found.left else "0"
     mfu = "" if best.mfu is None else f"{best.mfu:.1%}"
     return (
-        f"| {what} | {describe(best.plan)} | {best.tokens_per_s / best.ranks:.4g} | {mfu} | "
+        f"| {what} | {describe(best.plan)} | {format_four_digits(best.tokens_per_s / best.ranks)} | {mfu} | "
         f"{format_size_about(best.memory.total)} | {found.expected_regret:.1%} | {left} |"
     )
 
