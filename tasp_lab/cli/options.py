@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter, Token
 
-from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET, BackendKind
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET, BackendKind, MatrixDtype
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.units import parse_integer
 from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
@@ -116,6 +116,25 @@ Scale = Annotated[
     Parameter(
         group=RUN, help="Bandwidth of the emulated fabric divided by the machine's. Default: what the cores can carry."
     ),
+]
+MatrixDtypeOfStep = Annotated[
+    MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
+]
+MatrixRateOfStep = Annotated[
+    str | None,
+    Parameter(
+        group=LAYER,
+        help="Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.",
+        show_default=False,
+    ),
+]
+ComputeOfStep = Annotated[
+    str | None,
+    Parameter(group=LAYER, help="Compute rate of attention, such as timed:300TFLOP/s.", show_default=False),
+]
+KernelOfStep = Annotated[
+    str | None,
+    Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
 ]
 Contention = Annotated[
     Literal["on", "off"] | None,

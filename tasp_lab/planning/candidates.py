@@ -201,7 +201,7 @@ class Speeds:
 
     @classmethod
     def of(cls, machine: Machine, rates: StepRates, layer: Workload) -> Speeds:
-        """Those of a machine for the attention of a layer."""
+        """The speeds of a machine at which a layer's attention and messages run at most."""
         forward, backward = (
             float(machine.compute.rate(layer.dtype, passing, "softmax", layer.head_dim).flops_per_s or math.inf)
             for passing in ("forward", "backward")

@@ -55,7 +55,7 @@ class TunedRing:
 
     @property
     def remaining(self) -> float:
-        """The same of best with best."""
+        """The gain that is left if the ring and the schedule each have a communicator per pair of ranks."""
         return self.tuned_ring_s / self.tuned_time_s - 1
 
     @property

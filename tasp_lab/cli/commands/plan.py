@@ -9,21 +9,24 @@ from cyclopts import Parameter
 from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
-    LAYER,
     RUN,
     WORK,
+    ComputeOfStep,
     Contention,
     Csv,
     ExpressionNumbers,
     Json,
+    KernelOfStep,
     Library,
+    MatrixDtypeOfStep,
+    MatrixRateOfStep,
     Overrides,
     TopologyText,
     Wide,
     quantity,
     whole,
 )
-from tasp_lab.core.choices import Checkpointing, MatrixDtype
+from tasp_lab.core.choices import Checkpointing
 from tasp_lab.core.files import check_writable
 
 
@@ -53,25 +56,10 @@ def plan(
         bool,
         Parameter(negative=(), show_default=False, group=WORK, help="Keep optimizer states in the memory of the host."),
     ] = False,
-    matrix_dtype: Annotated[
-        MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
-    ] = "bf16",
-    matrix_rate: Annotated[
-        str | None,
-        Parameter(
-            group=LAYER,
-            help="Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.",
-            show_default=False,
-        ),
-    ] = None,
-    compute: Annotated[
-        str | None,
-        Parameter(group=LAYER, help="Compute rate of attention, such as timed:300TFLOP/s.", show_default=False),
-    ] = None,
-    kernel: Annotated[
-        str | None,
-        Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
-    ] = None,
+    matrix_dtype: MatrixDtypeOfStep = "bf16",
+    matrix_rate: MatrixRateOfStep = None,
+    compute: ComputeOfStep = None,
+    kernel: KernelOfStep = None,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     overrides: Overrides = (),
     library: Library = "auto",

@@ -12,16 +12,19 @@ from tasp_lab.cli.console import Progress, print_json, print_parts
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
-    LAYER,
     OUTPUT,
     PASSES,
     RUN,
     WORK,
+    ComputeOfStep,
     Contention,
     Csv,
     ExpressionNumbers,
     Json,
+    KernelOfStep,
     Library,
+    MatrixDtypeOfStep,
+    MatrixRateOfStep,
     Overrides,
     Plot,
     Scale,
@@ -35,7 +38,7 @@ from tasp_lab.cli.options import (
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYOUT, DEFAULT_PREDICTION, LayoutChoice, PredictionChoice
 from tasp_lab.cli.outputs import check_outputs, check_schedule_file, write_rows, write_timelines
-from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, FabricKind, MatrixDtype, Preference
+from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, FabricKind, Preference
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.files import check_writable
 from tasp_lab.core.progress import ProgressCallback, print_progress
@@ -279,25 +282,10 @@ def step(
             name="--pass", group=WORK, help="both: a training step; forward: all layers once, without optimiser states."
         ),
     ] = "both",
-    matrix_dtype: Annotated[
-        MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
-    ] = "bf16",
-    matrix_rate: Annotated[
-        str | None,
-        Parameter(
-            group=LAYER,
-            help="Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.",
-            show_default=False,
-        ),
-    ] = None,
-    compute: Annotated[
-        str | None,
-        Parameter(group=LAYER, help="Compute rate of attention, such as timed:300TFLOP/s.", show_default=False),
-    ] = None,
-    kernel: Annotated[
-        str | None,
-        Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
-    ] = None,
+    matrix_dtype: MatrixDtypeOfStep = "bf16",
+    matrix_rate: MatrixRateOfStep = None,
+    compute: ComputeOfStep = None,
+    kernel: KernelOfStep = None,
     buffers: Annotated[int, whole("Receive buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
     stages: Annotated[
         int, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)

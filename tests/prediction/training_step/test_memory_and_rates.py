@@ -54,7 +54,7 @@ def test_memory_of_stages_and_tensor_groups_adds_up() -> None:
 
 
 def test_micro_batches_under_way_are_in_memory() -> None:
-    """Of four stages the first has four under way, the last one (arXiv:2104.04473, figure 4)."""
+    """Of four stages the first keeps four micro-batches, the last one (arXiv:2104.04473, figure 4)."""
     plan = plan_of(load_model("llama-3-8b"), 1024, ranks=4, pp=4, cp=1, microbatches=8)
     first, *_, last = (stage_memory(plan, stage, 1024, 0).saved_activations for stage in range(4))
     assert first == 4 * last == 4 * 8 * 1024 * 2 * 4096
