@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tasp_lab.cli.process import main
 from tests.support.signals import hear_interrupts
@@ -28,6 +29,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.filter_too_much],  # corruptions of schedules that change nothing are skipped
 )
 settings.load_profile("tasp-lab")
+if "CI" in os.environ:
+    # Hypothesis also draws constants of the modules imported so far, and each worker of pytest has imported others.
+    setattr(providers, "_get_local_constants", lambda: providers._local_constants)  # noqa: B010
 
 os.environ.pop("COLUMNS", None)  # workers of pytest have 80, and tables are as wide as it says
 

@@ -122,10 +122,14 @@ class ShapeRows(NamedTuple):
         return cls._make([*(np.concatenate(each) for each in zip(*columns, strict=True)), tuple(numbers)])
 
     def with_packings(self, packings: Sequence[tuple[Segment, ...]]) -> ShapeRows:
-        """The same calls on packed documents; `packings` are the sequences of each call, in the order of calls."""
+        """The same calls on packed documents; `packings` are the sequences of each call, in the order of calls.
+
+        The band of a call without sequences is empty.
+        """
         numbers: dict[tuple[Segment, ...], int] = {(): 0}
         packing = np.array([numbers.setdefault(each, len(numbers)) for each in packings], dtype=np.int64)
-        return self._replace(packing=packing, packings=tuple(numbers))
+        low, high = (np.where(packing, band, empty) for band, empty in ((self.low, 1), (self.high, 0)))
+        return self._replace(packing=packing, packings=tuple(numbers), low=low, high=high)
 
 
 class KernelName(NamedTuple):

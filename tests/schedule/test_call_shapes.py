@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -22,11 +23,16 @@ from tasp_lab.schedules.hybrid.stack import hybrid_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.strategies import attention_layers
-from tests.support.systems import names_for
+from tests.support.systems import attention_names_on, names_for
 
 PASSES: Sequence[Pass] = ("forward", "backward")
 MESH = full_mesh(4)
 HYBRID = Workload(96, heads=4, head_dim=4, kv_heads=2, mask="causal", kind="hybrid", layers="LS", decay="scalar")
+
+
+# Blocks that skip a document which others have: layers in which tiles turned out to have no pair.
+SKIPPING = Workload(20, batch=1, heads=1, kv_heads=1, head_dim=1, mask="causal", documents=(6, 1, 13))
+BETWEEN = Workload(9, batch=1, heads=1, kv_heads=1, head_dim=1, mask="full", documents=(1, 1, 7))
 
 
 def calls_of(schedule: Schedule) -> Sequence[Calls]:
@@ -36,9 +42,19 @@ def calls_of(schedule: Schedule) -> Sequence[Calls]:
 @given(st.data(), attention_layers())
 def test_softmax_calls_have_the_pairs_of_their_band(data: st.DataObject, layer: Workload) -> None:
     """FLOPs are two products forward and five backward, of all pairs in the band of the shape, over its heads."""
-    name = data.draw(names_for(layer, 4))
-    options = AttentionOptions(data.draw(st.sampled_from(PASSES)))
-    for schedule in attention_schedules(name, MESH, layer, options=options):
+    check_pairs(data.draw(names_for(layer, 4)), data.draw(st.sampled_from(PASSES)), layer)
+
+
+@pytest.mark.parametrize("name", attention_names_on(4))
+@pytest.mark.parametrize("layer", [SKIPPING, BETWEEN])
+def test_blocks_may_lack_documents_between_those_they_have(name: str, layer: Workload) -> None:
+    """Then a tile of them has no pair, though one begins before the other ends."""
+    for passing in PASSES:
+        check_pairs(name, passing, replace(layer, heads=4, kv_heads=4))
+
+
+def check_pairs(name: str, passing: Pass, layer: Workload) -> None:
+    for schedule in attention_schedules(name, MESH, layer, options=AttentionOptions(passing)):
         for shape in call_shapes(schedule.task, calls_of(schedule)).distinct:
             products = {"forward": 2, "backward": 5}[shape.passing]
             assert shape.flops == 2 * products * shape.pairs * shape.batch * shape.heads * shape.head_dim

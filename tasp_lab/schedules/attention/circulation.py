@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUER
 from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
+
+T = TypeVar("T")
 
 Side = Literal["keys", "queries"]
 """The side that circulates."""
@@ -167,7 +169,6 @@ class Circulation:
         self._start = place[ring_of, task.owner[self.blocks]]
         self._spans = self._stationary_spans(span_of)
         self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
-        self._span_documents = task.documents_at(task.start[self._span_first], self._span_count)
         self._lists = self._stationary_lists()
         self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
         if travels is not None:
@@ -199,26 +200,33 @@ class Circulation:
     def _coverage_at(self, rank: int) -> npt.NDArray[np.uint8]:
         """The mask coverage of each circulating block at a rank: one base-3 digit per stationary span."""
         spans = self._lists[rank]
-        low, high, full = self._bands(self.blocks[:, None], spans)
-        coverage = np.where(full, _FULL, np.where(low <= high, _PARTIAL, 0))
+        low, high = self._bands(self.blocks[:, None], spans)
+        queries, keys = self._sides(self.task.count[self.blocks][:, None], self._span_count[spans])
+        full = (low == 1 - keys) & (high == queries - 1)
+        seen = self._seen_by_document(spans) if self.task.is_packed else low <= high
+        coverage = np.where(seen, np.where(full, _FULL, _PARTIAL), 0)
         digits: npt.NDArray[np.uint8] = (coverage * 3 ** np.arange(len(spans))).sum(axis=1).astype(np.uint8)
         return digits
 
-    def _bands(self, circulating: IntArray, spans: IntArray) -> tuple[IntArray, IntArray, BoolArray]:
-        """The clipped bands of circulating blocks and stationary spans, which broadcast together: low, high, if full.
+    def _seen_by_document(self, spans: IntArray) -> BoolArray:
+        """Whether circulating blocks have a document in common with a visible block of spans, (blocks, spans)."""
+        stationary = self._spans.select(spans)
+        low, high = self.task.tile_bands(*self._sides(self.blocks[:, None], stationary.block))
+        found: BoolArray = np.logical_or.reduceat(low <= high, stationary.offset[:-1], axis=1)
+        return found
 
-        Those without a common document are empty.
-        """
-        task, first = self.task, self._span_first[spans]
+    def _bands(self, circulating: IntArray, spans: IntArray) -> tuple[IntArray, IntArray]:
+        """The clipped bands of circulating blocks and stationary spans, which broadcast together, of any documents."""
+        task = self.task
         block = task.start[circulating], task.count[circulating]
-        span = task.start[first], self._span_count[spans]
-        queries, keys = (span, block) if self.side == "keys" else (block, span)
+        span = task.start[self._span_first[spans]], self._span_count[spans]
+        queries, keys = self._sides(block, span)
         low, high = task.run_bands(*queries, *keys)
-        low, high = clip_band(low, high, queries[1], keys[1])
-        documents, of_spans = task.documents, self._span_documents
-        apart = (documents[1][circulating] < of_spans[0][spans]) | (documents[0][circulating] > of_spans[1][spans])
-        low = np.where(apart, high + 1, low)
-        return low, high, (low == 1 - keys[1]) & (high == queries[1] - 1)
+        return clip_band(low, high, queries[1], keys[1])
+
+    def _sides(self, circulating: T, stationary: T) -> tuple[T, T]:
+        """What there is of both sides, that of queries first."""
+        return (stationary, circulating) if self.side == "keys" else (circulating, stationary)
 
     def _needed_hops(self) -> tuple[IntArray, IntArray]:
         """The first and the last hop at which the mask needs each block."""
@@ -331,9 +339,9 @@ class Circulation:
         calls_run = np.concatenate([runs, run[partial][entry]])
         order = np.argsort(calls_run, kind="stable")  # a run's full call, then its tiles
         fixed, moved, is_tile = fixed.select(order), moved.select(order), order >= len(runs)
-        low, high, _ = self._bands(moved.first, fixed.first)
+        low, high = self._bands(moved.first, fixed.first)
         fixed = self._stationary_blocks(fixed)
-        queries, keys = (fixed, moved) if self.side == "keys" else (moved, fixed)
+        queries, keys = self._sides(moved, fixed)
         low = np.where(is_tile, low, 1 - _positions(self.task, keys))
         high = np.where(is_tile, high, _positions(self.task, queries) - 1)
         return _calls(self.task, rank[calls_run[order]], queries, keys, low, high)
@@ -350,7 +358,7 @@ class Circulation:
             np.bincount(owner, minlength=len(self._lists)), self.blocks[np.argsort(owner, kind="stable")]
         )
         staying = self._stationary_blocks(self._lists)
-        queries, keys = (staying, own) if self.side == "keys" else (own, staying)
+        queries, keys = self._sides(own, staying)
         rank = np.flatnonzero(queries.sizes)
         queries, keys = queries.select(rank), keys.select(rank)
         if task.visible.is_of_order:
