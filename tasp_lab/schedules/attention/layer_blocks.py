@@ -207,11 +207,10 @@ class LayerBlocks:
     def is_backward(self) -> bool:
         return self.gradient_dtype is not None
 
-    @cached_property
-    def documents(self) -> tuple[IntArray, IntArray]:
-        """The first and the last document of each block; it may have no positions of documents between them."""
-        starts, layout, start = self.workload.document_starts, self.layout, self.start
-        last = start + layout.stride * (self.count - 1)
+    def documents_at(self, start: IntArray, count: IntArray) -> tuple[IntArray, IntArray]:
+        """The first and the last document of runs of places; all between them, if they have positions there."""
+        starts, layout = self.workload.document_starts, self.layout
+        last = start + layout.stride * (count - 1)
         if not layout.pieces:
             return np.searchsorted(starts, start, side="right") - 1, np.searchsorted(starts, last, side="right") - 1
         place, position, _ = layout.piece_columns
@@ -219,6 +218,11 @@ class LayerBlocks:
         first_piece, end_piece = (np.searchsorted(place, each, side="right") for each in (start, last))
         pieces = np.stack([first_piece - 1, end_piece], axis=1).ravel()
         return np.minimum.reduceat(document, pieces)[::2], np.maximum.reduceat(document, pieces)[::2]
+
+    @cached_property
+    def documents(self) -> tuple[IntArray, IntArray]:
+        """The first and the last document of each block."""
+        return self.documents_at(self.start, self.count)
 
     @cached_property
     def _kv_heads(self) -> tuple[IntArray, IntArray]:
