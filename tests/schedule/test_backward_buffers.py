@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.schedule.buffer_layout import OUTSIDE, memory_bytes
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT
 from tasp_lab.schedule.rank_part import CallRow, RankPart
@@ -232,18 +235,41 @@ def test_own_gradients_lie_in_the_order_of_places(case: Case) -> None:
 
 def meeting(task: AttentionTask, row: CallRow) -> list[int]:
     """The blocks that a call reads of which any query sees any key, as the mask is defined."""
-    stride = task.layout.stride
-    positions = {
-        block: task.layout.positions_at(task.start[block] + stride * np.arange(task.count[block])).tolist()
-        for block, _ in row.reads
+    places = _places(task, row)
+    positions = {block: task.layout.positions_at(each).tolist() for block, each in places.items()}
+    return _met(row, lambda query, key: _any_sees(task.workload, positions[query], positions[key]))
+
+
+def may_meet(task: AttentionTask, row: CallRow) -> list[int]:
+    """The blocks that meet in their places, with documents that begin before the last one of the other ends."""
+    places = _places(task, row)
+    ends = np.cumsum(task.workload.documents or (task.workload.sequence,))
+    documents = {
+        block: np.searchsorted(ends, task.layout.positions_at(each), side="right") for block, each in places.items()
     }
+    layer = task.workload
+    alone = replace(layer, documents=None, window=None if task.is_packed else layer.window)  # wider between places
+
+    def meet(query: int, key: int) -> bool:
+        of_query, of_key = documents[query], documents[key]
+        overlap = of_query.min() <= of_key.max() and of_key.min() <= of_query.max()
+        return bool(overlap) and _any_sees(alone, places[query].tolist(), places[key].tolist())
+
+    return _met(row, meet)
+
+
+def _places(task: AttentionTask, row: CallRow) -> dict[int, IntArray]:
+    """The places of each block that a call reads."""
+    return {block: task.start[block] + task.layout.stride * np.arange(task.count[block]) for block, _ in row.reads}
+
+
+def _any_sees(layer: Workload, queries: list[int], keys: list[int]) -> bool:
+    return any(sees(layer, query, key) for query, key in product(queries, keys))
+
+
+def _met(row: CallRow, meet: Callable[[int, int], bool]) -> list[int]:
     queries, keys = (operand.blocks for operand in row.operands)
-    met = [
-        {query, key}
-        for query, key in product(queries, keys)
-        if any(sees(task.workload, *pair) for pair in product(positions[query], positions[key]))
-    ]
-    return sorted(set().union(*met))
+    return sorted(set().union(*({query, key} for query, key in product(queries, keys) if meet(query, key))))
 
 
 @few
@@ -275,13 +301,15 @@ def test_calls_add_to_the_gradients_of_what_meets_in_them(case: Case) -> None:
     task = task_of(schedule)
     for part in parts(schedule):
         for row in part.calls:
-            added = {place.key for place in row.adds}
-            read, met = (
+            met, may = (
                 {(block, RESIDENT if task.owner[block] == part.rank else row.step) for block in task.output_of[blocks]}
-                for blocks in ([block for block, _ in row.reads], meeting(task, row))
+                for blocks in (meeting(task, row), may_meet(task, row))
             )
+            added = {place.key for place in row.adds}
             assert len(added) == len(row.adds)
-            assert met <= added <= (read if task.is_packed else met)
+            assert met <= added <= may
+            assert task.is_packed or added == met
+            assert task.workload.window is not None or added == may
 
 
 @few
