@@ -116,12 +116,7 @@ def any_row(row: Row) -> bool:
 
 
 BURST_ATTENTION_REASONS = (
-    Reason(
-        "the time is that of a full mask",
-        "all rows",
-        any_row,
-        {"a full mask": with_full_mask},
-    ),
+    Reason("the time is that of a full mask", "all rows", any_row, {"a full mask": with_full_mask}),
 )
 
 BURST_ATTENTION = Reproduction(

@@ -328,9 +328,7 @@ def _tcp() -> Iterator[ConstantSpec]:
 
 def _contention() -> Iterator[ConstantSpec]:
     yield ConstantSpec(
-        name="sms",
-        quantity=_COUNT,
-        meaning="multiprocessors of a GPU: SMs of NVIDIA, compute units of AMD",
+        name="sms", quantity=_COUNT, meaning="multiprocessors of a GPU: SMs of NVIDIA, compute units of AMD"
     )
     yield ConstantSpec(
         name="sms_per_channel",

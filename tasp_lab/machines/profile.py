@@ -37,13 +37,7 @@ from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine, NetworkKind
-from tasp_lab.machines.parameters import (
-    DependentConstant,
-    Parameter,
-    Parameters,
-    library_parameters,
-    parse_constants,
-)
+from tasp_lab.machines.parameters import DependentConstant, Parameter, Parameters, library_parameters, parse_constants
 from tasp_lab.machines.system import Library, System
 from tasp_lab.topology.builders import Network
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE

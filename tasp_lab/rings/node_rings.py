@@ -256,10 +256,7 @@ def _exchanged_zigzags(m: int) -> dict[int, str]:
     """
     repeats = m // 8
     if m % 8 == 2:
-        return {
-            0: "1" + "50141010" * repeats,
-            2: "54" + "05454145" * (repeats - 1) + "0545145",
-        }
+        return {0: "1" + "50141010" * repeats, 2: "54" + "05454145" * (repeats - 1) + "0545145"}
     return {
         0: "2014" + "05014101" * repeats + "0",
         2: "3545420" + "54541450" * (repeats - 1) + "545145" if repeats else "35452",

@@ -148,11 +148,7 @@ def multipartite(
 
 
 def _of_pairs(
-    name: str,
-    world_size: int,
-    pairs: Iterable[tuple[int, int]],
-    bandwidth_bytes_per_s: Number,
-    latency_s: Number,
+    name: str, world_size: int, pairs: Iterable[tuple[int, int]], bandwidth_bytes_per_s: Number, latency_s: Number
 ) -> Topology:
     """Equal links between pairs of ranks; duplicates and self-pairs are dropped."""
     links = tuple(Link(a, b, bandwidth_bytes_per_s, latency_s) for a, b in dict.fromkeys(pairs) if a != b)

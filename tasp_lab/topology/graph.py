@@ -251,9 +251,7 @@ class Topology(TopologyModel):
         """
         slower = self.map_links(
             lambda _, link: replace(
-                link,
-                bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * scale,
-                latency_s=link.latency_s / scale,
+                link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * scale, latency_s=link.latency_s / scale
             )
         )
         shared = tuple(replace(s, bandwidth_bytes_per_s=s.bandwidth_bytes_per_s * scale) for s in self.shared)

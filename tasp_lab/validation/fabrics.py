@@ -45,12 +45,7 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.machine_file import LAUNCH, machine_file
 from tasp_lab.machines.overrides.override import LAYER
 from tasp_lab.machines.parameters import Constant, Parameters
-from tasp_lab.prediction.provenance import (
-    Provenance,
-    UsedConstant,
-    machine_inputs,
-    plain,
-)
+from tasp_lab.prediction.provenance import Provenance, UsedConstant, machine_inputs, plain
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 

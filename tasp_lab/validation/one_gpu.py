@@ -211,11 +211,7 @@ def _layers(context: OneDevice, per_rank: int) -> Iterator[tuple[str, Schedule, 
         yield from zip((name,) * 2, context.passes(name, layer), ("forward", "backward"), strict=True)
 
 
-@_step(
-    "launches",
-    "a pass queues as many operations each time",
-    "Memory is not reused. " + _FAULT,
-)
+@_step("launches", "a pass queues as many operations each time", "Memory is not reused. " + _FAULT)
 def count_launches(context: OneDevice) -> Outcome:
     """Count the operations of passes of one rank; a first run makes what later ones keep."""
     rows, failures = [], []

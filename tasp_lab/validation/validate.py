@@ -12,9 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import add
 from typing import Literal, Unpack
 
-from runtime.calibration import (
-    Calibration,
-)
+from runtime.calibration import Calibration
 from runtime.linux import host_environment
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
