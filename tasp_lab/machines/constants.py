@@ -138,7 +138,7 @@ def _spec(row: dict[str, str]) -> ConstantSpec:
     return ConstantSpec(**{**row, **typed})
 
 
-with (files("tasp_lab.machines") / "constants.csv").open(encoding="utf-8", newline="") as _table:
-    CONSTANTS: Mapping[str, ConstantSpec] = {row["name"]: _spec(row) for row in csv.DictReader(_table)}
+_TABLE = (files("tasp_lab.machines") / "constants.csv").read_text(encoding="utf-8")
+CONSTANTS: Mapping[str, ConstantSpec] = {row["name"]: _spec(row) for row in csv.DictReader(_TABLE.splitlines())}
 """All constants by name, those on which others depend first. A fit takes them in this order, those with the largest
 effect first."""

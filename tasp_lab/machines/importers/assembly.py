@@ -233,10 +233,8 @@ def _at_rate(topology: Topology, link: Link, rates: Sequence[float]) -> Link:
 
 
 def _rank_of_nic(topology: Topology, link: Link) -> int | None:
-    for rank, other in ((link.source, link.destination), (link.destination, link.source)):
-        if isinstance(rank, int) and isinstance(other, str) and topology.switch_kinds[other] == "network":
-            return rank
-    return None
+    ranks = (end for end in (link.source, link.destination) if isinstance(end, int))
+    return next(ranks, None) if topology.is_nic(link) else None
 
 
 def _shared(topology: Topology, survey: Survey, rates: Sequence[float]) -> Iterator[SharedCapacity]:
