@@ -123,9 +123,11 @@ def _torus(match: re.Match[str]) -> Expression:
 
 def _fat_tree(match: re.Match[str]) -> Expression:
     sides, over = _sides(match[1]), int(match[2] or 1)
-    links = 2 * len(sides) * prod(sides)
-    found = _of_links(prod(sides), links, lambda *numbers: builders.fat_tree(*numbers, over), sides)
-    return replace(found, has_links=True)
+
+    def build(numbers: ExpressionDefaults) -> Topology:
+        return builders.fat_tree(sides, numbers.link_bandwidth_bytes_per_s, numbers.link_latency_s, over)
+
+    return Expression(prod(sides), 2 * len(sides) * prod(sides), build, has_links=True)
 
 
 def _sides(text: str) -> tuple[int, ...]:

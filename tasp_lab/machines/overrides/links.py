@@ -300,7 +300,10 @@ def _with_spine(topology: Topology, override: Override) -> Topology:
     if ratio == 1:
         return topology
     if any({link.source, link.destination} <= network for link in topology.links):
-        return topology.map_links(lambda _, link: _divided(link, ratio, network))
+        return topology.map_links(
+            lambda _, link: with_number(link, "bandwidth_bytes_per_s", link.bandwidth_bytes_per_s / ratio)
+            if {link.source, link.destination} <= network else link
+        )  # fmt: skip
     shared = []
     for node in dict.fromkeys(topology.node_of_rank):
         for where, links in _nics(topology, network, node).items():
@@ -316,17 +319,7 @@ def _with_spine(topology: Topology, override: Override) -> Topology:
 
 def _nics(topology: Topology, network: set[str], node: int) -> dict[str, Sequence[Link]]:
     """The links of the NICs of a node, out of it and into it."""
-    nodes = topology.node_of_rank
-    out = [x for x in topology.links if x.destination in network and _is_on(x.source, nodes, node)]
-    into = [x for x in topology.links if x.source in network and _is_on(x.destination, nodes, node)]
+    ranks = {rank for rank, of_rank in enumerate(topology.node_of_rank) if of_rank == node}
+    out = [link for link in topology.links if link.destination in network and link.source in ranks]
+    into = [link for link in topology.links if link.source in network and link.destination in ranks]
     return {"to": out, "from": into}
-
-
-def _is_on(vertex: int | str, nodes: Sequence[int], node: int) -> bool:
-    return isinstance(vertex, int) and nodes[vertex] == node
-
-
-def _divided(link: Link, ratio: Fraction, network: set[str]) -> Link:
-    if not {link.source, link.destination} <= network:
-        return link
-    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / ratio)
