@@ -293,10 +293,7 @@ def profile_document(profile: Profile) -> str:
         "aliases": dict(profile.aliases),
         "machines": dict(profile.machines),
         "constants": [
-            {"name": each.name, "value": each.text, "source": each.source}
-            | ({} if each.at is None else {"at": each.at_text})
-            | ({} if each.interval_texts is None else {"interval": list(each.interval_texts)})
-            for each in profile.parameters.values()
+            each.document() | ({} if each.at is None else {"at": each.at_text}) for each in profile.parameters.values()
         ],
     }
     return msgspec.toml.encode(head).decode()
