@@ -21,7 +21,7 @@ import msgspec
 
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ProfileError, TopologyError
-from tasp_lab.core.records import Record
+from tasp_lab.core.records import Record, data_names
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.constants import CONSTANTS, Kind
 from tasp_lab.machines.host_model.runtime import NO_PASSES, Passes
@@ -87,8 +87,7 @@ def _nearest(known: Mapping[Kind, ComputeRate], dtype: str, passing: str) -> Com
 
 def accelerator_names() -> list[str]:
     """Names of the accelerators with a file of constants, in alphabetical order."""
-    folder = files("tasp_lab.machines") / "accelerators"
-    return sorted(entry.name[: -len(".toml")] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return data_names("tasp_lab.machines", "accelerators")
 
 
 @cache
@@ -149,7 +148,6 @@ class KernelCompute:
     passes: Passes = NO_PASSES
 
     def time_s(self, shape: KernelShape) -> Number:
-        """The time of one call, alone on its GPU."""
         if _has_kernel(shape.dtype, shape.kind):
             return (self.kernel.time_s(shape) + passes_s(self.passes, self.kernel.gpu, shape)) / self.speed
         return self.rest.time_s(shape)
@@ -161,7 +159,6 @@ class KernelCompute:
         return self.rest.handed_out_s(shape)
 
     def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        """What the time of a call is spent on: seconds that add up to it."""
         if not _has_kernel(shape.dtype, shape.kind):
             return self.rest.parts(shape)
         found = self.kernel.parts(shape)._asdict()
@@ -186,11 +183,9 @@ class KernelCompute:
         return found.as_assumed(AS_16_BIT) if dtype == WHAT_IF_DTYPE else found
 
     def scaled(self, factor: float) -> KernelCompute:
-        """All times divided by a factor."""
         return replace(self, rest=self.rest.scaled(factor), speed=self.speed * factor)
 
     def as_assumed(self, what: str) -> KernelCompute:
-        """The same with assumed rates where there is no kernel."""
         return replace(self, rest=self.rest.as_assumed(what))
 
     def content(self) -> dict[str, object]:

@@ -31,19 +31,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, expected_one_of
-from tasp_lab.core.records import Record, converted
+from tasp_lab.core.records import Record, converted, data_names
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine, NetworkKind
-from tasp_lab.machines.parameters import (
-    DependentConstant,
-    Parameter,
-    Parameters,
-    library_parameters,
-    parse_constants,
-)
+from tasp_lab.machines.parameters import DependentConstant, Parameter, Parameters, library_parameters, parse_constants
 from tasp_lab.machines.system import Library, System
 from tasp_lab.topology.builders import Network
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
@@ -51,7 +45,7 @@ from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 SIZE = re.compile(r"(?:(?P<nodes>[1-9][0-9]{0,4})x)?(?P<ranks>[1-9][0-9]{0,4})(?:-(?P<network>rails|rails-only))?")
 """The size of a member, like ``8``, ``2x8``, ``2x8-rails`` or ``2x8-rails-only``."""
 
-_NETWORKS: Mapping[str, Network] = {"fabric": "fabric", "rails": "rails", "rails-only": "rails-only"}
+_NETWORKS: Mapping[str | None, Network] = {None: "fabric", "rails": "rails", "rails-only": "rails-only"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,7 @@ class Profile:
         domains = -(-node_count // self.nodes_per_domain)
         if node_count % domains:
             raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
-        network = _NETWORKS[found["network"] or "fabric"]
+        network = _NETWORKS[found["network"]]
         return self.system_of(domains, node_count // domains * ranks, name or f"{self.name}-{size}", library, network)
 
     def system_of(
@@ -137,7 +131,8 @@ class Profile:
         parameters = self.parameters
         used = parameters
         if not system.has_own_library:
-            wires = _of_wires(system.domains)
+            of_network = ("nic_bandwidth", "nic_latency") if system.domains > 1 else ()
+            wires = ("link_bandwidth", "link_latency", *of_network, *COMPUTE_RATES)
             used = Parameters(each for each in parameters.values() if each.name in wires)
         numbers = parameters.numbers
         return Machine(
@@ -177,12 +172,6 @@ class Profile:
         return self.build(self.system(size, name, library), self.machines.get(size, ""))
 
 
-def _of_wires(domains: int) -> tuple[str, ...]:
-    """The parameters of links and compute rates of `domains` domains."""
-    of_network = ("nic_bandwidth", "nic_latency") if domains > 1 else ()
-    return ("link_bandwidth", "link_latency", *of_network, *COMPUTE_RATES)
-
-
 class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
     summary: str
@@ -202,8 +191,7 @@ class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
 
 def profile_names() -> list[str]:
     """The families of tasp-lab, in alphabetical order."""
-    return sorted(entry.name[: -len(".toml")] for entry in (files("tasp_lab.machines") / "profiles").iterdir()
-                  if entry.name.endswith(".toml"))  # fmt: skip
+    return data_names("tasp_lab.machines", "profiles")
 
 
 def load_profile(text: str) -> Profile:
@@ -304,10 +292,7 @@ def profile_document(profile: Profile) -> str:
         "aliases": dict(profile.aliases),
         "machines": dict(profile.machines),
         "constants": [
-            {"name": each.name, "value": each.text, "source": each.source}
-            | ({} if each.at is None else {"at": each.at_text})
-            | ({} if each.interval_texts is None else {"interval": list(each.interval_texts)})
-            for each in profile.parameters.values()
+            each.document() | ({} if each.at is None else {"at": each.at_text}) for each in profile.parameters.values()
         ],
     }
     return msgspec.toml.encode(head).decode()
@@ -318,8 +303,7 @@ def _read(where: str, data: bytes) -> Profile:
         raise ProfileError(f"{where} is empty, expected a profile")
     try:
         profile = _profile(converted(msgspec.toml.decode(data), _ProfileFile))
-        _check_sizes(profile)
-        _check_parts(profile)
+        _check(profile)
     except UnicodeDecodeError as error:
         raise ProfileError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (ValueError, QuantityError, ProfileError, TopologyError) as error:
@@ -361,14 +345,11 @@ def _base(record: _ProfileFile) -> Profile | None:
     return base
 
 
-def _check_sizes(profile: Profile) -> None:
+def _check(profile: Profile) -> None:
+    """Check that members have sizes, and that no payload exceeds its line rate."""
     for size in (*profile.aliases.values(), *profile.machines):
         if SIZE.fullmatch(profile.aliases.get(size, size)) is None:
             raise ProfileError(f"{size!r} is not a size, expected one like 8, 2x8 or 2x8-rails")
-
-
-def _check_parts(profile: Profile) -> None:
-    """Check that no payload exceeds its line rate."""
     numbers = profile.parameters.numbers
     for part in (spec for spec in CONSTANTS.values() if spec.is_part):
         if numbers.get(part.name, 0.0) > numbers.get(part.depends_on, math.inf):

@@ -44,9 +44,6 @@ import numpy.typing as npt
 from tasp_lab.core.arrays import Int32Array
 from tasp_lab.core.errors import NoDecompositionError
 
-__all__ = ["Int32Array", "hamiltonian_cycles", "two_fold_hamiltonian_cycles", "verify_cycles"]
-
-
 # Entries processed at a time: enough for speed, few enough that the result dominates memory.
 _BLOCK_ENTRIES: Final = 2**16
 
@@ -91,26 +88,12 @@ _FAMILIES: Final = tuple(
 
 
 def hamiltonian_cycles(n: int) -> Int32Array:
-    """Split the arcs of the complete digraph on ``n`` vertices into directed Hamiltonian cycles.
+    """The arcs of the complete digraph on `n` vertices split into directed Hamiltonian cycles, int32 (n - 1, n).
 
-    Parameters
-    ----------
-    n : int
-        Number of vertices, at least 1.
+    Each row lists the vertices of one cycle and starts with vertex 0; the arc from the last vertex back to 0 closes it.
+    Every arc of the digraph lies on exactly one row. Raises `NoDecompositionError` if `n` is 4 or 6, for which none
+    exists, or below 1.
 
-    Returns
-    -------
-    Int32Array
-        Shape ``(n - 1, n)``. Each row lists the vertices of one cycle and starts with vertex 0; the arc from
-        the last vertex back to 0 closes it. Every arc of the digraph lies on exactly one row.
-
-    Raises
-    ------
-    NoDecompositionError
-        If ``n`` is 4 or 6, for which none exists, or if ``n`` is below 1.
-
-    Examples
-    --------
     >>> hamiltonian_cycles(5).tolist()
     [[0, 1, 2, 3, 4], [0, 2, 4, 1, 3], [0, 3, 1, 4, 2], [0, 4, 3, 2, 1]]
     """
@@ -123,7 +106,8 @@ def hamiltonian_cycles(n: int) -> Int32Array:
         )
     cycles = np.empty((n - 1, n), dtype=np.int32)
     filled = 0
-    for block in _blocks_of_cycles(n):
+    is_prime = n >= 2 and all(n % divisor for divisor in range(2, int(n**0.5) + 1))
+    for block in _multiples(n) if is_prime else _zigzag_cycles(n) if n % 2 else _even_cycles(n):
         cycles[filled : filled + len(block)] = _starting_with_zero(block)
         filled += len(block)
     verify_cycles(cycles, n, fold=1)
@@ -131,28 +115,12 @@ def hamiltonian_cycles(n: int) -> Int32Array:
 
 
 def two_fold_hamiltonian_cycles(n: int) -> Int32Array:
-    """Cover every arc of the complete digraph exactly twice with directed Hamiltonian cycles.
+    """Directed Hamiltonian cycles that cover every arc of the complete digraph exactly twice, int32 (2 (n - 1), n).
 
-    It replaces the missing decompositions of 4 and 6 vertices: all six cycles of ``K*_4``, and ten cycles of
-    ``K*_6`` found by search. For any other ``n``, each cycle of `hamiltonian_cycles` is listed twice.
+    They replace the missing decompositions of 4 and 6 vertices: all six cycles of ``K*_4``, and ten cycles of ``K*_6``
+    found by search. For any other `n`, each cycle of `hamiltonian_cycles` is listed twice. Raises
+    `NoDecompositionError` if `n` is below 1.
 
-    Parameters
-    ----------
-    n : int
-        Number of vertices, at least 1.
-
-    Returns
-    -------
-    Int32Array
-        Shape ``(2 (n - 1), n)``; rows as in `hamiltonian_cycles`.
-
-    Raises
-    ------
-    NoDecompositionError
-        If ``n`` is below 1.
-
-    Examples
-    --------
     >>> two_fold_hamiltonian_cycles(4).tolist()
     [[0, 1, 2, 3], [0, 1, 3, 2], [0, 2, 1, 3], [0, 2, 3, 1], [0, 3, 1, 2], [0, 3, 2, 1]]
     """
@@ -167,26 +135,11 @@ def two_fold_hamiltonian_cycles(n: int) -> Int32Array:
 
 
 def verify_cycles(cycles: Int32Array, n: int, fold: int) -> None:
-    """Check that each row is a Hamiltonian cycle and that no arc is used more than ``fold`` times.
+    """Check that each row, of shape (cycles, n), is a Hamiltonian cycle and that no arc is on more than `fold` of them.
 
-    With ``fold * (n - 1)`` rows, every arc is then used exactly ``fold`` times.
+    With ``fold * (n - 1)`` rows, every arc is then used exactly `fold` times. Raises `NoDecompositionError` naming the
+    first ring that is not a Hamiltonian cycle, or else the first arc that is used too often.
 
-    Parameters
-    ----------
-    cycles : Int32Array
-        Shape ``(number of cycles, n)``; each row lists the vertices ``0 .. n - 1`` in cycle order.
-    n : int
-        Number of vertices.
-    fold : int
-        How many cycles may share one arc.
-
-    Raises
-    ------
-    NoDecompositionError
-        Names the first ring that is not a Hamiltonian cycle, or else the first arc that is used too often.
-
-    Examples
-    --------
     >>> verify_cycles(np.array([[0, 1, 2], [0, 2, 1]], dtype=np.int32), n=3, fold=1)
     >>> verify_cycles(np.array([[0, 1, 2], [1, 2, 0]], dtype=np.int32), n=3, fold=1)
     Traceback (most recent call last):
@@ -196,7 +149,10 @@ def verify_cycles(cycles: Int32Array, n: int, fold: int) -> None:
         raise NoDecompositionError(f"expected rows of {n} vertices, got an array of shape {cycles.shape}")
     arcs = np.empty(cycles.shape, dtype=np.min_scalar_type(n * n))
     for rows in _row_blocks(len(cycles), n):
-        _check_visits(cycles[rows], n, first_ring=rows.start)
+        is_cycle = np.all(np.sort(cycles[rows], axis=1) == np.arange(n), axis=1)
+        if not is_cycle.all():
+            ring = rows.start + int(np.argmin(is_cycle))
+            raise NoDecompositionError(f"ring {ring} does not visit each of the vertices 0..{n - 1} exactly once")
         arcs[rows] = _arcs(cycles[rows], n)
     in_order = arcs.ravel()
     in_order.sort()
@@ -208,13 +164,6 @@ def verify_cycles(cycles: Int32Array, n: int, fold: int) -> None:
         raise NoDecompositionError(
             f"arc {arc // n} -> {arc % n} is used {uses} times, more than {fold}; first in rings {rings}"
         )
-
-
-def _check_visits(cycles: Int32Array, n: int, first_ring: int) -> None:
-    is_cycle = np.all(np.sort(cycles, axis=1) == np.arange(n), axis=1)
-    if not is_cycle.all():
-        ring = first_ring + int(np.argmin(is_cycle))
-        raise NoDecompositionError(f"ring {ring} does not visit each of the vertices 0..{n - 1} exactly once")
 
 
 def _arcs(cycles: Int32Array, n: int) -> npt.NDArray[np.int64]:
@@ -229,22 +178,11 @@ def _row_blocks(count: int, width: int) -> Iterator[slice]:
         yield slice(first, min(first + height, count))
 
 
-def _blocks_of_cycles(n: int) -> Iterator[npt.NDArray[np.int64]]:
-    """All cycles of a decomposition in blocks of rows; rows may start with any vertex."""
-    if _is_prime(n):
-        return _multiples(n)
-    return _zigzag_cycles(n) if n % 2 == 1 else _even_cycles(n)
-
-
 def _starting_with_zero(cycles: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Rotate every row so that it starts with vertex 0."""
     n = cycles.shape[1]
     shift = np.argmax(cycles == 0, axis=1)[:, np.newaxis]
     return np.take_along_axis(cycles, (np.arange(n) + shift) % n, axis=1)
-
-
-def _is_prime(n: int) -> bool:
-    return n >= 2 and all(n % divisor for divisor in range(2, int(n**0.5) + 1))
 
 
 def _multiples(n: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -259,10 +197,15 @@ def _zigzag_cycles(n: int) -> Iterator[npt.NDArray[np.int64]]:
     The rotation by half a turn is the reversed cycle, so this is also Walecki's undirected decomposition.
     """
     around = n - 1
-    index = np.arange(around)
-    zigzag = np.where(index % 2 == 1, (index + 1) // 2, -(index // 2))
+    index, zigzag = np.arange(around), zigzag_of(around)
     for rows in _row_blocks(around, n):
         yield np.insert((zigzag + index[rows, np.newaxis]) % around, 0, around, axis=1)
+
+
+def zigzag_of(count: int) -> npt.NDArray[np.int64]:
+    """Walecki's zigzag 0, 1, -1, 2, -2, ..., so many integers."""
+    index = np.arange(count)
+    return np.where(index % 2 == 1, (index + 1) // 2, -(index // 2))
 
 
 def _even_cycles(n: int) -> Iterator[npt.NDArray[np.int64]]:
