@@ -16,7 +16,9 @@ from tasp_lab.workload.models.parameters import active_parameters
 
 FOLDER = Path(__file__).parents[1] / "published" / "whole_steps"
 
-NO_TP = "tensor and pipeline parallelism are not modelled"
+NO_LAYOUT = "the layout is not published"
+MANY_GPUS = 512
+TOO_MANY = f"more than {MANY_GPUS} GPUs take minutes to simulate"
 NO_H20 = "no machine of the catalogue has H20 with NVLink"
 
 Cells = dict[str, str]
@@ -26,7 +28,8 @@ Cells = dict[str, str]
 class PublishedStep:
     """A row: what was measured, and the prediction, or the reason why there is none.
 
-    `other_error` is the error if something that the table does not say is taken in another way.
+    `other_error` is the error if something that the table does not say is taken in another way; `measured_bytes` the
+    published peak of memory.
     """
 
     source: str
@@ -38,6 +41,7 @@ class PublishedStep:
     predicted: StepPrediction | None
     reason: str = ""
     other_error: float | None = None
+    measured_bytes: float | None = None
 
     @property
     def error(self) -> float | None:
@@ -51,7 +55,8 @@ class PublishedStep:
         found = None if self.predicted is None else self.predicted.to_dict()
         if found is not None:
             del found["provenance"]
-        fields = ("source", "what", "variant", "gpus", "positions", "measured_s", "error", "other_error", "reason")
+        fields = ("source", "what", "variant", "gpus", "positions", "measured_s", "error", "other_error")
+        fields += ("measured_bytes", "reason")
         return {name: getattr(self, name) for name in fields} | {"predicted": found}
 
 
@@ -84,23 +89,39 @@ def _number(pattern: str, text: str, default: int = 1) -> int:
 
 
 def _torchtitan(cells: Cells) -> PublishedStep:
-    """Llama 3.1 8B with FSDP over all GPUs, Float8 matrices, full checkpointing, one sequence per group."""
-    if "405B" in cells["what"]:
-        return _row("torchtitan", cells, None, None, NO_TP)
+    """Llama 3.1 with FSDP; in a pipeline micro-batches of one sequence."""
     step = _torchtitan_step(cells)
-    return _row("torchtitan", cells, step, step.tokens / (float(cells["tokens_per_s_per_gpu"]) * step.ranks))
+    row = _row("torchtitan", cells, step, step.tokens / (float(cells["tokens_per_s_per_gpu"]) * step.ranks))
+    return replace(row, measured_bytes=float(cells["memory_gib"]) * 2**30)
 
 
 def _torchtitan_step(cells: Cells, compute: str | None = None) -> StepPrediction:
+    said, gpus, batch = f"{cells['variant']}, {cells['what']}", int(cells["gpus"]), int(cells["batch"])
+    tp, pp, cp = (_number(rf"{name} ?(\d+)", said) for name in ("TP", "PP", "CP"))
+    count = 1 if pp == 1 else batch
     return predict_step(
-        "h100-8",
-        "llama-3-8b",
+        "h100-8" if gpus == 8 else f"h100-{gpus // 8}x8",
+        next(name for size, name in _LLAMA.items() if size in said),
         int(cells["positions"]),
         "kv-all-gather",
-        layout=Layout(cp=_number(r"CP (\d+)", cells["variant"])),
-        matrix_dtype="fp8",
+        layout=Layout(
+            tp=tp,
+            cp=cp,
+            pp=pp,
+            dp=gpus // (tp * cp * pp),
+            # In a pipeline torchtitan keeps gathered parameters from one micro-batch to the next.
+            zero=3 if pp == 1 else 1,
+            interleave=2 if "interleaved" in said else 1,
+            microbatches=count,
+            checkpointing="selective" if "selective" in said else "full",
+        ),
+        batch=batch // count,
+        matrix_dtype="fp8" if "Float8" in said else "bf16",
         compute=compute,
     )
+
+
+_LLAMA = {"405B": "llama-3-405b", "70B": "llama-3-70b", "8B": "llama-3-8b"}
 
 
 def attention_rates(row: PublishedStep) -> tuple[float, float]:
@@ -111,24 +132,30 @@ def attention_rates(row: PublishedStep) -> tuple[float, float]:
     step = row.predicted
     assert step is not None, "a row with a prediction"
     assert row.measured_s is not None, "a row with a prediction has a measured time"
-    cells = {"positions": str(row.positions), "variant": row.variant}
+    cells = {"positions": str(row.positions), "variant": row.variant, "what": row.what, "gpus": "8", "batch": "1"}
     rest_s = _torchtitan_step(cells, "timed:1000000TFLOP/s").time_s
     forward = step.model_flops // 3 - 2 * step.tokens * active_parameters(step.plan.model)
     return tuple(4.5 * forward / row.gpus / (each - rest_s) for each in (row.measured_s, step.time_s))  # type: ignore[return-value]
 
 
 def _nemo(cells: Cells) -> PublishedStep:
-    """Llama 3 8B on B200 where tensors are not split; 4Mi tokens, states at each rank, nothing computed again."""
-    members = re.search(r"TP 1 x CP (\d+)", cells["variant"])
-    if members is None or "LLAMA3-8B" not in cells["what"]:
-        return _row("nemo", cells, None, None, NO_TP)
-    group, positions, gpus = int(members[1]), int(cells["positions"]), int(cells["gpus"])
+    """Steps of 4Mi tokens, one sequence per replica and micro-batch, sharded optimizer, nothing computed again."""
+    layout = re.search(r"TP (\d+) x CP (\d+)", cells["variant"])
+    if layout is None:
+        return _row("nemo", cells, None, None, NO_LAYOUT)
+    positions, gpus = int(cells["positions"]), int(cells["gpus"])
+    if gpus > MANY_GPUS:
+        return _row("nemo", cells, None, None, TOO_MANY)
+    tp, cp, replicas = int(layout[1]), int(layout[2]), gpus // (int(layout[1]) * int(layout[2]))
+    b200 = "B200" in cells["what"]
     step = predict_step(
-        f"b200-{gpus // 8}x8",
-        "llama-3-8b",
+        f"{'b200' if b200 else 'h100'}-{gpus // 8}x8",
+        "llama-3-8b" if b200 else "llama-2-7b",
         positions,
         "zigzag-ring-attention",
-        layout=Layout(cp=group, zero=0, checkpointing="none", microbatches=2**22 // positions // (gpus // group)),
+        layout=Layout(
+            tp, cp, 1, replicas, 1, checkpointing="none", microbatches=max(1, 2**22 // positions // replicas)
+        ),
         matrix_dtype="fp8",
         kernel="cudnn",
     )
@@ -139,7 +166,7 @@ def _nemo(cells: Cells) -> PublishedStep:
 
 
 def _full_attention(positions: int) -> int:
-    """FLOPs of attention of Llama 3 8B per token, forward, all pairs counted."""
+    """FLOPs of attention of Llama 2 7B and 3 8B per token, forward, all pairs counted."""
     return 32 * 32 * 4 * 128 * positions
 
 
