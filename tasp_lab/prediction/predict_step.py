@@ -8,6 +8,9 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -37,8 +40,15 @@ from tasp_lab.prediction.provenance import (
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.step_results import StepPrediction, StepTimes, plan_inputs
 from tasp_lab.prediction.training_step.attention_passes import in_groups
-from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES
-from tasp_lab.prediction.training_step.layout import DEFAULT_LAYOUT, Layout, context_groups, stage_of
+from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, output_flops
+from tasp_lab.prediction.training_step.layout import (
+    DEFAULT_LAYOUT,
+    Layout,
+    context_groups,
+    stage_of,
+    state_groups,
+    tensor_groups,
+)
 from tasp_lab.prediction.training_step.memory import memory_use, stage_parameters
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter, send
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, runs_of
@@ -172,6 +182,31 @@ def _recommended(machine: Machine, plan: StepPlan, progress: ProgressCallback) -
     return ranking.recommendation
 
 
+def with_groups(machine: Machine, topology: Topology, places: IntArray) -> Machine:
+    """The machine with the topology of a stage, or of all stages, and a communicator for each group of its ranks.
+
+    Sums of tensor groups, parameters and gradients are collective calls; attention schedules and pipelines send and
+    receive. A program with context groups alone has the communicator of all ranks.
+    """
+    context, system = context_groups(places), machine.system
+    if topology is not machine.topology:  # a stage stands for all, which are equal
+        speeds = machine.rank_speeds[: topology.world_size]
+        machine = replace(machine, topology=topology, rank_speeds=speeds, system=None)
+    if system is None or len(context) == 1:
+        return machine
+    kinds = [
+        (tensor_groups(places), True),
+        (context, False),
+        (state_groups(places), True),
+        (places.reshape(len(places), -1).T, False),
+    ]
+    domains = np.array(topology.node_of_rank)
+    library = system.group_library(
+        machine.parameters.numbers, domains, [each for each in kinds if each[0].shape[1] > 1]
+    )
+    return replace(machine, comm_library=library, system=None)
+
+
 class _PhaseTimes(NamedTuple):
     """The time of a phase, and that of the kernel calls of its busiest rank."""
 
@@ -197,7 +232,7 @@ class _Step:
         self._machine, self.plan, self._rates, self._progress = machine, plan, rates, progress
         self._layers = layers
         topology, places = stage_of(machine.topology, plan.layout)
-        self._stage = machine if topology is machine.topology else replace(machine, topology=topology, system=None)
+        self._stage = with_groups(machine, topology, places)
         self.phases = Phases(plan, topology, places)
         self.fewest: dict[Run, int] = {}
         self._built: dict[tuple[object, int], Schedule] = {}
@@ -248,20 +283,26 @@ class _Step:
 
     def _forward(self, chunk: int, gathers: bool) -> _PhaseTimes:
         """The forward phase of a part of the model, its runs one after another; nothing overlaps between runs."""
-        runs, is_last = runs_of(self.plan.parts[chunk]), chunk == self.plan.layout.chunks - 1
-        return _added(
-            self._of_run(run, "forward", ends=is_last and number == len(runs) - 1, gathers=gathers)
-            for number, run in enumerate(runs)
-        )
+        runs = runs_of(self.plan.parts[chunk])
+        return _added([*(self._of_run(run, "forward", gathers=gathers) for run in runs), self._output(chunk, 1)])
 
     def _backward(self, chunk: int, reduces: bool) -> _PhaseTimes:
         """The backward phase of a part of the model."""
-        runs, is_last = runs_of(self.plan.parts[chunk]), chunk == self.plan.layout.chunks - 1
-        gathers = self.plan.layout.zero == 3
-        return _added(
-            self._of_run(run, "backward", begins=is_last and number == len(runs) - 1, reduces=reduces, gathers=gathers)
-            for number, run in enumerate(runs)
-        )
+        runs, gathers = runs_of(self.plan.parts[chunk]), self.plan.layout.zero == 3
+        phases = (self._of_run(run, "backward", reduces=reduces, gathers=gathers) for run in runs)
+        return _added([*phases, self._output(chunk, BACKWARD)])
+
+    def _output(self, chunk: int, times: int) -> _PhaseTimes:
+        """The output matrix and the loss of a micro-batch, forward or `BACKWARD`, behind the last part of the model."""
+        plan, bandwidth = self.plan, self._rates.memory_bytes_per_s
+        if chunk < plan.layout.chunks - 1:
+            return _NOTHING
+        tokens = self.phases.most_tokens / plan.layout.tp
+        found = float(self._rates.output.flops_time_s(round(tokens * times * output_flops(plan.model))))
+        if plan.trains and bandwidth is not None:
+            found += tokens * plan.model.vocabulary * LOSS_BYTES[times == BACKWARD] / float(bandwidth)
+        found = float(max(self._stage.call_s(found, rank) for rank in range(self._stage.topology.world_size)))
+        return _PhaseTimes(found, found)
 
     def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> _PhaseTimes:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
@@ -299,8 +340,10 @@ class _Step:
     def _send_s(self) -> float:
         """The time of hidden states from each stage to the next one, all at once."""
         size = ELEMENT_BYTES * self.phases.most_tokens * self.plan.model.hidden_size
-        places = self.plan.layout.ranks(self._machine.topology.world_size)
-        return self._alone_s(self._machine, send(self._machine.topology, places, -(-size // self.plan.layout.tp)))
+        topology = self._machine.topology
+        places = self.plan.layout.ranks(topology.world_size)
+        machine = with_groups(self._machine, topology, places)
+        return self._alone_s(machine, send(topology, places, -(-size // self.plan.layout.tp)))
 
     def _embedding_s(self) -> float:
         """Embedding and output gathered, and their gradients reduced; of a pipeline, those of one end."""

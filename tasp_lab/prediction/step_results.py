@@ -8,10 +8,12 @@ from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_four_digits, format_size_about, format_time
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.captions import software
+from tasp_lab.prediction.captions import interval_line, software
 from tasp_lab.prediction.columns import Column
+from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.recommend import Recommendation
+from tasp_lab.prediction.residuals import STEPS
 from tasp_lab.prediction.training_step.layout import KINDS, Layout
 from tasp_lab.prediction.training_step.memory import MemoryUse
 from tasp_lab.prediction.training_step.plan import StepPlan
@@ -91,6 +93,11 @@ class StepPrediction(Report):
     def time_s(self) -> float:
         """The time of the step."""
         return self.times.total_s
+
+    @property
+    def interval(self) -> Interval:
+        """What measured times of published steps say of the time."""
+        return residual_interval(self.time_s, STEPS, "")
 
     @property
     def ranks(self) -> int:
@@ -176,7 +183,8 @@ class StepPrediction(Report):
             "optimiser": self.times.optimizer_s,
             "whole step": self.time_s,
         }
-        return [(name, format_time(each), f"{each / self.time_s:.1%}") for name, each in shown.items() if each]
+        rows = [(name, format_time(each), f"{each / self.time_s:.1%}") for name, each in shown.items() if each]
+        return [*rows, ("5 to 95 %", self.interval.text, "")]
 
     def _gpu_rows(self) -> list[tuple[str, str]]:
         rows = [
@@ -209,6 +217,7 @@ class StepPrediction(Report):
             f"matrices: {format_flops(float(rate.flops_per_s or 0))} in {self.plan.matrix_dtype}, {rate.source}; "
             f"{elementwise}; set --matrix-rate",
             f"layers simulated: {simulated}; the others take as long as the last of them",
+            interval_line(self.interval),
             LESS_CHECKED,
         ]
 
@@ -236,6 +245,9 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("pass", "`both`, or `forward` without training", lambda step: step.plan.options.passes),
     Column("matrix_dtype", "of matrix products", lambda step: step.plan.matrix_dtype),
     Column("time_s", "sum of the next five", lambda step: step.time_s),
+    Column("time_low_s", "lower end of the [interval](whole_steps.md#accuracy)", lambda step: step.interval.low_s),
+    Column("time_high_s", "upper end of the interval", lambda step: step.interval.high_s),
+    Column("interval", "its `regime`, and the measured `rows` and sources", lambda step: step.interval.to_dict()),
     Column("forward_s", "forward phases of all micro-batches, of the busiest stage", lambda step: step.times.forward_s),
     Column("backward_s", "backward phases likewise", lambda step: step.times.backward_s),
     Column("pipeline_s", "what that stage waits for other stages", lambda step: step.times.pipeline_s),

@@ -81,11 +81,10 @@ def test_bytes_of_a_layer_are_those_of_each_parallelism(tp: int, cp: int, dp: in
         return int(schedule.bytes_sent().sum())
 
     gathered = moved(PARAMETER_BYTES * parameters) if zero else 0
-    assert sent(phases.forward(run.unit, layers, ends=True)) == tensor + context + gathered
-    assert sent(phases.forward(run.unit, layers, ends=True, gathers=False)) == tensor + context
+    assert sent(phases.forward(run.unit, layers)) == tensor + context + gathered
+    assert sent(phases.forward(run.unit, layers, gathers=False)) == tensor + context
     reducing, silent = (
-        sent(phases.backward(run.unit, layers, begins=True, reduces=reduces, gathers=False))
-        for reduces in (True, False)
+        sent(phases.backward(run.unit, layers, reduces=reduces, gathers=False)) for reduces in (True, False)
     )
     assert reducing - silent == moved(GRADIENT_BYTES * parameters) * (1 if zero else 2)
 
@@ -99,9 +98,7 @@ def test_tensor_groups_share_the_work_of_one_rank(tp: int, cp: int, dp: int) -> 
         plan = plan_of(model, 64, "zigzag-ring-attention", ranks, **layout)
         machine = exact_machine(ranks, Fraction(10**18))
         (run,) = runs_of(kinds_of(model))
-        times.append(
-            simulate(phases_of(plan, machine).backward(run.unit, 2, begins=True, reduces=True), machine).time_s
-        )
+        times.append(simulate(phases_of(plan, machine).backward(run.unit, 2, reduces=True), machine).time_s)
     one, shared = times
     assert one <= shared * tp * cp < one * Fraction(1001, 1000)
 
