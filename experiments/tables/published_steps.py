@@ -50,17 +50,23 @@ class PublishedStep:
         """Predicted over measured time, less one; of the time that is saved on `one_gpu`, if there is one."""
         if self.predicted is None or self.measured_s is None:
             return None
-        if self.one_gpu is None or self.one_gpu.predicted is None or self.one_gpu.measured_s is None:
-            return self.predicted.time_s / self.measured_s - 1
-        predicted_s = self.one_gpu.predicted.time_s - self.predicted.time_s
-        return predicted_s / (self.one_gpu.measured_s - self.measured_s) - 1
+        measured_s, predicted_s = self.saved_s or (self.measured_s, self.predicted.time_s)
+        return predicted_s / measured_s - 1
+
+    @property
+    def saved_s(self) -> tuple[float, float] | None:
+        """By how much the step is shorter than on `one_gpu`, measured and predicted; None without such a row."""
+        one = self.one_gpu
+        if one is None or None in (one.predicted, one.measured_s, self.predicted, self.measured_s):
+            return None
+        return one.measured_s - self.measured_s, one.predicted.time_s - self.predicted.time_s  # type: ignore[operator, union-attr]
 
     def to_dict(self) -> dict[str, object]:
         """The row as JSON, with the command's own object."""
         found = None if self.predicted is None else self.predicted.to_dict()
-        if found is not None:
-            del found["provenance"]
-        return {name: getattr(self, name) for name in _FIELDS} | {"predicted": found}
+        for name in ("provenance", "time_low_s", "time_high_s", "interval") if found is not None else ():
+            del found[name]  # intervals are made from these rows
+        return {name: getattr(self, name) for name in _FIELDS} | {"saved_s": self.saved_s, "predicted": found}
 
 
 _FIELDS = (

@@ -24,46 +24,45 @@ CLOSE = 0.15
 
 HEAD = """\
 Published steps of whole models beside predictions, made by `python -m experiments.tables.whole_steps`. Nothing was \
-tuned to them. Error: predicted over measured time, less one. Exposed: the share of the predicted step that is waiting \
-for messages. GiB: published over predicted peak of memory. \
-Rows that miss by more than 15 % have a reason; reasons are what the prediction leaves out, and were not \
-verified on these machines. Records with their sources: `experiments/published/whole_steps`."""
+tuned to them. Error: predicted over measured time, less one; for xDiT, of the time that more GPUs save. Exposed: the \
+share of the predicted step that is waiting for messages. GiB: published over predicted peak of memory. Rows that miss \
+by more than 15 % have a reason; reasons are what the prediction leaves out, and were not verified on these machines. \
+Records with their sources: `experiments/published/whole_steps`."""
 
 TEXTS = {
     "torchtitan": """\
-Llama 3.1 on H100 of 500 W, context groups with KV all-gather, no kernel or rate chosen for these GPUs. Pipelines keep \
-gathered parameters, as ZeRO 1 here, and have a sequence per micro-batch. Selective checkpointing of torchtitan keeps \
-every other matrix product, here only attention. The peak of memory is what PyTorch reserves.""",
+Llama 3.1 on H100 whose power is limited to 500 W instead of 700: all rates follow the cube root of the power, an \
+assumption. Context groups with KV all-gather. Pipelines keep gathered parameters, as ZeRO 1 here, and have a sequence \
+per micro-batch. The peak of memory is what PyTorch's allocator reserves, free blocks among it.""",
     "nemo": """\
 Llama 2 7B on DGX H100 and Llama 3 8B on DGX B200: p2p ring in context groups, ZeRO 1, 4Mi tokens a step, FP8 \
-matrices, \
-cuDNN attention, nothing computed again. Measured times follow from TFLOP/s with causal attention counted in full.""",
+matrices, cuDNN attention, nothing computed again. Measured times follow from TFLOP/s with causal attention counted \
+in full, as nemo/utils/flops_formulas.py of NeMo did at first (later versions count half).""",
     "prime-rl": """\
-GLM-4.5-Air on 8 H200: FSDP, FlashAttention-3; full checkpointing is assumed. In mixed precision its states do not \
-fit, so they are elsewhere or of another precision. Experts are taken as equally loaded.""",
+GLM-4.5-Air on 8 H200: FSDP, FlashAttention-3, in rings FlashAttention-2, which ring-flash-attention calls; full \
+checkpointing is assumed. In mixed precision its states do not fit, so they are elsewhere or of another precision. \
+Experts are taken as equally loaded.""",
     "xDiT": """\
 Denoising steps of diffusion transformers, forward only. Measured is the whole latency over the number of steps, with \
-text encoders and VAE, which do not shrink with GPUs.""",
+text encoders and VAE, which do not shrink with GPUs. So what is compared is how much less more GPUs take than one.""",
 }
 
 OTHERWISE = {
     "nemo": "With causal attention counted in half",
-    "prime-rl": "With FlashAttention-2 in the rings, which ring-flash-attention calls",
+    "prime-rl": "With FlashAttention-3 in the rings, too",
 }
 """Other readings of a table."""
 
 REASONS = {
-    "a": "GPUs at 500 W with memory of 2.4 TB/s; attention and matrices here have the rates of 700 W and 3.35 TB/s",
+    "a": "GPUs at 500 W with memory of 2.4 TB/s: how much slower their kernels are was not measured",
     "b": "as a; and torch's context_parallel of 2024-12 calls a kernel per shard of keys and merges their results",
     "c": "whether causal attention is counted in full is uncertain; casts and scaling of FP8 are left out",
-    "d": "the table says FlashAttention-3, but ring-flash-attention calls FlashAttention-2: see below the table; its "
-    "host and its messages, as a runtime of a layer has them, add 2 to 4 % to attention",
+    "d": "kernels of rings",
     "e": "called eagerly: hosts and unfused element-wise work, which the compiled rows show",
-    "f": "text encoders and VAE are in the measured time, and weigh more on more GPUs; modulations are left out",
-    "g": "as f; face encoder, and called eagerly",
-    "i": "AsyncTP and NeMo's user buffers hide messages of tensor groups, which are exposed here; messages of states "
-    "of many ranks slow them besides",
-    "h": "as f; which four of the eight GPUs is not said, and between sockets PCIe is slower",
+    "f": "modulations and second streams of layers are left out",
+    "g": "as f; called eagerly",
+    "h": "as f; which of the eight GPUs is not said, and between sockets PCIe is slower",
+    "i": "AsyncTP and NeMo's user buffers hide messages of tensor groups, which are exposed here",
 }
 
 
@@ -167,7 +166,7 @@ def _cells(row: PublishedStep) -> list[str]:
         str(row.positions),
         f"{row.measured_s:.3g}",
         f"{step.time_s:.3g}",
-        f"{row.error:+.0%}",
+        "" if row.error is None else f"{row.error:+.0%}",
         f"{step.mfu:.0%}",
         f"{step.times.exposed_s / step.time_s:.0%}",
         "" if row.measured_bytes is None else f"{row.measured_bytes / 2**30:.0f} / {step.memory.total / 2**30:.0f}",

@@ -15,6 +15,7 @@ from tasp_lab.core.choices import MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth, format_flops, format_size
+from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import PassAnswer
 from tasp_lab.prediction.compare import compare
@@ -38,7 +39,7 @@ from tasp_lab.prediction.provenance import (
     overrides_inputs,
 )
 from tasp_lab.prediction.recommend import Recommendation
-from tasp_lab.prediction.step_results import StepPrediction, StepTimes, plan_inputs
+from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
 from tasp_lab.prediction.training_step.attention_passes import in_groups
 from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, output_flops
 from tasp_lab.prediction.training_step.layout import (
@@ -85,6 +86,10 @@ MOST_LAYERS = 8
 """Layers of a run that are simulated, or two units of more layers: the ends of a stack are unlike its middle."""
 
 
+LEADERS = 3
+"""Schedules whose whole steps are ranked: the recommended one, and those with the fastest layer."""
+
+
 def predict_step(
     machine: MachineLike,
     model: Model | str,
@@ -113,7 +118,8 @@ def predict_step(
     model : a model, or the name of one, see `tasp_lab.workload.models.catalogue.load_model`.
     sequence : positions per sequence.
     schedule : of the attention of a layer by name or registered builder, see `tasp_lab.schedules.registry`; of a hybrid
-        one of each kind. If None, that which `compare` recommends for the layer, alone on the ranks of a context group.
+        one of each kind. If None, the steps of the `LEADERS` that are fastest for one layer, alone on the ranks of a
+        context group, are ranked, among them first those that fit.
     layout : how ranks share the step: tensor, context, pipeline and data parallelism, ZeRO, micro-batches,
         checkpointing. By default all ranks share each sequence, with FSDP and full checkpointing.
     batch : sequences that each context group has in a micro-batch.
@@ -148,38 +154,59 @@ def predict_step(
     machine = with_contention(with_compute(machine), contention)
     layout = layout.on(machine.topology.world_size)
     plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype)
-    recommendation = None if schedule else _recommended(machine, plan, progress)
-    if recommendation is not None:
-        plan = replace(plan, schedule=recommendation.schedule)
-    machine = with_assumptions(machine, plan.layer) if compute is None else machine
-    rates = step_rates(machine, matrix_dtype, _rate(matrix_rate))
-    step = _Step(replace(machine, compute=StepCompute(machine.compute, rates)), plan, rates, layers, progress)
-    return StepPrediction(
-        plan,
-        machine,
-        rates,
-        step.times(),
-        step.model_flops(),
-        memory_use(plan, step.phases.passes, step.phases.most_tokens),
-        tuple((len(run.unit) * few, len(run.unit) * run.times) for run, few in step.fewest.items()),
-        _provenance(machine, plan, rates, overrides),
-        recommendation,
-    )
+
+    def step_of(name: str) -> StepPrediction:
+        own = replace(plan, schedule=name)
+        on = with_assumptions(machine, own.layer) if compute is None else machine
+        rates = step_rates(on, matrix_dtype, _rate(matrix_rate))
+        step = _Step(replace(on, compute=StepCompute(on.compute, rates)), own, rates, layers, progress)
+        return StepPrediction(
+            own,
+            on,
+            rates,
+            step.times(),
+            step.model_flops(),
+            memory_use(own, step.phases.passes, step.phases.most_tokens),
+            tuple((len(run.unit) * few, len(run.unit) * run.times) for run, few in step.fewest.items()),
+            _provenance(on, own, rates, overrides),
+        )
+
+    if schedule:
+        return step_of(schedule)
+    recommendation, names = _leaders(machine, plan, progress)
+    # Steps of the same time in the order of their layers.
+    steps = sorted(map(step_of, names), key=lambda step: (step.fits is False, step.time_s))
+    ranked = tuple(RankedStep(step.plan.schedule, step.time_s, step.memory.total, step.fits) for step in steps)
+    return replace(steps[0], recommendation=recommendation, ranked=ranked)
 
 
-def _recommended(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> Recommendation:
-    """The recommendation for the attention of a layer on the ranks of a context group.
+def _leaders(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> tuple[Recommendation, list[str]]:
+    """The recommendation for the attention of a layer on the ranks of a context group, and the `LEADERS` there.
 
-    Groups are equal, so the first one stands for all. Raises `ScheduleError` if no schedule applies, and
-    `TopologyError` for groups that are not equal.
+    Raises `ScheduleError` if no schedule applies, and `TopologyError` for groups that are not equal.
     """
-    groups = context_groups(plan.layout.ranks(machine.topology.world_size))
-    if len(groups) > 1:
-        machine = replace(machine, topology=equal_parts(machine.topology, groups), system=None)
-    ranking = compare(machine, plan.layer, passes=plan.options.passes, progress=progress)
-    if ranking.recommendation is None:
+    ranking = compare(context_machine(machine, plan.layout), plan.layer, passes=plan.options.passes, progress=progress)
+    best = ranking.recommendation
+    if best is None:
         raise ScheduleError(f"no schedule applies: {ranking.best.reason}")
-    return ranking.recommendation
+    names = [best.schedule, *(each.schedule for each in ranking.candidates if each.applies)]
+    return best, list(dict.fromkeys(names))[:LEADERS]
+
+
+def context_machine(machine: Machine, layout: Layout) -> Machine:
+    """The machine of a context group, with a communicator of its ranks; groups are equal, so the first stands for all.
+
+    Raises `TopologyError` for groups that are not equal.
+    """
+    groups = context_groups(layout.ranks(machine.topology.world_size))
+    if len(groups) == 1:
+        return machine
+    topology, library = equal_parts(machine.topology, groups), machine.comm_library
+    if machine.system is not None:
+        kinds = [(np.arange(topology.world_size)[None], False)]
+        library = machine.system.group_library(machine.parameters.numbers, np.array(topology.node_of_rank), kinds)
+        library = library.kinds[0].library if isinstance(library, GroupLibrary) else library
+    return replace(machine, topology=topology, comm_library=library, system=None)
 
 
 def with_groups(machine: Machine, topology: Topology, places: IntArray) -> Machine:

@@ -155,7 +155,7 @@ EAGER_CALLS = Regime("eager call", "intra", "any", "documented", "modelled")
 
 
 STEPS = Regime("step", "intra", "any", "documented", "modelled")
-"""The regime of whole steps. A machine of theirs is all that one source published, and other works lend them nothing."""
+"""The regime of whole steps. All that a source published is a machine of theirs; other works lend them nothing."""
 
 
 def message_bytes(schedule: Schedule) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
@@ -62,6 +63,15 @@ class StepTimes:
         return max(0.0, self.forward_s + self.backward_s - self.compute_s) + self.embedding_s
 
 
+class RankedStep(NamedTuple):
+    """The step of one of several schedules."""
+
+    schedule: str
+    time_s: float
+    memory_bytes: int
+    fits: bool | None
+
+
 @dataclass(frozen=True, repr=False)
 class StepPrediction(Report):
     """A whole step on a machine.
@@ -77,6 +87,7 @@ class StepPrediction(Report):
     simulated_layers : how many layers were simulated of each run of equal ones; others take as long as the last ones.
     provenance : version, inputs, constants with their sources.
     recommendation : that of the schedule, for one layer; None if the schedule was given.
+    ranked : the steps of several schedules, first the fastest that fits; empty if the schedule was given.
     """
 
     plan: StepPlan
@@ -88,6 +99,7 @@ class StepPrediction(Report):
     simulated_layers: tuple[tuple[int, int], ...]
     provenance: Provenance
     recommendation: Recommendation | None = None
+    ranked: tuple[RankedStep, ...] = ()
 
     @property
     def time_s(self) -> float:
@@ -146,6 +158,7 @@ class StepPrediction(Report):
     def parts(self) -> list[Part]:
         return [
             *([] if self.recommendation is None else self.recommendation.lines()),
+            *([] if not self.ranked else [Table("Whole steps", ("attention", "step", "memory"), self._ranked_rows())]),
             self._title(),
             Table("Time", ("part", "time", "share"), self._time_rows()),
             Table("Per GPU", ("quantity", "value"), self._gpu_rows()),
@@ -173,6 +186,12 @@ class StepPrediction(Report):
         found += f", {layout.interleave} parts per stage" if layout.interleave > 1 else ""
         found += f", logits in {layout.logit_chunks} chunks" if layout.logit_chunks > 1 else ""
         return found + (", optimizer states on the host" if layout.offload else "")
+
+    def _ranked_rows(self) -> list[tuple[str, str, str]]:
+        return [
+            (name, format_time(time_s), format_size_about(size) + (", does not fit" if fits is False else ""))
+            for name, time_s, size, fits in self.ranked
+        ]
 
     def _time_rows(self) -> list[tuple[str, str, str]]:
         shown = {
@@ -291,6 +310,11 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
         "simulated_layers",
         "list of `simulated`, `of`: layers simulated of each run of equal ones",
         lambda step: [{"simulated": few, "of": every} for few, every in step.simulated_layers],
+    ),
+    Column(
+        "ranked",
+        "without `--schedule` a list of `schedule`, `time_s`, `memory_bytes`, `fits`: the fastest that fits first",
+        lambda step: [each._asdict() for each in step.ranked],
     ),
     Column("less_checked", "true", lambda step: True),
     Column("provenance", "as above", lambda step: step.provenance.to_dict()),

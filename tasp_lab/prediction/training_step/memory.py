@@ -34,8 +34,8 @@ MASTER_BYTES, MOMENT_BYTES = 4, 8
 """Per parameter: in float32, and the two moments of Adam."""
 
 LOGIT_BYTES = 12
-"""Per logit, when the backward pass of PyTorch's cross entropy ends: logarithm of the softmax, its gradient, that of the
-logit, each in float32. The logit itself in 16 bits was dropped (torchtitan 9dec370, train.py)."""
+"""Per logit, when the backward pass of PyTorch's cross entropy ends: logarithm of the softmax, its gradient, that of
+the logit, each in float32. The logit itself in 16 bits was dropped (torchtitan 9dec370, train.py)."""
 
 
 class MemoryUse(NamedTuple):
