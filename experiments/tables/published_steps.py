@@ -63,9 +63,11 @@ class PublishedStep:
 
     def to_dict(self) -> dict[str, object]:
         """The row as JSON, with the command's own object."""
-        found = None if self.predicted is None else self.predicted.to_dict()
-        for name in ("provenance", "time_low_s", "time_high_s", "interval") if found is not None else ():
-            del found[name]  # intervals are made from these rows
+        # intervals are made from these rows
+        left_out = ("provenance", "time_low_s", "time_high_s", "interval")
+        found = None
+        if self.predicted is not None:
+            found = {name: value for name, value in self.predicted.to_dict().items() if name not in left_out}
         return {name: getattr(self, name) for name in _FIELDS} | {"saved_s": self.saved_s, "predicted": found}
 
 
