@@ -2,7 +2,8 @@
 
 ``python -m experiments.accuracy.residuals`` compares every measured table of collectives by its library and by links
 alone, and every table of layers. Kernels are those of tables predicted from other tables
-(``experiments/results/kernel_accuracy.json``), and of tables that gave no constants. It writes
+(``experiments/results/kernel_accuracy.json``), and of tables that gave no constants; steps are those of
+``experiments/results/whole_steps.json``. It writes
 ``tasp_lab/prediction/residuals.toml``: a group per regime and measured machine. ``--only PART`` keeps those of others.
 `tasp-lab accuracy` then checks the intervals, those of a table without its own source or provider.
 """
@@ -32,10 +33,11 @@ from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import KernelTable, LayerTable, find_all_tables, find_tables
-from tasp_lab.prediction.residuals import KERNELS, Group, Regime, ResidualFile, WorkKind, groups
+from tasp_lab.prediction.residuals import KERNELS, STEPS, Group, Regime, ResidualFile, WorkKind, groups
 
 FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "residuals.toml"
-KERNEL_ACCURACY = Path(__file__).parents[1] / "results" / "kernel_accuracy.json"
+RESULTS = Path(__file__).parents[1] / "results"
+KERNEL_ACCURACY, WHOLE_STEPS = RESULTS / "kernel_accuracy.json", RESULTS / "whole_steps.json"
 
 HALF = "every second row"
 """What `experiments.tables.kernel_accuracy` calls a fit to the other half of the same table."""
@@ -61,6 +63,7 @@ PARTS: Mapping[str, tuple[Callable[[], Iterator[Row]], tuple[WorkKind, ...]]] = 
     "collectives": (lambda: chain(collectives("auto"), collectives("ideal")), ("collective",)),
     "layers": (lambda: layers(), ("layer",)),
     "kernels": (lambda: kernels(), ("kernel", "eager call")),
+    "steps": (lambda: steps(), ("step",)),
 }
 """What makes the rows of each part, and the works that they are of."""
 
@@ -127,6 +130,13 @@ def kernels() -> Iterator[Row]:
     for each in find_all_tables([own_tables() / "kernels"]):
         assert isinstance(each, KernelTable), "the folder has tables of kernels"
         yield from _unfitted(each)
+
+
+def steps() -> Iterator[Row]:
+    """Published steps, each source a machine of its own."""
+    for row in json.loads(WHOLE_STEPS.read_text())["rows"]:
+        if row["error"] is not None:
+            yield Row(STEPS, row["source"], row["source"], -math.log1p(row["error"]), 0.0)
 
 
 def _unfitted(table: KernelTable) -> Iterator[Row]:

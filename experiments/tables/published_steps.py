@@ -16,7 +16,9 @@ from tasp_lab.workload.models.parameters import active_parameters
 
 FOLDER = Path(__file__).parents[1] / "published" / "whole_steps"
 
-NO_TP = "tensor and pipeline parallelism are not modelled"
+NO_LAYOUT = "the layout is not published"
+MANY_GPUS = 512
+TOO_MANY = f"more than {MANY_GPUS} GPUs take minutes to simulate"
 NO_H20 = "no machine of the catalogue has H20 with NVLink"
 
 Cells = dict[str, str]
@@ -26,7 +28,9 @@ Cells = dict[str, str]
 class PublishedStep:
     """A row: what was measured, and the prediction, or the reason why there is none.
 
-    `other_error` is the error if something that the table does not say is taken in another way.
+    `other_error` is the error if something that the table does not say is taken in another way; `measured_bytes` the
+    published peak of memory. Where measured times have parts that are no steps, equal for all numbers of GPUs,
+    `one_gpu` is the row of one GPU, and the time that more GPUs save is compared.
     """
 
     source: str
@@ -38,21 +42,38 @@ class PublishedStep:
     predicted: StepPrediction | None
     reason: str = ""
     other_error: float | None = None
+    measured_bytes: float | None = None
+    one_gpu: PublishedStep | None = None
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured time, less one."""
+        """Predicted over measured time, less one; of the time that is saved on `one_gpu`, if there is one."""
         if self.predicted is None or self.measured_s is None:
             return None
-        return self.predicted.time_s / self.measured_s - 1
+        measured_s, predicted_s = self.saved_s or (self.measured_s, self.predicted.time_s)
+        return predicted_s / measured_s - 1
+
+    @property
+    def saved_s(self) -> tuple[float, float] | None:
+        """By how much the step is shorter than on `one_gpu`, measured and predicted; None without such a row."""
+        one = self.one_gpu
+        if one is None or None in (one.predicted, one.measured_s, self.predicted, self.measured_s):
+            return None
+        return one.measured_s - self.measured_s, one.predicted.time_s - self.predicted.time_s  # type: ignore[operator, union-attr]
 
     def to_dict(self) -> dict[str, object]:
         """The row as JSON, with the command's own object."""
-        found = None if self.predicted is None else self.predicted.to_dict()
-        if found is not None:
-            del found["provenance"]
-        fields = ("source", "what", "variant", "gpus", "positions", "measured_s", "error", "other_error", "reason")
-        return {name: getattr(self, name) for name in fields} | {"predicted": found}
+        # intervals are made from these rows
+        left_out = ("provenance", "time_low_s", "time_high_s", "interval")
+        found = None
+        if self.predicted is not None:
+            found = {name: value for name, value in self.predicted.to_dict().items() if name not in left_out}
+        return {name: getattr(self, name) for name in _FIELDS} | {"saved_s": self.saved_s, "predicted": found}
+
+
+_FIELDS = (
+    "source", "what", "variant", "gpus", "positions", "measured_s", "error", "other_error", "measured_bytes", "reason",
+)  # fmt: skip
 
 
 def published_steps(say: Callable[[str], None]) -> Iterator[PublishedStep]:
@@ -65,9 +86,18 @@ def published_steps(say: Callable[[str], None]) -> Iterator[PublishedStep]:
     }
     for name, row_of in tables.items():
         lines = [line for line in (FOLDER / f"{name}.csv").read_text().splitlines() if not line.startswith("#")]
-        for cells in csv.DictReader(lines):
+        alone: dict[str, PublishedStep] = {}
+        for cells in sorted(csv.DictReader(lines), key=lambda cells: name == "xdit" and cells["gpus"] != "1"):
             say(f"{name}: {cells['what']}, {cells['variant']}")
-            yield row_of(cells)
+            row = row_of(cells)
+            if name == "xdit" and row.predicted is not None:
+                # text encoders and VAE, which GPUs do not share, are in the measured time
+                if row.gpus == 1:
+                    alone[row.what] = row
+                    row = replace(row, predicted=None, reason="one GPU, from which savings of more are counted")
+                else:
+                    row = replace(row, one_gpu=alone[row.what])
+            yield row
 
 
 def _row(
@@ -84,23 +114,49 @@ def _number(pattern: str, text: str, default: int = 1) -> int:
 
 
 def _torchtitan(cells: Cells) -> PublishedStep:
-    """Llama 3.1 8B with FSDP over all GPUs, Float8 matrices, full checkpointing, one sequence per group."""
-    if "405B" in cells["what"]:
-        return _row("torchtitan", cells, None, None, NO_TP)
+    """Llama 3.1 with FSDP; in a pipeline micro-batches of one sequence."""
     step = _torchtitan_step(cells)
-    return _row("torchtitan", cells, step, step.tokens / (float(cells["tokens_per_s_per_gpu"]) * step.ranks))
+    row = _row("torchtitan", cells, step, step.tokens / (float(cells["tokens_per_s_per_gpu"]) * step.ranks))
+    return replace(row, measured_bytes=float(cells["memory_gib"]) * 2**30)
+
+
+POWER = 500 / 700
+"""Power limit of torchtitan's GPUs over that at which rates were measured."""
+
+
+def _grand_teton(gpus: int) -> Machine:
+    """H100 with a lower limit of power: their rates follow its cube root, as voltage follows the clock (assumed)."""
+    machine = load_machine("h100-8" if gpus == 8 else f"h100-{gpus // 8}x8")
+    return replace(machine, rank_speeds=(POWER ** (1 / 3),) * gpus)
 
 
 def _torchtitan_step(cells: Cells, compute: str | None = None) -> StepPrediction:
+    said, gpus, batch = f"{cells['variant']}, {cells['what']}", int(cells["gpus"]), int(cells["batch"])
+    tp, pp, cp = (_number(rf"{name} ?(\d+)", said) for name in ("TP", "PP", "CP"))
+    count = 1 if pp == 1 else batch
     return predict_step(
-        "h100-8",
-        "llama-3-8b",
+        _grand_teton(gpus),
+        next(name for size, name in _LLAMA.items() if size in said),
         int(cells["positions"]),
         "kv-all-gather",
-        layout=Layout(cp=_number(r"CP (\d+)", cells["variant"])),
-        matrix_dtype="fp8",
+        layout=Layout(
+            tp=tp,
+            cp=cp,
+            pp=pp,
+            dp=gpus // (tp * cp * pp),
+            # In a pipeline torchtitan keeps gathered parameters from one micro-batch to the next.
+            zero=3 if pp == 1 else 1,
+            interleave=2 if "interleaved" in said else 1,
+            microbatches=count,
+            checkpointing="selective" if "selective" in said else "full",
+        ),
+        batch=batch // count,
+        matrix_dtype="fp8" if "Float8" in said else "bf16",
         compute=compute,
     )
+
+
+_LLAMA = {"405B": "llama-3-405b", "70B": "llama-3-70b", "8B": "llama-3-8b"}
 
 
 def attention_rates(row: PublishedStep) -> tuple[float, float]:
@@ -111,24 +167,30 @@ def attention_rates(row: PublishedStep) -> tuple[float, float]:
     step = row.predicted
     assert step is not None, "a row with a prediction"
     assert row.measured_s is not None, "a row with a prediction has a measured time"
-    cells = {"positions": str(row.positions), "variant": row.variant}
+    cells = {"positions": str(row.positions), "variant": row.variant, "what": row.what, "gpus": "8", "batch": "1"}
     rest_s = _torchtitan_step(cells, "timed:1000000TFLOP/s").time_s
     forward = step.model_flops // 3 - 2 * step.tokens * active_parameters(step.plan.model)
     return tuple(4.5 * forward / row.gpus / (each - rest_s) for each in (row.measured_s, step.time_s))  # type: ignore[return-value]
 
 
 def _nemo(cells: Cells) -> PublishedStep:
-    """Llama 3 8B on B200 where tensors are not split; 4Mi tokens, states at each rank, nothing computed again."""
-    members = re.search(r"TP 1 x CP (\d+)", cells["variant"])
-    if members is None or "LLAMA3-8B" not in cells["what"]:
-        return _row("nemo", cells, None, None, NO_TP)
-    group, positions, gpus = int(members[1]), int(cells["positions"]), int(cells["gpus"])
+    """Steps of 4Mi tokens, one sequence per replica and micro-batch, sharded optimizer, nothing computed again."""
+    layout = re.search(r"TP (\d+) x CP (\d+)", cells["variant"])
+    if layout is None:
+        return _row("nemo", cells, None, None, NO_LAYOUT)
+    positions, gpus = int(cells["positions"]), int(cells["gpus"])
+    if gpus > MANY_GPUS:
+        return _row("nemo", cells, None, None, TOO_MANY)
+    tp, cp, replicas = int(layout[1]), int(layout[2]), gpus // (int(layout[1]) * int(layout[2]))
+    b200 = "B200" in cells["what"]
     step = predict_step(
-        f"b200-{gpus // 8}x8",
-        "llama-3-8b",
+        f"{'b200' if b200 else 'h100'}-{gpus // 8}x8",
+        "llama-3-8b" if b200 else "llama-2-7b",
         positions,
         "zigzag-ring-attention",
-        layout=Layout(cp=group, zero=0, checkpointing="none", microbatches=2**22 // positions // (gpus // group)),
+        layout=Layout(
+            tp, cp, 1, replicas, 1, checkpointing="none", microbatches=max(1, 2**22 // positions // replicas)
+        ),
         matrix_dtype="fp8",
         kernel="cudnn",
     )
@@ -139,17 +201,21 @@ def _nemo(cells: Cells) -> PublishedStep:
 
 
 def _full_attention(positions: int) -> int:
-    """FLOPs of attention of Llama 3 8B per token, forward, all pairs counted."""
+    """FLOPs of attention of Llama 2 7B and 3 8B per token, forward, all pairs counted."""
     return 32 * 32 * 4 * 128 * positions
 
 
 def _prime_rl(cells: Cells) -> PublishedStep:
-    """GLM-4.5-Air with FSDP over all GPUs, taken to compute all layers again; rings also with FlashAttention-2."""
-    step = _prime_rl_step(cells, "flash-attention-3")
+    """GLM-4.5-Air with FSDP over all GPUs, taken to compute all layers again.
+
+    The table has FlashAttention-3; rings are those of ring-flash-attention, which calls FlashAttention-2.
+    """
+    ring = "ring" in cells["variant"]
+    step = _prime_rl_step(cells, "flash-attention-2" if ring else "flash-attention-3")
     row = _row("prime-rl", cells, step, step.tokens / (float(cells["tokens_per_s_per_gpu"]) * step.ranks))
-    if "ring" not in row.variant or row.measured_s is None:
+    if not ring or row.measured_s is None:
         return row
-    return replace(row, other_error=_prime_rl_step(cells, "flash-attention-2").time_s / row.measured_s - 1)
+    return replace(row, other_error=_prime_rl_step(cells, "flash-attention-3").time_s / row.measured_s - 1)
 
 
 def _prime_rl_step(cells: Cells, kernel: str) -> StepPrediction:

@@ -14,11 +14,14 @@ changed whatever the numbers are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ProfileError, TopologyError
 from tasp_lab.machines.constants import PROTOCOLS
 from tasp_lab.machines.contention import NONE, Contention
@@ -35,6 +38,7 @@ from tasp_lab.machines.libraries.channels import (
     channels_per_net_peer,
     power_of_two,
 )
+from tasp_lab.machines.libraries.groups import Communicators, GroupLibrary
 from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
 from tasp_lab.machines.libraries.nccl_tuning import DEFAULT_VERSION, Generation, Tuner, parse_version
 from tasp_lab.machines.parameters import library_parameters
@@ -152,6 +156,32 @@ class System:
         inside = self._channels(numbers, 1, 2) if self.ranks > 1 else None
         between = self._channels(numbers, 2, 1) if self.domains > 1 else None
         return PairLibrary(name=world.name, world=world, inside=inside, between=between)
+
+    def group_library(
+        self, numbers: Numbers, domain_of_rank: IntArray, kinds: Sequence[tuple[IntArray, bool]]
+    ) -> CommLibrary:
+        """The library of a program with a communicator per group of ranks; without channels that of all ranks.
+
+        Parameters
+        ----------
+        numbers : of the profile.
+        domain_of_rank : int array (world_size,).
+        kinds : the smallest groups first, for each kind its groups, an int array (groups, ranks), and whether its
+            messages are those of collective calls.
+        """
+        library = self.comm_library(numbers)
+        if not isinstance(library, ChannelLibrary):
+            return library
+        found = []
+        with self._needing():
+            for groups, collective in kinds:
+                of_domain = np.unique(domain_of_rank[groups[0]], return_counts=True)[1]
+                domains, ranks = len(of_domain), int(of_domain.max())
+                channels = _call_channels(numbers, domains, self._nics(ranks)) if collective else None
+                own = np.empty(len(domain_of_rank), dtype=np.int64)
+                own[groups] = np.arange(len(groups))[:, None]
+                found.append(Communicators(self._channels(numbers, domains, ranks), own, channels))
+        return GroupLibrary(name=library.name, kinds=tuple(found), domain_of_rank=domain_of_rank)
 
     def contention(self, numbers: Numbers) -> Contention:
         """What messages take from kernel calls; nothing if it is unknown how many multiprocessors a GPU has."""
@@ -297,11 +327,16 @@ def _known(numbers: Numbers, name: str) -> float | None:
 
 def _message_channels(numbers: Numbers, domains: int, nics: int) -> int:
     """All channels of send and receive of a rank; `nics` are those of a domain."""
+    return power_of_two(_call_channels(numbers, domains, nics))
+
+
+def _call_channels(numbers: Numbers, domains: int, nics: int) -> int:
+    """The channels of a collective call."""
     if domains == 1:
-        return power_of_two(int(numbers["channels"]))
+        return int(numbers["channels"])
     searched = int(numbers["channels_per_nic"]) * nics
     doubled = searched * (2 if searched < numbers["enough_channels"] else 1)
-    return power_of_two(min(doubled, int(numbers["max_channels"])))
+    return min(doubled, int(numbers["max_channels"]))
 
 
 def _medium(numbers: Numbers, prefix: str, chunks: str) -> Medium:

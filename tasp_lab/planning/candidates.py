@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple, get_args
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
@@ -21,13 +22,15 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.training_step.costs import (
     BACKWARD,
     ELEMENT_BYTES,
+    LOSS_BYTES,
     Cost,
     LayerKind,
     before_attention,
     behind_projection,
     kinds_of,
-    output_cost,
+    output_flops,
     output_projection,
+    repeated_selectively,
     stored_parameters,
 )
 from tasp_lab.prediction.training_step.layout import Layout
@@ -222,7 +225,7 @@ def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
     work = {kind: _layer_s(plan, kind, speeds) for kind in set(kinds_of(model))}
     tensor_s, context_s, state_s = _message_s(plan, speeds)
     tokens = plan.sequence * plan.batch / (layout.cp or 1) / layout.tp
-    output_s = _cost_s(output_cost(model).times(1 + BACKWARD), tokens, speeds)
+    output_s = _cost_s(Cost((1 + BACKWARD) * output_flops(model), sum(LOSS_BYTES) * model.vocabulary), tokens, speeds)
 
     def step_s(messages: bool) -> float:
         parts = []
@@ -251,10 +254,10 @@ def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> _LayerWork:
     """The least time of a layer, both passes of a micro-batch, at a rank."""
     layout, layer = plan.layout, plan.layer
     cp = layout.cp or 1
-    repeated = layout.checkpointing != "none"
     model = plan.model
     cost = before_attention(model, kind).plus(output_projection(model)).plus(behind_projection(model, kind))
-    cost = cost.times(1 + BACKWARD + repeated)
+    again = {"none": (), "selective": repeated_selectively(model, kind), "full": (cost,)}[layout.checkpointing]
+    cost = reduce(Cost.plus, again, cost.times(1 + BACKWARD))
     attention_s = 0.0
     if kind.letter == "S":
         flops = _pairs(layer) * layer.flops_per_pair / cp
@@ -281,7 +284,7 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
     """
     layout, layer, model = plan.layout, plan.layer, plan.model
     cp, tp, network = layout.cp or 1, layout.tp, speeds.network
-    passes = 2 + (layout.checkpointing != "none")
+    passes = 2 + {"none": 0.0, "selective": 0.5, "full": 1.0}[layout.checkpointing]
     # a gather and a reduction around attention, and around the MLP (arXiv:2205.05198, section 4.2.2)
     hidden_bytes = ELEMENT_BYTES * model.hidden_size * plan.sequence * plan.batch / cp
     tensor_s = 4 * passes * hidden_bytes * (tp - 1) / tp / network.inside if tp > 1 else 0.0

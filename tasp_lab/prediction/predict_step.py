@@ -8,10 +8,14 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth, format_flops, format_size
+from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import PassAnswer
 from tasp_lab.prediction.compare import compare
@@ -35,10 +39,17 @@ from tasp_lab.prediction.provenance import (
     overrides_inputs,
 )
 from tasp_lab.prediction.recommend import Recommendation
-from tasp_lab.prediction.step_results import StepPrediction, StepTimes, plan_inputs
+from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
 from tasp_lab.prediction.training_step.attention_passes import in_groups
-from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES
-from tasp_lab.prediction.training_step.layout import DEFAULT_LAYOUT, Layout, context_groups, stage_of
+from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, output_flops
+from tasp_lab.prediction.training_step.layout import (
+    DEFAULT_LAYOUT,
+    Layout,
+    context_groups,
+    stage_of,
+    state_groups,
+    tensor_groups,
+)
 from tasp_lab.prediction.training_step.memory import memory_use, stage_parameters
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter, send
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, runs_of
@@ -75,6 +86,10 @@ MOST_LAYERS = 8
 """Layers of a run that are simulated, or two units of more layers: the ends of a stack are unlike its middle."""
 
 
+LEADERS = 3
+"""Schedules whose whole steps are ranked: the recommended one, and those with the fastest layer."""
+
+
 def predict_step(
     machine: MachineLike,
     model: Model | str,
@@ -103,7 +118,8 @@ def predict_step(
     model : a model, or the name of one, see `tasp_lab.workload.models.catalogue.load_model`.
     sequence : positions per sequence.
     schedule : of the attention of a layer by name or registered builder, see `tasp_lab.schedules.registry`; of a hybrid
-        one of each kind. If None, that which `compare` recommends for the layer, alone on the ranks of a context group.
+        one of each kind. If None, the steps of the `LEADERS` that are fastest for one layer, alone on the ranks of a
+        context group, are ranked, among them first those that fit.
     layout : how ranks share the step: tensor, context, pipeline and data parallelism, ZeRO, micro-batches,
         checkpointing. By default all ranks share each sequence, with FSDP and full checkpointing.
     batch : sequences that each context group has in a micro-batch.
@@ -138,38 +154,84 @@ def predict_step(
     machine = with_contention(with_compute(machine), contention)
     layout = layout.on(machine.topology.world_size)
     plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype)
-    recommendation = None if schedule else _recommended(machine, plan, progress)
-    if recommendation is not None:
-        plan = replace(plan, schedule=recommendation.schedule)
-    machine = with_assumptions(machine, plan.layer) if compute is None else machine
-    rates = step_rates(machine, matrix_dtype, _rate(matrix_rate))
-    step = _Step(replace(machine, compute=StepCompute(machine.compute, rates)), plan, rates, layers, progress)
-    return StepPrediction(
-        plan,
-        machine,
-        rates,
-        step.times(),
-        step.model_flops(),
-        memory_use(plan, step.phases.passes, step.phases.most_tokens),
-        tuple((len(run.unit) * few, len(run.unit) * run.times) for run, few in step.fewest.items()),
-        _provenance(machine, plan, rates, overrides),
-        recommendation,
-    )
+
+    def step_of(name: str) -> StepPrediction:
+        own = replace(plan, schedule=name)
+        on = with_assumptions(machine, own.layer) if compute is None else machine
+        rates = step_rates(on, matrix_dtype, _rate(matrix_rate))
+        step = _Step(replace(on, compute=StepCompute(on.compute, rates)), own, rates, layers, progress)
+        return StepPrediction(
+            own,
+            on,
+            rates,
+            step.times(),
+            step.model_flops(),
+            memory_use(own, step.phases.passes, step.phases.most_tokens),
+            tuple((len(run.unit) * few, len(run.unit) * run.times) for run, few in step.fewest.items()),
+            _provenance(on, own, rates, overrides),
+        )
+
+    if schedule:
+        return step_of(schedule)
+    recommendation, names = _leaders(machine, plan, progress)
+    # Steps of the same time in the order of their layers.
+    steps = sorted(map(step_of, names), key=lambda step: (step.fits is False, step.time_s))
+    ranked = tuple(RankedStep(step.plan.schedule, step.time_s, step.memory.total, step.fits) for step in steps)
+    return replace(steps[0], recommendation=recommendation, ranked=ranked)
 
 
-def _recommended(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> Recommendation:
-    """The recommendation for the attention of a layer on the ranks of a context group.
+def _leaders(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> tuple[Recommendation, list[str]]:
+    """The recommendation for the attention of a layer on the ranks of a context group, and the `LEADERS` there.
 
-    Groups are equal, so the first one stands for all. Raises `ScheduleError` if no schedule applies, and
-    `TopologyError` for groups that are not equal.
+    Raises `ScheduleError` if no schedule applies, and `TopologyError` for groups that are not equal.
     """
-    groups = context_groups(plan.layout.ranks(machine.topology.world_size))
-    if len(groups) > 1:
-        machine = replace(machine, topology=equal_parts(machine.topology, groups), system=None)
-    ranking = compare(machine, plan.layer, passes=plan.options.passes, progress=progress)
-    if ranking.recommendation is None:
+    ranking = compare(context_machine(machine, plan.layout), plan.layer, passes=plan.options.passes, progress=progress)
+    best = ranking.recommendation
+    if best is None:
         raise ScheduleError(f"no schedule applies: {ranking.best.reason}")
-    return ranking.recommendation
+    names = [best.schedule, *(each.schedule for each in ranking.candidates if each.applies)]
+    return best, list(dict.fromkeys(names))[:LEADERS]
+
+
+def context_machine(machine: Machine, layout: Layout) -> Machine:
+    """The machine of a context group, with a communicator of its ranks; groups are equal, so the first stands for all.
+
+    Raises `TopologyError` for groups that are not equal.
+    """
+    groups = context_groups(layout.ranks(machine.topology.world_size))
+    if len(groups) == 1:
+        return machine
+    topology, library = equal_parts(machine.topology, groups), machine.comm_library
+    if machine.system is not None:
+        kinds = [(np.arange(topology.world_size)[None], False)]
+        library = machine.system.group_library(machine.parameters.numbers, np.array(topology.node_of_rank), kinds)
+        library = library.kinds[0].library if isinstance(library, GroupLibrary) else library
+    return replace(machine, topology=topology, comm_library=library, system=None)
+
+
+def with_groups(machine: Machine, topology: Topology, places: IntArray) -> Machine:
+    """The machine with the topology of a stage, or of all stages, and a communicator for each group of its ranks.
+
+    Sums of tensor groups, parameters and gradients are collective calls; attention schedules and pipelines send and
+    receive. A program with context groups alone has the communicator of all ranks.
+    """
+    context, system = context_groups(places), machine.system
+    if topology is not machine.topology:  # a stage stands for all, which are equal
+        speeds = machine.rank_speeds[: topology.world_size]
+        machine = replace(machine, topology=topology, rank_speeds=speeds, system=None)
+    if system is None or len(context) == 1:
+        return machine
+    kinds = [
+        (tensor_groups(places), True),
+        (context, False),
+        (state_groups(places), True),
+        (places.reshape(len(places), -1).T, False),
+    ]
+    domains = np.array(topology.node_of_rank)
+    library = system.group_library(
+        machine.parameters.numbers, domains, [each for each in kinds if each[0].shape[1] > 1]
+    )
+    return replace(machine, comm_library=library, system=None)
 
 
 class _PhaseTimes(NamedTuple):
@@ -197,7 +259,7 @@ class _Step:
         self._machine, self.plan, self._rates, self._progress = machine, plan, rates, progress
         self._layers = layers
         topology, places = stage_of(machine.topology, plan.layout)
-        self._stage = machine if topology is machine.topology else replace(machine, topology=topology, system=None)
+        self._stage = with_groups(machine, topology, places)
         self.phases = Phases(plan, topology, places)
         self.fewest: dict[Run, int] = {}
         self._built: dict[tuple[object, int], Schedule] = {}
@@ -248,20 +310,26 @@ class _Step:
 
     def _forward(self, chunk: int, gathers: bool) -> _PhaseTimes:
         """The forward phase of a part of the model, its runs one after another; nothing overlaps between runs."""
-        runs, is_last = runs_of(self.plan.parts[chunk]), chunk == self.plan.layout.chunks - 1
-        return _added(
-            self._of_run(run, "forward", ends=is_last and number == len(runs) - 1, gathers=gathers)
-            for number, run in enumerate(runs)
-        )
+        runs = runs_of(self.plan.parts[chunk])
+        return _added([*(self._of_run(run, "forward", gathers=gathers) for run in runs), self._output(chunk, 1)])
 
     def _backward(self, chunk: int, reduces: bool) -> _PhaseTimes:
         """The backward phase of a part of the model."""
-        runs, is_last = runs_of(self.plan.parts[chunk]), chunk == self.plan.layout.chunks - 1
-        gathers = self.plan.layout.zero == 3
-        return _added(
-            self._of_run(run, "backward", begins=is_last and number == len(runs) - 1, reduces=reduces, gathers=gathers)
-            for number, run in enumerate(runs)
-        )
+        runs, gathers = runs_of(self.plan.parts[chunk]), self.plan.layout.zero == 3
+        phases = (self._of_run(run, "backward", reduces=reduces, gathers=gathers) for run in runs)
+        return _added([*phases, self._output(chunk, BACKWARD)])
+
+    def _output(self, chunk: int, times: int) -> _PhaseTimes:
+        """The output matrix and the loss of a micro-batch, forward or `BACKWARD`, behind the last part of the model."""
+        plan, bandwidth = self.plan, self._rates.memory_bytes_per_s
+        if chunk < plan.layout.chunks - 1:
+            return _NOTHING
+        tokens = self.phases.most_tokens / plan.layout.tp
+        found = float(self._rates.output.flops_time_s(round(tokens * times * output_flops(plan.model))))
+        if plan.trains and bandwidth is not None:
+            found += tokens * plan.model.vocabulary * LOSS_BYTES[times == BACKWARD] / float(bandwidth)
+        found = float(max(self._stage.call_s(found, rank) for rank in range(self._stage.topology.world_size)))
+        return _PhaseTimes(found, found)
 
     def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> _PhaseTimes:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
@@ -299,8 +367,10 @@ class _Step:
     def _send_s(self) -> float:
         """The time of hidden states from each stage to the next one, all at once."""
         size = ELEMENT_BYTES * self.phases.most_tokens * self.plan.model.hidden_size
-        places = self.plan.layout.ranks(self._machine.topology.world_size)
-        return self._alone_s(self._machine, send(self._machine.topology, places, -(-size // self.plan.layout.tp)))
+        topology = self._machine.topology
+        places = self.plan.layout.ranks(topology.world_size)
+        machine = with_groups(self._machine, topology, places)
+        return self._alone_s(machine, send(topology, places, -(-size // self.plan.layout.tp)))
 
     def _embedding_s(self) -> float:
         """Embedding and output gathered, and their gradients reduced; of a pipeline, those of one end."""

@@ -1,7 +1,8 @@
 """Prediction errors of the validation set: measured over predicted times of each machine, by error class.
 
 ``python -m experiments.accuracy.residuals`` writes ``residuals.toml`` from measured collectives
-(`tasp_lab.measure.accuracy`), layers and held-out kernels; tables that were used to fit a prediction are left out.
+(`tasp_lab.measure.accuracy`), layers, held-out kernels and published steps; tables that were used to fit a prediction
+are left out.
 `residual_of` is the distribution of a class.
 
 Errors have two parts: between machines, and between rows of one machine. The first is estimated over a *family* of
@@ -28,7 +29,7 @@ from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.schedule.schedule import Schedule
 
-WorkKind = Literal["collective", "layer", "kernel", "eager call"]
+WorkKind = Literal["collective", "layer", "kernel", "eager call", "step"]
 Reach = Literal["intra", "inter"]
 Size = Literal["small", "middle", "large", "hidden", "exposed", "any"]
 Modelled = Literal["modelled", "ideal"]
@@ -68,7 +69,11 @@ class Regime:
         return f"{self.work}s {where}{_SIZES[self.size]}{network}{library}"
 
 
-_CALLS: dict[WorkKind, str] = {"kernel": "kernels", "eager call": "kernels, eager calls timed with their host"}
+_CALLS: dict[WorkKind, str] = {
+    "kernel": "kernels",
+    "eager call": "kernels, eager calls timed with their host",
+    "step": "whole steps",
+}
 _SIZES: dict[Size, str] = {
     "any": "",
     "small": ", small messages",
@@ -147,6 +152,10 @@ KERNELS = Regime("kernel", "intra", "any", "documented", "modelled")
 
 EAGER_CALLS = Regime("eager call", "intra", "any", "documented", "modelled")
 """The regime of single kernel calls whose measured times have the host's share in them."""
+
+
+STEPS = Regime("step", "intra", "any", "documented", "modelled")
+"""The regime of whole steps. All that a source published is a machine of theirs; other works lend them nothing."""
 
 
 def message_bytes(schedule: Schedule) -> float:
@@ -247,7 +256,8 @@ def residual_of(regime: Regime, without: str = "") -> Residual:
     For a regime that was not measured, that of the nearest one. No layers were measured on clouds: there it is the
     wider one of layers on documented networks and collectives on clouds.
     """
-    known = [each for each in groups() if each.key != without]
+    steps = regime.work == "step"
+    known = [each for each in groups() if each.key != without and (each.regime.work == "step") == steps]
     found = _nearest(known, regime)
     if regime.work == "layer" and regime.network == "cloud" and found.regime.network != "cloud":
         clouds = [each for each in known if each.regime.network == "cloud"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_four_digits, format_size_about, format_time
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.captions import software
+from tasp_lab.prediction.captions import interval_line, software
 from tasp_lab.prediction.columns import Column
+from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.recommend import Recommendation
+from tasp_lab.prediction.residuals import STEPS
 from tasp_lab.prediction.training_step.layout import KINDS, Layout
 from tasp_lab.prediction.training_step.memory import MemoryUse
 from tasp_lab.prediction.training_step.plan import StepPlan
@@ -60,6 +63,15 @@ class StepTimes:
         return max(0.0, self.forward_s + self.backward_s - self.compute_s) + self.embedding_s
 
 
+class RankedStep(NamedTuple):
+    """The step of one of several schedules."""
+
+    schedule: str
+    time_s: float
+    memory_bytes: int
+    fits: bool | None
+
+
 @dataclass(frozen=True, repr=False)
 class StepPrediction(Report):
     """A whole step on a machine.
@@ -75,6 +87,7 @@ class StepPrediction(Report):
     simulated_layers : how many layers were simulated of each run of equal ones; others take as long as the last ones.
     provenance : version, inputs, constants with their sources.
     recommendation : that of the schedule, for one layer; None if the schedule was given.
+    ranked : the steps of several schedules, first the fastest that fits; empty if the schedule was given.
     """
 
     plan: StepPlan
@@ -86,11 +99,17 @@ class StepPrediction(Report):
     simulated_layers: tuple[tuple[int, int], ...]
     provenance: Provenance
     recommendation: Recommendation | None = None
+    ranked: tuple[RankedStep, ...] = ()
 
     @property
     def time_s(self) -> float:
         """The time of the step."""
         return self.times.total_s
+
+    @property
+    def interval(self) -> Interval:
+        """What measured times of published steps say of the time."""
+        return residual_interval(self.time_s, STEPS, "")
 
     @property
     def ranks(self) -> int:
@@ -139,6 +158,7 @@ class StepPrediction(Report):
     def parts(self) -> list[Part]:
         return [
             *([] if self.recommendation is None else self.recommendation.lines()),
+            *([] if not self.ranked else [Table("Whole steps", ("attention", "step", "memory"), self._ranked_rows())]),
             self._title(),
             Table("Time", ("part", "time", "share"), self._time_rows()),
             Table("Per GPU", ("quantity", "value"), self._gpu_rows()),
@@ -167,6 +187,12 @@ class StepPrediction(Report):
         found += f", logits in {layout.logit_chunks} chunks" if layout.logit_chunks > 1 else ""
         return found + (", optimizer states on the host" if layout.offload else "")
 
+    def _ranked_rows(self) -> list[tuple[str, str, str]]:
+        return [
+            (name, format_time(time_s), format_size_about(size) + (", does not fit" if fits is False else ""))
+            for name, time_s, size, fits in self.ranked
+        ]
+
     def _time_rows(self) -> list[tuple[str, str, str]]:
         shown = {
             "forward": self.times.forward_s,
@@ -176,7 +202,8 @@ class StepPrediction(Report):
             "optimiser": self.times.optimizer_s,
             "whole step": self.time_s,
         }
-        return [(name, format_time(each), f"{each / self.time_s:.1%}") for name, each in shown.items() if each]
+        rows = [(name, format_time(each), f"{each / self.time_s:.1%}") for name, each in shown.items() if each]
+        return [*rows, ("5 to 95 %", self.interval.text, "")]
 
     def _gpu_rows(self) -> list[tuple[str, str]]:
         rows = [
@@ -209,6 +236,7 @@ class StepPrediction(Report):
             f"matrices: {format_flops(float(rate.flops_per_s or 0))} in {self.plan.matrix_dtype}, {rate.source}; "
             f"{elementwise}; set --matrix-rate",
             f"layers simulated: {simulated}; the others take as long as the last of them",
+            interval_line(self.interval),
             LESS_CHECKED,
         ]
 
@@ -236,6 +264,9 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("pass", "`both`, or `forward` without training", lambda step: step.plan.options.passes),
     Column("matrix_dtype", "of matrix products", lambda step: step.plan.matrix_dtype),
     Column("time_s", "sum of the next five", lambda step: step.time_s),
+    Column("time_low_s", "lower end of the [interval](whole_steps.md#accuracy)", lambda step: step.interval.low_s),
+    Column("time_high_s", "upper end of the interval", lambda step: step.interval.high_s),
+    Column("interval", "its `regime`, and the measured `rows` and sources", lambda step: step.interval.to_dict()),
     Column("forward_s", "forward phases of all micro-batches, of the busiest stage", lambda step: step.times.forward_s),
     Column("backward_s", "backward phases likewise", lambda step: step.times.backward_s),
     Column("pipeline_s", "what that stage waits for other stages", lambda step: step.times.pipeline_s),
@@ -279,6 +310,11 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
         "simulated_layers",
         "list of `simulated`, `of`: layers simulated of each run of equal ones",
         lambda step: [{"simulated": few, "of": every} for few, every in step.simulated_layers],
+    ),
+    Column(
+        "ranked",
+        "without `--schedule` a list of `schedule`, `time_s`, `memory_bytes`, `fits`: the fastest that fits first",
+        lambda step: [each._asdict() for each in step.ranked],
     ),
     Column("less_checked", "true", lambda step: True),
     Column("provenance", "as above", lambda step: step.provenance.to_dict()),

@@ -11,6 +11,8 @@ from experiments.common import RESULTS
 from experiments.tables.published_steps import FOLDER
 from experiments.tables.whole_steps import CLOSE, REASONS
 from tasp_lab import load_model
+from tasp_lab.prediction.interval import residual_interval
+from tasp_lab.prediction.residuals import STEPS
 from tasp_lab.workload.models.parameters import parameter_count
 
 ROWS = json.loads((RESULTS / "whole_steps.json").read_text())["rows"]
@@ -40,8 +42,34 @@ def test_rows_are_predicted_or_say_why_not_and_misses_have_a_reason() -> None:
         if row["predicted"] is None:
             assert row["error"] is None
             continue
-        assert row["error"] == pytest.approx(row["predicted"]["time_s"] / row["measured_s"] - 1)
+        measured_s, predicted_s = row["saved_s"] or (row["measured_s"], row["predicted"]["time_s"])
+        assert row["error"] == pytest.approx(predicted_s / measured_s - 1)
         assert (abs(row["error"]) > CLOSE) == (row["why"] in REASONS)
+
+
+def test_savings_are_those_on_one_gpu() -> None:
+    """A constant part of the measured times, such as that of a VAE, cancels."""
+    for row in ROWS:
+        if row["saved_s"] is not None:
+            (one,) = [each for each in ROWS if each["what"] == row["what"] and each["gpus"] == 1]
+            assert row["saved_s"][0] == pytest.approx(one["measured_s"] - row["measured_s"])
+            assert row["saved_s"][1] > 0
+
+
+def test_predicted_peaks_are_within_the_published_ones() -> None:
+    """What an allocator reserves is at least what is in use; on 8 to 256 GPUs without a pipeline most of it is."""
+    peaks = [(row["measured_bytes"], row["predicted"]) for row in ROWS if row["measured_bytes"] is not None]
+    assert all(predicted["memory_bytes"] <= published for published, predicted in peaks)
+    shares = [each["memory_bytes"] / published for published, each in peaks if each["pp"] == 1]
+    assert len(shares) >= 12
+    assert min(shares) > 0.75
+
+
+def test_intervals_hold_rows_of_sources_that_are_left_out() -> None:
+    rows = [(row["source"], 1 / (1 + row["error"])) for row in ROWS if row["error"] is not None]
+    intervals = {source: residual_interval(1.0, STEPS, source) for source, _ in rows}
+    inside = [intervals[source].low_s <= ratio <= intervals[source].high_s for source, ratio in rows]
+    assert sum(inside) >= 0.8 * len(inside)
 
 
 def test_transformers_of_diffusion_have_no_vocabulary_and_see_all_keys() -> None:

@@ -152,17 +152,21 @@ def test_the_phase_with_fewer_simulated_layers_is_reported(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("machine", "group"), [("h100-4", None), ("h100-2x4", 4)])
-def test_without_a_schedule_a_step_has_the_recommended_one(machine: str, group: int | None) -> None:
-    """`compare` recommends it for a layer on the ranks of a group; given by name it makes the same step."""
+def test_without_a_schedule_whole_steps_are_ranked(machine: str, group: int | None) -> None:
+    """Those that are fastest for a layer on the ranks of a group; given by name each makes the same step."""
     model = small_model()
     layout = Layout(cp=group)
     found = predict_step(machine, model, 8192, layout=layout)
     recommended = found.recommendation
     assert recommended is not None
-    assert recommended.schedule == found.plan.schedule
+    assert found.plan.schedule == found.ranked[0].schedule
+    assert recommended.schedule in [each.schedule for each in found.ranked]
+    assert [each.time_s for each in found.ranked] == sorted(each.time_s for each in found.ranked)
     assert recommended.schedule == compare("h100-4", model.layer(8192), passes="both").recommendation.schedule  # type: ignore[union-attr]
-    given = predict_step(machine, model, 8192, found.plan.schedule, layout=layout)
-    assert (given.time_s, given.recommendation) == (found.time_s, None)
+    for name, time_s, memory_bytes, fits in found.ranked:
+        given = predict_step(machine, model, 8192, name, layout=layout)
+        assert (given.time_s, given.memory.total, given.fits) == (time_s, memory_bytes, fits)
+        assert (given.recommendation, given.ranked) == (None, ())
     assert found.to_dict().keys() - given.to_dict().keys() >= {"recommended", "why", "expected_regret"}
     assert str(found).startswith(f"Use {recommended.schedule}: ")
     with pytest.raises(TaspLabError, match=r"cp 3 x pp 1 on . ranks, expected a divisor of"):

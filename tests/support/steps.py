@@ -58,7 +58,8 @@ def plan_of(
 def exact_machine(ranks: int, bandwidth: Fraction | None = None) -> Machine:
     """A full mesh without latency, whose numbers are fractions."""
     mesh = full_mesh(ranks, bandwidth or Fraction(10**6), Fraction(0))
-    return Machine(mesh, compute=StepCompute(ComputeRate(ATTENTION_RATE), StepRates(ComputeRate(MATRIX_RATE))))
+    rates = StepRates(ComputeRate(MATRIX_RATE), ComputeRate(MATRIX_RATE))
+    return Machine(mesh, compute=StepCompute(ComputeRate(ATTENTION_RATE), rates))
 
 
 def phases_of(plan: StepPlan, machine: Machine) -> Phases:

@@ -46,8 +46,8 @@ class Layout:
         also parameters, gathered for each layer as FSDP does (arXiv:1910.02054).
     interleave : parts of the model per stage, each of consecutive layers (arXiv:2104.04473).
     microbatches : of a step, one after another, or in a pipeline by 1F1B.
-    checkpointing : what the backward pass computes again: ``none``; ``selective``, all of a layer but attention, whose
-        results are kept; ``full``, all of a layer.
+    checkpointing : what the backward pass computes again: ``none``; ``selective``, all of a layer but attention and
+        every other matrix product, whose results are kept; ``full``, all of a layer.
     logit_chunks : parts in which logits and their gradients are computed; only one part is in memory.
     offload : whether optimizer states are in the memory of the host, which updates them.
     order : from the ranks that are neighbours to those that are farthest apart. By default tensor groups, whose

@@ -5,10 +5,11 @@
   parameters; stage 3 shards master copies and gathers from them. Without training 16 bits are all.
 - **Gathered**, with stage 3: two layers in 16 bits, embedding and output, and the gradients of one layer.
 - **Saved activations**, 2 bytes per element, of each layer: what its backward pass reads, or with checkpointing its
-  input, and with selective checkpointing also the results of attention; of all micro-batches under way.
+  input, and with selective checkpointing also the results of attention and of every other matrix product; of all
+  micro-batches under way.
 - **Recomputed activations**: what the backward pass reads of one layer, which is computed again. Kernels are fused:
   norms, rotary positions and attention keep nothing else but a log-sum-exp per head.
-- **Logits**: 2 bytes, and 4 for their gradient, of one chunk.
+- **Logits**: the logarithms of their softmax, the gradients of these and of the logits, in float32, of one chunk.
 - **Attention buffers**: what arrives from other ranks, of the pass that needs most.
 - **Tensor buffers**: the hidden states of all positions of a tensor group, gathered, and their sums.
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tasp_lab.prediction.training_step.attention_passes import AllPasses
-from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES, LayerKind, kinds_of, stored_parameters
+from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES, LayerKind, kept, kinds_of, stored_parameters
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES
 from tasp_lab.prediction.training_step.pipeline import most_under_way, one_forward_one_backward
 from tasp_lab.prediction.training_step.plan import StepPlan
@@ -32,8 +33,9 @@ from tasp_lab.workload.models.parameters import embedding_parameters, parameter_
 MASTER_BYTES, MOMENT_BYTES = 4, 8
 """Per parameter: in float32, and the two moments of Adam."""
 
-LOGIT_BYTES = 6
-"""Per logit: in 16 bits, and its gradient in float32."""
+LOGIT_BYTES = 12
+"""Per logit, when the backward pass of PyTorch's cross entropy ends: logarithm of the softmax, its gradient, that of
+the logit, each in float32. The logit itself in 16 bits was dropped (torchtitan 9dec370, train.py)."""
 
 
 class MemoryUse(NamedTuple):
@@ -145,11 +147,13 @@ def _activation_bytes(plan: StepPlan, stage: int) -> tuple[int, int]:
     largest = max(whole[kind] for part in plan.parts[stage :: layout.pp] for kind in part)
     if not plan.trains:
         return largest, 0
-    kept = ELEMENT_BYTES * model.hidden_size
-    if layout.checkpointing == "selective":
-        kept += ELEMENT_BYTES * model.attention.heads * model.attention.value_size + _row_bytes(model)
     none = layout.checkpointing == "none"
-    sizes = [sum(whole[kind] if none else kept for kind in part) for part in plan.parts]
+    saved = whole if none else dict.fromkeys(whole, ELEMENT_BYTES * model.hidden_size)
+    if layout.checkpointing == "selective":
+        results = model.attention.heads * model.attention.value_size
+        saved = {kind: size + ELEMENT_BYTES * (results + kept(model, kind)) + _row_bytes(model)
+                 for kind, size in saved.items()}  # fmt: skip
+    sizes = [sum(saved[kind] for kind in part) for part in plan.parts]
     order = one_forward_one_backward(layout.pp, layout.interleave, layout.microbatches)[stage] if layout.pp > 1 else []
     under_way = most_under_way(order, sizes.__getitem__) if order else sizes[0]
     return under_way, 0 if none else largest

@@ -27,14 +27,15 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.prediction.training_step.attention_passes import AllPasses, AttentionPass, in_groups, part_of, passes_of
 from tasp_lab.prediction.training_step.costs import (
     BACKWARD,
+    CAST_BYTES,
     ELEMENT_BYTES,
     NO_COST,
     Cost,
     LayerKind,
     before_attention,
     behind_projection,
-    output_cost,
     output_projection,
+    repeated_selectively,
     stored_parameters,
 )
 from tasp_lab.prediction.training_step.layout import context_groups, state_groups, tensor_groups
@@ -123,10 +124,8 @@ class Phases:
         layout = self.passes.layers[self.plan.model.pattern[0]].forward.layout
         return AttentionPass(schedule, schedule.initial, 0, layout)
 
-    def forward(self, unit: Sequence[LayerKind], count: int, *, ends: bool, gathers: bool = True) -> Schedule:
-        """The forward phase of so many units of layers; `ends` if the output is behind them, `gathers` if parameters of
-        layers are gathered first.
-        """
+    def forward(self, unit: Sequence[LayerKind], count: int, *, gathers: bool = True) -> Schedule:
+        """The forward phase of so many units of layers; `gathers` if parameters of layers are gathered first."""
         model, kinds = self.plan.model, list(unit) * count
         links = _Links(self)
         for number, kind in enumerate(kinds):
@@ -134,27 +133,25 @@ class Phases:
             links.begin(kind, moving, reduces=False)
             links.add(before_attention(model, kind), self.passes.layers[kind.letter].forward)
             self._behind(links, kind)
-        if ends:
-            links.add(output_cost(model))
         return chain("forward", links.slots, links.last(reduces=False), self._gather(unit, gathers), None)
 
-    def backward(
-        self, unit: Sequence[LayerKind], count: int, *, begins: bool, reduces: bool, gathers: bool = True
-    ) -> Schedule:
-        """The backward phase of so many units; `begins` if the output is before them, `reduces` if gradients are."""
+    def backward(self, unit: Sequence[LayerKind], count: int, *, reduces: bool, gathers: bool = True) -> Schedule:
+        """The backward phase of so many units; `reduces` if their gradients are reduced."""
         model, checkpointing = self.plan.model, self.plan.layout.checkpointing
         kinds = list(reversed(list(unit) * count))
         links = _Links(self, is_backward=True)
-        if begins:
-            links.add(output_cost(model).times(BACKWARD))
         for number, kind in enumerate(kinds):
             moving = self.passes.between.get((kind.letter, kinds[number - 1].letter, True)) if number else None
             links.begin(kind, moving, reduces=reduces and number > 0)
             layer, before = self.passes.layers[kind.letter], before_attention(model, kind)
             assert layer.backward is not None, "a step that trains has backward passes"
-            if checkpointing != "none":
-                links.add(before, layer.forward if checkpointing == "full" else None)
+            if checkpointing == "full":
+                links.add(before, layer.forward)
                 self._behind(links, kind)
+            elif checkpointing == "selective":
+                again, projection, behind = repeated_selectively(model, kind)
+                links.add(again.plus(projection), self.joining)
+                links.add(behind)
             links.add(behind_projection(model, kind).times(BACKWARD), self.joining)
             links.add(output_projection(model).times(BACKWARD), layer.backward)
             links.add(before.times(BACKWARD), self.joining)
@@ -169,7 +166,8 @@ class Phases:
     def costs(self, cost: Cost, kind: LayerKind) -> tuple[IntArray, IntArray]:
         """FLOPs and bytes of a call at each rank, an equal part of those of its tensor group."""
         tokens, tp = self.tokens(kind.letter), self.plan.layout.tp
-        return -(-tokens * cost.flops // tp), -(-tokens * cost.moved_bytes // tp)
+        moved_bytes = cost.moved_bytes + (CAST_BYTES * cost.inputs if self.plan.matrix_dtype == "fp8" else 0)
+        return -(-tokens * cost.flops // tp), -(-tokens * moved_bytes // tp)
 
     def _largest(self, unit: Sequence[LayerKind]) -> int:
         """The parameters of a rank, of the largest layer."""

@@ -66,7 +66,8 @@ class StepRates:
 
     Parameters
     ----------
-    matrices : the rate of multiplications with parameters.
+    matrices : the rate of multiplications with parameters of layers.
+    output : that of the output matrix, which is in 16 bits.
     memory_bytes_per_s : that element-wise work reaches; it takes no time if None.
     memory_source : where that comes from.
     capacity_bytes, capacity_source : the memory of a GPU as its driver reports it; None if it is unknown.
@@ -74,6 +75,7 @@ class StepRates:
     """
 
     matrices: ComputeRate
+    output: ComputeRate
     memory_bytes_per_s: Number | None = None
     memory_source: str = ""
     capacity_bytes: int | None = None
@@ -103,7 +105,8 @@ def step_rates(machine: Machine, dtype: MatrixDtype = "bf16", given: Number | No
     alias = gpu_alias(machine.accelerator)
     gpu = gpus()[alias] if alias in gpu_names() else None
     peak = None if gpu is None else gpu.peak_flops.value * (2 if dtype == "fp8" else 1)
-    rates = StepRates(_matrix_rate(machine, found, dtype, given), peak_flops_per_s=peak)
+    matrices, output = (_matrix_rate(machine, found, each, given) for each in (dtype, "bf16"))
+    rates = StepRates(matrices, output, peak_flops_per_s=peak)
     if peak is not None and float(rates.matrices.flops_per_s or 0) > peak:
         raise QuantityError(
             f"matrices at {format_flops(float(rates.matrices.flops_per_s or 0))} on {machine.topology.name}, expected "
@@ -164,6 +167,7 @@ class StepCompute:
         rates = replace(
             self.rates,
             matrices=self.rates.matrices.scaled(factor),
+            output=self.rates.output.scaled(factor),
             memory_bytes_per_s=None if bandwidth is None else bandwidth * factor,
         )
         return StepCompute(self.attention.scaled(factor), rates)

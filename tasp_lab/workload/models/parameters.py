@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from tasp_lab.workload.models.model import MLP, Attention, Experts, Linear, Model
+from tasp_lab.workload.models.model import Experts, Linear, Model
 
 
 class Parameters(NamedTuple):
@@ -54,15 +54,58 @@ def layer_parameters(model: Model) -> list[Parameters]:
 def layer_of(model: Model, letter: str, *, has_experts: bool) -> Parameters:
     """The parameters of a layer: attention, L or S, and an MLP or experts, and a norm before each."""
     hidden = model.hidden_size
-    following = _following(hidden, model.mlp, model.experts if has_experts else None)
+    mlp = sum(inputs * outputs for inputs, outputs in mlp_matrices(model))
+    following = _of_experts(hidden, model.experts) if has_experts and model.experts else Parameters(mlp, mlp)
     return attention_parameters(model, letter) + following + Parameters(2 * hidden, 0)
 
 
 def attention_parameters(model: Model, letter: str) -> Parameters:
     """The parameters of the projections of a layer, L or S, with their biases and norms."""
+    attention, ranks = model.attention, model.attention.latent
+    shapes = attention_matrices(model, letter)
+    matrices = sum(inputs * outputs for inputs, outputs in shapes)
     if letter == "L":
-        return _of_linear(model.hidden_size, model.attention, model.linear or Linear())
-    return _of_latent(model.hidden_size, model.attention) or _of_softmax(model.hidden_size, model.attention)
+        beside = attention.heads * attention.value_size  # a norm of the results of all heads
+    elif ranks is not None:
+        beside = ranks.query_rank + ranks.kv_rank
+    else:
+        beside = 2 * attention.head_dim if attention.head_norms else 0
+        beside += sum(outputs for _, outputs in shapes[:-1]) if attention.biases else 0
+    return Parameters(matrices + beside, matrices)
+
+
+@lru_cache(maxsize=256)
+def attention_matrices(model: Model, letter: str) -> tuple[tuple[int, int], ...]:
+    """The inputs and outputs of each matrix of a layer's attention, L or S, in the order of their use.
+
+    >>> from tasp_lab.workload.models.catalogue import load_model
+    >>> attention_matrices(load_model("llama-3-8b"), "S")
+    ((4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096))
+    """
+    hidden, attention = model.hidden_size, model.attention
+    heads, keys, values = attention.heads, attention.head_dim, attention.value_size
+    results = (heads * values, hidden)
+    ranks, linear = attention.latent, model.linear or Linear()
+    if letter == "S" and ranks is not None:
+        # latent attention: down to the ranks, and up from them
+        return (
+            (hidden, ranks.query_rank),
+            (ranks.query_rank, heads * keys),
+            (hidden, ranks.kv_rank + ranks.rope_dim),
+            (ranks.kv_rank, heads * (keys - ranks.rope_dim + values)),
+            results,
+        )
+    kv_heads = attention.kv_head_count if letter == "S" else linear.kv_heads or heads
+    gate = ((hidden, heads * values),) if letter == "L" and linear.gate else ()
+    return (hidden, heads * keys), (hidden, kv_heads * keys), (hidden, kv_heads * values), *gate, results
+
+
+def mlp_matrices(model: Model) -> tuple[tuple[int, int], ...]:
+    """The inputs and outputs of each matrix of an MLP, if there is one; the last one leads back to the hidden state."""
+    if model.mlp is None:
+        return ()
+    hidden, width = model.hidden_size, model.mlp.width
+    return ((hidden, width),) * (2 if model.mlp.gated else 1) + ((width, hidden),)
 
 
 def embedding_parameters(model: Model) -> Parameters:
@@ -71,40 +114,7 @@ def embedding_parameters(model: Model) -> Parameters:
     return Parameters(size if model.tied_embeddings else 2 * size, size)
 
 
-def _of_softmax(hidden: int, attention: Attention) -> Parameters:
-    keys, values = attention.head_dim, attention.value_size
-    projected = (attention.heads + attention.kv_head_count) * keys + attention.kv_head_count * values
-    matrices = hidden * (projected + attention.heads * values)
-    norms = 2 * keys if attention.head_norms else 0
-    return Parameters(matrices + norms + (projected if attention.biases else 0), matrices)
-
-
-def _of_latent(hidden: int, attention: Attention) -> Parameters | None:
-    """Of latent attention: down to the ranks, and up from them; None for other attention."""
-    ranks = attention.latent
-    if ranks is None:
-        return None
-    down = hidden * (ranks.query_rank + ranks.kv_rank + ranks.rope_dim)
-    of_head = ranks.query_rank * attention.head_dim
-    of_head += ranks.kv_rank * (attention.head_dim - ranks.rope_dim + attention.value_size)
-    matrices = down + attention.heads * (of_head + attention.value_size * hidden)
-    return Parameters(matrices + ranks.query_rank + ranks.kv_rank, matrices)
-
-
-def _of_linear(hidden: int, attention: Attention, linear: Linear) -> Parameters:
-    """Of linear attention: projections, a gate if there is one, and a norm of the results of all heads."""
-    keys, values = attention.head_dim, attention.value_size
-    projected = attention.heads * keys + (linear.kv_heads or attention.heads) * (keys + values)
-    results = attention.heads * values
-    matrices = hidden * (projected + results * (2 if linear.gate else 1))
-    return Parameters(matrices + results, matrices)
-
-
-def _following(hidden: int, mlp: MLP | None, experts: Experts | None) -> Parameters:
-    """Of experts, or of an MLP."""
-    if experts is None:
-        size = 0 if mlp is None else hidden * mlp.width * (3 if mlp.gated else 2)
-        return Parameters(size, size)
+def _of_experts(hidden: int, experts: Experts) -> Parameters:
     one, router = 3 * hidden * experts.width, hidden * experts.count
     biases = experts.count if experts.router_biases else 0
     stored, used = (each + experts.shared for each in (experts.count, experts.active))

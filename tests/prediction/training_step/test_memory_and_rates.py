@@ -13,12 +13,13 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import accelerator_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import gpus
+from tasp_lab.prediction.training_step.costs import behind_projection, kept, kinds_of, repeated_selectively
 from tasp_lab.prediction.training_step.memory import memory_use, stage_memory
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, RESERVED_SOURCE, _accelerators, step_rates
 from tasp_lab.schedules.build import collective
 from tasp_lab.workload.models.catalogue import load_model
-from tasp_lab.workload.models.parameters import parameter_count
+from tasp_lab.workload.models.parameters import attention_matrices, mlp_matrices, parameter_count
 from tests.support.steps import exact_machine, phases_of, plan_of, small_model
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -81,7 +82,31 @@ def test_activations_of_llama_are_those_counted_by_hand() -> None:
     use = memory_use(plan, phases_of(plan, exact_machine(2)).passes, 512)
     layer = 2 * (4 * 4096 + 4096 + 2 * 1024 + 4096 + 3 * 14336) + 4 * 32
     assert (use.saved_activations, use.recomputed_activations) == (512 * 32 * layer, 0)
-    assert use.logits == 512 * 128256 * 6
+    assert use.logits == 512 * 128256 * 12
+
+
+def test_selective_checkpointing_keeps_what_torchtitan_keeps() -> None:
+    """By hand, a token of a layer of Llama 3 8B in 16 bits: the input, results of attention, and of the products of
+    queries, values and the gate; those of keys, output and the second half of the MLP are computed again.
+    """
+    kind = kinds_of(load_model("llama-3-8b"))[0]
+    plan = plan_of(load_model("llama-3-8b"), 1024, "ulysses", checkpointing="selective")
+    use = memory_use(plan, phases_of(plan, exact_machine(2)).passes, 512)
+    assert use.saved_activations == 512 * 32 * (2 * (4096 + 4096 + 4096 + 1024 + 14336) + 4 * 32)
+    again = [each.flops for each in repeated_selectively(plan.model, kind)]
+    assert again == [2 * 4096 * 1024, 2 * 4096 * 4096, 2 * 4096 * 14336]
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3", "glm-4.5-air", "qwen3-8b"])
+def test_selective_checkpointing_repeats_what_it_does_not_keep(name: str) -> None:
+    """Products kept and repeated are all but the last of an MLP; experts are repeated."""
+    model = load_model(name)
+    for kind in set(kinds_of(model)):
+        shapes = [*attention_matrices(model, kind.letter), *(() if kind.has_experts else mlp_matrices(model)[:-1])]
+        rest = behind_projection(model, kind).flops if kind.has_experts else 0
+        repeated = sum(2 * inputs * outputs for inputs, outputs in shapes[1::2]) + rest
+        assert sum(each.flops for each in repeated_selectively(model, kind)) == repeated
+        assert kept(model, kind) == sum(outputs for _, outputs in shapes[::2])
 
 
 def test_memory_grows_with_the_positions_of_a_rank() -> None:
@@ -127,7 +152,7 @@ def test_what_the_driver_reports_less_the_reserve_fits(machine: str, mebibytes: 
 
 def test_a_step_that_fits_between_data_sheet_and_driver_fits() -> None:
     """8,030,261,248 parameters over 8 H100: a sequence whose step takes more than 80e9 bytes, less than 79.65 GiB."""
-    found = predict_step("h100-8", "llama-3-8b", 384 * 1024, "ulysses")
+    found = predict_step("h100-8", "llama-3-8b", 240 * 1024, "ulysses")
     assert 80e9 < found.memory.total < 81_559 * 2**20 - RESERVED_BYTES
     assert found.fits
     constants = {each.name: each for each in found.provenance.constants}

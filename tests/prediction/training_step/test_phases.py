@@ -34,8 +34,18 @@ from tests.support.steps import (
     small_model,
 )
 
-RECOMPUTED = {"none": (0, 0), "selective": (1, 0), "full": (1, 1)}
-"""How often the backward pass computes matrices of layers and attention forward again."""
+LAYER = 2 * 12 * 32 + 2 * 12 * 16 + 3 * 12 * 40
+"""Parameters of matrices of a layer of the small model: queries and output, keys and values, the MLP."""
+
+RECOMPUTED = {"none": (0, 0), "selective": (12 * 16 + 12 * 32 + 12 * 40, 0), "full": (LAYER, 1)}
+"""What the backward pass computes forward again: parameters of a layer, by every other product from keys on, and
+attention.
+"""
+
+
+def layer_matrices(model: Model) -> int:
+    """Parameters of matrices that multiply a token, without the output."""
+    return active_parameters(model) - embedding_parameters(model).matrices
 
 
 def attention_flops(sequence: int, layers: int = 3) -> int:
@@ -47,14 +57,13 @@ def attention_flops(sequence: int, layers: int = 3) -> int:
 def test_a_step_of_one_rank_is_the_sum_of_its_flops_over_rates(checkpointing: Checkpointing) -> None:
     """Per parameter and token 2 FLOPs forward, 4 backward; attention has 5/2 of its forward FLOPs backward."""
     plan, machine, tokens = plan_of(small_model(), ranks=1, checkpointing=checkpointing), exact_machine(1), 64
-    phases, matrices = phases_of(plan, machine), active_parameters(plan.model)
-    of_layers = matrices - embedding_parameters(plan.model).matrices
+    phases = phases_of(plan, machine)
     (run,) = runs_of(kinds_of(plan.model))
-    forward = simulate(phases.forward(run.unit, 3, ends=True), machine).time_s
-    assert forward == 2 * tokens * matrices / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
+    forward = simulate(phases.forward(run.unit, 3), machine).time_s
+    assert forward == 2 * tokens * 3 * LAYER / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
     again, attention_again = RECOMPUTED[checkpointing]
-    backward = simulate(phases.backward(run.unit, 3, begins=True, reduces=True), machine).time_s
-    of_matrices = (4 * matrices + 2 * again * of_layers) * tokens / MATRIX_RATE
+    backward = simulate(phases.backward(run.unit, 3, reduces=True), machine).time_s
+    of_matrices = 3 * (4 * LAYER + 2 * again) * tokens / MATRIX_RATE
     assert backward == of_matrices + (Fraction(5, 2) + attention_again) * attention_flops(64) / ATTENTION_RATE
 
 
@@ -63,18 +72,16 @@ def test_experts_cost_what_a_token_takes_of_them() -> None:
     dense, experts = runs_of(kinds_of(plan.model))
     assert (len(dense.unit), dense.times, experts.times) == (1, 1, 2)
     phases = phases_of(plan, machine)
-    times = [
-        simulate(phases.forward(run.unit, run.times, ends=run is experts), machine).time_s for run in (dense, experts)
-    ]
-    assert sum(times) == 128 * active_parameters(plan.model) / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
+    times = [simulate(phases.forward(run.unit, run.times), machine).time_s for run in (dense, experts)]
+    assert sum(times) == 128 * layer_matrices(plan.model) / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
 
 
 def test_work_is_shared_by_the_ranks_of_a_group_and_repeated_in_every_group() -> None:
     plan = plan_of(small_model(), ranks=4, cp=2)
     machine = exact_machine(4)
     (run,) = runs_of(kinds_of(plan.model))
-    schedule = phases_of(plan, machine).forward(run.unit, 3, ends=True)
-    total = 2 * (128 * active_parameters(plan.model) + attention_flops(64))
+    schedule = phases_of(plan, machine).forward(run.unit, 3)
+    total = 2 * (128 * layer_matrices(plan.model) + attention_flops(64))
     assert schedule.flops().sum() == total
     assert len(set(schedule.flops().sum(axis=0).tolist())) == 1
 
@@ -92,11 +99,11 @@ def test_parameters_alone_take_the_time_of_their_bytes(layers: int) -> None:
     (run,) = runs_of(kinds_of(plan.model))
     phases, bandwidth = phases_of(plan, machine), Fraction(10**6)
     gathered = layers * gather_s(plan.model, 4, bandwidth, PARAMETER_BYTES)
-    assert simulate(phases.forward(run.unit, layers, ends=True), machine).time_s == gathered
+    assert simulate(phases.forward(run.unit, layers), machine).time_s == gathered
     reduced = gather_s(plan.model, 4, bandwidth, GRADIENT_BYTES)
-    backward = simulate(phases.backward(run.unit, layers, begins=True, reduces=True), machine).time_s
+    backward = simulate(phases.backward(run.unit, layers, reduces=True), machine).time_s
     assert backward >= gathered + reduced
-    assert simulate(phases.backward(run.unit, layers, begins=True, reduces=False), machine).time_s == gathered
+    assert simulate(phases.backward(run.unit, layers, reduces=False), machine).time_s == gathered
 
 
 def test_slow_parameters_are_gathered_while_layers_compute() -> None:
@@ -105,7 +112,7 @@ def test_slow_parameters_are_gathered_while_layers_compute() -> None:
     (run,) = runs_of(kinds_of(plan.model))
     for bandwidth in (Fraction(10**6), Fraction(100), Fraction(10)):
         machine = exact_machine(4, bandwidth)
-        schedule = phases_of(plan, machine).forward(run.unit, layers, ends=False)
+        schedule = phases_of(plan, machine).forward(run.unit, layers)
         time_s = simulate(schedule, machine).time_s
         busy, gathered = max(busy_s(schedule, machine.compute)), gather_s(plan.model, 4, bandwidth, PARAMETER_BYTES)
         assert max(busy, layers * gathered) <= time_s <= busy + layers * gathered
@@ -119,8 +126,8 @@ def test_equal_layers_take_equally_long_on_an_exact_machine(schedule: str) -> No
     (run,) = runs_of(kinds_of(plan.model))
     phases = phases_of(plan, machine)
     for build in (
-        lambda count: phases.forward(run.unit, count, ends=True),
-        lambda count: phases.backward(run.unit, count, begins=True, reduces=True),
+        lambda count: phases.forward(run.unit, count),
+        lambda count: phases.backward(run.unit, count, reduces=True),
     ):
         times = [simulate(build(count), machine, "simpy").time_s for count in (3, 4, 5, 8)]
         assert times[1] - times[0] == times[2] - times[1]
@@ -134,8 +141,8 @@ def test_a_stack_takes_as_long_as_a_quarter_of_it_says() -> None:
     phases = phases_of(plan_of(load_model("llama-3-8b"), 32768, "ulysses", 8), machine)
     (run,) = runs_of(kinds_of(phases.plan.model))
     for build in (
-        lambda count: phases.forward(run.unit, count, ends=True),
-        lambda count: phases.backward(run.unit, count, begins=True, reduces=True),
+        lambda count: phases.forward(run.unit, count),
+        lambda count: phases.backward(run.unit, count, reduces=True),
     ):
         four, eight, every = (float(simulate(build(count), machine, events=False).time_s) for count in (4, 8, 32))
         assert eight + 24 * (eight - four) / 4 == pytest.approx(every, rel=2e-3)
@@ -157,9 +164,9 @@ def test_bytes_of_states_are_conserved(zero: int) -> None:
 
     for gathers in (True, False):
         expected = of_parameters if gathers else 0
-        assert sent(phases.forward(run.unit, 3, ends=True, gathers=gathers)) == expected
+        assert sent(phases.forward(run.unit, 3, gathers=gathers)) == expected
         for reduces in (True, False):
-            backward = phases.backward(run.unit, 3, begins=True, reduces=reduces, gathers=gathers)
+            backward = phases.backward(run.unit, 3, reduces=reduces, gathers=gathers)
             assert sent(backward) == expected + (of_gradients if reduces else 0)
 
 
@@ -169,7 +176,7 @@ def test_hybrids_move_hidden_states_between_layouts() -> None:
     assert (len(run.unit), run.times) == (2, 2)
     phases = phases_of(plan, machine)
     assert len(phases.passes.between) == 4
-    for schedule in (phases.forward(run.unit, 2, ends=True), phases.backward(run.unit, 2, begins=True, reduces=True)):
+    for schedule in (phases.forward(run.unit, 2), phases.backward(run.unit, 2, reduces=True)):
         assert simulate(schedule, machine).time_s > max(busy_s(schedule, machine.compute))
 
 
@@ -179,7 +186,7 @@ def test_several_nodes(nodes: int, ranks: int) -> None:
     plan = plan_of(small_model(2), sequence=96, ranks=nodes * ranks, cp=ranks)
     (run,) = runs_of(kinds_of(plan.model))
     phases = phases_of(plan, machine)
-    schedule = phases.backward(run.unit, 2, begins=True, reduces=True)
+    schedule = phases.backward(run.unit, 2, reduces=True)
     assert np.isfinite(float(simulate(schedule, machine).time_s))
 
 
