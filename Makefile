@@ -53,6 +53,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.schedules_on_the_fabric
 	$(BIN)/python -m experiments.tables.ranking_on_the_fabric
 	$(BIN)/python -m experiments.tables.linear_on_the_fabric
+	$(BIN)/python -m experiments.tables.found_on_the_fabric
 	$(BIN)/python -m experiments.reproductions all
 	$(BIN)/python -m experiments.tables.whole_steps
 	$(BIN)/python -m experiments.accuracy.report

@@ -15,6 +15,7 @@ from itertools import combinations
 from pathlib import Path
 
 from experiments.common import RESULTS, Record, markdown_table, write_page
+from experiments.tables import on_the_fabric
 from experiments.tables.on_the_fabric import (
     Variant,
     chosen,
@@ -61,7 +62,7 @@ def measure(key: str, part: Part, repeats: int = REPEATS, folder: Path = RESULTS
     replace_part(folder / "ranking_on_the_fabric.json", key, found)
 
 
-def rate_of(part: Part) -> float:
+def rate_of(part: on_the_fabric.Part) -> float:
     """The FLOP/s at which the calls of the balanced ring take `CCR` of its communication on the fabric."""
     topology = load_machine(part.topology).topology.scaled(part.scale)
     ring = one_pass(Variant(balanced_ring(part.layer), AttentionOptions()), topology, part.layer)

@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from cyclopts import App, CycloptsError, Parameter
 
-from experiments.train_gpt.gradients import LostRankError
 from experiments.train_gpt.options import Recipe, RunOptions
-from experiments.train_gpt.train import Step, train
+from experiments.train_gpt.train import LostRankError, Step, train
 from runtime.ranks.torchrun import join
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import TaspLabError

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from experiments.train_gpt.data import VOCABULARY
-from experiments.train_gpt.options import Recipe
+from experiments.train_gpt.options import VOCABULARY, Recipe
 
 Tensor = torch.Tensor
 

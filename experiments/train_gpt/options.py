@@ -18,6 +18,9 @@ from tasp_lab.schedules.registry import LINEAR, linear_spec
 from tasp_lab.workload.layer import Workload, expand_layers
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
+VOCABULARY = 256
+"""Tokens are bytes."""
+
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 

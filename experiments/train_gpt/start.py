@@ -1,25 +1,71 @@
-"""Validation of options on all ranks before training starts: an error or mismatch raises on all of them."""
+"""Checkpoints, and the check of options on all ranks before training starts: an error or mismatch raises on all.
+
+A checkpoint is one file with the complete training state, independent of the number of ranks and the schedule.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from experiments.train_gpt.checkpoint import FILE, State, load
 from experiments.train_gpt.options import Recipe, RunOptions
 from runtime.sequence_parallel import agreement
 from runtime.sequence_parallel.agreement import Proposal
-from tasp_lab.core.errors import OutputError, RunError, TaspLabError, WorkloadError
-from tasp_lab.core.files import check_writable
+from tasp_lab.core.errors import OutputError, RunError, TaspLabError, WorkloadError, first_line
+from tasp_lab.core.files import check_writable, write_whole
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import linear_schedules
 from tasp_lab.topology.builders import full_mesh
 
 TIMEOUT_S = 120.0
+
+FILE = "checkpoint.pt"
+_PARTS = {"decisive", "step", "model", "optimizer", "random"}
+
+State = dict[str, Any]
+"""`decisive`: the options that determine the losses; `step`: completed steps; `model`, `optimizer`: torch's state
+dicts; `random`: state of the generator that draws sequences."""
+
+
+class CheckpointError(TaspLabError):
+    """A checkpoint that cannot be read or belongs to another run. The message names the file."""
+
+
+def save(folder: Path, state: State) -> None:
+    """Replace the checkpoint of a folder atomically. Raises `OutputError`."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    write_whole(folder / FILE, content.getvalue())
+
+
+def load(folder: Path, decisive: Mapping[str, object]) -> State:
+    """The checkpoint of a folder. Raises `CheckpointError` if it was made with other options."""
+    file = folder / FILE
+    state = _read_checkpoint(file)
+    for name, value in decisive.items():
+        had = state["decisive"].get(name)
+        if had != value:
+            raise CheckpointError(f"checkpoint {file}: {name.replace('_', ' ')} is {had}, here it is {value}")
+    return state
+
+
+def _read_checkpoint(file: Path) -> State:
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {file}: {error.strerror or error}") from None
+    except Exception as error:  # for a damaged file the reader may raise any exception
+        raise CheckpointError(f"checkpoint {file} is damaged or not a checkpoint ({first_line(error)})") from None
+    if not isinstance(state, dict) or set(state) != _PARTS:
+        raise CheckpointError(f"checkpoint {file} is not a checkpoint of this program")
+    return state
 
 
 @dataclass(frozen=True)

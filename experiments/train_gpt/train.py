@@ -14,16 +14,66 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from experiments.train_gpt.attention import TimedAttention
-from experiments.train_gpt.checkpoint import State, save
-from experiments.train_gpt.data import Batches
-from experiments.train_gpt.gradients import Gradients, LostRankError
 from experiments.train_gpt.model import GPT
 from experiments.train_gpt.options import Recipe, RunOptions
-from experiments.train_gpt.start import agree, check_agreement
+from experiments.train_gpt.start import State, agree, check_agreement, save
+from runtime.executor.messages import LostPeer, call_peers
 from runtime.executor.transports import default_device
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.sharding import positions, shard
 from tasp_lab.core.errors import RunError, TaspLabError
+
+
+class Batches:
+    """Batches drawn from a text, the same on every rank.
+
+    >>> Batches(b"one two three", seed=0).draw(2, 4).shape
+    torch.Size([2, 5])
+    """
+
+    def __init__(self, text: bytes, seed: int) -> None:
+        self.random = torch.Generator().manual_seed(seed)
+        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+    def draw(self, sequences: int, length: int) -> torch.Tensor:
+        """Tokens, int64 [sequences, length + 1]: inputs are all but the last, targets all but the first.
+
+        The text must be longer than `length`.
+        """
+        first = torch.randint(len(self._text) - length, (sequences, 1), generator=self.random)
+        return self._text[first + torch.arange(length + 1)].long()
+
+
+class LostRankError(RunError):
+    """A rank was lost during training, as reported by one rank."""
+
+
+class Gradients:
+    """The gradients of a model and its loss in one tensor, summed over all ranks by a single all_reduce.
+
+    DistributedDataParallel would divide by the number of ranks, and its communication would overlap that of attention
+    in the backward pass.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = list(model.parameters())
+        sizes = [parameter.numel() for parameter in parameters]
+        self._all = torch.zeros(sum(sizes) + 1, device=parameters[0].device)
+        for parameter, part in zip(parameters, torch.split(self._all[:-1], sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def clear(self) -> None:
+        self._all.zero_()
+
+    def sum_over_ranks(self, loss: torch.Tensor) -> float:
+        """Sum the gradients and the loss over all ranks; returns the loss. Raises `LostRankError`."""
+        self._all[-1] = loss.detach()
+        try:
+            call_peers(self._all.is_cuda, dist.all_reduce, self._all)
+        except LostPeer as error:
+            lost = f"rank {dist.get_rank()}: lost a rank while gradients were summed ({error})"
+            raise LostRankError(lost) from None
+        return float(self._all[-1])
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ schedule and machine (`sim.array.symmetry`); without any symmetry every operatio
    `sim.array.recurrence` replaces the event loop for rings that share no constraint.
 4. `sim.array.timeline` turns the result into events of single messages and calls.
 
-Layers of more than `MANY` transfers of which only the time is asked for are simulated step by step (`sim.array.stream`)
-if their messages share no bandwidth.
+Layers of more than `MANY` transfers of which only the time is asked for are simulated step by step
+(`sim.array.stream`).
 """
 
 from __future__ import annotations

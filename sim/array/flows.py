@@ -109,7 +109,8 @@ def end_due(flows: Flows, slot: int, instant: EventQueue, offset: int, now_s: fl
         reading = _reading(flows, group, constraint.level, now_s * (1 + SAME))
         for at in range(constraint.first, constraint.first + constraint.members):
             other = flows.sharing.uses[flows.sharing.users[at]].slot
-            if other != slot and flows.progress[other].end <= reading:
+            is_new = flows.sharing.flows[other].is_moved  # its end is no reading of the clock before `settle`
+            if other != slot and not is_new and flows.progress[other].end <= reading:
                 put(instant, flows.progress[other].number, float(offset + flows.progress[other].number))
 
 

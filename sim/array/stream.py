@@ -1,24 +1,28 @@
-"""The time of a layer, step by step, in memory for a few steps: for schedules whose messages share no bandwidth.
+"""The time of a layer, step by step, in memory for a few steps.
 
     time_s = stream_time_s(schedule, machine)       # None if it does not apply
 
 The event loop needs all operations of a schedule and all edges between them: tens of gigabytes for a thousand ranks. In
 most layers on switched networks each message has the rate of its narrowest link from its first to its last byte, so its
-times follow from those of what it waits for. Only the ends of kernel calls, which messages slow, depend on what else
-happens at that time. So calls end in the order of time, and whatever waits for them gets its times at once.
+times follow from those of what it waits for. Only the ends of kernel calls, which messages slow, and messages that may
+share bandwidth depend on what else happens at that time. So these end in the order of time, and whatever waits for them
+gets its times at once.
 
 1. `find_messages` joins the transfers of a step, as `tasp_lab.schedule.messages` does for all steps. It looks one step
    ahead: what lies beside what in a buffer depends on where it goes next.
 2. `issue` tracks the messages and calls of a step and what they wait for, as `tasp_lab.schedule.dependencies` says.
-3. `run_calls` ends calls up to the step from which on no message is tracked yet.
+3. `run_events` ends calls and shared messages up to the step from which on no message is tracked yet.
 
-**Why this is exact.** The call that ends first among those that run, beside the messages that are known, does end then:
-a message that is not known yet waits for a call that ends later, so it starts later. Messages of steps that are not
-tracked yet could start earlier. Whether one does is checked when it is tracked: it must not be launched before the last
-call that has ended at either of its ranks. And no two messages share bandwidth, since for each link, port and NIC the
-greatest rates of all lanes that ever pass it do not exceed its capacity (`_Rates`). Where one of the two fails, or a
-schedule has what this module does not derive (more than one pool, sums that are read where they stay, copies that are
-read later than one step after they came, hosts that issue, ...), the time is None and the event loop is run.
+**Which messages share bandwidth.** A link, port or NIC that is at least as wide as the greatest rates of all lanes that
+ever pass it is never full (`_Rates`). Messages that pass another one share it max-min fairly (`sim.array.flows`).
+
+**Why this is exact.** What ends first among the calls that run and the messages that share, beside what is known, does
+end then: what is not known yet waits for one of them, so it starts later. Messages of steps that are not tracked yet
+could start earlier. Whether one does is checked when it is tracked: it must not be launched before the last call that
+has ended at either of its ranks, nor, if it shares bandwidth, before the last time at which rates changed. Where this
+fails, all begins again with more steps tracked ahead, in the end with all. Where a schedule has what this module
+does not derive (more than one pool, sums that are read where they stay, copies that are read later than one step after
+they came, hosts that issue, ...), the time is None and the event loop is run.
 """
 
 from __future__ import annotations
@@ -30,22 +34,26 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.array.event_loop import STAGES
+from sim.array.flows import Flows
+from sim.array.max_min import SAME, Sharing
 from sim.array.operations import Cost, CostTable
 from sim.array.stream_loop import (
     DONE,
     FULL,
+    LATE,
     OPEN,
     Issued,
     Moved,
     Shape,
     Used,
     Window,
+    cost_table,
     find_messages,
     issue,
-    run_calls,
+    run_events,
 )
 from sim.messages import LibraryMessages
-from tasp_lab.core.arrays import FloatArray, Int32Array, IntArray, Table, numbered
+from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table, numbered
 from tasp_lab.core.compiled import call, table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
@@ -61,7 +69,11 @@ _STEPS_KEPT = 6
 _LEAST_ROWS = 2**18
 """Windows of less memory are not worth starting again for."""
 
-_MAX_GROWTH = 3
+_MAX_ROWS = 2**24
+
+_MORE_AHEAD = 0
+"""A buffer that comes free lets messages begin as many steps later as there are buffers: so many are tracked ahead."""
+
 _LAST = 2**31 - 1
 
 
@@ -75,13 +87,18 @@ def stream_time_s(
     if not _is_simple(schedule, machine):
         return None
     per_step = schedule.transfers // max(len(schedule.steps), 1) + 2 * schedule.world_size
-    least = max(_STEPS_KEPT * per_step, _LEAST_ROWS if fast else 1)
-    for growth in range(_MAX_GROWTH):
+    rows = max(_STEPS_KEPT * per_step, _LEAST_ROWS if fast else 1)
+    ahead = schedule.blocks.pools[0].buffers + _MORE_AHEAD
+    rates = _Rates(machine.topology, schedule.lanes)
+    while rows < _MAX_ROWS and ahead < 4 * len(schedule.steps) + 4:
         try:
-            rows = 1 << (least * 4**growth - 1).bit_length()
-            return _Stream(schedule, machine, rows, fast).time_s(progress)
+            return _Stream(schedule, machine, rates, 1 << (rows - 1).bit_length(), ahead, fast).time_s(progress)
+        except _SharedError:
+            pass  # the rates now have what is shared
         except _FullError:
-            continue
+            rows *= 4
+        except _LateError:
+            ahead = max(4 * ahead, 1)
         except _NotSimpleError:
             return None
     return None
@@ -89,6 +106,14 @@ def stream_time_s(
 
 class _FullError(Exception):
     """A table was too small."""
+
+
+class _LateError(Exception):
+    """More steps have to be tracked ahead."""
+
+
+class _SharedError(Exception):
+    """Messages share bandwidth where none were thought to."""
 
 
 class _NotSimpleError(Exception):
@@ -112,17 +137,18 @@ def _is_simple(schedule: Schedule, machine: Machine) -> bool:
 
 @dataclass(eq=False)
 class _Rates:
-    """The routes of messages, their rates, and whether any link, port or NIC could be full.
+    """The routes of messages, their rates, and which links, ports and NICs could be full.
 
-    `number` is an int array (ranks**2,), the number of the route of a pair of ranks, or -1; `constraints`,
-    `latency_s` and `narrowest_bytes_per_s` are by this number. A lane carries one message at a time, so `load`, the sum
-    of the greatest rates of all lanes over each constraint, is never exceeded.
+    `number` is an int array (ranks**2,), the number of the route of a pair of ranks, or -1. A lane carries one message
+    at a time, so the sum of the greatest rates of all lanes over a constraint is never exceeded: it `is_shared`, bool
+    array (constraints,), if that sum exceeds its capacity. `is_counted`: the lanes of all steps are accounted for.
     """
 
     topology: Topology
     lanes: int
     number: Int32Array = field(init=False)
-    constraints: list[IntArray] = field(default_factory=list)
+    is_shared: BoolArray = field(init=False)
+    is_counted: bool = False
 
     def __post_init__(self) -> None:
         topology, ranks = self.topology, self.topology.world_size
@@ -131,9 +157,33 @@ class _Rates:
         self._capacity = np.concatenate([topology.link_bandwidths_bytes_per_s, shared])
         self._routes = np.zeros((0, 1), dtype=np.int64)
         self._latency_s = self._narrowest = np.zeros(0)
+        self.is_shared = np.zeros(len(self._capacity), dtype=bool)
+        self._users = np.zeros(len(self._capacity) + 1, dtype=np.int64)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the lanes that are accounted for."""
+        ranks = self.topology.world_size
         self._load = np.zeros(len(self._capacity) + 1)
         self._lane_route = np.full(ranks * self.lanes, -1, dtype=np.int32)
         self._lane_rate = np.zeros(ranks * self.lanes)
+
+    def flows(self) -> tuple[Flows, Table, IntArray]:
+        """No flows yet, what each route passes that is shared, and where its passes begin, as `Window` has them."""
+        place = np.cumsum(self.is_shared) - 1
+        route, column = np.nonzero(np.append(self.is_shared, False)[self._routes])
+        passes = table(len(route), constraint="i4", count="i4")
+        passes["constraint"], passes["count"] = place[self._routes[route, column]], 1
+        sizes = np.bincount(route, minlength=len(self._routes))
+        slots = len(self._lane_rate) if len(route) else 0
+        users = np.minimum(self._users[:-1][self.is_shared], slots)
+        sharing = Sharing.of(slots, int(sizes.max(initial=1)), users, self._capacity[self.is_shared])
+        return Flows.of(sharing, 0), passes, np.concatenate([[0], np.cumsum(sizes)])
+
+    def shares(self, route: IntArray) -> BoolArray:
+        """Which of these routes pass anything that is shared."""
+        on_route: BoolArray = np.append(self.is_shared, False)[self._routes]
+        return np.asarray(on_route.any(axis=1))[route]
 
     def of(self, source: IntArray, destination: IntArray) -> tuple[IntArray, FloatArray, FloatArray]:
         """The number of each route, its latency in seconds, and its narrowest capacity in bytes/s."""
@@ -153,7 +203,7 @@ class _Rates:
         return number, self._latency_s[number], self._narrowest[number]
 
     def add(self, lane: IntArray, route: IntArray, rate: FloatArray) -> None:
-        """Account for messages on lanes of ranks. Raises `_NotSimpleError` if they could fill a constraint."""
+        """Account for messages on lanes of ranks. Raises `_SharedError` if they could fill more than was thought."""
         moves = self._lane_route[lane] != route
         changed = np.flatnonzero(moves | (rate > self._lane_rate[lane]))
         if not len(changed):
@@ -166,9 +216,15 @@ class _Rates:
         more = rate[chosen] - np.where(moves[chosen], 0.0, self._lane_rate[lane[chosen]])
         routes = self._routes[route[chosen]]
         np.add.at(self._load, routes, more[:, None])
+        if not self.is_counted:
+            np.add.at(self._users, routes, moves[chosen, None])
         self._lane_route[lane[chosen]], self._lane_rate[lane[chosen]] = route[chosen], rate[chosen]
-        if (self._load[:-1] > self._capacity * (1 + 1e-12)).any():
-            raise _NotSimpleError
+        is_over = self._load[:-1] > self._capacity * (1 + SAME)
+        if (is_over & ~self.is_shared).any():
+            was_known = self.is_counted or not self.is_shared.any()
+            self.is_shared |= is_over
+            if was_known:  # else all lanes are being counted
+                raise _SharedError
 
 
 class _StepTables(NamedTuple):
@@ -183,23 +239,13 @@ class _StepTables(NamedTuple):
 class _Stream:
     """One simulation with a window of so many operations."""
 
-    def __init__(self, schedule: Schedule, machine: Machine, rows: int, fast: bool) -> None:
+    def __init__(self, schedule: Schedule, machine: Machine, rates: _Rates, rows: int, ahead: int, fast: bool) -> None:
         self._schedule, self._machine, self._blocks, self._fast = schedule, machine, schedule.blocks, fast
-        ranks, blocks, steps = schedule.world_size, schedule.blocks, len(schedule.steps)
-        buffers = blocks.pools[0].buffers
-        contention = machine.contention
-        share = float(contention.share(1, 1)) if contention.slows else 0.0
-        room = max(64, rows // ranks)
-        self._shape = Shape(len(blocks), schedule.lanes, buffers, room)
-        self._window = Window.of(
-            ranks, schedule.lanes, len(blocks), buffers, ranks * steps + 1, rows, room,
-            np.array([share, float(contention.max_channels)]),
-        )  # fmt: skip
+        self._rates, self._rows, self._ahead, blocks = rates, rows, ahead, schedule.blocks
         self._is_sum = np.array([bool(kind.join) for kind in blocks.kinds], dtype=bool)[blocks.kind]
         self._size = np.asarray(blocks.bytes, dtype=np.int64)
         self._wide = wide_at_home(blocks)
         self._table = CostTable(machine.topology, LibraryMessages(schedule, machine.comm_library))
-        self._rates = _Rates(machine.topology, schedule.lanes)
         self._costs: dict[tuple[float, ...], int] = {}
         self._call_costs: dict[tuple[KernelShape, int], int] = {}
         self._shapes: dict[KernelShape, int] = {}
@@ -207,20 +253,18 @@ class _Stream:
         self._offsets: dict[int, int] | None = None
 
     def time_s(self, progress: ShareCallback) -> float:
-        """The end of the last operation. Raises `_FullError` and `_NotSimpleError`."""
+        """The end of the last operation. Raises the errors of this module."""
         steps = len(self._schedule.steps)
+        self._count_lanes()
+        self._shape, self._window = self._tables_of_window()
         tables = self._tables()
         following = next(tables)
         for step in range(steps):
             this, following = following, next(tables)
             self._step(step, this, following)
-            # A buffer that comes free at a step lets messages begin as many steps later as there are buffers.
             last = step == steps - 1
-            self._check(
-                call(
-                    run_calls, _LAST if last else step - self._shape.buffers, self._window, self._shape, fast=self._fast
-                )
-            )
+            until = _LAST if last else step - self._ahead
+            self._check(call(run_events, until, self._window, self._shape, fast=self._fast))
             if not last and (step + 1) * STAGES // steps > step * STAGES // steps:
                 progress((step + 1) / steps)
         if self._window.sizes[OPEN]:
@@ -228,9 +272,43 @@ class _Stream:
         keep_shapes(self._schedule, self._counted, tuple(self._shapes))
         return float(self._window.end_s[0])
 
+    def _count_lanes(self) -> None:
+        """Account for the lanes of the first and the last step, or of all if any messages share bandwidth."""
+        rates, steps, ranks, lanes = self._rates, self._schedule.steps, self._schedule.world_size, self._schedule.lanes
+        if not rates.is_counted:
+            rates.begin()
+            counts_all = bool(rates.is_shared.any())
+            for number in range(len(steps)) if counts_all else sorted({0, len(steps) - 1}):
+                step = steps[number]
+                # As if all that a lane sends to a peer were one message, which mostly it is.
+                key, message = np.unique(
+                    (step.source * lanes + step.lane) * ranks + step.destination, return_inverse=True
+                )
+                size_bytes = np.bincount(message, self._size[step.block], len(key)).astype(np.int64)
+                self._message_costs(number, key // ranks // lanes, key % ranks, key // ranks % lanes, size_bytes)
+            rates.is_counted = counts_all
+        rates.begin()
+
+    def _tables_of_window(self) -> tuple[Shape, Window]:
+        schedule, contention, buffers = self._schedule, self._machine.contention, self._blocks.pools[0].buffers
+        share = float(contention.share(1, 1)) if contention.slows else 0.0
+        ranks, blocks, lanes, room = (
+            schedule.world_size,
+            len(self._blocks),
+            schedule.lanes,
+            self._rows // schedule.world_size,
+        )
+        shape = Shape(blocks, lanes, buffers, max(64, room))
+        return shape, Window.of(
+            ranks, lanes, blocks, buffers, ranks * len(schedule.steps) + 1, self._rows, shape.room,
+            np.array([share, float(contention.max_channels)]), *self._rates.flows(),
+        )  # fmt: skip
+
     def _check(self, status: int) -> None:
         if status == FULL:
             raise _FullError
+        if status == LATE:
+            raise _LateError
         if status != DONE:
             raise _NotSimpleError
 
@@ -302,26 +380,20 @@ class _Stream:
         firsts = np.flatnonzero(is_first)
         size_bytes = np.bincount(message, self._size[moved.block], len(firsts)).astype(np.int64)
         source, destination, lane = (column[firsts] for column in moved[:3])
-        cost = self._message_costs(step, source, destination, lane, size_bytes)
-        issued = Issued(message, source, destination, lane, cost, calls.rank, self._costs_of_calls(calls))
-        window = self._window._replace(costs=self._cost_table())
+        cost, route = self._message_costs(step, source, destination, lane, size_bytes)
+        issued = Issued(message, source, destination, lane, cost, route, calls.rank, self._costs_of_calls(calls))
+        window = self._window
+        if len(window.costs) < len(self._costs):
+            window = window._replace(costs=cost_table(list(self._costs)))
         self._check(call(issue, step, moved, reads, adds, issued, window, self._shape, fast=self._fast))
         self._window = window
 
-    def _cost_table(self) -> Table:
-        """The costs so far."""
-        if len(self._window.costs) == len(self._costs):
-            return self._window.costs
-        rows: Table = table(len(self._costs), launch_s="f8", flow_s="f8", latency_s="f8", channels="f8")
-        rows[:] = list(self._costs)
-        return rows
-
     def _message_costs(
         self, step: int, source: IntArray, destination: IntArray, lane: IntArray, size_bytes: IntArray
-    ) -> IntArray:
-        """The number of the cost of each message, whose lanes are accounted for."""
+    ) -> tuple[IntArray, IntArray]:
+        """The cost of each message, whose lanes are accounted for, and its route if it may share bandwidth, else -1."""
         if not len(source):
-            return np.zeros(0, dtype=np.int64)
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         route, latency_s, narrowest = self._rates.of(source, destination)
         kinds, kind = self._table.messages.kinds(step, source, destination, size_bytes)
         firsts, number = numbered(kind, latency_s, narrowest)
@@ -332,11 +404,11 @@ class _Stream:
                 raise _NotSimpleError  # hosts launch one after another
             limit = np.inf if cost.max_bytes_per_s is None else cost.max_bytes_per_s
             rates.append(min(limit, float(narrowest[at])) if cost.wire_bytes else 0.0)
-            flow_s = cost.wire_bytes / rates[-1] if cost.wire_bytes else 0.0
-            key = (cost.launch_s, flow_s, cost.latency_s, cost.channels)
+            key = (cost.launch_s, cost.wire_bytes, rates[-1], cost.latency_s, cost.channels)
             costs.append(self._costs.setdefault(key, len(self._costs)))
         self._rates.add(source * self._schedule.lanes + lane, route, np.array(rates)[number])
-        return np.array(costs, dtype=np.int64)[number]
+        shared = np.where(self._rates.shares(route), route, -1)
+        return np.array(costs, dtype=np.int64)[number], shared
 
     def _costs_of_calls(self, calls: CallTable) -> IntArray:
         """The number of the cost of each call."""
@@ -350,7 +422,7 @@ class _Stream:
         for at in firsts.tolist():
             shape, rank = calls.shapes[calls.shape[at]], int(calls.rank[at]) if speeds else 0
             if (shape, rank) not in self._call_costs:
-                key = (float(machine.call_s(machine.compute.time_s(shape), rank)), 0.0, 0.0, 0.0)
+                key = (float(machine.call_s(machine.compute.time_s(shape), rank)), 0.0, 0.0, 0.0, 0.0)
                 self._call_costs[shape, rank] = self._costs.setdefault(key, len(self._costs))
             costs.append(self._call_costs[shape, rank])
         return np.array(costs, dtype=np.int64)[number]

@@ -5,17 +5,21 @@ Large schedules run as machine code (`tasp_lab.core.compiled`).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.array.event_queue import EventQueue, pop, put
+from sim.array.event_queue import EventQueue, first_due, pop, put
+from sim.array.flows import Flows, begin, end, end_due, settle
 from sim.array.max_min import SAME
 from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table
 from tasp_lab.core.compiled import compilable, table
 
-DONE, UNSUPPORTED, FULL = range(3)
-"""How a step ends: well; the schedule has something that this module does not derive; or a table was too small."""
+DONE, UNSUPPORTED, FULL, LATE = range(4)
+"""How a step ends: well; the schedule has something that this module does not derive; a table was too small; or a
+message starts before something that it affects has ended already."""
 
 SENT, ARRIVED = 0, 1
 """What a follower waits for: the last byte has left, or has arrived."""
@@ -32,12 +36,14 @@ class Window(NamedTuple):
     ----------
     operations : a table: the `number`; for how many others it `waits`; its `first` edge, or -1; whether it `is_call`
         and whether it `is_done`; its `step`; the ranks that it `leaves` and `enters`; its `cost`; `sent_s` is when its
-        last byte left, and before it is done the earliest time at which it can start; `end_s`.
+        last byte left, and before it is done the earliest time at which it can start; `end_s`. Of a message that may
+        share bandwidth the `route`, else -1; its `slot` in `flows`, or -1; and the columns of `EventQueue`.
     edges : a table: who waits `after`, for which `event`, and the `next` edge of the same operation. Number -2 - r
         stands for release r.
     releases : a table, one for each rank and step at which a buffer was filled: for how many uses it `waits`, the end
         of the latest one, `time_s`; its `first` edge; the `last` operation that uses it.
-    costs : a table: `launch_s`, `flow_s`, `latency_s`, `channels`. Of calls, `launch_s` is their time.
+    costs : a table: `launch_s`, `wire_bytes`, the greatest rate `limit`, `latency_s`, `channels`. Of calls, `launch_s`
+        is their time.
     landings : a table of what came to copies at one step: the `step`, `rank` and `block`; the message and the last call
         that brought something, `by_message` and `by_call`, or -1; the `release` of its buffer, or -1; whether the copy
         `is_away`, which is in a buffer; whether it `is_free` of calls that read it; where it `goes`; what came `first`
@@ -50,6 +56,9 @@ class Window(NamedTuple):
         the columns of `EventQueue`.
     changes : a table (ranks * room,) of changes of channels, in the order of `time_s`: `sending`, `receiving`.
     queue : the ranks by the end of their running calls.
+    events : messages that may share bandwidth by when they begin or end to flow; `instant` those that end now.
+    flows : those that flow. `passes` are what each route passes, from `first_pass` of the route on.
+    flowed_s : float array (1,), the time up to which rates are known.
     stack : int array, operations that wait for nothing.
     sizes : int array, see `OPEN`.
     share : float array (2,): what a channel takes of a GPU, and how many channels take something.
@@ -68,6 +77,12 @@ class Window(NamedTuple):
     ranks: Table
     changes: Table
     queue: EventQueue
+    events: EventQueue
+    instant: EventQueue
+    flows: Flows
+    passes: Table
+    first_pass: IntArray
+    flowed_s: FloatArray
     stack: Int32Array
     sizes: IntArray
     share: FloatArray
@@ -75,14 +90,15 @@ class Window(NamedTuple):
 
     @classmethod
     def of(
-        cls, ranks: int, lanes: int, blocks: int, buffers: int, fills: int, rows: int, room: int, share: FloatArray
-    ) -> Window:
+        cls, ranks: int, lanes: int, blocks: int, buffers: int, fills: int, rows: int, room: int, share: FloatArray,
+        flows: Flows, passes: Table, first_pass: IntArray,
+    ) -> Window:  # fmt: skip
         """No operations yet; `fills`: how often buffers are filled at most; `room`: changes of channels of a rank."""
         operations = table(
             rows, number="i4", waits="i4", first="i4", is_call="i4", is_done="i4", step="i4", leaves="i4", enters="i4",
-            cost="i4", sent_s="f8", end_s="f8",
+            cost="i4", sent_s="f8", end_s="f8", route="i4", slot="i4", due="f8", place="i4",
         )  # fmt: skip
-        operations["is_done"], operations["number"] = 1, -1
+        operations["is_done"], operations["number"], operations["place"] = 1, -1, -1
         edges = table(8 * rows, after="i4", event="i4", next="i4")
         edges["next"] = np.arange(1, len(edges) + 1)
         edges["next"][-1] = -1
@@ -102,7 +118,7 @@ class Window(NamedTuple):
             operations=operations,
             edges=edges,
             releases=table(fills, waits="i4", first="i4", last="i4", time_s="f8"),
-            costs=table(0, launch_s="f8", flow_s="f8", latency_s="f8", channels="f8"),
+            costs=cost_table([]),
             landings=landings,
             landing=np.full(ranks * blocks, -1, dtype=np.int32),
             lane=np.full(ranks * lanes, -1, dtype=np.int32),
@@ -111,11 +127,24 @@ class Window(NamedTuple):
             ranks=of_ranks,
             changes=table(ranks * room, time_s="f8", sending="f8", receiving="f8"),
             queue=EventQueue.of(of_ranks),
+            events=EventQueue.of(operations),
+            instant=EventQueue.of(operations),
+            flows=flows,
+            passes=passes,
+            first_pass=first_pass,
+            flowed_s=np.zeros(1),
             stack=np.zeros(rows, dtype=np.int32),
             sizes=np.zeros(7, dtype=np.int64),
             share=share,
             end_s=np.zeros(1),
         )
+
+
+def cost_table(costs: Sequence[tuple[float, ...]]) -> Table:
+    """The table of costs, see `Window`."""
+    rows: Table = table(len(costs), launch_s="f8", wire_bytes="f8", limit="f8", latency_s="f8", channels="f8")
+    rows[:] = costs
+    return rows
 
 
 class Shape(NamedTuple):
@@ -160,13 +189,17 @@ class Used(NamedTuple):
 
 
 class Issued(NamedTuple):
-    """The messages and calls of a step: int arrays. `message` is the message of each transfer, of `Moved`."""
+    """The messages and calls of a step: int arrays. `message` is the message of each transfer, of `Moved`.
+
+    `route` is -1 of messages that share no bandwidth.
+    """
 
     message: IntArray
     source: IntArray
     destination: IntArray
     lane: IntArray
     cost: IntArray
+    route: IntArray
     rank: IntArray
     call_cost: IntArray
 
@@ -350,10 +383,10 @@ def issue(step: int, moved: Moved, reads: Used, adds: Used, issued: Issued, wind
         if not operation.is_done:
             return FULL
         operation.number, operation.waits, operation.first, operation.is_done = number, 1, -1, 0
-        operation.step, operation.sent_s = step, 0.0
+        operation.step, operation.sent_s, operation.route, operation.slot = step, 0.0, -1, -1
         if number < base + messages:
             at = number - base
-            operation.is_call, operation.cost = 0, issued.cost[at]
+            operation.is_call, operation.cost, operation.route = 0, issued.cost[at], issued.route[at]
             operation.leaves, operation.enters = issued.source[at], issued.destination[at]
             lane = issued.source[at] * shape.lanes + issued.lane[at]
             _wait(window, number, window.lane[lane], SENT)
@@ -457,30 +490,80 @@ def _fill(window: Window, number: int, landing_number: int, shape: Shape) -> Non
             operation.sent_s = max(operation.sent_s, before.time_s)
 
 
-def run_calls(step: int, window: Window, shape: Shape) -> int:
-    """End calls in the order of time, up to the first one of a step after `step`; returns how it ended."""
-    while window.queue.size[0] and window.sizes[_STATUS] == DONE:
-        number = window.queue.heap[0]
-        rank = window.ranks[number]
-        if rank.is_stale:
-            rank.is_stale = 0
-            put(window.queue, number, _call_end_s(window, number, shape))
-            continue
-        operation = window.operations[rank.running & (len(window.operations) - 1)]
-        if operation.step > step:
+def run_events(step: int, window: Window, shape: Shape) -> int:
+    """End calls, begin and end messages that may share bandwidth, in the order of time; returns how it ended.
+
+    Up to the first event of a step after `step`.
+    """
+    while window.sizes[_STATUS] == DONE:
+        now_s, flow_s, call_s = window.flowed_s[0], math.inf, math.inf
+        if window.events.size[0]:
+            flow_s = first_due(window.events)
+        if flow_s > now_s * (1 + SAME):
+            settle(window.flows, window.events, now_s)  # an instant has ended
+            if window.events.size[0]:
+                flow_s = first_due(window.events)
+        if window.queue.size[0]:
+            call_s = window.ranks[window.queue.heap[0]].due
+        if flow_s < call_s:
+            if window.operations[window.events.heap[0]].step > step:
+                break
+            window.flowed_s[0] = max(now_s, flow_s) if flow_s > now_s * (1 + SAME) else now_s
+            _take_flow(window, shape)
+        elif window.queue.size[0]:
+            number = window.queue.heap[0]
+            rank = window.ranks[number]
+            if rank.is_stale:
+                rank.is_stale = 0
+                put(window.queue, number, _call_end_s(window, number, shape))
+                continue
+            if window.operations[rank.running & (len(window.operations) - 1)].step > step:
+                break
+            _take_call(window, shape)
+        else:
             break
-        pop(window.queue)
-        rank.running, rank.done_s = -1, rank.due
-        first = number * shape.room
-        while rank.begin < rank.end and window.changes[first + rank.begin].time_s <= rank.due:
-            change = window.changes[first + rank.begin]
-            rank.sending += change.sending
-            rank.receiving += change.receiving
-            rank.begin += 1
-        operation.sent_s = operation.end_s = rank.due
-        _end(window, operation.number & (len(window.operations) - 1))
         _advance(window, shape)
     return int(window.sizes[_STATUS])
+
+
+@compilable
+def _take_call(window: Window, shape: Shape) -> None:
+    """End the call that ends first."""
+    number = pop(window.queue)
+    rank, first = window.ranks[number], number * shape.room
+    operation = window.operations[rank.running & (len(window.operations) - 1)]
+    rank.running, rank.done_s = -1, rank.due
+    while rank.begin < rank.end and window.changes[first + rank.begin].time_s <= rank.due:
+        change = window.changes[first + rank.begin]
+        rank.sending += change.sending
+        rank.receiving += change.receiving
+        rank.begin += 1
+    operation.sent_s = operation.end_s = rank.due
+    _end(window, operation.number & (len(window.operations) - 1))
+
+
+@compilable
+def _take_flow(window: Window, shape: Shape) -> None:
+    """Begin to send a message, or end it and all others that end with it."""
+    now_s, row = window.flowed_s[0], pop(window.events)
+    operation = window.operations[row]
+    if operation.slot < 0:
+        first, last = window.first_pass[operation.route], window.first_pass[operation.route + 1]
+        cost = window.costs[operation.cost]
+        operation.slot = begin(
+            window.flows, row, window.passes, first, last, cost.limit, cost.wire_bytes, now_s
+        )  # fmt: skip
+        return
+    put(window.instant, row, float(row))
+    end_due(window.flows, operation.slot, window.instant, 0, now_s)
+    while window.instant.size[0]:
+        row = pop(window.instant)
+        operation = window.operations[row]
+        cost = window.costs[operation.cost]
+        end(window.flows, operation.slot, now_s)
+        operation.sent_s, operation.end_s = now_s, now_s + cost.latency_s
+        _occupy(window, row, operation.end_s, -cost.channels, shape)
+        _end(window, row)
 
 
 @compilable
@@ -530,23 +613,39 @@ def _advance(window: Window, shape: Shape) -> None:
             put(window.queue, operation.leaves, launched_s)
             continue
         operation.sent_s = operation.end_s = launched_s
-        if cost.flow_s:
-            operation.sent_s = launched_s + cost.flow_s
-            operation.end_s = operation.sent_s + cost.latency_s
+        if cost.wire_bytes:
+            latest_s = 0.0
             if cost.channels and window.share[0]:
                 latest_s = max(window.ranks[operation.leaves].done_s, window.ranks[operation.enters].done_s)
-                if launched_s < latest_s * (1 - SAME):
-                    window.sizes[_STATUS] = UNSUPPORTED  # a call has ended as if the message were not there
-                _change(window, operation.leaves, launched_s, cost.channels, True, shape)
-                _change(window, operation.leaves, operation.end_s, -cost.channels, True, shape)
-                _change(window, operation.enters, launched_s, cost.channels, False, shape)
-                _change(window, operation.enters, operation.end_s, -cost.channels, False, shape)
+            if operation.route >= 0:
+                latest_s = max(latest_s, window.flowed_s[0])
+            if launched_s < latest_s * (1 - SAME):
+                window.sizes[_STATUS] = LATE  # something has ended as if the message were not there
+            _occupy(window, row, launched_s, cost.channels, shape)
+            if operation.route >= 0:
+                put(window.events, row, launched_s)
+                continue
+            operation.sent_s = launched_s + cost.wire_bytes / cost.limit
+            operation.end_s = operation.sent_s + cost.latency_s
+            _occupy(window, row, operation.end_s, -cost.channels, shape)
         _end(window, row)
 
 
 @compilable
-def _change(window: Window, number: int, time_s: float, channels: float, sends: bool, shape: Shape) -> None:
-    """Note that the channels of a rank change."""
+def _occupy(window: Window, row: int, time_s: float, channels: float, shape: Shape) -> None:
+    """Let a message take channels at both ends, or give them back if negative."""
+    if channels and window.share[0]:
+        operation = window.operations[row]
+        ends_early = channels < 0 and operation.route >= 0
+        _change(window, operation.leaves, time_s, channels, True, ends_early, shape)
+        _change(window, operation.enters, time_s, channels, False, ends_early, shape)
+
+
+@compilable
+def _change(
+    window: Window, number: int, time_s: float, channels: float, sends: bool, ends_early: bool, shape: Shape
+) -> None:
+    """Note that the channels of a rank change; `ends_early`: it was not known when those of a message come back."""
     rank, first = window.ranks[number], number * shape.room
     if rank.end == shape.room:
         if not rank.begin:
@@ -566,6 +665,8 @@ def _change(window: Window, number: int, time_s: float, channels: float, sends: 
     change.sending, change.receiving = (channels, 0.0) if sends else (0.0, channels)
     if rank.running >= 0 and time_s < rank.due:
         rank.is_stale = 1
+        if ends_early:
+            put(window.queue, number, time_s)  # it ends later than that, but earlier than it seemed to
 
 
 @compilable

@@ -10,8 +10,7 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
 Int32Array = npt.NDArray[np.int32]
-Int8Array = npt.NDArray[np.int8]
-"""The types of rings and paths, and of large tables, chosen to save memory."""
+"""The type of rings and of large tables, chosen to save memory."""
 
 Table = npt.NDArray[np.void]
 """Rows of records."""

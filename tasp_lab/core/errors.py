@@ -31,9 +31,7 @@ def nearest(name: object, known: Iterable[str], most: int = 1, at_least: float =
     """
     text, names = str(name), list(known)
     letters = _letters(text)
-    matches = [
-        each for each in names if len(letters) > 3 and _letters(each).startswith(letters)
-    ]  # names not written out
+    matches = [each for each in names if len(letters) > 3 and _letters(each).startswith(letters)]  # not written out
     for form in (str.casefold, _letters):
         forms = {form(each): each for each in reversed(names)}
         matches += [forms[each] for each in difflib.get_close_matches(form(text), forms, most, at_least)]

@@ -35,7 +35,10 @@ def write_whole(path: Path, content: bytes) -> None:
         target = _regular_target(path)
         temporary = _create_temporary(target.parent)
         try:
-            _write_to_disk(temporary, content)
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, target)
         except BaseException:
             _remove(temporary)
@@ -104,13 +107,6 @@ def _create_temporary(folder: Path) -> Path:
     temporary = folder / f".tasp-lab-{secrets.token_hex(8)}.tmp"
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     return temporary
-
-
-def _write_to_disk(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _remove(path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Records of the files that users write."""
+"""Records of the files that users write, and the names of those of tasp-lab."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib import resources
 from typing import Annotated, TypeVar, get_args
 
 import msgspec
@@ -54,3 +55,13 @@ def _field_names(kind: object) -> Iterator[str]:
             yield from _field_names(field.type)
     for part in get_args(kind):
         yield from _field_names(part)
+
+
+def data_names(package: str, folder: str) -> list[str]:
+    """The names of the ``.toml`` files in a folder of a package, without their ending, in alphabetical order.
+
+    >>> "llama-3-8b" in data_names("tasp_lab.workload.models", "data")
+    True
+    """
+    entries = (resources.files(package) / folder).iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))

@@ -225,11 +225,7 @@ def format_bandwidth(bandwidth_bytes_per_s: Number) -> str:
     >>> format_bandwidth(50e9)
     '50 GB/s'
     """
-    value = float(bandwidth_bytes_per_s)
-    for unit, factor in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if value >= factor:
-            return f"{value / factor:.4g} {unit}"
-    return f"{value:.4g} B/s"
+    return _in_unit(float(bandwidth_bytes_per_s), {"GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "B/s": 1.0})
 
 
 def format_flops(flops_per_s: Number) -> str:
@@ -238,11 +234,13 @@ def format_flops(flops_per_s: Number) -> str:
     >>> format_flops(328.6e12), format_flops(2e9)
     ('328.6 TFLOP/s', '2 GFLOP/s')
     """
-    value = float(flops_per_s)
-    for unit, factor in (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6)):
-        if value >= factor:
-            return f"{value / factor:.4g} {unit}"
-    return f"{value:.4g} FLOP/s"
+    return _in_unit(float(flops_per_s), {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "FLOP/s": 1.0})
+
+
+def _in_unit(value: float, units: dict[str, float]) -> str:
+    """A value, to four digits, in the first unit that it has at least one of; else in the last one."""
+    unit = next((unit for unit, factor in units.items() if value >= factor), [*units][-1])
+    return f"{value / units[unit]:.4g} {unit}"
 
 
 def parse_integer(text: str) -> int:

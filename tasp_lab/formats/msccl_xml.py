@@ -166,6 +166,10 @@ class _Value(NamedTuple):
     pending: tuple[int, ...] = ()
 
 
+_Fifos = dict[tuple[int, int, int], deque[list[tuple[int, _Value]]]]
+"""Messages on the way, by source, destination and channel: transfers and what they bring."""
+
+
 @dataclass
 class _Transfer:
     source: int
@@ -422,8 +426,11 @@ class _Reader:
     # -- execution -----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         """Execute all steps with connections that hold any number of messages."""
-        fifos: dict[tuple[int, int, int], deque[list[tuple[int, _Value]]]] = defaultdict(deque)
-        lanes = [self._lanes(rank) for rank in range(self.n)]
+        fifos: _Fifos = defaultdict(deque)
+        lanes = []
+        for blocks in self.blocks:
+            sending = [number for number, block in enumerate(blocks) if block.send >= 0]
+            lanes.append({number: lane for lane, number in enumerate(sending)})
         moved = True
         while moved:
             moved = False
@@ -450,27 +457,14 @@ class _Reader:
                 raise _FileError(f"{len(messages)} messages from GPU {source} to {destination} on channel {channel} "
                              "are never received")  # fmt: skip
 
-    def _lanes(self, rank: int) -> dict[int, int]:
-        sending = [number for number, block in enumerate(self.blocks[rank]) if block.send >= 0]
-        return {number: lane for lane, number in enumerate(sending)}
-
-    def _can_run(
-        self, rank: int, block: _Block, fifos: dict[tuple[int, int, int], deque[list[tuple[int, _Value]]]]
-    ) -> bool:
+    def _can_run(self, rank: int, block: _Block, fifos: _Fifos) -> bool:
         step = block.steps[block.done]
         other, at = step.waits
         if other >= 0 and self.blocks[rank][other].done <= at:
             return False
         return step.type not in _RECEIVES or bool(fifos[block.receive, rank, block.channel])
 
-    def _execute(
-        self,
-        rank: int,
-        block: _Block,
-        lane: int,
-        fifos: dict[tuple[int, int, int], deque[list[tuple[int, _Value]]]],
-        where: str,
-    ) -> None:
+    def _execute(self, rank: int, block: _Block, lane: int, fifos: _Fifos, where: str) -> None:
         step, memory = block.steps[block.done], self.memory[rank]
         if step.type == "nop":
             return
@@ -564,14 +558,10 @@ class _Reader:
                     arrivals = []
                 sends.append(number)
             left[rank, block] = copy != 0 and not final[rank, block]
-        if self._is_sum:
-            self._check_left(left)
-        return left if not self._is_sum else np.zeros_like(left)
-
-    def _check_left(self, left: np.ndarray) -> None:
-        if left.any():
+        if self._is_sum and left.any():
             rank, block = (int(each[0]) for each in np.nonzero(left))
             raise _FileError(f"GPU {rank} ends with a sum of chunk {block} that nobody asks for")
+        return left
 
     def _steps(self) -> list[Step]:
         """The steps: a transfer is at the earliest one that `after` and the order of its lane allow."""
@@ -601,11 +591,7 @@ class _Reader:
         if ordered < len(after):
             raise _FileError("the transfers have no order of steps: a thread block sends before what it sends has come")
         rows: list[list[tuple[int, int, int, int, bool]]] = [[] for _ in range(max(level, default=-1) + 1)]
-        order = sorted(
-            range(len(after)), key=lambda number: (self.transfers[number].source, self.transfers[number].lane, number)
-        )
-        for number in order:
-            transfer = self.transfers[number]
+        for number, transfer in sorted(enumerate(self.transfers), key=lambda each: (each[1].source, each[1].lane)):
             row = (transfer.source, transfer.destination, transfer.lane, transfer.value.block, transfer.gives)
             rows[level[number]].append(row)
         return [Step.of(each) for each in rows]

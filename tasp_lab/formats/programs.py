@@ -253,9 +253,8 @@ class _Builder:
 
     def programs(self) -> Programs:
         n = self.schedule.world_size
-        ops: list[list[tuple[tuple[int, int], int, int, Op]]] = [
-            [] for _ in range(n)
-        ]  # of each rank: key, lane, sender
+        # of each rank: key, lane, sender
+        ops: list[list[tuple[tuple[int, int], int, int, Op]]] = [[] for _ in range(n)]
         held: BoolArray = self.schedule.initial.copy()
         if self.kind == "AllToAll":
             for rank in range(n):
@@ -267,22 +266,14 @@ class _Builder:
                 source, destination, lane = message[:3]
                 key = 2 * position[source, destination, lane]
                 position[source, destination, lane] += 1
-                places = (message.at_source, message.at_destination)
-                send = Op("send", destination, *places, message.chunks)
-                ops[source].append(((index, key), lane, source, send))
-                if message.land == "store":
-                    receive = Op("receive", source, places[1], places[1], message.chunks)
-                else:
-                    buffer = self._scratch(destination, message.chunks)
-                    ops[source][-1] = (
-                        (index, key),
-                        lane,
-                        source,
-                        Op("send", destination, places[0], buffer, message.chunks),
-                    )
-                    receive = Op("receive", source, buffer, buffer, message.chunks)
-                    join = Op("add" if message.land == "add" else "copy", -1, buffer, places[1], message.chunks)
+                chunks, arrives = message.chunks, message.at_destination
+                if message.land != "store":
+                    arrives = self._scratch(destination, chunks)
+                    join = Op(message.land, -1, arrives, message.at_destination, chunks)
                     ops[destination].append(((index, 2 * MAX_TRANSFERS), lane, source, join))
+                send = Op("send", destination, message.at_source, arrives, chunks)
+                receive = Op("receive", source, arrives, arrives, chunks)
+                ops[source].append(((index, key), lane, source, send))
                 ops[destination].append(((index, key + 1), lane, source, receive))
             held[step.source[step.gives], step.block[step.gives]] = False
             held[step.destination, step.block] = True
@@ -323,10 +314,9 @@ class _Builder:
         """The channel of each lane: lanes without a common connection share one, with at most 32 thread blocks."""
         connections: dict[int, set[tuple[int, int]]] = defaultdict(set)
         for step in self.schedule.steps:
-            for lane, *pair in set(
-                zip(step.lane.tolist(), step.source.tolist(), step.destination.tolist(), strict=True)
-            ):
-                connections[lane].add((pair[0], pair[1]))
+            rows = zip(step.lane.tolist(), step.source.tolist(), step.destination.tolist(), strict=True)
+            for lane, source, destination in set(rows):
+                connections[lane].add((source, destination))
         channels: list[set[tuple[int, int]]] = []
         ends: list[dict[int, int]] = []  # of each channel: how many thread blocks each rank has at most
         found = {}

@@ -12,10 +12,10 @@ import os
 import re
 from dataclasses import replace
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
 
 from tasp_lab.core.errors import ProfileError, TopologyError, alternatives, nearest, of_type
+from tasp_lab.core.records import data_names
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.profile import listed_members, member
 from tasp_lab.machines.system import LIBRARIES, gloo
@@ -69,8 +69,8 @@ def _load_links(text: str, defaults: ExpressionDefaults, library: str) -> Machin
     if text in _described():
         from tasp_lab.machines.machine_file import read_machine
 
-        path = f"{text}.toml"
-        return read_machine(f"machine {text!r}", PurePath(path), (_catalogue() / path).read_bytes())
+        path = files("tasp_lab.machines") / "descriptions" / f"{text}.toml"
+        return read_machine(f"machine {text!r}", PurePath(path.name), path.read_bytes())
     if text.partition(":")[0] in expression_forms():
         return Machine(parse_expression(text).build(defaults))
     if Path(text).suffix.lower() in ENDINGS or os.sep in text or os.path.exists(text):
@@ -98,11 +98,7 @@ def is_expression(text: str) -> bool:
 
 def _described() -> list[str]:
     """The machines with their own description."""
-    return [entry.name[: -len(".toml")] for entry in _catalogue().iterdir() if entry.name.endswith(".toml")]
-
-
-def _catalogue() -> Traversable:
-    return files("tasp_lab.machines") / "descriptions"
+    return data_names("tasp_lab.machines", "descriptions")
 
 
 def _unknown(text: str) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ProfileError, TopologyError
-from tasp_lab.core.records import Record
+from tasp_lab.core.records import Record, data_names
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.constants import CONSTANTS, Kind
 from tasp_lab.machines.host_model.runtime import NO_PASSES, Passes
@@ -87,8 +87,7 @@ def _nearest(known: Mapping[Kind, ComputeRate], dtype: str, passing: str) -> Com
 
 def accelerator_names() -> list[str]:
     """Names of the accelerators with a file of constants, in alphabetical order."""
-    folder = files("tasp_lab.machines") / "accelerators"
-    return sorted(entry.name[: -len(".toml")] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return data_names("tasp_lab.machines", "accelerators")
 
 
 @cache

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import PurePath
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -94,11 +94,14 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
         if isinstance(record, _ExplicitFile) and record.profile:
             return _of_family(record, library)
         topology = record.topology()
-        parameters = _with_rates(_parameters(record.constants), record.accelerator)
-        accelerator = record.accelerator or ""
+        own, accelerator = _parameters(record.constants), record.accelerator or ""
+        every = with_accelerator(tuple(own.values()), record.accelerator)  # of which only the compute rates are taken
+        parameters = Parameters(each for each in every if each.name in own or each.name in COMPUTE_RATES)
+        # of the explicit form a constant is the launch time of its library
+        measured = isinstance(record, _ExplicitFile) and LAUNCH in parameters
         return Machine(
             topology,
-            _comm_library(record, parameters),
+            CommLibrary("measured", parameters.numbers[LAUNCH]) if measured else IDEAL,
             compute_on(parameters, accelerator),
             record.summary,
             parameters,
@@ -116,9 +119,9 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
 def _by_line(data: bytes, error: Exception) -> str:
     """The message of an error in a list of links, which begins with the line in place of the number of the link."""
     found = re.fullmatch(r"(.*) - at `\$\.links\[(\d+)\][.\w]*`", str(error), re.DOTALL)
-    return (
-        str(error) if found is None else f"line {_lines_of(data.decode('utf-8-sig'))[int(found[2]) + 1][0]}: {found[1]}"
-    )
+    if found is None:
+        return str(error)
+    return f"line {_lines_of(data.decode('utf-8-sig'))[int(found[2]) + 1][0]}: {found[1]}"
 
 
 def _no_number(data: bytes, error: Exception) -> str:
@@ -181,27 +184,15 @@ def topology_document(machine: Machine) -> dict[str, object]:
         "shared": [_plain(shared) for shared in topology.shared],
         "switches": [_plain(switch) for switch in topology.switches],
         "nodes": list(topology.nodes),
-        "constants": [_constant(parameter) for parameter in parameters],
+        "constants": [each.document() for each in parameters],
         **({"accelerator": machine.accelerator} if machine.accelerator else {}),
         **({"network": machine.network} if machine.network != "documented" and not family else {}),
     }
 
 
-def _constant(parameter: Parameter) -> dict[str, object]:
-    found: dict[str, object] = {"name": parameter.name, "value": parameter.text, "source": parameter.source}
-    if parameter.interval_texts is not None:
-        found["interval"] = list(parameter.interval_texts)
-    return found
-
-
 def _plain(part: Link | SharedCapacity | Switch) -> dict[str, object]:
-    return {key: _plain_value(value) for key, value in asdict(part).items()}
-
-
-def _plain_value(value: object) -> object:
-    if isinstance(value, Fraction):
-        return float(value)
-    return list(value) if isinstance(value, tuple) else value
+    plain: dict[type, Callable[[Any], object]] = {Fraction: float, tuple: list}
+    return {key: plain[type(value)](value) if type(value) in plain else value for key, value in asdict(part).items()}
 
 
 _Switch = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*\Z")]
@@ -305,19 +296,6 @@ def _parameters(constants: tuple[Constant, ...]) -> Parameters:
         low, high = parse_interval(record, f"$.constants[{index}]")
         found[record.name] = replace(parameter, low=low, high=high)
     return Parameters(found.values())
-
-
-def _with_rates(own: Parameters, accelerator: str | None) -> Parameters:
-    """The parameters of a file and the compute rates of its accelerator."""
-    every = with_accelerator(tuple(own.values()), accelerator)
-    return Parameters(each for each in every if each.name in own or each.name in COMPUTE_RATES)
-
-
-def _comm_library(record: _ExplicitFile | _ExpressionFile, parameters: Parameters) -> CommLibrary:
-    """The library of the explicit form, whose launch time is a constant."""
-    if isinstance(record, _ExplicitFile) and LAUNCH in parameters:
-        return CommLibrary("measured", parameters.numbers[LAUNCH])
-    return IDEAL
 
 
 def _bandwidth(where: str, text: str, value: float | str) -> float:

@@ -113,6 +113,11 @@ class Parameter:
         """Whether it is an assumption."""
         return self.source.startswith("assum")
 
+    def document(self) -> dict[str, object]:
+        """The constant as a file states it, without `at`."""
+        found: dict[str, object] = {"name": self.name, "value": self.text, "source": self.source}
+        return found if self.interval_texts is None else found | {"interval": list(self.interval_texts)}
+
 
 def text_of(name: str, value: float | str) -> str:
     """A value as a file states it."""

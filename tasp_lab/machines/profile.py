@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, expected_one_of
-from tasp_lab.core.records import Record, converted
+from tasp_lab.core.records import Record, converted, data_names
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
@@ -191,8 +191,7 @@ class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
 
 def profile_names() -> list[str]:
     """The families of tasp-lab, in alphabetical order."""
-    return sorted(entry.name[: -len(".toml")] for entry in (files("tasp_lab.machines") / "profiles").iterdir()
-                  if entry.name.endswith(".toml"))  # fmt: skip
+    return data_names("tasp_lab.machines", "profiles")
 
 
 def load_profile(text: str) -> Profile:
@@ -293,10 +292,7 @@ def profile_document(profile: Profile) -> str:
         "aliases": dict(profile.aliases),
         "machines": dict(profile.machines),
         "constants": [
-            {"name": each.name, "value": each.text, "source": each.source}
-            | ({} if each.at is None else {"at": each.at_text})
-            | ({} if each.interval_texts is None else {"interval": list(each.interval_texts)})
-            for each in profile.parameters.values()
+            each.document() | ({} if each.at is None else {"at": each.at_text}) for each in profile.parameters.values()
         ],
     }
     return msgspec.toml.encode(head).decode()

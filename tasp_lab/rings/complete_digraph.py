@@ -106,7 +106,8 @@ def hamiltonian_cycles(n: int) -> Int32Array:
         )
     cycles = np.empty((n - 1, n), dtype=np.int32)
     filled = 0
-    for block in _blocks_of_cycles(n):
+    is_prime = n >= 2 and all(n % divisor for divisor in range(2, int(n**0.5) + 1))
+    for block in _multiples(n) if is_prime else _zigzag_cycles(n) if n % 2 else _even_cycles(n):
         cycles[filled : filled + len(block)] = _starting_with_zero(block)
         filled += len(block)
     verify_cycles(cycles, n, fold=1)
@@ -148,7 +149,10 @@ def verify_cycles(cycles: Int32Array, n: int, fold: int) -> None:
         raise NoDecompositionError(f"expected rows of {n} vertices, got an array of shape {cycles.shape}")
     arcs = np.empty(cycles.shape, dtype=np.min_scalar_type(n * n))
     for rows in _row_blocks(len(cycles), n):
-        _check_visits(cycles[rows], n, first_ring=rows.start)
+        is_cycle = np.all(np.sort(cycles[rows], axis=1) == np.arange(n), axis=1)
+        if not is_cycle.all():
+            ring = rows.start + int(np.argmin(is_cycle))
+            raise NoDecompositionError(f"ring {ring} does not visit each of the vertices 0..{n - 1} exactly once")
         arcs[rows] = _arcs(cycles[rows], n)
     in_order = arcs.ravel()
     in_order.sort()
@@ -160,13 +164,6 @@ def verify_cycles(cycles: Int32Array, n: int, fold: int) -> None:
         raise NoDecompositionError(
             f"arc {arc // n} -> {arc % n} is used {uses} times, more than {fold}; first in rings {rings}"
         )
-
-
-def _check_visits(cycles: Int32Array, n: int, first_ring: int) -> None:
-    is_cycle = np.all(np.sort(cycles, axis=1) == np.arange(n), axis=1)
-    if not is_cycle.all():
-        ring = first_ring + int(np.argmin(is_cycle))
-        raise NoDecompositionError(f"ring {ring} does not visit each of the vertices 0..{n - 1} exactly once")
 
 
 def _arcs(cycles: Int32Array, n: int) -> npt.NDArray[np.int64]:
@@ -181,22 +178,11 @@ def _row_blocks(count: int, width: int) -> Iterator[slice]:
         yield slice(first, min(first + height, count))
 
 
-def _blocks_of_cycles(n: int) -> Iterator[npt.NDArray[np.int64]]:
-    """All cycles of a decomposition in blocks of rows; rows may start with any vertex."""
-    if _is_prime(n):
-        return _multiples(n)
-    return _zigzag_cycles(n) if n % 2 == 1 else _even_cycles(n)
-
-
 def _starting_with_zero(cycles: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Rotate every row so that it starts with vertex 0."""
     n = cycles.shape[1]
     shift = np.argmax(cycles == 0, axis=1)[:, np.newaxis]
     return np.take_along_axis(cycles, (np.arange(n) + shift) % n, axis=1)
-
-
-def _is_prime(n: int) -> bool:
-    return n >= 2 and all(n % divisor for divisor in range(2, int(n**0.5) + 1))
 
 
 def _multiples(n: int) -> Iterator[npt.NDArray[np.int64]]:

@@ -218,7 +218,11 @@ def node_rings(node_count: int, ranks_per_node: int, *, rail_aligned: bool | Non
             "an odd number, and cannot close"
         )
     align = not impossible if rail_aligned is None else rail_aligned
-    rings = _rail_aligned_rings(u, m) if align else _plain_rings(u, m)
+    if align:
+        rings = _rail_aligned_rings(u, m)
+    else:  # every ring follows the same path on every node
+        paths = two_fold_hamiltonian_paths(m) if m in (3, 5) else hamiltonian_paths(m)
+        rings = np.hstack([paths + node * m for node in range(u)]).astype(np.int32)
     verify_node_rings(rings, u, m)
     assert is_rail_aligned(rings, m) or not align
     return rings
@@ -269,12 +273,6 @@ def verify_node_rings(rings: Int32Array, node_count: int, ranks_per_node: int) -
         )
 
 
-def _plain_rings(node_count: int, m: int) -> Int32Array:
-    """Every ring follows the same path on every node."""
-    paths = two_fold_hamiltonian_paths(m) if m in (3, 5) else hamiltonian_paths(m)
-    return np.hstack([paths + node * m for node in range(node_count)]).astype(np.int32)
-
-
 def _rail_aligned_rings(node_count: int, m: int) -> Int32Array:
     """Every ring follows the path that starts where it arrives; each node renames the ranks of the paths.
 
@@ -289,18 +287,16 @@ def _rail_aligned_rings(node_count: int, m: int) -> Int32Array:
     first_of_set = np.arange(len(paths)) // m * m
     local = paths[:, 0]
     rings = np.empty((len(paths), node_count, m), dtype=np.int32)
-    for node, ends in enumerate(_ends_that_close(paths[:m, -1], node_count)):
-        new_name = _renaming(paths[:m, -1], ends)
+    ends_of_path = paths[:m, -1]
+    closed = [] if node_count % 2 == 0 else _three_that_close(ends_of_path)
+    # the permutation of every node: conjugates whose product is the identity
+    every = closed + [ends_of_path, np.argsort(ends_of_path)] * ((node_count - len(closed)) // 2)
+    for node, ends in enumerate(every):
+        new_name = _renaming(ends_of_path, ends)
         followed = new_name[paths[first_of_set + np.argsort(new_name)[local]]]
         rings[:, node] = followed + node * m
         local = followed[:, -1]
     return rings.reshape(len(paths), -1)
-
-
-def _ends_that_close(ends: npt.NDArray[np.integer], node_count: int) -> list[npt.NDArray[np.integer]]:
-    """The permutation of every node: conjugates of ``ends`` whose product is the identity."""
-    closed = [] if node_count % 2 == 0 else _three_that_close(ends)
-    return closed + [ends, np.argsort(ends)] * ((node_count - len(closed)) // 2)
 
 
 def _three_that_close(ends: npt.NDArray[np.integer]) -> list[npt.NDArray[np.integer]]:

@@ -99,22 +99,17 @@ class Decomposition:
         object.__setattr__(self, "rings", rings)
         if not self.shares:
             object.__setattr__(self, "shares", (Fraction(1, max(len(rings), 1)),) * len(rings))
-        from tasp_lab.rings.complete_digraph import (
-            verify_cycles,  # a single ring in the order of ranks is no decomposition
-        )
+        from tasp_lab.rings.complete_digraph import verify_cycles  # a ring in the order of ranks needs none of it
 
         verify_cycles(self.rings, self.topology.world_size, self.fold)
-        self._check_shares()
-        self._check_links()
-
-    def __repr__(self) -> str:
-        return brief(self, self.topology.name, f"{len(self.rings)} rings of fold {self.fold}")
-
-    def _check_shares(self) -> None:
         if len(self.shares) != len(self.rings):
             raise NoDecompositionError(f"{len(self.shares)} shares for {len(self.rings)} rings, expected one per ring")
         if self.shares and (min(self.shares) <= 0 or sum(self.shares) != 1):
             raise NoDecompositionError(f"shares must be more than 0 and sum to 1, they sum to {sum(self.shares)}")
+        self._check_links()
+
+    def __repr__(self) -> str:
+        return brief(self, self.topology.name, f"{len(self.rings)} rings of fold {self.fold}")
 
     def _check_links(self) -> None:
         if self.topology.is_complete:
@@ -239,9 +234,7 @@ def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights
     """
     n = topology.world_size
     dtype = np.int64 if sum(weights) * n < 2**63 else np.object_
-    loads: ExactArray = np.zeros(
-        len(topology.links) + len(topology.shared) + 1, dtype=dtype
-    )  # the last entry takes index -1, no constraint
+    loads: ExactArray = np.zeros(len(topology.links) + len(topology.shared) + 1, dtype=dtype)  # the last is of none, -1
     batch = max(1, _HOPS_PER_BATCH // n)
     for first in range(0, len(rings), batch):
         sources = rings[first : first + batch]

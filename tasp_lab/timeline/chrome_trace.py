@@ -62,11 +62,8 @@ def _tracks(timeline: Timeline) -> Iterator[tuple[str, list[Event]]]:
         lanes[event.rank, event.lane].append(event)
     for (rank, lane), events in sorted(lanes.items()):
         for index, track in enumerate(_without_overlap(events)):
-            yield f"rank {rank} {_lane_name(lane)}{_track_suffix(index)}", track
-
-
-def _lane_name(lane: int) -> str:
-    return "compute" if lane == COMPUTE_LANE else f"lane {lane}"
+            of_lane = "compute" if lane == COMPUTE_LANE else f"lane {lane}"
+            yield f"rank {rank} {of_lane}{_track_suffix(index)}", track
 
 
 def _track_suffix(index: int) -> str:

@@ -94,12 +94,10 @@ class _Index:
             self._to[event.peer].append(event)
 
     def previous(self, event: Event) -> Event | None:
-        """The previous event on its lane."""
         at = self._place[id(event)]
         return self._on_lane[event.rank, event.lane][at - 1] if at else None
 
     def delivering(self, event: Event) -> Event | None:
-        """The last event that delivered a block of it before it started; for a call, the last delivery of any."""
         blocks = event.blocks if event.kind == SEND else ()
         delivered = [_last_until(self._delivered[event.rank, block], event) for block in blocks]
         latest = max(filter(None, delivered), key=lambda other: float(other.end_s), default=None)

@@ -1,23 +1,6 @@
 """The steps of ``tasp-lab gpu-check``, in their order; `tasp_lab.validation.gpu_check` runs them on every rank.
 
-Most steps run what other commands and tests run, too:
-
-====  ===============  ====================================================================================
-step  name             what runs
-====  ===============  ====================================================================================
-0     inventory        `runtime.checks.hardware`: GPUs of all ranks compared, one collective
-1     library ceiling  `runtime.checks.hardware`: the library's own collectives, and nccl-tests if installed
-2     kernels          `runtime.checks.kernels`: every kernel, dtype, mask and pass against float64
-3     schedules        `runtime.checks.delays`: every schedule and transport bit by bit, with random delays
-4     clock            a schedule of one message, and one of nothing, by the jobs of `validate`
-5     calibration      what ``calibrate --fabric torchrun`` measures
-6     alignment        two sizes of multi-ring, by the jobs of `validate`
-7     overlap          the jobs of `validate` for messages, kernels, and both, with two priorities
-8     training         `runtime.checks.training`: a model on all ranks and on this rank alone
-9     lost ranks       `runtime.checks.lost_ranks`: groups that lose a rank by an error, and by SIGKILL
-10    table            what ``validate --fabric torchrun`` does, for a fixed list of schedules
-====  ===============  ====================================================================================
-
+Most steps run what other commands and tests run, too: checks of `runtime.checks`, calibration, the jobs of `validate`.
 Limits of speed apply on GPUs only; elsewhere those steps are skipped after they have run.
 """
 

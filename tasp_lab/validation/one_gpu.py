@@ -2,20 +2,6 @@
 
 All ranks run in this process on one device, with the schedules, plans, kernels and streams of a job of several GPUs,
 over a loopback (`runtime.executor.loopback`). Steps that fail do not end the check: none needs another one.
-
-====  =============  ==================================================================================
-0     inventory      the device, versions and variables
-1     kernels        `runtime.checks.kernels`: every kernel, dtype, mask and pass against float64
-2     kernel times   GPU: `runtime.kernels.timing`, a table for ``calibrate --kernels``
-3     schedules      `runtime.trials.in_process`: every schedule, pass and mask in random orders
-4     ghosts         GPU: one rank alone, messages are nothing or copies (`runtime.checks.one_device`)
-5     launches       operations that a pass queues beside its kernel calls
-6     memory         GPU: reserved memory in layer after layer
-7     merge          merged results against float64; GPU: its bandwidth against that of a copy
-8     graph          GPU: a pass as a CUDA graph
-9     shared GPU     two ranks on one GPU by NCCL
-10    faults         `runtime.checks.planted`: planted faults must be found
-====  =============  ==================================================================================
 """
 
 from __future__ import annotations

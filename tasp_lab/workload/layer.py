@@ -131,7 +131,7 @@ class Workload:
                 except TypeError:
                     raise WorkloadError(of_type(name.replace("_", " "), value, "a whole number")) from None
         if not isinstance(self.layers, str):
-            raise WorkloadError(of_type("layers", self.layers, "a pattern such as LLSLLS or 4xLLLS"))
+            raise WorkloadError(of_type("layers", self.layers, _EXPECTED))
         for name in ("sequence", "batch", "heads", "kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise WorkloadError(f"{name.replace('_', ' ')}: {getattr(self, name)}, expected 1 or more")
@@ -193,8 +193,6 @@ class Workload:
 
     def _check_layers(self) -> None:
         """Expand the pattern of a hybrid. Raise `WorkloadError` for none, and for one of another kind."""
-        if not isinstance(self.layers, str):
-            raise WorkloadError(f"layers: {self.layers!r}, expected a text such as 'LLS'")
         linear = self.linear_kv_heads
         if linear is not None and (self.kind != "hybrid" or linear < 1 or self.heads % linear):
             raise WorkloadError(f"linear KV heads: {linear}, expected a divisor of the {self.heads} heads of a hybrid")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -18,21 +19,26 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are c
 
 
 @pytest.fixture
-def only_in_a_copy() -> Callable[[Callable[[], object]], Callable[[int], object]]:
-    """A function of items that does something in a copy of this process, and here waits until a copy has an item."""
-    here, has_begun = os.getpid(), multiprocessing.get_context("fork").Event()
+def only_in_a_copy() -> Iterator[Callable[[Callable[[], object]], Callable[[int], object]]]:
+    """A function of items that does something in a copy of this process, and here waits until a copy has an item.
+
+    It waits for a byte in a pipe, which Ctrl-C interrupts; the locks of `multiprocessing` do not survive that.
+    """
+    here, (reading, writing) = os.getpid(), os.pipe()
 
     def wrapped(action: Callable[[], object]) -> Callable[[int], object]:
         def function(_: int) -> object:
             if os.getpid() == here:
-                assert has_begun.wait(30)
+                assert select.select([reading], [], [], 30)[0]
                 return None
-            has_begun.set()
+            os.write(writing, b"x")
             return action()
 
         return function
 
-    return wrapped
+    yield wrapped
+    os.close(reading)
+    os.close(writing)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3, 9])

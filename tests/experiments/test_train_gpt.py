@@ -18,9 +18,9 @@ import torch.distributed as dist
 import runtime
 from experiments.train_gpt.__main__ import main
 from experiments.train_gpt.attention import TimedAttention
-from experiments.train_gpt.checkpoint import FILE
 from experiments.train_gpt.model import GPT
 from experiments.train_gpt.options import Recipe, RunOptions
+from experiments.train_gpt.start import FILE
 from experiments.train_gpt.train import train
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.workload.sequence_layout import contiguous, zigzag

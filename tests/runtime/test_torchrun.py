@@ -196,7 +196,7 @@ def fails_on_rank_1(program: str, folder: str) -> None:
         main(["validate", "full-mesh:2", "--schedule", "ring", "--shard-bytes", "1kB", "--fabric", "torchrun"])
     else:
         from experiments.train_gpt import __main__ as train_gpt
-        from experiments.train_gpt.gradients import LostRankError
+        from experiments.train_gpt.train import LostRankError
 
         def train(*_: object) -> None:
             if rank == "1":

@@ -86,15 +86,13 @@ FABRICS = {
 @pytest.mark.parametrize("dataflow", DATAFLOWS)
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("slowed", [NONE, Contention(Fraction(12), 1, 4)], ids=["", "contention"])
-def test_single_rings_stream_forward(fabric: str, dataflow: Dataflow, mask: str, slowed: Contention) -> None:
-    """Each hop has links of its own, so that no message shares bandwidth: the case that this is for."""
+def test_single_rings_stream_both_ways(fabric: str, dataflow: Dataflow, mask: str, slowed: Contention) -> None:
+    """Each hop has links of its own; gradients may return over links that carry other messages."""
     topology = FABRICS[fabric]
     layer = Workload(96, heads=2, kv_heads=1, head_dim=2, mask=mask)
     machine = Machine(topology, Apart("apart", Fraction(1, 3)), ComputeRate(200), contention=slowed)
-    passes = attention_passes("zigzag-ring-attention", topology, layer, dataflow=dataflow)
-    assert assert_streams_right(passes.forward, machine)
-    if dataflow == "rotate-kv-back":  # gradients of the others return over links that carry other messages
-        assert assert_streams_right(passes.backward, machine)
+    for schedule in attention_passes("zigzag-ring-attention", topology, layer, dataflow=dataflow):
+        assert assert_streams_right(schedule, machine)
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
@@ -107,11 +105,40 @@ def test_rings_over_a_mesh_stream_both_ways(mask: str, dataflow: Dataflow) -> No
         assert assert_streams_right(schedule, machine)
 
 
-def test_messages_that_share_a_port_are_left_to_the_event_loop() -> None:
-    """Each rank sends to all others through one port at once."""
+@pytest.mark.parametrize("launch_s", [Fraction(0), Fraction(1, 3)])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("slowed", [NONE, Contention(Fraction(12), 1, 4)], ids=["", "contention"])
+@pytest.mark.parametrize("name", ["tasp", "half-each-way", "direct-attention"])
+def test_messages_share_ports(name: str, slowed: Contention, mask: str, launch_s: Fraction) -> None:
+    """Each rank sends to several others through one port at once; without launches, ends and begins coincide."""
     topology = FABRICS["wide switch"]
-    schedule = attention_schedules("direct-attention", topology, Workload(60, heads=1, head_dim=1))[0]
-    assert stream_time_s(schedule, Machine(topology, Apart("apart")), fast=False) is None
+    layer = Workload(144, heads=6, kv_heads=6, head_dim=2, mask=mask)
+    machine = Machine(topology, Apart("apart", launch_s), ComputeRate(200), contention=slowed)
+    options = AttentionOptions("forward" if name == "direct-attention" else "both")
+    for schedule in attention_schedules(name, topology, layer, options=options):
+        assert assert_streams_right(schedule, machine)
+
+
+@pytest.mark.parametrize("name", ["tasp", "zigzag-ring-attention"])
+def test_a_message_that_starts_before_what_has_ended_is_tracked_further_ahead(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once everything of the steps that are tracked has ended, messages of the next one come too late."""
+    seen: list[int] = []
+    check = stream._Stream._check
+
+    def noted(self: stream._Stream, status: int) -> None:
+        seen.append(status)
+        check(self, status)
+
+    monkeypatch.setattr(stream._Stream, "_check", noted)
+    monkeypatch.setattr(stream, "_MORE_AHEAD", -4)
+    topology = FABRICS["wide switch"]
+    layer = Workload(144, heads=6, kv_heads=6, head_dim=2, mask="causal")
+    machine = Machine(topology, Apart("apart"), ComputeRate(200), contention=Contention(Fraction(12), 1, 4))
+    for schedule in attention_schedules(name, topology, layer, options=AttentionOptions("both")):
+        assert assert_streams_right(schedule, machine)
+    assert stream.LATE in seen
 
 
 def test_serial_launches_are_left_to_the_event_loop() -> None:

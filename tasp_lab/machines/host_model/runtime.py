@@ -11,11 +11,12 @@ import math
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, QuantityError, unknown
+from tasp_lab.core.records import data_names
 from tasp_lab.core.units import Number, parse_time_s
 
 Batches = Literal["step", "kind"]
@@ -150,9 +151,7 @@ def runtime_names() -> list[str]:
     >>> "none" in runtime_names()
     True
     """
-    suffix = ".toml"
-    found = [entry.name[: -len(suffix)] for entry in _FOLDER.iterdir() if entry.name.endswith(suffix)]
-    return sorted([*found, NO_RUNTIME.name])
+    return sorted([*data_names("tasp_lab.machines.host_model", "data"), NO_RUNTIME.name])
 
 
 @cache
@@ -168,14 +167,7 @@ def load_runtime(name: str) -> Runtime:
         raise ProfileError(unknown("runtime", name, runtime_names()))
     record = msgspec.toml.decode((_FOLDER / f"{name}.toml").read_bytes(), type=_RuntimeFile)
     numbers = {"call_s": record.call, "backward_call_s": record.backward_call, "batch_s": record.batch}
-    return Runtime(
-        name,
-        **{field: parse_time_s(each.value) for field, each in numbers.items()},
-        batches=record.batches,
-        overlaps=record.overlaps,
-        waits_for_sends=record.waits_for_sends,
-        communicators=record.communicators,
-        separate=record.separate,
-        passes=record.passes,
-        sources=tuple((field, each.source) for field, each in numbers.items()),
-    )
+    same = ("batches", "overlaps", "waits_for_sends", "communicators", "separate", "passes")
+    times_s: dict[str, Any] = {field: parse_time_s(each.value) for field, each in numbers.items()}
+    sources = tuple((field, each.source) for field, each in numbers.items())
+    return Runtime(name, **times_s, **{field: getattr(record, field) for field in same}, sources=sources)

@@ -53,8 +53,7 @@ _PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
 _BASE_US = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}
 _LINK_HOP_US = {"ring": (0.6, 1.9, 3.4), "tree": (0.6, 1.25, 4.0)}
 _NET_HOP_US = {"ring": (2.7, 4.0, 14.0), "tree": (5.0, 8.5, 14.0)}
-_PCI_HOP_US = {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, 4.0)}
-"""Latencies of LL, LL128 and Simple: of a call, and of a hop by NVLink, through the network and by PCIe."""
+"""Latencies of LL, LL128 and Simple: of a call, and of a hop by NVLink and through the network."""
 
 _NVLS_US = 25.0
 _NVLS_TREE_NET_US = 20.9
@@ -271,14 +270,9 @@ class Tuner:
         for number, protocol in enumerate(_PROTOCOLS):
             inside_s, between_s = self._hops_s("tree", number)
             latency_s = _BASE_US["tree"][number] * _US + 2 * ((self.ranks - 1) * inside_s + depth * between_s)
-            rate = rates[number] / 2 * self._correction(protocol, size_bytes)
+            factors, doublings = _CORRECTION[protocol], (int(size_bytes) >> 6).bit_length() - 1
+            rate = rates[number] / 2 * (factors[doublings] if 0 <= doublings < len(factors) else 1.0)
             yield Choice("tree", protocol, latency_s + size_bytes / (rate * _GB))
-
-    @staticmethod
-    def _correction(protocol: ProtocolName, size_bytes: float) -> float:
-        doublings = (int(size_bytes) >> 6).bit_length() - 1
-        factors = _CORRECTION[protocol]
-        return float(factors[doublings]) if 0 <= doublings < len(factors) else 1.0
 
     def tree_latencies_s(self, choice: Choice) -> tuple[float, float, float]:
         """What NCCL counts on for a call along trees, and for a hop inside a domain and between domains."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tasp_lab.core.errors import ModelError, expected_one_of, of_type
-from tasp_lab.core.records import converted
+from tasp_lab.core.records import converted, data_names
 from tasp_lab.workload.models.hugging_face import model_of_config
 from tasp_lab.workload.models.model import Model
 
@@ -24,8 +24,7 @@ def model_names() -> list[str]:
     >>> "llama-3-8b" in model_names()
     True
     """
-    entries = (files("tasp_lab.workload.models") / "data").iterdir()
-    return sorted(entry.name.removesuffix(_SUFFIX) for entry in entries if entry.name.endswith(_SUFFIX))
+    return data_names("tasp_lab.workload.models", "data")
 
 
 def load_model(text: str) -> Model:

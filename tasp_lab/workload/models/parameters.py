@@ -54,7 +54,7 @@ def layer_parameters(model: Model) -> list[Parameters]:
 def layer_of(model: Model, letter: str, *, has_experts: bool) -> Parameters:
     """The parameters of a layer: attention, L or S, and an MLP or experts, and a norm before each."""
     hidden = model.hidden_size
-    following = _of_experts(hidden, model.experts) if has_experts and model.experts else _of_mlp(hidden, model.mlp)
+    following = _following(hidden, model.mlp, model.experts if has_experts else None)
     return attention_parameters(model, letter) + following + Parameters(2 * hidden, 0)
 
 
@@ -100,12 +100,11 @@ def _of_linear(hidden: int, attention: Attention, linear: Linear) -> Parameters:
     return Parameters(matrices + results, matrices)
 
 
-def _of_mlp(hidden: int, mlp: MLP | None) -> Parameters:
-    size = 0 if mlp is None else hidden * mlp.width * (3 if mlp.gated else 2)
-    return Parameters(size, size)
-
-
-def _of_experts(hidden: int, experts: Experts) -> Parameters:
+def _following(hidden: int, mlp: MLP | None, experts: Experts | None) -> Parameters:
+    """Of experts, or of an MLP."""
+    if experts is None:
+        size = 0 if mlp is None else hidden * mlp.width * (3 if mlp.gated else 2)
+        return Parameters(size, size)
     one, router = 3 * hidden * experts.width, hidden * experts.count
     biases = experts.count if experts.router_biases else 0
     stored, used = (each + experts.shared for each in (experts.count, experts.active))

@@ -1,0 +1,156 @@
+"""Found schedules beside the best named ones, predicted and measured on the emulated fabric.
+
+    python -m experiments.tables.found_on_the_fabric [--only PART]...
+
+For five layers whose time is that of their messages, `search` finds a schedule for the fabric. It and the best named
+one run in turns, both passes, on real processes, with kernel calls that are waits. What is saved is the median over the
+turns of one minus found over named, so other load on the cores touches both. Then the found schedule runs once with
+real kernels in 32 bits, and ranks compare results and gradients with float64. The schedules are in
+``experiments/results/found_on_the_fabric/``, the record beside them. It takes about a quarter of an hour on idle cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from experiments.common import RESULTS, Record, markdown_table, write_page
+from experiments.tables import on_the_fabric
+from experiments.tables.on_the_fabric import chosen, layer_text, replace_part
+from experiments.tables.ranking_on_the_fabric import CCR, rate_of
+from tasp_lab import Workload, search, validate
+from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.topology.derived import without_links
+from tasp_lab.topology.graph import Topology
+
+TARGET = 0.05
+"""By how much the share that is saved may differ from the predicted one."""
+
+TURNS, EFFORT = 5, 120
+
+
+@dataclass(frozen=True)
+class Part(on_the_fabric.Part):
+    """A layer on a topology, from which links may be taken."""
+
+    without_links: tuple[str, ...] = ()
+
+    @property
+    def fabric(self) -> Topology:
+        """The links as they are emulated, at the scale of the fabric and without latency."""
+        broken = without_links(self.links, self.without_links)
+        return broken.scaled(self.scale).map_links(lambda _, link: replace(link, latency_s=0.0))
+
+    @property
+    def name(self) -> str:
+        """The topology in words."""
+        return f"{self.topology}{''.join(f' without {each}' for each in self.without_links)}"
+
+
+def _layer(sequence: int) -> Workload:
+    return Workload(sequence, heads=8, head_dim=128, mask="causal")
+
+
+PARTS = {
+    "nodes": Part("nodes:2x2", _layer(1024), slow_motion=2.0),
+    "switch": Part("switch:5", _layer(960), slow_motion=2.0),
+    "torus": Part("torus:2x3", _layer(960), slow_motion=2.0),
+    "fat-tree": Part("fat-tree:2x3:2", _layer(960), slow_motion=2.0),
+    "broken": Part("full-mesh:5", _layer(960), slow_motion=2.0, without_links=("0-1",)),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the chosen parts, and write the record and the page."""
+    for key in chosen("Found schedules on the emulated fabric.", PARTS, arguments):
+        measure(key, PARTS[key])
+    publish()
+
+
+def measure(key: str, part: Part, turns: int = TURNS, effort: int = EFFORT, folder: Path = RESULTS) -> None:
+    """Search, run both schedules in turns, check the found one, and put all into the record."""
+    rate, broken = rate_of(part), part.without_links
+    found = search(part.fabric, part.layer, effort=effort, passes="both", compute=rate)
+    assert found.named is not None, "ring attention applies to every layer"
+    named = found.named.schedule
+    progress(str(found).splitlines()[0])
+    file = folder / "found_on_the_fabric" / f"{key}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found.save(file)
+    load = os.getloadavg()[0]
+    runs = validate(
+        part.links, [named, str(file)] * turns, part.layer, passes="both", compute=rate, scale=part.scale, repeats=1,
+        without_links=broken, progress=progress,
+    ).runs  # fmt: skip
+    both = [run for run in runs if run.prediction.is_sum]
+    validate(  # ranks raise an error where a result or a gradient differs from float64
+        part.links, str(file), replace(part.layer, dtype="fp32"), passes="both", compute="real", fabric="local",
+        repeats=1, without_links=broken, progress=progress,
+    )  # fmt: skip
+    row = {
+        "topology": part.name, "layer": layer_text(part.layer), "scale": part.scale, "flops_per_s": rate,
+        "named": named, "load_before": load, "load_after": os.getloadavg()[0], "bound_s": found.bound_s,
+        "named_predicted_s": float(both[0].prediction.time_s), "found_predicted_s": float(both[1].prediction.time_s),
+        "named_measured_s": [run.measured_s for run in both[::2]],
+        "found_measured_s": [run.measured_s for run in both[1::2]],
+        "explained": found.explained,
+    }  # fmt: skip
+    replace_part(folder / "found_on_the_fabric.json", key, row)
+
+
+def saved(row: Record) -> tuple[float, float]:
+    """The share of the time of the named schedule that the found one saves, predicted and measured.
+
+    >>> times = {"named_predicted_s": 2.0, "found_predicted_s": 1.5}
+    >>> saved(times | {"named_measured_s": [2.0, 4.0, 2.0], "found_measured_s": [1.0, 3.0, 1.5]})
+    (0.25, 0.25)
+    """
+    turns = zip(row["named_measured_s"], row["found_measured_s"], strict=True)
+    predicted: float = 1 - row["found_predicted_s"] / row["named_predicted_s"]
+    return predicted, statistics.median(1 - found / named for named, found in turns)
+
+
+def publish(folder: Path = RESULTS) -> None:
+    """Write the page from the record."""
+    record = json.loads((folder / "found_on_the_fabric.json").read_text())
+    rows = [record["parts"][key] for key in PARTS if key in record["parts"]]
+    near = sum(abs(predicted - measured) <= TARGET for predicted, measured in map(saved, rows))
+    head = (
+        "# Found schedules on the emulated fabric\n\n"
+        "Both passes of layers whose time is that of messages: kernel calls "
+        f"are waits that take {CCR} of the communication of the\nzigzag ring. Searched for the fabric, {EFFORT} "
+        "simulated passes each, and run in turns with the best named schedule. Times are medians of\nthe turns, "
+        "savings "
+        f"medians of their ratios. Made by `python -m experiments.tables.found_on_the_fabric` on "
+        f"{record['machine']['cores']} cores\n({record['machine']['date']}), which others used too: the load is the "
+        "number of processes that wanted one.\n\n"
+        f"- What is saved, as a share of the named time, is within {100 * TARGET:.0f} points of the prediction on "
+        f"{near} of {len(rows)} layers.\n"
+        f"- Each found schedule ran once with real kernels in 32 bits: on all ranks, results and gradients were those "
+        "of float64 within rounding."
+    )
+    columns = (
+        "topology", "best named", "predicted", "measured", "found, predicted", "measured", "saved, predicted",
+        "measured", "load",
+    )  # fmt: skip
+    table = markdown_table(columns, [
+        [
+            row["topology"], row["named"], f"{row['named_predicted_s']:.3f} s",
+            f"{statistics.median(row['named_measured_s']):.3f} s", f"{row['found_predicted_s']:.3f} s",
+            f"{statistics.median(row['found_measured_s']):.3f} s", *(f"{each:.1%}" for each in saved(row)),
+            f"{row['load_before']:.0f} to {row['load_after']:.0f}",
+        ]
+        for row in rows
+    ])  # fmt: skip
+    words = "\n".join(
+        f"- {row['topology']}, {row['layer']}, scale {row['scale']:.3g}: {'; '.join(row['explained'])}." for row in rows
+    )
+    write_page(folder / "found_on_the_fabric.md", f"{head}\n\n{table}\n\n## What was found\n\n{words}")
+
+
+if __name__ == "__main__":
+    main()
