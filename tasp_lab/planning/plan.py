@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from operator import mul
 from typing import NamedTuple, get_args
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
@@ -30,7 +31,7 @@ from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.overrides.override import has_nics
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.flags import Flags, flags_of
-from tasp_lab.planning.search import Context, Found, Ranked, Search, Setting, TooLarge, describe
+from tasp_lab.planning.search import Context, Found, Ranked, Search, Setting, TooLarge, describe, promise
 from tasp_lab.prediction.inputs import (
     ComputeLike,
     MachineLike,
@@ -59,6 +60,12 @@ CHANGE_SIMULATIONS = 1
 
 SHOWN_TOO_LARGE = 5
 """Layouts that are shown where none fits."""
+
+MOST_DOUBLED = 512
+"""Machines of more GPUs are not doubled any more to find what would fit."""
+
+MOST_SIMULATED = 128
+"""On more GPUs twice the nodes are not simulated where one more node has no layout."""
 
 LOGIT_CHUNKS = 8
 """Parts of the logits in the change that computes them in parts."""
@@ -128,14 +135,14 @@ def plan(
         rates = step_rates(found, matrix_dtype, rate if isinstance(rate, float) else None)
         return Setting(found, rates, names, matrix_dtype, matrix_rate)
 
-    def layouts(machine: Machine, logit_chunks: int = logit_chunks) -> list[StepPlan]:
+    def layouts(machine: Machine, logit_chunks: int = logit_chunks, offload: bool = offload) -> list[StepPlan]:
         topology = machine.topology
         chosen = CHECKPOINTINGS if checkpointing is None else (checkpointing,)
         return list(candidates(model, sequence, batch_tokens, topology.world_size, domain_of(topology),
                                checkpointings=chosen, matrix_dtype=matrix_dtype, logit_chunks=logit_chunks,
                                offload=offload))  # fmt: skip
 
-    more = _one_node_more(machine) if isinstance(machine, str) else ""
+    machine_name = machine if isinstance(machine, str) else ""
     setting = on(machine)
     plans = layouts(setting.machine)
     if not plans:
@@ -146,11 +153,13 @@ def plan(
         if not found.steps and not found.too_large:
             raise ScheduleError(f"no layout applies: {found.refused[0].reason}")
         answer = Plan(setting, model, sequence, batch_tokens, found)
-        if not changes or not found.steps:
+        if not changes:
             return answer
-        larger = (lambda: (more, on(more))) if more else None
+        if not found.steps:
+            ways = _would_fit(setting, machine_name, on, layouts, logit_chunks, offload)
+            return replace(answer, would_fit=tuple(ways))
         asked = [(change, answer.best, found.steps, search.rankings)
-                 for change in _changes(setting, answer.best, layouts, larger)]  # fmt: skip
+                 for change in _changes(setting, answer.best, layouts, machine_name, on)]  # fmt: skip
         progress(f"what {len(asked)} changes buy: {', '.join(change.name for change, *_ in asked)}")
         return replace(answer, changes=tuple(in_order(_bought, asked, executor, workers)))
 
@@ -202,6 +211,20 @@ class Bought(NamedTuple):
                 "over_as_is": self.share or None, "reason": self.reason}  # fmt: skip
 
 
+class WouldFit(NamedTuple):
+    """A change with which a layout fits: the most promising one by its closed form, and its memory without attention
+    buffers.
+    """
+
+    change: str
+    plan: StepPlan
+    memory_bytes: int
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of ``--json``."""
+        return {"change": self.change, "layout": describe(self.plan), "memory_bytes": self.memory_bytes}
+
+
 @dataclass(frozen=True, repr=False)
 class Plan(Report):
     """The answer: simulated layouts, the recommended one, and what would help.
@@ -211,6 +234,7 @@ class Plan(Report):
     setting, model, sequence, batch_tokens : the question.
     found : what the search found.
     changes : what each change buys.
+    would_fit : where no layout fits, what would change that.
     """
 
     setting: Setting
@@ -219,6 +243,7 @@ class Plan(Report):
     batch_tokens: int
     found: Found
     changes: tuple[Bought, ...] = ()
+    would_fit: tuple[WouldFit, ...] = ()
 
     @cached_property
     def steps(self) -> tuple[StepPrediction, ...]:
@@ -254,11 +279,13 @@ class Plan(Report):
         By the errors of ratios of attention schedules (`tasp_lab.prediction.paired`), as those of layouts were not
         measured.
         """
-        rivals = [
-            Rival.of(f"{each.plan.schedule}", each.time_s, each.times.exposed_s + each.times.pipeline_s)
-            for each in self.steps
-        ]
+        rivals = [_rival(each) for each in self.steps]
         return float(paired_errors().expected_regrets(rivals, setting_of(self.setting.machine))[0])
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether that, and what a layout that was not simulated may gain, is at most `DECIDED`."""
+        return self.expected_regret <= DECIDED and self.least_left >= 1 - DECIDED
 
     @property
     def least_left(self) -> float:
@@ -288,29 +315,36 @@ class Plan(Report):
         lines = [
             f"Use {describe(step.plan)}: {format_four_digits(step.tokens_per_s / step.ranks)} tokens/s per GPU{mfu}, "
             f"{format_size_about(step.memory.total)}{room} per GPU.",
-            f"{'Decided' if self.expected_regret <= DECIDED else 'Open'}: expected regret {self.expected_regret:.1%}.",
+            f"{'Decided' if self.is_decided else 'Open'}: expected regret {self.expected_regret:.1%} over "
+            f"{len(self.steps)} simulated layouts{self._may_be_faster}.",
         ]
         if len(self.steps) > 1:
             second = self.steps[1]
             slower = second.time_s / step.time_s - 1
             how = "slower" if slower >= 0 else "faster, but needs more memory"
-            lines.append(f"Next best: {describe(second.plan)}, {abs(slower):.1%} {how}.")
+            low, high = paired_errors().ratio(_rival(second), _rival(step), setting_of(self.setting.machine))
+            takes = f"It takes {low:.2f} to {high:.2f} times as long."
+            lines.append(f"Next best: {describe(second.plan)}, {abs(slower):.1%} {how}. {takes}")
         lines.append(f"Bound by {self.bottleneck}.")
-        lines += [f"{each.library}: {each.text}" for each in self.flags]
         lines.append(self._searched)
-        return lines
+        if self.model.experts is not None:
+            lines.append("Experts are divided as all parameters are: expert parallelism is not searched.")
+        return lines + [f"{each.library}: {each.text}" for each in self.flags]
 
     @property
     def _searched(self) -> str:
         found = self.found
-        line = (
-            f"{found.layouts} layouts: {len(found.too_large)} do not fit, {found.bounded} are slower by their bounds, "
-            f"{len(found.steps)} were simulated"
+        left = f", {len(found.left)} were not simulated (--simulations)" if found.left else ""
+        return (
+            f"Of {found.layouts} layouts {len(found.too_large)} do not fit, {found.bounded} are slower by their "
+            f"bounds, {len(found.steps)} were simulated{left}."
         )
-        if found.left:
-            faster = max(0.0, 1 - self.least_left)
-            line += f"; {len(found.left)} others may be up to {faster:.1%} faster by their bounds, see --simulations"
-        return line
+
+    @property
+    def _may_be_faster(self) -> str:
+        """What the layouts that were not simulated may gain; empty if that is nothing."""
+        faster = 1 - self.least_left
+        return f"; others may be up to {faster:.1%} faster by their bounds" if faster > 0 else ""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -333,7 +367,7 @@ class Plan(Report):
 
     def parts(self) -> list[Part]:
         if not self.fits:
-            return [f"{self._nothing_fits}.", self._too_large_table()]
+            return [f"{self._nothing_fits}.", *self._would_fit_parts(), self._too_large_table()]
         found: list[Part] = [*self.lines()]
         if self.changes:
             found.append(self._changes_table())
@@ -370,8 +404,15 @@ class Plan(Report):
             if each.step is None:
                 rows.append((each.change, "", each.reason))
             else:
-                rows.append((each.change, f"{each.share - 1:+.1%}", describe(each.step.plan)))
+                same = each.step.plan == self.best.plan
+                rows.append((each.change, _signed(each.share - 1), "the same" if same else describe(each.step.plan)))
         return Table("What each change buys", ("change", "tokens/s per GPU", "layout"), rows, texts=(0, 2))
+
+    def _would_fit_parts(self) -> list[Part]:
+        if not self.would_fit:
+            return []
+        rows = [(each.change, format_size_about(each.memory_bytes), describe(each.plan)) for each in self.would_fit]
+        return [Table("What would fit, memory without attention buffers", ("with", "memory", "layout"), rows, (0, 2))]
 
     def _too_large_table(self) -> Table:
         usable = self.setting.rates.usable_bytes or 0
@@ -398,11 +439,13 @@ class Plan(Report):
             smallest = [
                 {"layout": describe(each.plan), "memory_bytes": each.memory.total} for each in _varied(found.too_large)
             ]
-            return common | {"capacity_bytes": self.setting.rates.capacity_bytes, "smallest": smallest}
+            would_fit = [each.to_dict() for each in self.would_fit]
+            return common | {"capacity_bytes": self.setting.rates.capacity_bytes, "would_fit": would_fit,
+                             "smallest": smallest}  # fmt: skip
         return common | {
             "recommended": describe(self.best.plan),
             "expected_regret": self.expected_regret,
-            "is_decided": self.expected_regret <= DECIDED,
+            "is_decided": self.is_decided,
             "least_left_over_best": None if not found.left else self.least_left,
             "shares": self.shares,
             "flags": [each.to_dict() for each in self.flags],
@@ -418,8 +461,17 @@ class Plan(Report):
         return [flat(each.to_dict()) for each in self.steps] if self.fits else []
 
 
-def _without_provenance(step: StepPrediction) -> dict[str, object]:
-    return {key: value for key, value in step.to_dict().items() if key != "provenance"}
+def _signed(share: float) -> str:
+    """A share with its sign; zero without.
+
+    >>> _signed(0.0123), _signed(-0.0001)
+    ('+1.2%', '0.0%')
+    """
+    return "0.0%" if abs(share) < 0.0005 else f"{share:+.1%}"
+
+
+def _rival(step: StepPrediction) -> Rival:
+    return Rival.of(step.plan.schedule, step.time_s, step.times.exposed_s + step.times.pipeline_s)
 
 
 def _varied(too_large: Sequence[TooLarge]) -> list[TooLarge]:
@@ -451,7 +503,8 @@ def _changes(
     setting: Setting,
     best: StepPrediction,
     layouts: Callable[..., list[StepPlan]],
-    larger: Callable[[], tuple[str, Setting]] | None,
+    name: str,
+    on: Callable[[str], Setting],
 ) -> Iterator[_Change]:
     """More memory, logits in parts, faster NICs, a faster kernel, one node more: those that the machine has."""
     rates = setting.rates
@@ -464,17 +517,58 @@ def _changes(
     if has_nics(setting.machine):
         faster = replace(setting, machine=overridden(setting.machine, ["nic.bandwidth=x2"]))
         yield _Change("nic.bandwidth=x2", faster, layouts(setting.machine))
-    if (name := _faster_kernel(setting.machine)) is not None:
-        other = replace(setting, machine=with_kernel(setting.machine, name))
-        yield _Change(f"kernel {name}", other, layouts(setting.machine))
-    if larger is not None:
+    if (kernel := _faster_kernel(setting.machine)) is not None:
+        other = replace(setting, machine=with_kernel(setting.machine, kernel))
+        yield _Change(f"kernel {kernel}", other, layouts(setting.machine))
+    ranks, reason = setting.machine.topology.world_size, ""
+    for nodes in (lambda count: count + 1), (lambda count: 2 * count):
+        if not (larger := _more_nodes(name, nodes)):
+            return
         try:
-            name, other = larger()
+            other = on(larger)
             plans = layouts(other.machine)
         except TaspLabError as error:
-            yield _Change("one node more", None, reason=first_line(error))
+            reason = first_line(error)
+        else:
+            fits, _ = Search(other).candidates(plans)
+            if fits:
+                yield _Change(larger, other, [each.plan for each in fits])
+                return
+            reason = "no layout fits" if plans else "no layout divides the batch"
+        yield _Change(larger, None, reason=reason)
+        if ranks > MOST_SIMULATED:
             return
-        yield _Change(name, other, plans, "" if plans else "no layout divides the batch")
+
+
+def _would_fit(
+    setting: Setting,
+    name: str,
+    on: Callable[[str], Setting],
+    layouts: Callable[..., list[StepPlan]],
+    logit_chunks: int,
+    offload: bool,
+) -> Iterator[WouldFit]:
+    """What makes a layout fit, the fewest GPUs first: of each number of nodes, by doubling, the fewest options that do,
+    until no option is needed.
+    """
+    ways = [(chunks, on_host) for on_host in sorted({offload, True})
+            for chunks in sorted({logit_chunks, max(logit_chunks, LOGIT_CHUNKS)})]  # fmt: skip
+    more, factor = "", 1
+    while True:
+        for chunks, on_host in ways:
+            options = [f"--logit-chunks {chunks}"] * (chunks != logit_chunks) + ["--offload"] * (on_host != offload)
+            fits, _ = Search(setting).candidates(layouts(setting.machine, chunks, on_host))
+            if fits and (more or options):  # else only attention buffers do not fit
+                best = min(fits, key=promise)
+                yield WouldFit(" ".join([more, *options]).strip(), best.plan, best.memory.total)
+                if not options:
+                    return
+                break
+        factor *= 2
+        more = _more_nodes(name, partial(mul, factor))
+        if not more or setting.machine.topology.world_size > MOST_DOUBLED:
+            return
+        setting = on(more)
 
 
 def _bought(asked: tuple[_Change, StepPrediction, Sequence[StepPrediction], dict[Context, Ranked | str]]) -> Bought:
@@ -510,14 +604,16 @@ def _faster_kernel(machine: Machine) -> str | None:
     return best
 
 
-def _one_node_more(name: str) -> str:
-    """The name of the machine of the same family with one node more; empty for other machines.
+def _more_nodes(name: str, nodes: Callable[[int], int]) -> str:
+    """The name of the machine of the same family with other nodes; empty for machines of no family.
 
-    >>> _one_node_more("h100-4x8"), _one_node_more("h100-8"), _one_node_more("full-mesh:8")
-    ('h100-5x8', 'h100-2x8', '')
+    >>> _more_nodes("h100-4x8", lambda count: count + 1), _more_nodes("h100-8", lambda count: 2 * count)
+    ('h100-5x8', 'h100-2x8')
+    >>> _more_nodes("full-mesh:8", lambda count: count + 1)
+    ''
     """
     match = re.fullmatch(r"([a-z][a-z0-9_]*)-(?:(\d+)x)?(\d+)((?:-rails)?)", name)
     if match is None:
         return ""
-    family, nodes, ranks, rest = match.groups()
-    return f"{family}-{int(nodes or 1) + 1}x{ranks}{rest}"
+    family, count, ranks, rest = match.groups()
+    return f"{family}-{nodes(int(count or 1))}x{ranks}{rest}"

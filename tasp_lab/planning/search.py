@@ -153,7 +153,7 @@ class Search:
             kept = self._not_excluded(queue, steps)
             bounded, queue = bounded + len(queue) - len(kept), kept
             size = ROUND if self.simulations is None else min(ROUND, self.simulations - done)
-            queue.sort(key=lambda each: _promise(each, late.get(_alike(each.plan), 1.0)))
+            queue.sort(key=lambda each: promise(each, late.get(_alike(each.plan), 1.0)))
             chosen, queue = queue[:size], queue[size:]
             self._rank([each.plan for each in chosen])
             tasks = list[tuple[Setting, StepPlan]]()
@@ -231,7 +231,7 @@ def _alike(plan: StepPlan) -> int:
     return plan.layout.zero
 
 
-def _promise(candidate: Candidate, late: float = 1.0) -> tuple[float, ...]:
+def promise(candidate: Candidate, late: float = 1.0) -> tuple[float, ...]:
     """What is simulated first: what is expected to be fast, if it takes `late` times as long as its closed form.
 
     Where that is within `TIE`, what divides a sequence least, and so has the fewest messages, then what needs little
@@ -289,6 +289,7 @@ def simulated(task: tuple[Setting, StepPlan]) -> StepPrediction | MemoryUse | st
         )
     except TaspLabError as error:
         return first_line(error)
+    step = replace(step, rates=setting.rates)  # of a change, GPUs have other memory than those of the machine
     return step.memory if step.fits is False else step
 
 

@@ -12,9 +12,10 @@ import msgspec
 
 from tasp_lab.core.errors import ModelError, expected_one_of, of_type
 from tasp_lab.core.records import converted, data_names
+from tasp_lab.workload.models.hugging_face import model_of_config
 from tasp_lab.workload.models.model import Model
 
-_SUFFIX = ".toml"
+_SUFFIX, _CONFIG = ".toml", ".json"
 
 
 def model_names() -> list[str]:
@@ -27,7 +28,7 @@ def model_names() -> list[str]:
 
 
 def load_model(text: str) -> Model:
-    """The model of a name, or of a ``.toml`` file in the form of those of tasp-lab.
+    """The model of a name, of a ``.toml`` file in the form of those of tasp-lab, or of a ``config.json``.
 
     >>> load_model("llama-3-70b").attention.heads
     64
@@ -38,12 +39,14 @@ def load_model(text: str) -> Model:
         raise ModelError(of_type("model", text, "the name of a model"))
     if text in model_names():
         return _built_in(text)
-    if not (text.lower().endswith(_SUFFIX) or os.path.exists(text)):
+    if not (text.lower().endswith((_SUFFIX, _CONFIG)) or os.path.exists(text)):
         name = text.rpartition("/")[2]  # Hugging Face has the maker before it
-        raise ModelError(f"unknown model {text!r}, {expected_one_of(name, model_names())}, or a .toml file")
+        raise ModelError(f"unknown model {text!r}, {expected_one_of(name, model_names())}, or a .toml or .json file")
     path = Path(text)
     try:
-        return _read(f"file {text!r}", path.stem, path.read_bytes())
+        is_config = path.suffix.lower() == _CONFIG
+        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return _read(f"file {text!r}", name, path.read_bytes(), is_config=is_config)
     except (OSError, ValueError) as error:
         raise ModelError(f"file {text!r} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -54,10 +57,12 @@ def _built_in(name: str) -> Model:
     return _read(f"model {name!r}", name, data)
 
 
-def _read(where: str, name: str, data: bytes) -> Model:
+def _read(where: str, name: str, data: bytes, *, is_config: bool = False) -> Model:
     if not data.strip():
         raise ModelError(f"{where} is empty, expected a model")
     try:
+        if is_config:
+            return model_of_config(msgspec.json.decode(data), name)
         return msgspec.structs.replace(converted(msgspec.toml.decode(data), Model), name=name)
     except UnicodeDecodeError as error:
         raise ModelError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
