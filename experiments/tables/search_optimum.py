@@ -332,16 +332,16 @@ def publish() -> None:
         "rank, which the model does not have.\n"
         f"- By the simulator, CP-SAT's schedule is faster than what was found on {faster} of {len(rows)} questions; "
         f"there found takes up to {max(simulated):.1%} more.\n  These are rings and tori, where the search misses "
-        "pieces that follow each other both ways.\n  Behind switches and NICs CP-SAT's is not faster: its messages go one "
-        "by one, those of the simulator share links."
+        "pieces that follow each other both ways.\n  Behind switches and NICs CP-SAT's is not faster: its messages go "
+        "one by one, those of the simulator share links."
     )
     columns = (
         "question",
         "pieces",
-        "optimum",
-        "proved",
+        "CP-SAT",
+        "its bound",
         "found",
-        "simulated: optimum",
+        "simulated: CP-SAT",
         "found",
         "best named",
         "its time",
