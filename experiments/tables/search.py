@@ -133,6 +133,8 @@ def publish() -> None:
         f"{left:.0%} is left on average.\n- A question takes {seconds:.0f} s of processor time, the prediction of all "
         "named schedules included.\n"
     )
+    if missing := [case.name for case in CASES if case.name not in {row["question"] for row in rows}]:
+        head += f"- Without an answer, as it did not end in 10 minutes of processor time: {'; '.join(missing)}.\n"
     columns = (
         "question",
         "best named",
