@@ -82,7 +82,7 @@ class ScheduleSpec:
     options : the fields of `AttentionOptions` that apply to it; `passes` applies to all.
     uses_rings : whether it accepts a decomposition.
     follows_rates : whether it depends on bandwidths and latencies, apart from its rings; else, where all ranks are
-        linked, on `tasp_lab.topology.model.TopologyModel.structure` alone.
+        linked, on `tasp_lab.topology.graph.Topology.structure` alone.
     is_baseline : whether it goes around one ring; speed-ups are over the fastest of these.
     moves_states : of linear attention, whether states move, so that a sequence may begin with one and leave one.
     library_call : nccl-tests' name of the call, if the schedule is one call of the communication library; else empty.
