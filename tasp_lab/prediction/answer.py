@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial, reduce
+from functools import cached_property, partial, reduce
 from importlib import import_module
 from operator import add
 from typing import TYPE_CHECKING, Literal
@@ -50,7 +50,15 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.for_work import build_schedules, check_schedules
-from tasp_lab.schedules.registry import NOT_APPLICABLE, check_names, is_own, kind_of, reason_of, uses_rings
+from tasp_lab.schedules.registry import (
+    NOT_APPLICABLE,
+    check_names,
+    follows_rates,
+    is_own,
+    kind_of,
+    reason_of,
+    uses_rings,
+)
 from tasp_lab.timeline.events import Event, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -83,6 +91,9 @@ MANY_EVENTS = 20_000
 
 MANY_EXPLAINED = 5_000
 """With more transfers than this, `Answer.bottleneck` is just ``compute`` or ``communication``."""
+
+MOST_KEPT = 4
+"""Schedules that are kept for the next questions."""
 
 MANY_KEPT = 200_000
 """Steps of a schedule with more transfers are made anew each time they are needed: they take too much memory."""
@@ -774,8 +785,25 @@ def _build(
     return passes
 
 
-build_once = lru_cache(maxsize=4)(_build)
-"""The passes of a schedule: questions that differ in numbers of the library, the kernels or the host have the same."""
+def build_once(
+    name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
+) -> tuple[Schedule, ...]:
+    """The passes of a schedule: questions that differ in numbers of the machine alone often have the same.
+
+    The last ones are kept. Without rates in it, a schedule follows from its rings and the structure; but where some
+    pairs of ranks are not linked, rates decide which rings are found.
+    """
+    links = topology.structure if topology.is_complete and not follows_rates(name) else topology
+    around = None if rings is None else (rings.rings.tobytes(), rings.shares, rings.fold)
+    key = name, links, work, around, options
+    passes = _kept.pop(key, None) or _build(name, topology, work, rings, options)
+    _kept[key] = passes  # the last one used is the last one
+    if len(_kept) > MOST_KEPT:
+        del _kept[next(iter(_kept))]
+    return passes
+
+
+_kept: dict[object, tuple[Schedule, ...]] = {}
 
 
 def answer(

@@ -81,6 +81,8 @@ class ScheduleSpec:
         or a function of a workload and a number of ranks, with the keywords `split` and `variant` as above.
     options : the fields of `AttentionOptions` that apply to it; `passes` applies to all.
     uses_rings : whether it accepts a decomposition.
+    follows_rates : whether it depends on bandwidths and latencies, apart from its rings; else, where all ranks are
+        linked, on `tasp_lab.topology.graph.Topology.structure` alone.
     is_baseline : whether it goes around one ring; speed-ups are over the fastest of these.
     moves_states : of linear attention, whether states move, so that a sequence may begin with one and leave one.
     library_call : nccl-tests' name of the call, if the schedule is one call of the communication library; else empty.
@@ -99,6 +101,7 @@ class ScheduleSpec:
     layout: str | Callable[..., SequenceLayout] = "balanced"
     options: tuple[str, ...] = ()
     uses_rings: bool = False
+    follows_rates: bool = True
     is_baseline: bool = False
     moves_states: bool = False
     library_call: NcclTestsName | Literal[""] = ""
@@ -311,6 +314,16 @@ class SchedulesOf(Mapping[str, ScheduleSpec]):
 
 COLLECTIVES, ATTENTION, LINEAR = SchedulesOf(*get_args(CollectiveKind)), SchedulesOf("softmax"), SchedulesOf("linear")
 """The schedules of collectives, of softmax and of linear attention, by name as on the command line."""
+
+
+def follows_rates(name: str) -> bool:
+    """Whether a schedule depends on bandwidths and latencies, apart from its rings.
+
+    >>> follows_rates("ulysses"), follows_rates("usp:2x4")
+    (False, True)
+    """
+    specs = (each.get(name) for each in (COLLECTIVES, ATTENTION, LINEAR))
+    return not any(spec is not None and not spec.follows_rates for spec in specs)
 
 
 def uses_rings(name: str) -> bool:

@@ -13,6 +13,7 @@ A `Topology` is valid by construction: all numbers are checked, and every rank c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -136,6 +137,17 @@ class Topology:
         node = self._components(~np.any(network[self.link_ends], axis=1))[: self.world_size].tolist()
         numbers = {label: number for number, label in enumerate(dict.fromkeys(node))}
         return tuple(numbers[label] for label in node)
+
+    @cached_property
+    def structure(self) -> str:
+        """The hash of which vertices are linked, nodes, what shares capacities, and whether all links are equally fast.
+
+        Not of names, bandwidths and latencies.
+        """
+        ends = b"" if self.table.is_mesh else self.link_ends.tobytes()
+        kinds, shared = tuple(self.switch_kinds.values()), [each.links for each in self.shared]
+        facts = self.world_size, kinds, self.node_of_rank, shared, self.table.is_uniform, len(self.vertices)
+        return hashlib.sha256(repr(facts).encode() + ends).hexdigest()
 
     def _hold_nodes_together(self, switches: BoolArray) -> bool:
         """Whether removing these vertices splits the ranks into several groups, not all of one rank."""

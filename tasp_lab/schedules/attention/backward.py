@@ -257,26 +257,41 @@ def circulation_plans(
 @schedule(
     "ring-attention",
     "softmax",
+    follows_rates=False,
     moves="keys and values around one ring",
     layout="contiguous",
     options=OVER_ONE_RING,
     is_baseline=True,
 )
 @schedule(
-    "zigzag-ring-attention", "softmax", moves="the same", layout="zigzag", options=OVER_ONE_RING, is_baseline=True
+    "zigzag-ring-attention",
+    "softmax",
+    follows_rates=False,
+    moves="the same",
+    layout="zigzag",
+    options=OVER_ONE_RING,
+    is_baseline=True,
 )
 @schedule(
-    "striped-ring-attention", "softmax", moves="the same", layout="striped", options=OVER_ONE_RING, is_baseline=True
+    "striped-ring-attention",
+    "softmax",
+    follows_rates=False,
+    moves="the same",
+    layout="striped",
+    options=OVER_ONE_RING,
+    is_baseline=True,
 )
 @schedule(
     "half-each-way",
     "softmax",
+    follows_rates=False,
     moves="half of keys and values around one ring, the other half in reverse",
     options=CIRCULATION_OPTIONS,
 )
 @schedule(
     "tasp",
     "softmax",
+    follows_rates=False,
     moves="keys and values around all rings of the topology at once",
     options=CIRCULATION_OPTIONS,
     uses_rings=True,

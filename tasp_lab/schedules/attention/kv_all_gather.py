@@ -56,18 +56,24 @@ from tasp_lab.workload.sequence_layout import SequenceLayout
 @schedule(
     "kv-all-gather",
     "softmax",
+    follows_rates=False,
     moves="keys and values gathered around one ring; then one kernel call per span of queries",
     options=("trim", "gradient_dtype"),
 )
 @schedule(
     "multi-ring-kv-all-gather",
     "softmax",
+    follows_rates=False,
     moves="the same, gathered around all rings",
     options=("trim", "gradient_dtype"),
     uses_rings=True,
 )
 @schedule(
-    "direct-kv-all-gather", "softmax", moves="the same, sent to all ranks at once", options=("trim", "gradient_dtype")
+    "direct-kv-all-gather",
+    "softmax",
+    follows_rates=False,
+    moves="the same, sent to all ranks at once",
+    options=("trim", "gradient_dtype"),
 )
 @schedule(
     "trees-kv-all-gather", "softmax", moves="the same, along a packing of trees", options=("trim", "gradient_dtype")

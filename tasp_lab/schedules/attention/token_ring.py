@@ -67,11 +67,19 @@ MAX_BALANCED_RINGS = 128
 @schedule(
     "token-ring",
     "softmax",
+    follows_rates=False,
     moves="queries around one ring, results straight to their owners (TokenRing)",
     layout="contiguous",
     options=(*STRAIGHT_HOME, "tail_chunks"),
 )
-@schedule("zigzag-token-ring", "softmax", moves="the same", layout="zigzag", options=(*STRAIGHT_HOME, "tail_chunks"))
+@schedule(
+    "zigzag-token-ring",
+    "softmax",
+    follows_rates=False,
+    moves="the same",
+    layout="zigzag",
+    options=(*STRAIGHT_HOME, "tail_chunks"),
+)
 def token_ring(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> tuple[Schedule, ...]:
@@ -89,6 +97,7 @@ def token_ring(
 @schedule(
     "token-multi-ring",
     "softmax",
+    follows_rates=False,
     moves="queries around all rings at once, results straight to their owners",
     options=STRAIGHT_HOME,
     uses_rings=True,

@@ -1,0 +1,99 @@
+"""Schedules that do not follow rates are built once for all machines of a structure that links all pairs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasp_lab.core.errors import TaspLabError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.prediction import answer as evaluator
+from tasp_lab.prediction.answer import build_once
+from tasp_lab.rings.decompose import decompose
+from tasp_lab.rings.rings import Decomposition
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.registry import ATTENTION, follows_rates, uses_rings
+from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
+
+NAMES = [name for name in ATTENTION if not follows_rates(name)]
+EXPRESSIONS = ("full-mesh:4", "switch:4", "full-mesh:6", "nodes:2x4", "nodes:3x2")
+LAYER = Workload(2048, heads=8, head_dim=16, kv_heads=4, mask="causal")
+BOTH = AttentionOptions("both")
+
+
+def with_rates(topology: Topology, seed: int, same: bool) -> Topology:
+    """The topology with drawn bandwidths and latencies; with `same` all links have one bandwidth."""
+    random = np.random.default_rng(seed)
+    rates, latencies_s = random.integers(1, 1000, len(topology.links)), random.integers(0, 1000, len(topology.links))
+    links = tuple(
+        replace(link, bandwidth_bytes_per_s=1e9 * float(rates[0 if same else number]), latency_s=1e-6 * float(latency))
+        for number, (link, latency) in enumerate(zip(topology.links, latencies_s, strict=True))
+    )
+    shared = tuple(
+        replace(each, bandwidth_bytes_per_s=1e9 * float(random.integers(1, 1000))) for each in topology.shared
+    )
+    return replace(topology, name=f"drawn {seed}", links=links, shared=shared)
+
+
+def on(topology: Topology, rings: Decomposition | None) -> Decomposition | None:
+    """The same rings of a topology of the same structure."""
+    return rings and Decomposition(topology, rings.rings, rings.fold, rings.reason, rings.shares)
+
+
+def digests(name: str, topology: Topology, layer: Workload, rings: Decomposition | None) -> list[str] | str:
+    """The schedules of both passes; or why there are none, without the name of the topology."""
+    try:
+        return [each.digest for each in build_schedules(name, topology, layer, rings, BOTH)]
+    except TaspLabError as error:
+        return str(error).replace(topology.name, "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    st.sampled_from(EXPRESSIONS), st.lists(st.integers(0, 10**6), min_size=2, max_size=2), st.booleans(),
+    st.sampled_from(["full", "causal"]),
+)  # fmt: skip
+@settings(max_examples=8)
+def test_a_schedule_follows_from_the_structure(
+    name: str, expression: str, seeds: list[int], same: bool, mask: str
+) -> None:
+    topology = load_machine(expression).topology
+    first, second = (with_rates(topology, seed, same) for seed in seeds)
+    if first.structure != second.structure:  # by chance, all links of one of them are equally fast
+        return
+    layer = replace(LAYER, mask=mask)
+    rings = decompose(topology) if uses_rings(name) else None
+    assert digests(name, first, layer, on(first, rings)) == digests(name, second, layer, on(second, rings))
+
+
+def test_structure_is_links_nodes_and_whether_they_are_equally_fast() -> None:
+    topologies = [load_machine(each).topology for each in (*EXPRESSIONS, "full-mesh:5", "nodes:4x2", "hypercube:2")]
+    assert len({each.structure for each in topologies}) == len(topologies)
+    switch = load_machine("switch:4").topology
+    assert with_rates(switch, 1, same=True).structure == switch.structure
+    assert with_rates(switch, 1, same=False).structure != switch.structure
+
+
+def test_equal_structures_share_schedules_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "_kept", {})
+    one, other = (with_rates(load_machine("switch:4").topology, seed, same=True) for seed in (1, 2))
+    mesh = load_machine("full-mesh:4").topology
+    assert build_once("ulysses", one, LAYER, None, BOTH) is build_once("ulysses", other, LAYER, None, BOTH)
+    assert build_once("usp:2x2", one, LAYER, None, BOTH) is not build_once("usp:2x2", other, LAYER, None, BOTH)
+    assert build_once("ulysses", one, LAYER, None, BOTH) is not build_once("ulysses", mesh, LAYER, None, BOTH)
+    ring = load_machine("ring:4").topology  # not all pairs are linked, so that a search chooses its rings by rates
+    others = with_rates(ring, 1, same=True), with_rates(ring, 2, same=True)
+    assert len({id(build_once("ring-attention", each, LAYER, None, BOTH)) for each in others}) == 2
+    longer = replace(LAYER, sequence=4096)
+    assert build_once("ulysses", one, LAYER, None, BOTH) is not build_once("ulysses", one, longer, None, BOTH)
+    rings = decompose(mesh)
+    reverse = Decomposition(mesh, rings.rings[:, ::-1], rings.fold, "reversed")
+    assert build_once("tasp", mesh, LAYER, rings, BOTH) is build_once("tasp", mesh, LAYER, on(mesh, rings), BOTH)
+    assert build_once("tasp", mesh, LAYER, rings, BOTH) is not build_once("tasp", mesh, LAYER, reverse, BOTH)
+    assert len(evaluator._kept) <= evaluator.MOST_KEPT
