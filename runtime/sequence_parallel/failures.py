@@ -22,7 +22,7 @@ from typing import NoReturn
 from weakref import WeakSet
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_process_group_store
+from torch.distributed.distributed_c10d import Store, _get_process_group_store
 
 from tasp_lab.core.errors import first_line
 from tasp_lab.core.process import at_once, leave
@@ -51,13 +51,13 @@ def announced(group: dist.ProcessGroup | None) -> Iterator[None]:
         raise
 
 
-def _announce(store: dist.Store, rank: int, error: Exception) -> None:
+def _announce(store: Store, rank: int, error: Exception) -> None:
     """The first error stays: later ones are of ranks that miss messages of the failed one."""
     if not store.check([_KEY]):
         store.set(_KEY, f"{rank} {first_line(error)}")
 
 
-def _watch(store: dist.Store, rank: int) -> None:
+def _watch(store: Store, rank: int) -> None:
     """End this process when another rank has failed; return if this one has, or if the group is over."""
     with contextlib.suppress(Exception):
         while not store.check([_KEY]):
