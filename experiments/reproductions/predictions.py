@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tasp_lab import Workload, predict
@@ -36,9 +34,3 @@ def interval_of(prediction: Answer) -> Interval:
 def without(source: str, interval: Interval) -> Interval:
     """The interval with the residual of all sources but one."""
     return replace(interval, residual=residual_of(interval.residual.asked, source))
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a record by column; lines with ``#`` are its headers."""
-    lines = path.read_text().splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from experiments.common import Record
-from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure
+from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, rows_of
 from tasp_lab.core.errors import TableError
 from tasp_lab.prediction.interval import Interval
 from tasp_lab.prediction.residuals import Residual
@@ -90,14 +89,9 @@ def checks_text(checks: Iterable[Check]) -> str:
 def read_record(path: Path) -> list[dict[str, float | None]]:
     """The rows of a record by column, None where nothing was published.
 
-    Raises `TableError` for rows of another length than the header, and for what is no number.
+    Raises `TableError` as `rows_of` does, and for what is no number.
     """
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    header, *rows = csv.reader(lines)
-    for row in rows:
-        if len(row) != len(header):
-            raise TableError(f"{path}: {','.join(row)}: {len(row)} fields, expected {len(header)}")
-    return [{name: _number(path, cell) for name, cell in zip(header, row, strict=True)} for row in rows]
+    return [{name: _number(path, cell) for name, cell in row.items()} for row in rows_of(path)]
 
 
 def _number(path: Path, cell: str) -> float | None:

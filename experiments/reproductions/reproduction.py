@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from experiments.common import Record
+from tasp_lab.core.errors import TableError
 from tasp_lab.prediction.interval import Interval
 
 NOT_EXPLAINED = "not explained"
@@ -98,7 +101,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A published result that is predicted.
+    """A published result that is predicted; all but `name` and `find` are in the file ``published.toml`` of its folder.
 
     Parameters
     ----------
@@ -112,13 +115,25 @@ class Reproduction:
     """
 
     name: str
+    find: Callable[[], Found]
     title: str
     question: str
     source: str
     setting: str
     headline: str
     verdict: str
-    find: Callable[[], Found]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a record by column; lines with ``#`` are its headers.
+
+    Raises `TableError` for rows of another length than the header.
+    """
+    header, *rows = csv.reader(line for line in path.read_text().splitlines() if not line.startswith("#"))
+    for row in rows:
+        if len(row) != len(header):
+            raise TableError(f"{path}: {','.join(row)}: {len(row)} fields, expected {len(header)}")
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def inside_of(figures: Sequence[Figure]) -> int:

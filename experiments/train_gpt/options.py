@@ -124,8 +124,7 @@ class RunOptions:
         bool, Parameter(negative=(), help="Recompute each block in the backward pass instead of storing activations.")
     ] = False
     text: Annotated[
-        Path,
-        Parameter(help="The text file to train on; this repository's license, if not given.", show_default=False),
+        Path, Parameter(help="The text file to train on; this repository's license, if not given.", show_default=False)
     ] = LICENSE
     save: Annotated[Path | None, Parameter(help="Write a checkpoint into this folder.")] = None
     save_every: Annotated[int, _whole("With --save: steps between checkpoints; the last step is always saved.")] = 10

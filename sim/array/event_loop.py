@@ -24,11 +24,8 @@ from tasp_lab.core.compiled import call, compilable, table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.schedule.dependencies import BLOCK, LANE
 
-LARGE = 2_000
-"""Up to this number of operations, Python takes little more time than loading compiled functions at most."""
-
-MANY = 10_000
-"""After so many operations in Python, machine code is loaded for small programs, too: there will be more of them."""
+FEW = 500
+"""So many operations of all runs of a process take Python no longer than loading machine code."""
 
 STAGES = 20
 """How many parts of a simulation are reported as progress."""
@@ -285,7 +282,7 @@ class Run:
         """Run the program to its end; returns the time in seconds, and the state."""
         plan = self._program.plan
         until = stage = plan.size + 1 if self._progress is no_share else plan.size // STAGES + 1
-        fast = plan.size > LARGE or Run._in_python > MANY
+        fast = Run._in_python + plan.size > FEW
         Run._in_python += 0 if fast else plan.size
         while True:
             now_s = call(run_events, plan, state, until, fast=fast)

@@ -1,29 +1,39 @@
 """Functions that run as machine code or as Python: one source, the same results.
 
 Such a function takes numbers and *tables*, NumPy arrays whose rows are numbers or records, also in named tuples, and
-uses no other Python objects: ``table[row].field``. It changes tables in place. Importing numba and loading machine code
-takes about half a second, so small inputs run as Python.
+uses no other Python objects: ``table[row].field``. It changes tables in place.
+
+numba compiles a function once, and its object code is kept on disk. From then on llvmlite alone loads it, which takes a
+tenth of the time that numba needs to be imported and to load a function. So the code is called as numba's own wrappers
+call it: with the address of the result and of an exception, and each table as the numbers of numba's array structure.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from tasp_lab.core.errors import OutputError
+from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Result = TypeVar("Result")
 
-_OPTIONS = {"_nrt": False}
-"""Tables are allocated in Python and live as long as a call, so compiled functions need not count references."""
+_OPTIONS = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+
+_RESULTS = {"int64": ctypes.c_int64, "float64": ctypes.c_double, "bool": ctypes.c_bool, "none": ctypes.c_void_p}
+"""What compiled functions return, by numba's names."""
 
 _parts: list[Callable[..., object]] = []
 
@@ -46,8 +56,7 @@ def table(rows: int, **columns: str) -> Any:
 def call(function: Callable[..., Result], *arguments: object, fast: bool) -> Result:
     """Call a function of tables; `fast`: compiled."""
     if fast:
-        machine_code: Callable[..., Result] = compiled(function)
-        return machine_code(*arguments)
+        return _call_compiled(function, arguments)
     known: dict[int, list[Any]] = {}
     result = function(*(_as_objects(each, known) for each in arguments))
     for argument in arguments:
@@ -55,44 +64,151 @@ def call(function: Callable[..., Result], *arguments: object, fast: bool) -> Res
     return result
 
 
-@cache
-def compiled(function: Function) -> Function:
-    """The function as machine code, which numba keeps on disk: beside this package, or in ``NUMBA_CACHE_DIR``.
+# Machine code.
 
-    Numba notices changes of the module of `function` only. So machine code is kept under a name with a digest of all
-    modules of the package of `function`, and of this one.
+
+class _Code(NamedTuple):
+    """Object code: the name of the function in it, numba's name of the type of its result, and the code itself."""
+
+    name: str
+    result: str
+    code: bytes
+
+    def to_bytes(self) -> bytes:
+        """The content of a file, with a digest of the rest in front."""
+        content = f"{self.name}\n{self.result}\n".encode() + self.code
+        return hashlib.sha256(content).digest() + content
+
+    @classmethod
+    def of_bytes(cls, content: bytes) -> _Code | None:
+        """The code in a file; None if that is no whole one."""
+        if hashlib.sha256(content[32:]).digest() != content[:32]:
+            return None
+        name, result, code = content[32:].split(b"\n", 2)
+        return cls(name.decode(), result.decode(), code)
+
+
+_loaded: dict[tuple[Callable[..., object], str], tuple[Any, Any]] = {}
+"""The machine code of functions for types of arguments, and the type of its result."""
+
+_engines: list[Any] = []
+"""What machine code lives in."""
+
+
+def _call_compiled(function: Callable[..., Result], arguments: Sequence[object]) -> Result:
+    values: list[Any] = []
+    types = ",".join([_flatten(each, values) for each in arguments])
+    if (function, types) not in _loaded:
+        _loaded[function, types] = _load(_code_of(function, types, arguments, len(values)), values)
+    machine_code, result_type = _loaded[function, types]
+    result, exception = result_type(), ctypes.c_void_p()
+    status = machine_code(ctypes.byref(result), ctypes.byref(exception), *values)
+    # numba's calling convention: 0 for a result, -2 for None, others for exceptions
+    assert status in (0, -2), f"{function.__name__} keeps what it asserts: status {status}"
+    found: Result = result.value
+    return found
+
+
+def _flatten(value: object, values: list[Any]) -> str:
+    """Append the numbers that compiled code takes for an argument to `values`, and return what its type is."""
+    if isinstance(value, np.ndarray):
+        data = value.__array_interface__["data"][0]
+        # the owners that numba counts references to are not given, since nothing is allocated (nrt)
+        values += (None, None, value.size, value.itemsize, data, *value.shape, *value.strides)
+        flags = value.flags
+        kind = value.dtype.str if value.dtype.names is None else str(value.dtype.descr)
+        layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
+        return f"{kind}{value.ndim}{layout}{flags.aligned:d}{flags.writeable:d}"
+    if isinstance(value, tuple):
+        return f"{type(value).__name__}({','.join([_flatten(each, values) for each in value])})"
+    if isinstance(value, bool | np.bool_):
+        values.append(ctypes.c_bool(bool(value)))
+        return "bool"
+    if isinstance(value, float | np.floating):
+        values.append(ctypes.c_double(float(value)))
+        return "float"
+    assert isinstance(value, int | np.integer), f"a number or a table, not {value!r}"
+    values.append(int(value))
+    return "int"
+
+
+def _load(code: _Code, values: Sequence[Any]) -> tuple[Any, Any]:
+    """The machine code of a function that takes these numbers, ready to be called, and the type of its result."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple().create_target_machine(jit=True)
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), target)
+    engine.add_object_file(binding.ObjectFileRef.from_data(code.code))
+    engine.finalize_object()
+    _engines.append(engine)
+    types = [type(each) if isinstance(each, ctypes._SimpleCData) else ctypes.c_ssize_t for each in values]
+    types = [ctypes.c_void_p if value is None else kind for value, kind in zip(values, types, strict=True)]
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *types)
+    return prototype(engine.get_function_address(code.name)), _RESULTS[code.result]
+
+
+def _code_of(function: Callable[..., object], types: str, arguments: Sequence[object], values: int) -> _Code:
+    """The object code of a function for these types, which takes so many numbers; from disk if it is there.
+
+    It is kept under a digest of the types, the processor, and all modules of the package of `function` and this one.
     """
-    from numba import njit
+    from llvmlite import binding
 
-    _register()
-    _announce_compilation()
     package = Path(str(sys.modules[function.__module__].__file__)).parent
-    sources = b"".join(each.read_bytes() for each in (Path(__file__), *sorted(package.glob("*.py"))))
-    named = FunctionType(function.__code__, function.__globals__)
-    named.__qualname__ = f"{function.__name__}-{hashlib.sha256(sources).hexdigest()[:16]}"
-    named.__module__ = function.__module__
-    try:
-        return njit(cache=True, **_OPTIONS)(named)  # type: ignore[no-any-return]
-    except RuntimeError:  # there is no folder to keep it in
-        return njit(**_OPTIONS)(named)  # type: ignore[no-any-return]
+    digest = hashlib.sha256(f"{types} {binding.get_process_triple()} {binding.get_host_cpu_name()}".encode())
+    digest.update(binding.get_host_cpu_features().flatten().encode())
+    for path in (Path(__file__), *sorted(package.glob("*.py"))):
+        digest.update(path.read_bytes())
+    name = f"{function.__name__}-{digest.hexdigest()[:32]}.o"
+    for folder in _folders(package):
+        with suppress(OSError):
+            if (code := _Code.of_bytes((folder / name).read_bytes())) is not None:
+                return code
+    code = _compile(function, arguments, values)
+    for folder in _folders(package):
+        with suppress(OSError, OutputError):  # without a folder to keep it in it is made anew each time
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / name, code.to_bytes())
+            break
+    return code
+
+
+def _folders(package: Path) -> list[Path]:
+    """Where object code is kept: ``NUMBA_CACHE_DIR``, beside the package, or in the cache of the user."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return [Path(given)] if given else [package / "__pycache__", users / "tasp-lab"]
+
+
+def _compile(function: Callable[..., object], arguments: Sequence[object], values: int) -> _Code:
+    """The object code of a function for arguments like these, which are so many numbers."""
+    from numba import typeof
+    from numba.core import compiler
+    from numba.core.registry import cpu_target
+
+    _announce_compilation()
+    _register()
+    flags = compiler.Flags()
+    for option in _OPTIONS:
+        setattr(flags, option, True)
+    typing, target = cpu_target.typing_context, cpu_target.target_context
+    typing.refresh()
+    target.refresh()
+    types = tuple(map(typeof, arguments))
+    compiled = compiler.compile_extra(typing, target, function, types, None, flags, {})
+    name = compiled.fndesc.llvm_func_name
+    taken = len(list(compiled.library.get_function(name).arguments))
+    assert taken == 2 + values, f"numba's {function.__name__} takes {taken} numbers, expected 2 and {values}"
+    return _Code(name, str(compiled.fndesc.restype), compiled.library._get_compiled_object())
 
 
 @cache
 def _announce_compilation() -> None:
-    """Say once, on a terminal, that functions are being compiled; not if their machine code was kept."""
-    from numba.core import event
-
-    class Announcement(event.Listener):  # type: ignore[misc]
-        def on_start(self, _: event.Event) -> None:
-            if not said and sys.stderr.isatty():
-                said.append(True)
-                print_progress("compiling the simulator, once after an installation: about 10 s")
-
-        def on_end(self, _: event.Event) -> None:
-            pass
-
-    said: list[bool] = []
-    event.register("numba:compile", Announcement())
+    """Say once, on a terminal, that functions are being compiled."""
+    if sys.stderr.isatty():
+        print_progress("compiling the simulator, once after an installation: about 10 s")
 
 
 @cache
@@ -100,13 +216,16 @@ def _register() -> None:
     """Let compiled functions call the `compilable` ones.
 
     Their machine code is put where they are called: a call would copy every table that it passes, which are hundreds of
-    numbers, and so take longer than most of these functions.
+    numbers, and so take longer than most of these functions. Tables are allocated in Python and live as long as a call,
+    so compiled functions need not count references.
     """
     from numba.extending import register_jitable
 
-    options = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True, **_OPTIONS}
     for part in _parts:
-        register_jitable(**options)(part)
+        register_jitable(forceinline=True, _nrt=False, **_OPTIONS)(part)
+
+
+# Python.
 
 
 def _as_objects(value: Any, known: dict[int, list[Any]]) -> Any:

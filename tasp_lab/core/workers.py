@@ -6,21 +6,29 @@
 
 Without an executor everything runs in this process, one item after the other. The executor may also be one of another
 engine, such as that of a Dask cluster. Functions, items and results travel by pickle.
+
+    results = deal(function, items, 2, shared=[machine])
+
+deals items out to this process and to copies of it, which need not import or prepare anything again.
 """
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import pickle
 import signal
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
-from typing import TypeVar
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 from tasp_lab.core.errors import RunError
 
@@ -110,10 +118,17 @@ def processes(count: int) -> Iterator[Executor | None]:
 
 def _start(executor: Executor, count: int) -> None:
     """Start all workers, which inherit that Ctrl-C is blocked: they do not hear it while they import, either."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with _interrupts_blocked():
         for _ in range(count):
             executor.submit(os.getpid)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Ctrl-C comes after this context; processes that start in it never hear it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -129,3 +144,106 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def deal(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    jobs: int,
+    shared: Sequence[object] = (),
+    begin: Callable[[int], None] = lambda number: None,
+) -> list[Result]:
+    """The results in the order of the items, which this process and copies of it take one after the other.
+
+    Parameters
+    ----------
+    function : need not be picklable; its results are. What it raises in a copy is raised here.
+    jobs : processes, this one among them; one where processes cannot be copied safely.
+    shared : objects that results may refer to, instead of bringing copies of them.
+    begin : called here with the number of each item, in order, once it has begun.
+
+    Raises `RunError` if a copy ends early. An interrupt ends all.
+    """
+    results = dict[int, Any]()
+    copies = min(jobs, len(items)) - 1 if sys.platform == "linux" else 0
+    if copies < 1:
+        for number in range(len(items)):
+            begin(number)
+            results[number] = function(items[number])
+        return list(results.values())
+    context = multiprocessing.get_context("fork")
+    next_item, begun = context.Value("q", 0), 0
+
+    def take() -> Iterator[int]:
+        while True:
+            with next_item.get_lock():
+                number, next_item.value = next_item.value, next_item.value + 1
+            if number >= len(items):
+                return
+            yield number
+
+    def work_in_copy(connection: Connection) -> None:
+        _begin_worker()
+        done: list[tuple[int, Result | Exception]] = []
+        for number in take():
+            try:
+                done.append((number, function(items[number])))
+            except Exception as error:
+                done.append((number, error))
+                break
+        connection.send_bytes(_dumps(done, shared))
+
+    ends = [context.Pipe(duplex=False) for _ in range(copies)]
+    workers = [context.Process(target=work_in_copy, args=(sends,), daemon=True) for _, sends in ends]
+    try:
+        with _interrupts_blocked():
+            for worker, (_, sends) in zip(workers, ends, strict=True):
+                worker.start()
+                sends.close()
+        for number in take():
+            while begun <= number:
+                begin(begun)
+                begun += 1
+            results[number] = function(items[number])
+        for receives, _ in ends:
+            results |= dict(_loads(receives.recv_bytes(), shared))
+    except EOFError as error:
+        raise _lost_worker() from error
+    finally:
+        for worker in workers:
+            worker.kill()  # it has sent all, or nobody waits for it
+            worker.join()
+    for number in range(len(items)):
+        if isinstance(results[number], BaseException):
+            raise results[number]
+    for number in range(begun, len(items)):
+        begin(number)
+    return [results[number] for number in range(len(items))]
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, shared: Sequence[object]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._places = {id(each): place for place, each in enumerate(shared)}
+
+    def persistent_id(self, value: object) -> int | None:
+        return self._places.get(id(value))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, shared: Sequence[object]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, place: int) -> object:
+        return self._shared[place]
+
+
+def _dumps(value: object, shared: Sequence[object]) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, shared).dump(value)
+    return file.getvalue()
+
+
+def _loads(data: bytes, shared: Sequence[object]) -> Any:
+    return _Unpickler(io.BytesIO(data), shared).load()

@@ -19,12 +19,7 @@ from tasp_lab.core.errors import ProfileError, TopologyError, alternatives, near
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.profile import listed_members, member
 from tasp_lab.machines.system import LIBRARIES, gloo
-from tasp_lab.topology.expressions import (
-    EXPRESSION_DEFAULTS,
-    ExpressionDefaults,
-    expression_forms,
-    parse_expression,
-)
+from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS, ExpressionDefaults, expression_forms, parse_expression
 
 ENDINGS = (".json", ".toml", ".csv")
 """How the names of machine files end."""

@@ -149,7 +149,6 @@ class KernelCompute:
     passes: Passes = NO_PASSES
 
     def time_s(self, shape: KernelShape) -> Number:
-        """The time of one call, alone on its GPU."""
         if _has_kernel(shape.dtype, shape.kind):
             return (self.kernel.time_s(shape) + passes_s(self.passes, self.kernel.gpu, shape)) / self.speed
         return self.rest.time_s(shape)
@@ -161,7 +160,6 @@ class KernelCompute:
         return self.rest.handed_out_s(shape)
 
     def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        """What the time of a call is spent on: seconds that add up to it."""
         if not _has_kernel(shape.dtype, shape.kind):
             return self.rest.parts(shape)
         found = self.kernel.parts(shape)._asdict()
@@ -186,11 +184,9 @@ class KernelCompute:
         return found.as_assumed(AS_16_BIT) if dtype == WHAT_IF_DTYPE else found
 
     def scaled(self, factor: float) -> KernelCompute:
-        """All times divided by a factor."""
         return replace(self, rest=self.rest.scaled(factor), speed=self.speed * factor)
 
     def as_assumed(self, what: str) -> KernelCompute:
-        """The same with assumed rates where there is no kernel."""
         return replace(self, rest=self.rest.as_assumed(what))
 
     def content(self) -> dict[str, object]:

@@ -68,27 +68,22 @@ class ComputeRate:
             raise QuantityError(f"compute rate: {self.flops_per_s} FLOP/s, expected more than 0")
 
     def time_s(self, shape: KernelShape) -> Number:
-        """The time of a kernel call: that of its FLOPs."""
         return self.flops_time_s(shape.flops)
 
     def handed_out_s(self, shape: KernelShape) -> Number:
-        """All of its time: nothing is known of its tiles."""
-        return self.time_s(shape)
+        return self.time_s(shape)  # all of it: nothing is known of its tiles
 
     def flops_time_s(self, flops: int) -> Number:
         """The time of `flops` FLOPs."""
         return 0 if self.flops_per_s is None else flops / self.flops_per_s
 
     def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        """One part."""
         return [("compute", self.time_s(shape))]
 
     def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
-        """The rate: the same for all."""
         return self
 
     def scaled(self, factor: float) -> ComputeRate:
-        """The rate times a factor."""
         if self.flops_per_s is None:
             return self
         return replace(self, flops_per_s=self.flops_per_s * factor, source=f"{self.source}, times {factor:.3g}")
@@ -106,27 +101,21 @@ class ComputeRates:
     rates: Mapping[Kind, ComputeRate]
 
     def time_s(self, shape: KernelShape) -> Number:
-        """The time of a kernel call: that of its FLOPs at the rate of its dtype and pass."""
         return self.rates[shape.dtype, shape.passing].time_s(shape)
 
     def handed_out_s(self, shape: KernelShape) -> Number:
-        """All of its time: nothing is known of its tiles."""
-        return self.time_s(shape)
+        return self.time_s(shape)  # all of it: nothing is known of its tiles
 
     def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        """One part."""
         return [("compute", self.time_s(shape))]
 
     def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
-        """The rate of a dtype and a pass."""
         return self.rates[dtype, passing]
 
     def scaled(self, factor: float) -> ComputeRates:
-        """All rates times a factor."""
         return ComputeRates({kind: rate.scaled(factor) for kind, rate in self.rates.items()})
 
     def as_assumed(self, what: str) -> ComputeRates:
-        """All rates as assumptions."""
         return ComputeRates({kind: rate.as_assumed(what) for kind, rate in self.rates.items()})
 
 
@@ -207,13 +196,9 @@ class Machine:
         found: list[ShapeKind] = ["dense"] if layer.kind == "hybrid" else [layer.kind]
         found += [kinds[letter] for letter in layer.layers]
         rates = [self.compute.rate(layer.dtype, passing, kind, layer.head_dim) for kind in dict.fromkeys(found)]
-        return _with_assumptions(fastest(rates), rates)
-
-
-def _with_assumptions(found: ComputeRate, rates: Iterable[ComputeRate]) -> ComputeRate:
-    """A rate, assumed if one of others beside it is."""
-    assumed = dict.fromkeys(rate.source for rate in rates if rate.assumed and rate.source != found.source)
-    return replace(found, source="; ".join([*assumed, found.source]), assumed=True) if assumed else found
+        most = fastest(rates)  # assumed if one of the others is
+        assumed = dict.fromkeys(rate.source for rate in rates if rate.assumed and rate.source != most.source)
+        return replace(most, source="; ".join([*assumed, most.source]), assumed=True) if assumed else most
 
 
 def fastest(rates: Iterable[ComputeRate]) -> ComputeRate:

@@ -57,7 +57,7 @@ class OwnLinks:
             return self.own
 
         def scaled(link: Link) -> Link:
-            nic = _is_nic(self.own, link)
+            nic = self.own.is_nic(link)
             bandwidth, latency = factors.get((nic, "bandwidth"), 1), factors.get((nic, "latency"), 1)
             return replace(
                 link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * bandwidth, latency_s=link.latency_s * latency
@@ -68,7 +68,7 @@ class OwnLinks:
             replace(
                 each,
                 bandwidth_bytes_per_s=each.bandwidth_bytes_per_s
-                * factors.get((_is_nic(self.own, of_name[each.links[0]]), "bandwidth"), 1),
+                * factors.get((self.own.is_nic(of_name[each.links[0]]), "bandwidth"), 1),
             )
             for each in self.own.shared
         )
@@ -80,17 +80,10 @@ def _numbers(topology: Topology) -> _Numbers:
     found: _Numbers = {}
     links = topology.links[:1] if isinstance(topology.links, MeshLinks) else topology.links
     for link in links:
-        nic = _is_nic(topology, link)
+        nic = topology.is_nic(link)
         found.setdefault((nic, "bandwidth"), link.bandwidth_bytes_per_s)
         found.setdefault((nic, "latency"), link.latency_s)
     return found
-
-
-def _is_nic(topology: Topology, link: Link) -> bool:
-    if isinstance(link.source, int) and isinstance(link.destination, int):
-        return False
-    ends = (end for end in (link.source, link.destination) if isinstance(end, str))
-    return any(topology.switch_kinds[end] == "network" for end in ends)
 
 
 def machine_of_family(

@@ -37,13 +37,7 @@ from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine, NetworkKind
-from tasp_lab.machines.parameters import (
-    DependentConstant,
-    Parameter,
-    Parameters,
-    library_parameters,
-    parse_constants,
-)
+from tasp_lab.machines.parameters import DependentConstant, Parameter, Parameters, library_parameters, parse_constants
 from tasp_lab.machines.system import Library, System
 from tasp_lab.topology.builders import Network
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
@@ -51,7 +45,7 @@ from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 SIZE = re.compile(r"(?:(?P<nodes>[1-9][0-9]{0,4})x)?(?P<ranks>[1-9][0-9]{0,4})(?:-(?P<network>rails|rails-only))?")
 """The size of a member, like ``8``, ``2x8``, ``2x8-rails`` or ``2x8-rails-only``."""
 
-_NETWORKS: Mapping[str, Network] = {"fabric": "fabric", "rails": "rails", "rails-only": "rails-only"}
+_NETWORKS: Mapping[str | None, Network] = {None: "fabric", "rails": "rails", "rails-only": "rails-only"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,7 @@ class Profile:
         domains = -(-node_count // self.nodes_per_domain)
         if node_count % domains:
             raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
-        network = _NETWORKS[found["network"] or "fabric"]
+        network = _NETWORKS[found["network"]]
         return self.system_of(domains, node_count // domains * ranks, name or f"{self.name}-{size}", library, network)
 
     def system_of(
@@ -137,7 +131,8 @@ class Profile:
         parameters = self.parameters
         used = parameters
         if not system.has_own_library:
-            wires = _of_wires(system.domains)
+            of_network = ("nic_bandwidth", "nic_latency") if system.domains > 1 else ()
+            wires = ("link_bandwidth", "link_latency", *of_network, *COMPUTE_RATES)
             used = Parameters(each for each in parameters.values() if each.name in wires)
         numbers = parameters.numbers
         return Machine(
@@ -175,12 +170,6 @@ class Profile:
         if SIZE.fullmatch(self.aliases.get(size, size)) is None:
             return None
         return self.build(self.system(size, name, library), self.machines.get(size, ""))
-
-
-def _of_wires(domains: int) -> tuple[str, ...]:
-    """The parameters of links and compute rates of `domains` domains."""
-    of_network = ("nic_bandwidth", "nic_latency") if domains > 1 else ()
-    return ("link_bandwidth", "link_latency", *of_network, *COMPUTE_RATES)
 
 
 class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
@@ -318,8 +307,7 @@ def _read(where: str, data: bytes) -> Profile:
         raise ProfileError(f"{where} is empty, expected a profile")
     try:
         profile = _profile(converted(msgspec.toml.decode(data), _ProfileFile))
-        _check_sizes(profile)
-        _check_parts(profile)
+        _check(profile)
     except UnicodeDecodeError as error:
         raise ProfileError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (ValueError, QuantityError, ProfileError, TopologyError) as error:
@@ -361,14 +349,11 @@ def _base(record: _ProfileFile) -> Profile | None:
     return base
 
 
-def _check_sizes(profile: Profile) -> None:
+def _check(profile: Profile) -> None:
+    """Check that members have sizes, and that no payload exceeds its line rate."""
     for size in (*profile.aliases.values(), *profile.machines):
         if SIZE.fullmatch(profile.aliases.get(size, size)) is None:
             raise ProfileError(f"{size!r} is not a size, expected one like 8, 2x8 or 2x8-rails")
-
-
-def _check_parts(profile: Profile) -> None:
-    """Check that no payload exceeds its line rate."""
     numbers = profile.parameters.numbers
     for part in (spec for spec in CONSTANTS.values() if spec.is_part):
         if numbers.get(part.name, 0.0) > numbers.get(part.depends_on, math.inf):

@@ -199,6 +199,11 @@ class System:
         tuner = self._tuner(numbers, domains, ranks, version)
         # over several domains rings are those of NCCL's search, which are slower than the links of a domain
         between = ring if tuner is None or ranks == 1 else min(ring, tuner.ring_bytes_per_s())
+        calls = nvls = None
+        if tuner and ranks > 1 and "ll_channel_rate" in numbers and "copy_rate" in numbers:
+            calls = InsideCalls(int(numbers["channels"]), numbers["ll_channel_rate"], numbers["copy_rate"])
+        if tuner and tuner.has_nvls and not shared and "nvls_base" in numbers and "nvls_chunk" in numbers:
+            nvls = Nvls(numbers["nvls_base"], numbers["nvls_chunk"], int(numbers["nvls_channels"]))
         return ChannelLibrary(
             name=self.family_library,
             domain_ranks=ranks,
@@ -210,9 +215,9 @@ class System:
             short_by_most=self.family_library != "nccl" or version < (2, 29),
             own_copy_bytes_per_s=_known(numbers, "own_copy_rate"),
             tuner=tuner,
-            inside=self._inside_calls(numbers) if tuner and ranks > 1 else None,
+            inside=calls,
             wire_s=(numbers["link_latency"] if ranks > 1 else 0.0, *((numbers["nic_latency"],) if shared else ())),
-            nvls=self._nvls(numbers) if tuner and tuner.has_nvls and not shared else None,
+            nvls=nvls,
         )
 
     def _tuner(self, numbers: Numbers, domains: int, ranks: int, version: tuple[int, ...]) -> Tuner | None:
@@ -230,18 +235,6 @@ class System:
             self.inside == "switch",
             *((numbers["nic_ring_rate"] * self._nics(ranks) / ranks, numbers["net_overhead"]) if shared else ()),
         )
-
-    @staticmethod
-    def _inside_calls(numbers: Numbers) -> InsideCalls | None:
-        if "ll_channel_rate" not in numbers or "copy_rate" not in numbers:
-            return None
-        return InsideCalls(int(numbers["channels"]), numbers["ll_channel_rate"], numbers["copy_rate"])
-
-    @staticmethod
-    def _nvls(numbers: Numbers) -> Nvls | None:
-        if "nvls_base" not in numbers or "nvls_chunk" not in numbers:
-            return None
-        return Nvls(numbers["nvls_base"], numbers["nvls_chunk"], int(numbers["nvls_channels"]))
 
     def _nics(self, ranks: int) -> int:
         """The NICs of a domain of so many ranks."""

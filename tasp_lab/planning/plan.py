@@ -22,7 +22,7 @@ from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines,
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_count, format_four_digits, format_size_about, format_time
-from tasp_lab.core.workers import processes
+from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
 from tasp_lab.machines.machine import Machine
@@ -30,7 +30,7 @@ from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.overrides.override import has_nics
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.flags import Flags, flags_of
-from tasp_lab.planning.search import Candidate, Found, Search, Setting, describe
+from tasp_lab.planning.search import Context, Found, Ranked, Search, Setting, TooLarge, describe
 from tasp_lab.prediction.inputs import (
     ComputeLike,
     MachineLike,
@@ -149,12 +149,10 @@ def plan(
         if not changes or not found.steps:
             return answer
         larger = (lambda: (more, on(more))) if more else None
-        few = replace(search, simulations=CHANGE_SIMULATIONS, every=False)
-        bought = []
-        for change in _changes(setting, answer.best, layouts, larger):
-            progress(f"with {change.name}")
-            bought.append(_bought(change, few, answer))
-        return replace(answer, changes=tuple(bought))
+        asked = [(change, answer.best, found.steps, search.rankings)
+                 for change in _changes(setting, answer.best, layouts, larger)]  # fmt: skip
+        progress(f"what {len(asked)} changes buy: {', '.join(change.name for change, *_ in asked)}")
+        return replace(answer, changes=tuple(in_order(_bought, asked, executor, workers)))
 
 
 def _check_numbers(
@@ -424,9 +422,9 @@ def _without_provenance(step: StepPrediction) -> dict[str, object]:
     return {key: value for key, value in step.to_dict().items() if key != "provenance"}
 
 
-def _varied(too_large: Sequence[Candidate]) -> list[Candidate]:
+def _varied(too_large: Sequence[TooLarge]) -> list[TooLarge]:
     """The smallest layouts, one of each product of degrees."""
-    found: dict[tuple[object, ...], Candidate] = {}
+    found: dict[tuple[object, ...], TooLarge] = {}
     for each in too_large:
         layout = each.plan.layout
         found.setdefault((layout.tp, layout.cp, layout.pp, layout.dp), each)
@@ -437,12 +435,16 @@ def _varied(too_large: Sequence[Candidate]) -> list[Candidate]:
 
 
 class _Change(NamedTuple):
-    """A change: the setting with it, and the layouts there, or the reason why there is none."""
+    """A change: the setting with it, and the layouts there, or the reason why there is none.
+
+    `keeps_times`: whether layouts that were simulated as is take as long with it.
+    """
 
     name: str
     setting: Setting | None
     plans: Sequence[StepPlan] = ()
     reason: str = ""
+    keeps_times: bool = False
 
 
 def _changes(
@@ -455,9 +457,10 @@ def _changes(
     rates = setting.rates
     if rates.capacity_bytes is not None:
         roomy = replace(setting, rates=replace(rates, capacity_bytes=2 * rates.capacity_bytes))
-        yield _Change("memory=x2", roomy, layouts(setting.machine))
+        yield _Change("memory=x2", roomy, layouts(setting.machine), keeps_times=True)
     if best.plan.layout.logit_chunks == 1 and best.memory.logits > best.memory.total / 20:
-        yield _Change(f"logits in {LOGIT_CHUNKS} parts", setting, layouts(setting.machine, LOGIT_CHUNKS))
+        plans = layouts(setting.machine, LOGIT_CHUNKS)
+        yield _Change(f"logits in {LOGIT_CHUNKS} parts", setting, plans, keeps_times=True)
     if has_nics(setting.machine):
         faster = replace(setting, machine=overridden(setting.machine, ["nic.bandwidth=x2"]))
         yield _Change("nic.bandwidth=x2", faster, layouts(setting.machine))
@@ -474,20 +477,21 @@ def _changes(
         yield _Change(name, other, plans, "" if plans else "no layout divides the batch")
 
 
-def _bought(change: _Change, search: Search, as_is: Plan) -> Bought:
+def _bought(asked: tuple[_Change, StepPrediction, Sequence[StepPrediction], dict[Context, Ranked | str]]) -> Bought:
+    """What a change buys over the recommended step; further steps, and rankings of schedules, are those as is."""
+    change, best, steps, rankings = asked
     if change.setting is None or not change.plans:
         return Bought(change.name, None, reason=change.reason)
-    same = change.setting.machine is as_is.setting.machine  # then times as is hold with the change
-    search = replace(search, setting=change.setting, rankings=search.rankings if same else {})
-    simulated = {replace(each.plan, schedule="") for each in (as_is.found.steps if same else (as_is.best,))}
-    first = [each for each in change.plans if each in simulated]
-    known = as_is.found.steps if same else search.run(first).steps
+    search = Search(change.setting, CHANGE_SIMULATIONS, rankings=dict(rankings) if change.keeps_times else {})
+    known = steps if change.keeps_times else (best,)
+    simulated = {replace(each.plan, schedule="") for each in known}
+    if not change.keeps_times:
+        known = search.run(each for each in change.plans if each in simulated).steps
     found = search.run((each for each in change.plans if each not in simulated), known)
     if not found.steps:
         return Bought(change.name, None, reason="no layout fits")
     step = found.fastest
-    base = as_is.best.tokens_per_s / as_is.best.ranks
-    return Bought(change.name, step, step.tokens_per_s / step.ranks / base)
+    return Bought(change.name, step, step.tokens_per_s / step.ranks / (best.tokens_per_s / best.ranks))
 
 
 def _faster_kernel(machine: Machine) -> str | None:

@@ -70,6 +70,13 @@ class Setting:
     matrix_rate: ComputeLike | None = None
 
 
+class TooLarge(NamedTuple):
+    """A layout that does not fit, and its memory."""
+
+    plan: StepPlan
+    memory: MemoryUse
+
+
 class Candidate(NamedTuple):
     """A layout with its bounds and its memory without attention buffers, of the stage that needs most."""
 
@@ -100,7 +107,7 @@ class Found:
     """
 
     steps: tuple[StepPrediction, ...]
-    too_large: tuple[Candidate, ...] = ()
+    too_large: tuple[TooLarge, ...] = ()
     refused: tuple[Excluded, ...] = ()
     layouts: int = 0
     bounded: int = 0
@@ -134,14 +141,12 @@ class Search:
     executor: Executor | None = None
     workers: int = 1
     count: CountCallback = no_count
-    rankings: dict[tuple[Workload, int, int], Ranked | str] = field(default_factory=dict)
+    rankings: dict[Context, Ranked | str] = field(default_factory=dict)
 
     def run(self, plans: Iterable[StepPlan], known: Sequence[StepPrediction] = ()) -> Found:
         """Search these layouts; `known` are steps of others, which bounds are compared with, too."""
-        candidates = self.candidates(plans)
-        usable = self.setting.rates.usable_bytes
-        fits = [each for each in candidates if usable is None or each.memory.total <= usable]
-        too_large = [each for each in candidates if usable is not None and each.memory.total > usable]
+        fits, too_large = self.candidates(plans)
+        layouts = len(fits) + len(too_large)
         steps, refused, total = list(known), list[Excluded](), self.simulations or len(fits)
         queue, done, bounded, late = list(fits), 0, 0, dict[int, float]()
         while queue and (self.simulations is None or done < self.simulations):
@@ -150,28 +155,36 @@ class Search:
             size = ROUND if self.simulations is None else min(ROUND, self.simulations - done)
             queue.sort(key=lambda each: _promise(each, late.get(_alike(each.plan), 1.0)))
             chosen, queue = queue[:size], queue[size:]
-            for each in chosen:
-                self.count(done, total, describe(each.plan))
-                done += 1
             self._rank([each.plan for each in chosen])
-            tasks = [(self.setting, self._with_schedule(each.plan)) for each in chosen]
-            for each, result in zip(chosen, in_order(simulated, tasks, self.executor, self.workers), strict=True):
+            tasks = list[tuple[Setting, StepPlan]]()
+            for each in chosen:
+                plan = self._with_schedule(each.plan)
+                if isinstance(plan, str):
+                    refused.append(Excluded(each.plan, plan))
+                elif isinstance(plan, MemoryUse):
+                    too_large.append(TooLarge(each.plan, plan))
+                else:
+                    self.count(done, total, describe(plan))
+                    done += 1
+                    tasks.append((self.setting, plan))
+            bounds = {replace(each.plan, schedule=""): each.bounds for each in chosen}
+            for (_, plan), result in zip(tasks, in_order(simulated, tasks, self.executor, self.workers), strict=True):
                 if isinstance(result, str):
-                    refused.append(Excluded(each.plan, result))
-                elif result.fits is False:
-                    too_large.append(each._replace(memory=result.memory))
+                    refused.append(Excluded(plan, result))
+                elif isinstance(result, MemoryUse):
+                    too_large.append(TooLarge(plan, result))
                 else:
                     steps.append(result)
-                    ratio = result.time_s / each.bounds.expected_s
-                    late[_alike(each.plan)] = min(ratio, late.get(_alike(each.plan), math.inf))
+                    ratio = result.time_s / bounds[replace(plan, schedule="")].expected_s
+                    late[_alike(plan)] = min(ratio, late.get(_alike(plan), math.inf))
         self.count(total, total, "")
         kept = self._not_excluded(queue, steps)
         bounded, queue = bounded + len(queue) - len(kept), kept
         return Found(
             tuple(sorted(steps, key=lambda step: step.time_s)),
-            tuple(sorted(too_large, key=lambda each: (each.memory.total, _promise(each)))),
+            tuple(sorted(too_large, key=lambda each: (each.memory.total, divided(each.plan)))),
             tuple(refused),
-            len(candidates),
+            layouts,
             bounded,
             tuple(queue),
         )
@@ -187,22 +200,30 @@ class Search:
         tasks = [(self.setting, plan) for plan in new.values()]
         self.rankings |= zip(new, in_order(ranked_schedules, tasks, self.executor, self.workers), strict=True)
 
-    def _with_schedule(self, plan: StepPlan) -> StepPlan | str:
-        """The layout with the first schedule whose buffers fit; the reason where none applies."""
+    def _with_schedule(self, plan: StepPlan) -> StepPlan | MemoryUse | str:
+        """The layout with the first schedule whose buffers fit; the least memory with buffers where none do; the
+        reason where no schedule applies.
+        """
         ranked, usable = self.rankings[_context(plan)], self.setting.rates.usable_bytes
         if isinstance(ranked, str):
             return ranked
-        fitting = (name for name, size in ranked if usable is None or least_memory(plan, size).total <= usable)
-        return replace(plan, schedule=next(fitting, min(ranked, key=lambda each: each[1])[0]))
+        needed = {name: least_memory(plan, size) for name, size in ranked}
+        fitting = (name for name, memory in needed.items() if usable is None or memory.total <= usable)
+        name = next(fitting, None)
+        return min(needed.values(), key=sum) if name is None else replace(plan, schedule=name)
 
-    def candidates(self, plans: Iterable[StepPlan]) -> list[Candidate]:
-        """The layouts with their bounds and their memory."""
+    def candidates(self, plans: Iterable[StepPlan]) -> tuple[list[Candidate], list[TooLarge]]:
+        """The layouts that fit without attention buffers, with their bounds; and the others."""
         speeds: Speeds | None = None
-        found = []
+        fits, too_large = list[Candidate](), list[TooLarge]()
         for plan in plans:
+            memory = least_memory(plan)
+            if self.setting.rates.holds(memory.total) is False:
+                too_large.append(TooLarge(plan, memory))
+                continue
             speeds = speeds or Speeds.of(self.setting.machine, self.setting.rates, plan.layer)
-            found.append(Candidate(plan, bounds_of(plan, speeds), least_memory(plan)))
-        return found
+            fits.append(Candidate(plan, bounds_of(plan, speeds), memory))
+        return fits, too_large
 
 
 def _alike(plan: StepPlan) -> int:
@@ -216,10 +237,14 @@ def _promise(candidate: Candidate, late: float = 1.0) -> tuple[float, ...]:
     Where that is within `TIE`, what divides a sequence least, and so has the fewest messages, then what needs little
     memory.
     """
-    layout, bounds = candidate.plan.layout, candidate.bounds
-    expected_s = late * bounds.expected_s
+    expected_s = late * candidate.bounds.expected_s
     tied = math.floor(math.log(expected_s) / math.log1p(TIE))
-    return tied, layout.tp * (layout.cp or 1) * layout.pp, expected_s, candidate.memory.total
+    return tied, divided(candidate.plan), expected_s, candidate.memory.total
+
+
+def divided(plan: StepPlan) -> int:
+    """Into how many parts a sequence, its layers and its matrices are divided."""
+    return plan.layout.tp * (plan.layout.cp or 1) * plan.layout.pp
 
 
 def least_memory(plan: StepPlan, attention_buffers: int = 0) -> MemoryUse:
@@ -239,18 +264,19 @@ Ranked = tuple[tuple[str, int], ...]
 """Attention schedules with their buffers in bytes, the recommended one first."""
 
 
-def _context(plan: StepPlan) -> tuple[Workload, int, int]:
-    """What the ranking of attention schedules depends on: the layer of a context group, and its ranks."""
+Context = tuple[Workload, int, int]
+"""What a ranking of attention schedules depends on: the layer of a context group, its distance in ranks, its ranks."""
+
+
+def _context(plan: StepPlan) -> Context:
     return plan.layer, plan.layout.tp, plan.layout.cp or 1
 
 
-def simulated(task: tuple[Setting, StepPlan | str]) -> StepPrediction | str:
-    """The step of a layout; the reason where there is none."""
+def simulated(task: tuple[Setting, StepPlan]) -> StepPrediction | MemoryUse | str:
+    """The step of a layout; its memory where it does not fit; the reason where there is none."""
     setting, plan = task
-    if isinstance(plan, str):
-        return plan
     try:
-        return predict_step(
+        step = predict_step(
             setting.machine,
             plan.model,
             plan.sequence,
@@ -263,6 +289,7 @@ def simulated(task: tuple[Setting, StepPlan | str]) -> StepPrediction | str:
         )
     except TaspLabError as error:
         return first_line(error)
+    return step.memory if step.fits is False else step
 
 
 def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:

@@ -3,8 +3,6 @@
 The error of a row is predicted over measured time, less one. Its interval, 5 to 95 %, is drawn on the same axis: the
 errors that the row would have if it had taken as long as either end. A point on its bar is inside.
 
-The functions accept any object with these rows, so this package imports no engine.
-
 `draw_tables` draws collectives: up to `MAX_PANELS` tables with more than `FEW_SIZES` sizes have a panel each, on shared
 axes. All other tables are lines of one overview of errors.
 
@@ -16,16 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from tasp_lab.core.units import format_size, format_size_about, format_time
-from tasp_lab.measure.readers import MeasuredTable
-from tasp_lab.plots.timelines import INK, MEASURED, MUTED, PREDICTED, WIDTH_INCHES, lines_inches, wrapped
+from tasp_lab.plots.timelines import INK, MEASURED, MUTED, PREDICTED, new_figure, wrapped
+
+if TYPE_CHECKING:
+    from tasp_lab.measure.accuracy.table_accuracy import CollectiveAccuracy, MeasuredRow, SizeRow, TableAccuracy
 
 REACH = 1.0
 """Errors and intervals beyond this are drawn at the edge."""
@@ -38,40 +39,14 @@ INTERVAL_LABEL = "5 to 95 %"
 COLORS = {"gpu-bound": PREDICTED, "host-bound": MEASURED, "whole-model": MUTED, None: PREDICTED}
 
 
-class Ends(Protocol):
-    """The interval of a predicted time."""
+class Line(NamedTuple):
+    """A line of an overview: a table named with its sizes."""
 
-    @property
-    def low_s(self) -> float: ...
-    @property
-    def high_s(self) -> float: ...
+    label: str
+    rows: Sequence[MeasuredRow]
 
 
-class ErrorRow(Protocol):
-    """One measurement; `relative_error` is predicted over measured time, minus one, None without either."""
-
-    @property
-    def measured_s(self) -> float | None: ...
-    @property
-    def relative_error(self) -> float | None: ...
-    @property
-    def in_scope(self) -> bool: ...
-    @property
-    def regime(self) -> str | None: ...
-    @property
-    def interval(self) -> Ends | None: ...
-
-
-class ErrorTable(Protocol):
-    """A table by name, and a row for each measurement."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def rows(self) -> Sequence[ErrorRow]: ...
-
-
-def shown(table: ErrorTable) -> list[ErrorRow]:
+def shown(table: TableAccuracy | Line) -> list[MeasuredRow]:
     """The rows that have an error."""
     return [row for row in table.rows if row.relative_error is not None and row.measured_s]
 
@@ -81,7 +56,7 @@ def clipped(error: float | None) -> float:
     return min(max(error or 0.0, -REACH), REACH)
 
 
-def error_ends(row: ErrorRow) -> tuple[float, float] | None:
+def error_ends(row: MeasuredRow) -> tuple[float, float] | None:
     """The errors of a row if it had taken as long as its interval ends: the lower one first; None without an interval.
 
     >>> from types import SimpleNamespace as Row
@@ -94,7 +69,7 @@ def error_ends(row: ErrorRow) -> tuple[float, float] | None:
     return predicted_s / row.interval.high_s - 1, predicted_s / row.interval.low_s - 1
 
 
-def median_ends(rows: Sequence[ErrorRow]) -> tuple[float, float] | None:
+def median_ends(rows: Sequence[MeasuredRow]) -> tuple[float, float] | None:
     """The median ends of the intervals of rows that count; None without intervals."""
     ends = [each for row in rows if row.in_scope and (each := error_ends(row)) is not None]
     if not ends:
@@ -103,7 +78,7 @@ def median_ends(rows: Sequence[ErrorRow]) -> tuple[float, float] | None:
     return clipped(float(low)), clipped(float(high))
 
 
-def summary(rows: Sequence[ErrorRow]) -> str:
+def summary(rows: Sequence[MeasuredRow]) -> str:
     """The median error of the rows that count, and how many are inside their intervals."""
     counted = [row for row in rows if row.in_scope]
     if not counted:
@@ -114,7 +89,7 @@ def summary(rows: Sequence[ErrorRow]) -> str:
     return f"median {median:.1%} of {len(counted)}" + (f", {inside:.0%} inside" if inside is not None else "")
 
 
-def plot_lines(tables: Sequence[ErrorTable], axes: Axes, target: float) -> None:
+def plot_lines(tables: Sequence[TableAccuracy | Line], axes: Axes, target: float) -> None:
     """Errors of all rows, one line per table, over the median interval; errors within `target` are shaded."""
     axes.axvspan(-target, target, color=TARGET, linewidth=0)
     axes.axvline(0, color=MUTED, linewidth=0.8)
@@ -159,15 +134,12 @@ CLOSE_ERROR = 0.15
 _COLUMNS = 4
 
 
-def draw_rows(tables: Sequence[ErrorTable], title: str = "Error of predictions over measured time") -> Figure:
+def draw_rows(tables: Sequence[TableAccuracy | Line], title: str = "Error of predictions over measured time") -> Figure:
     """All tables with a predicted row, as panels or as lines of an overview."""
     tables = [each for each in tables if shown(each)]
     panels = len(tables) <= MAX_PANELS
     lines = math.ceil(len(tables) / _COLUMNS)
-    text = wrapped(title, 100)
-    height = (2.3 * lines + 0.4 if panels else 1.2 + 0.19 * len(tables)) + lines_inches(text)
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained", facecolor="white")
-    figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
+    figure = new_figure(title, 2.3 * lines + 0.4 if panels else 1.2 + 0.19 * len(tables))
     if panels and tables:
         _draw_row_panels(figure, tables, lines)
     elif tables:
@@ -175,7 +147,7 @@ def draw_rows(tables: Sequence[ErrorTable], title: str = "Error of predictions o
     return figure
 
 
-def _draw_row_panels(figure: Figure, tables: Sequence[ErrorTable], lines: int) -> None:
+def _draw_row_panels(figure: Figure, tables: Sequence[TableAccuracy | Line], lines: int) -> None:
     columns = min(_COLUMNS, len(tables))
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for index, (table, axes) in enumerate(zip(tables, grid, strict=False)):
@@ -186,14 +158,18 @@ def _draw_row_panels(figure: Figure, tables: Sequence[ErrorTable], lines: int) -
         axes.tick_params(labelbottom=index + columns >= len(tables))
     for axes in grid[len(tables) :]:
         axes.set_visible(False)
-    labelled = {str(points.get_label()): points for axes in grid for points in axes.collections if points.get_label()}
-    labelled = {label: points for label, points in labelled.items() if not label.startswith("_")}
+    _add_legend(figure, [points for axes in grid for points in axes.collections])
+
+
+def _add_legend(figure: Figure | SubFigure, drawn: Sequence[Artist]) -> None:
+    """A legend of what is drawn in the panels, each label once; matplotlib's own labels begin with ``_``."""
+    labelled = {label: each for each in drawn if (label := str(each.get_label())) and not label.startswith("_")}
     figure.legend(
         list(labelled.values()), list(labelled), loc="outside upper right", ncols=4, frameon=False, fontsize=8
     )
 
 
-def plot_rows(table: ErrorTable, axes: Axes) -> None:
+def plot_rows(table: TableAccuracy | Line, axes: Axes) -> None:
     """Errors over measured times in seconds, by regime, over their intervals; rows that do not count are hollow."""
     axes.axhspan(-CLOSE_ERROR, CLOSE_ERROR, color=TARGET, linewidth=0)
     axes.axhline(0, color=MUTED, linewidth=0.8)
@@ -212,7 +188,7 @@ def plot_rows(table: ErrorTable, axes: Axes) -> None:
     style_axes(axes)
 
 
-def _intervals(axes: Axes, rows: Sequence[ErrorRow]) -> None:
+def _intervals(axes: Axes, rows: Sequence[MeasuredRow]) -> None:
     """A bar at the time of each row that has an interval."""
     ends = [(row.measured_s, *each) for row in rows if (each := error_ends(row)) is not None]
     if ends:
@@ -220,7 +196,7 @@ def _intervals(axes: Axes, rows: Sequence[ErrorRow]) -> None:
         axes.vlines(times, [*map(clipped, low)], [*map(clipped, high)], color=BAND, linewidth=3, label=INTERVAL_LABEL)
 
 
-def _row_points(axes: Axes, times: Sequence[float], rows: Sequence[ErrorRow], regime: str | None) -> None:
+def _row_points(axes: Axes, times: Sequence[float], rows: Sequence[MeasuredRow], regime: str | None) -> None:
     color, errors = COLORS.get(regime, PREDICTED), [clipped(row.relative_error) for row in rows]
     inside = np.array([abs(error) < REACH for error in errors])
     fills = np.array([color if row.in_scope else "none" for row in rows])
@@ -240,38 +216,7 @@ TARGET_ERROR = 0.05
 """The range of errors that is shaded."""
 
 
-class SizeRow(ErrorRow, Protocol):
-    """One size, which always has a prediction."""
-
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def measured_s(self) -> float: ...
-    @property
-    def predicted_s(self) -> float: ...
-    @property
-    def relative_error(self) -> float: ...
-
-
-class SizeTable(Protocol):
-    """A measured table, its name in a picture, and a row for each predicted size."""
-
-    @property
-    def table(self) -> MeasuredTable: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def rows(self) -> Sequence[SizeRow]: ...
-
-
-class Line(NamedTuple):
-    """A line of the overview: a table named with its sizes."""
-
-    label: str
-    rows: Sequence[SizeRow]
-
-
-def draw_tables(tables: Sequence[SizeTable], title: str = "Measured and predicted times") -> Figure:
+def draw_tables(tables: Sequence[CollectiveAccuracy], title: str = "Measured and predicted times") -> Figure:
     """All tables with rows, as panels or as lines of an overview of errors."""
     tables = [each for each in tables if each.rows]
     long = [each for each in tables if len(each.rows) > FEW_SIZES]
@@ -282,10 +227,7 @@ def draw_tables(tables: Sequence[SizeTable], title: str = "Measured and predicte
         title += f"; the {len(lines)} of {len(others)} tables with the largest errors"
     panel_lines = math.ceil(len(long) / _COLUMNS)
     heights = [2.9 * panel_lines + 0.3] * bool(long) + [1.1 + 0.19 * len(lines)] * bool(lines)
-    text = wrapped(title, 100)
-    size = (WIDTH_INCHES, sum(heights) + 0.3 + lines_inches(text))
-    figure = Figure(figsize=size, layout="constrained", facecolor="white")
-    figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
+    figure = new_figure(title, sum(heights) + 0.3)
     parts = list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]) if heights else []
     if long:
         _draw_panels(parts.pop(0), long, panel_lines)
@@ -296,13 +238,13 @@ def draw_tables(tables: Sequence[SizeTable], title: str = "Measured and predicte
     return figure
 
 
-def mean_error(compared: SizeTable) -> float:
+def mean_error(compared: CollectiveAccuracy) -> float:
     """Mean absolute error of the sizes in scope; of all sizes if none is in scope."""
     errors = [abs(row.relative_error) for row in compared.rows if row.in_scope]
     return float(np.mean(errors or [abs(row.relative_error) for row in compared.rows]))
 
 
-def _draw_panels(part: SubFigure, tables: Sequence[SizeTable], lines: int) -> None:
+def _draw_panels(part: SubFigure, tables: Sequence[CollectiveAccuracy], lines: int) -> None:
     """Times above errors, one column per table, `_COLUMNS` tables per row; all share both axes."""
     columns = min(_COLUMNS, len(tables))
     grid = part.subplots(2 * lines, columns, sharex=True, squeeze=False, height_ratios=[2, 1] * lines)
@@ -324,12 +266,10 @@ def _draw_panels(part: SubFigure, tables: Sequence[SizeTable], lines: int) -> No
     _label_times(times[0])
     for axes in (*times[len(tables) :], *errors[len(tables) :]):
         axes.set_visible(False)
-    drawn = [artist for axes in times for artist in (*axes.get_lines(), *axes.collections)]
-    shown = {label: artist for artist in drawn if not (label := str(artist.get_label())).startswith("_")}
-    part.legend(list(shown.values()), list(shown), loc="outside upper right", ncols=4, frameon=False, fontsize=8)
+    _add_legend(part, [artist for axes in times for artist in (*axes.get_lines(), *axes.collections)])
 
 
-def plot_table(compared: SizeTable, axes: Axes) -> None:
+def plot_table(compared: CollectiveAccuracy, axes: Axes) -> None:
     """Measured and predicted times in seconds over size in bytes, with intervals; sizes out of scope are hollow.
 
     >>> from tasp_lab.measure.accuracy import evaluate
@@ -358,7 +298,7 @@ def plot_table(compared: SizeTable, axes: Axes) -> None:
     style_axes(axes)
 
 
-def plot_errors(compared: SizeTable, axes: Axes) -> None:
+def plot_errors(compared: CollectiveAccuracy, axes: Axes) -> None:
     """Relative errors of the predicted times over size in bytes, over their intervals; `TARGET_ERROR` is shaded."""
     axes.axhspan(-TARGET_ERROR, TARGET_ERROR, color=TARGET, linewidth=0)
     axes.axhline(0, color=MUTED, linewidth=0.8)
@@ -373,12 +313,12 @@ def plot_errors(compared: SizeTable, axes: Axes) -> None:
     style_axes(axes)
 
 
-def heading(compared: SizeTable) -> str:
+def heading(compared: CollectiveAccuracy) -> str:
     """Collective and machine of a table."""
     return f"{compared.table.collective} on {compared.table.profile}"
 
 
-def _summary(compared: SizeTable) -> str:
+def _summary(compared: CollectiveAccuracy) -> str:
     errors = [abs(row.relative_error) for row in compared.rows if row.in_scope]
     if len(errors) <= 1:
         return f"error {errors[0]:.1%}" if errors else "out of scope"
@@ -390,7 +330,7 @@ def _reach(row: SizeRow) -> float:
     return max(abs(row.relative_error), *(abs(clipped(end)) for end in error_ends(row) or (0.0, 0.0)))
 
 
-def _ends(compared: SizeTable) -> str:
+def _ends(compared: CollectiveAccuracy) -> str:
     sizes = sorted({row.size_bytes for row in compared.rows})
     return " to ".join(format_size_about(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
 

@@ -10,10 +10,12 @@ pair, because re-layouts occur in stacks only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_double
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf
-from typing import Any, Unpack, overload
+from multiprocessing.sharedctypes import RawValue
+from typing import Any, TypeVar, Unpack, overload
 
 from sim.simulate import Engine
 from tasp_lab.core.choices import AttentionKind, Preference
@@ -22,9 +24,10 @@ from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines,
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
 from tasp_lab.core.units import format_time
+from tasp_lab.core.workers import deal
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES
-from tasp_lab.prediction.answer import Answer, Built, answer, build, refusal
+from tasp_lab.prediction.answer import Answer, answer, build, refusal
 from tasp_lab.prediction.captions import (
     assumptions,
     interval_line,
@@ -88,6 +91,8 @@ COMPUTES: Mapping[AttentionKind, str] = {
 FASTEST = 3
 """Schedules of each kind of layer that are stacked."""
 
+Found = TypeVar("Found")
+
 TimeOf = Callable[[Workload, str], float | None]
 """The time of a schedule of a single layer in seconds; None if it does not apply."""
 
@@ -104,6 +109,7 @@ def compare(
     count: CountCallback | None = None,
     prefer: Preference = "memory",
     versus: Sequence[MachineLike] = (),
+    jobs: int = 1,
     **settings: Unpack[QuestionKeywords],
 ) -> Ranking:
     """Predict every schedule of attention that applies to a layer on a machine, rank them by time, and recommend one.
@@ -124,6 +130,7 @@ def compare(
     prefer : what decides between schedules that are expected to be equally fast (`tasp_lab.prediction.recommend`).
     versus : changes to compare with: overrides such as ``nic.bandwidth=x0.5``, several with commas, in addition to
         those of the question; or other machines, which overrides of the layer alone apply to.
+    jobs : processes, copies of this one: more than one only where nothing runs in other threads.
     progress : called with lines of progress.
     count : called with each schedule before it is predicted; by default a line of progress.
 
@@ -165,13 +172,9 @@ def compare(
     questions = [replace(question, schedule=each) for each in chosen]
     settled: list[Answer] = []
     if screen and schedules is None and choice is None and not tune:
-        answers, settled = _screened(questions, on, count)
+        answers, settled = _screened(questions, on, count, jobs)
     else:
-        answers = []
-        for number, each in enumerate(questions):
-            count(number, len(chosen), each.name)
-            answers.append(_answer(each, on, tune))
-        count(len(chosen), len(chosen), "")
+        answers = _deal(lambda each: _answer(each, on, tune), questions, on, count, jobs)
     answers.sort(key=lambda each: each.time_s)
     recommendation = None
     if applying := tuple(each for each in answers if each.applies):
@@ -190,42 +193,55 @@ def compare(
             break
         progress(f"versus {change_name(change)}")
         found = compare(other, given, schedules, engine=engine, tune=tune, screen=screen, prefer=prefer,
-                        progress=progress, count=count, **(settings | {"overrides": overrides}))  # fmt: skip
+                        jobs=jobs, progress=progress, count=count, **(settings | {"overrides": overrides}))  # fmt: skip
         others.append(Versus.of(change_name(change), recommendation, found.recommendation, found.candidates[0].reason))
     return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation,
                    versus=tuple(others), settled=tuple(settled))  # fmt: skip
 
 
 def _screened(
-    questions: Sequence[Question], on: PreparedMachine, count: CountCallback
+    questions: Sequence[Question], on: PreparedMachine, count: CountCallback, jobs: int
 ) -> tuple[list[Answer], list[Answer]]:
     """The answers; and those that a bound settled, since it is more than a margin above the least time.
 
     Single rings are always simulated: speed-ups are over the fastest of them.
     """
-    answers: dict[str, Answer] = {}
-    settled: list[Answer] = []
-    built: list[Built] = []
-    total = 2 * len(questions)
-    for number, question in enumerate(questions):
-        count(number, total, question.name)
+    margin = (1 + NEAR) * paired_errors().margin(setting_of(on.machine))
+    best_s = RawValue("d", inf) if jobs > 1 else c_double(inf)  # of all processes; an update may be lost
+
+    def answer_of(question: Question) -> tuple[Answer, Answer | None]:
+        """The answer, and what it is if a bound settles it; only that if the bound is beyond the margin already."""
         start = replace(question, options=options_for(question.name, question.options))
         try:
-            built.append(build(start, on))
+            built = build(start, on)
         except NOT_APPLICABLE as error:
-            answers[question.name] = refusal(start, error, on)
-    built.sort(key=lambda each: each.least_s)  # the first ones are probably fast, so that others need no simulation
-    margin, best_s = (1 + NEAR) * paired_errors().margin(setting_of(on.machine)), inf
-    for number, each in enumerate(built, total - len(built)):
-        name = each.question.name
-        count(number, total, name)
-        if each.least_s > margin * best_s and name not in SINGLE_RINGS:
-            settled.append(each.settled())
-            continue
-        answers[name] = each.answer()
-        best_s = min(best_s, float(answers[name].time_s))
+            return refusal(start, error, on), None
+        settled = None if question.name in SINGLE_RINGS else built.settled()
+        if settled is not None and settled.rank_s > margin * best_s.value:
+            return settled, settled
+        found = built.answer()
+        best_s.value = min(best_s.value, float(found.time_s))
+        return found, settled
+
+    found = _deal(answer_of, questions, on, count, jobs)
+    # which ones were simulated depends on the order, what is shown does not
+    least_s = min((float(each.time_s) for each, _ in found if each.status == "ok"), default=inf)
+    is_settled = [settled is not None and settled.rank_s > margin * least_s for _, settled in found]
+    answers = [each for (each, _), left_out in zip(found, is_settled, strict=True) if not left_out]
+    settled = [each for (_, each), left_out in zip(found, is_settled, strict=True) if left_out and each is not None]
+    return answers, sorted(settled, key=lambda each: each.rank_s)
+
+
+def _deal(
+    function: Callable[[Question], Found], questions: Sequence[Question], on: PreparedMachine, count: CountCallback,
+    jobs: int,
+) -> list[Found]:  # fmt: skip
+    """What `function` finds for each question, in this process and copies of it."""
+    total, work = len(questions), questions[0].work if questions else 0
+    shared = [on, on.machine, on.machine.topology, on.uncertainty_for(work), work]
+    found = deal(function, questions, jobs, shared, lambda number: count(number, total, questions[number].name))
     count(total, total, "")
-    return [answers[each.name] for each in questions if each.name in answers], settled
+    return found
 
 
 def _answer(question: Question, on: PreparedMachine, tune: bool) -> Answer:

@@ -44,9 +44,6 @@ import numpy.typing as npt
 from tasp_lab.core.arrays import Int32Array
 from tasp_lab.core.errors import NoDecompositionError
 
-__all__ = ["Int32Array", "hamiltonian_cycles", "two_fold_hamiltonian_cycles", "verify_cycles"]
-
-
 # Entries processed at a time: enough for speed, few enough that the result dominates memory.
 _BLOCK_ENTRIES: Final = 2**16
 
@@ -91,26 +88,12 @@ _FAMILIES: Final = tuple(
 
 
 def hamiltonian_cycles(n: int) -> Int32Array:
-    """Split the arcs of the complete digraph on ``n`` vertices into directed Hamiltonian cycles.
+    """The arcs of the complete digraph on `n` vertices split into directed Hamiltonian cycles, int32 (n - 1, n).
 
-    Parameters
-    ----------
-    n : int
-        Number of vertices, at least 1.
+    Each row lists the vertices of one cycle and starts with vertex 0; the arc from the last vertex back to 0 closes it.
+    Every arc of the digraph lies on exactly one row. Raises `NoDecompositionError` if `n` is 4 or 6, for which none
+    exists, or below 1.
 
-    Returns
-    -------
-    Int32Array
-        Shape ``(n - 1, n)``. Each row lists the vertices of one cycle and starts with vertex 0; the arc from
-        the last vertex back to 0 closes it. Every arc of the digraph lies on exactly one row.
-
-    Raises
-    ------
-    NoDecompositionError
-        If ``n`` is 4 or 6, for which none exists, or if ``n`` is below 1.
-
-    Examples
-    --------
     >>> hamiltonian_cycles(5).tolist()
     [[0, 1, 2, 3, 4], [0, 2, 4, 1, 3], [0, 3, 1, 4, 2], [0, 4, 3, 2, 1]]
     """
@@ -131,28 +114,12 @@ def hamiltonian_cycles(n: int) -> Int32Array:
 
 
 def two_fold_hamiltonian_cycles(n: int) -> Int32Array:
-    """Cover every arc of the complete digraph exactly twice with directed Hamiltonian cycles.
+    """Directed Hamiltonian cycles that cover every arc of the complete digraph exactly twice, int32 (2 (n - 1), n).
 
-    It replaces the missing decompositions of 4 and 6 vertices: all six cycles of ``K*_4``, and ten cycles of
-    ``K*_6`` found by search. For any other ``n``, each cycle of `hamiltonian_cycles` is listed twice.
+    They replace the missing decompositions of 4 and 6 vertices: all six cycles of ``K*_4``, and ten cycles of ``K*_6``
+    found by search. For any other `n`, each cycle of `hamiltonian_cycles` is listed twice. Raises
+    `NoDecompositionError` if `n` is below 1.
 
-    Parameters
-    ----------
-    n : int
-        Number of vertices, at least 1.
-
-    Returns
-    -------
-    Int32Array
-        Shape ``(2 (n - 1), n)``; rows as in `hamiltonian_cycles`.
-
-    Raises
-    ------
-    NoDecompositionError
-        If ``n`` is below 1.
-
-    Examples
-    --------
     >>> two_fold_hamiltonian_cycles(4).tolist()
     [[0, 1, 2, 3], [0, 1, 3, 2], [0, 2, 1, 3], [0, 2, 3, 1], [0, 3, 1, 2], [0, 3, 2, 1]]
     """
@@ -167,26 +134,11 @@ def two_fold_hamiltonian_cycles(n: int) -> Int32Array:
 
 
 def verify_cycles(cycles: Int32Array, n: int, fold: int) -> None:
-    """Check that each row is a Hamiltonian cycle and that no arc is used more than ``fold`` times.
+    """Check that each row, of shape (cycles, n), is a Hamiltonian cycle and that no arc is on more than `fold` of them.
 
-    With ``fold * (n - 1)`` rows, every arc is then used exactly ``fold`` times.
+    With ``fold * (n - 1)`` rows, every arc is then used exactly `fold` times. Raises `NoDecompositionError` naming the
+    first ring that is not a Hamiltonian cycle, or else the first arc that is used too often.
 
-    Parameters
-    ----------
-    cycles : Int32Array
-        Shape ``(number of cycles, n)``; each row lists the vertices ``0 .. n - 1`` in cycle order.
-    n : int
-        Number of vertices.
-    fold : int
-        How many cycles may share one arc.
-
-    Raises
-    ------
-    NoDecompositionError
-        Names the first ring that is not a Hamiltonian cycle, or else the first arc that is used too often.
-
-    Examples
-    --------
     >>> verify_cycles(np.array([[0, 1, 2], [0, 2, 1]], dtype=np.int32), n=3, fold=1)
     >>> verify_cycles(np.array([[0, 1, 2], [1, 2, 0]], dtype=np.int32), n=3, fold=1)
     Traceback (most recent call last):
@@ -259,10 +211,15 @@ def _zigzag_cycles(n: int) -> Iterator[npt.NDArray[np.int64]]:
     The rotation by half a turn is the reversed cycle, so this is also Walecki's undirected decomposition.
     """
     around = n - 1
-    index = np.arange(around)
-    zigzag = np.where(index % 2 == 1, (index + 1) // 2, -(index // 2))
+    index, zigzag = np.arange(around), zigzag_of(around)
     for rows in _row_blocks(around, n):
         yield np.insert((zigzag + index[rows, np.newaxis]) % around, 0, around, axis=1)
+
+
+def zigzag_of(count: int) -> npt.NDArray[np.int64]:
+    """Walecki's zigzag 0, 1, -1, 2, -2, ..., so many integers."""
+    index = np.arange(count)
+    return np.where(index % 2 == 1, (index + 1) // 2, -(index // 2))
 
 
 def _even_cycles(n: int) -> Iterator[npt.NDArray[np.int64]]:

@@ -51,7 +51,7 @@ import numpy.typing as npt
 
 from tasp_lab.core.arrays import Int32Array
 from tasp_lab.core.errors import NoDecompositionError
-from tasp_lab.rings.complete_digraph import hamiltonian_cycles
+from tasp_lab.rings.complete_digraph import hamiltonian_cycles, zigzag_of
 
 # Decompose the complete digraph into arc-disjoint directed Hamiltonian paths.
 #
@@ -74,7 +74,7 @@ from tasp_lab.rings.complete_digraph import hamiltonian_cycles
 # The map from starts to ends is a permutation of the vertices. `even_hamiltonian_paths` returns paths with an even
 # permutation, as rings over an odd number of nodes require (`tasp_lab.rings.node_rings`).
 #
-# No search is involved. Every result passes `verify_paths` before it is returned.
+# No search is involved. `verify_node_rings` proves the rings that are made of them.
 
 
 # Where K*_{m+1} has no decomposition into Hamiltonian cycles, K*_m has none into paths.
@@ -82,26 +82,11 @@ _IMPOSSIBLE: Final = (3, 5)
 
 
 def hamiltonian_paths(m: int) -> Int32Array:
-    """Split the arcs of the complete digraph on ``m`` vertices into directed Hamiltonian paths.
+    """The arcs of the complete digraph on `m` vertices split into directed Hamiltonian paths, int32 (m, m).
 
-    Parameters
-    ----------
-    m : int
-        Number of vertices, at least 1.
+    Row i lists the vertices of the path that starts with vertex i; the last column is a permutation. Every arc lies on
+    exactly one row. Raises `NoDecompositionError` if `m` is 3 or 5, for which none exists, or below 1.
 
-    Returns
-    -------
-    Int32Array
-        Shape ``(m, m)``. Row ``i`` lists the vertices of the path that starts with vertex ``i``; the last column is a
-        permutation. Every arc lies on exactly one row.
-
-    Raises
-    ------
-    NoDecompositionError
-        If ``m`` is 3 or 5, for which none exists, or if ``m`` is below 1.
-
-    Examples
-    --------
     >>> hamiltonian_paths(4).tolist()
     [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
     """
@@ -112,39 +97,23 @@ def hamiltonian_paths(m: int) -> Int32Array:
             f"arc-disjoint Hamiltonian cycles of K*_{m + 1}, which do not exist; {2 * m} paths that use every arc "
             f"exactly twice exist: two_fold_hamiltonian_paths({m})"
         )
-    return _verified(_zigzags(m) if m % 2 == 0 else _without_last_vertex(hamiltonian_cycles(m + 1)), fold=1)
+    return (_zigzags(m) if m % 2 == 0 else _without_last_vertex(hamiltonian_cycles(m + 1))).astype(np.int32)
 
 
 def two_fold_hamiltonian_paths(m: int) -> Int32Array:
-    """Cover every arc of the complete digraph exactly twice with directed Hamiltonian paths.
+    """Directed Hamiltonian paths that cover every arc of the complete digraph exactly twice, int32 (2 m, m).
 
-    For even ``m``, each path of `hamiltonian_paths` is listed twice. For odd ``m`` they are the zigzags and the
-    mirrored zigzags; those of ``K*_3`` are all six paths.
+    Rows i and m + i start with vertex i; two rows end with each vertex. For even `m`, each path of `hamiltonian_paths`
+    is listed twice. For odd `m` they are the zigzags and the mirrored zigzags; those of ``K*_3`` are all six paths.
+    Raises `NoDecompositionError` if `m` is below 1.
 
-    Parameters
-    ----------
-    m : int
-        Number of vertices, at least 1.
-
-    Returns
-    -------
-    Int32Array
-        Shape ``(2 m, m)``. Rows ``i`` and ``m + i`` start with vertex ``i``; two rows end with each vertex.
-
-    Raises
-    ------
-    NoDecompositionError
-        If ``m`` is below 1.
-
-    Examples
-    --------
     >>> two_fold_hamiltonian_paths(3).tolist()
     [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 2, 1], [1, 0, 2], [2, 1, 0]]
     """
     _check_vertex_count(m)
     zigzags = _zigzags(m)
     mirrored = zigzags if m % 2 == 0 else _sorted_by_start(-zigzags % m)
-    return _verified(np.vstack([zigzags, mirrored]), fold=2)
+    return np.vstack([zigzags, mirrored]).astype(np.int32)
 
 
 def even_hamiltonian_paths(m: int) -> Int32Array:
@@ -166,57 +135,7 @@ def even_hamiltonian_paths(m: int) -> Int32Array:
     if m % 4 == 2:
         for start, sums in _exchanged_zigzags(m).items():
             paths[start] = _path_of_sums(start, sums, m)
-    return _verified(paths, fold=1)
-
-
-def verify_paths(paths: Int32Array, m: int, fold: int) -> None:
-    """Check that each row is a Hamiltonian path and that no arc, start or end is used more than ``fold`` times.
-
-    With ``fold * m`` rows, each of them is then used exactly ``fold`` times.
-
-    Parameters
-    ----------
-    paths : Int32Array
-        Shape ``(number of paths, m)``; each row lists the vertices ``0 .. m - 1`` in path order.
-    m : int
-        Number of vertices.
-    fold : int
-        How many paths may share one arc.
-
-    Raises
-    ------
-    NoDecompositionError
-        Names the first invalid path, arc, start or end.
-
-    Examples
-    --------
-    >>> verify_paths(np.array([[0, 1], [1, 0]], dtype=np.int32), m=2, fold=1)
-    >>> verify_paths(np.array([[0, 1, 2], [1, 0, 2]], dtype=np.int32), m=3, fold=1)
-    Traceback (most recent call last):
-    tasp_lab.core.errors.NoDecompositionError: 2 paths end with vertex 2, more than 1
-    """
-    if paths.ndim != 2 or paths.shape[1] != m:
-        raise NoDecompositionError(f"expected rows of {m} vertices, got an array of shape {paths.shape}")
-    is_path = np.all(np.sort(paths, axis=1) == np.arange(m), axis=1)
-    if not is_path.all():
-        path = int(np.argmin(is_path))
-        raise NoDecompositionError(f"path {path} does not visit each of the vertices 0..{m - 1} exactly once")
-    arcs = paths[:, :-1].astype(np.int64) * m + paths[:, 1:]
-    uses = np.bincount(arcs.ravel(), minlength=m * m)
-    if uses.max() > fold:
-        arc = int(np.argmax(uses > fold))
-        raise NoDecompositionError(f"arc {arc // m} -> {arc % m} is used {uses[arc]} times, more than {fold}")
-    for what, column in (("start", 0), ("end", -1)):
-        uses = np.bincount(paths[:, column], minlength=m)
-        if uses.max() > fold:
-            vertex = int(np.argmax(uses > fold))
-            raise NoDecompositionError(f"{uses[vertex]} paths {what} with vertex {vertex}, more than {fold}")
-
-
-def _verified(paths: npt.NDArray[np.integer], fold: int) -> Int32Array:
-    converted = paths.astype(np.int32)
-    verify_paths(converted, paths.shape[1], fold)
-    return converted
+    return paths
 
 
 def _check_vertex_count(m: int) -> None:
@@ -226,9 +145,7 @@ def _check_vertex_count(m: int) -> None:
 
 def _zigzags(m: int) -> npt.NDArray[np.int64]:
     """The zigzag through the integers modulo ``m``, rotated by the row number."""
-    index = np.arange(m)
-    zigzag = np.where(index % 2 == 1, (index + 1) // 2, -(index // 2))
-    return (zigzag + index[:, np.newaxis]) % m
+    return (zigzag_of(m) + np.arange(m)[:, np.newaxis]) % m
 
 
 def _without_last_vertex(cycles: Int32Array) -> npt.NDArray[np.integer]:
@@ -256,10 +173,7 @@ def _exchanged_zigzags(m: int) -> dict[int, str]:
     """
     repeats = m // 8
     if m % 8 == 2:
-        return {
-            0: "1" + "50141010" * repeats,
-            2: "54" + "05454145" * (repeats - 1) + "0545145",
-        }
+        return {0: "1" + "50141010" * repeats, 2: "54" + "05454145" * (repeats - 1) + "0545145"}
     return {
         0: "2014" + "05014101" * repeats + "0",
         2: "3545420" + "54541450" * (repeats - 1) + "545145" if repeats else "35452",
@@ -279,32 +193,16 @@ _THREE_OF_SIX: Final = np.array([[1, 2, 3, 0, 5, 4], [1, 3, 4, 5, 2, 0], [4, 3, 
 
 
 def node_rings(node_count: int, ranks_per_node: int, *, rail_aligned: bool | None = None) -> Int32Array:
-    """The rings of ``node_count`` nodes that use every pair of ranks inside a node, and every NIC, equally.
+    """The rings of nodes that use every pair of ranks inside a node, and every NIC, equally.
 
-    Parameters
-    ----------
-    node_count : int
-        Number of nodes, at least 2.
-    ranks_per_node : int
-        Ranks of a node, at least 1.
-    rail_aligned : bool, optional
-        Whether hops between nodes must join equal local ranks. None: where possible.
+    With `rail_aligned`, hops between nodes join equal local ranks; None: where possible. Returns an int32 array
+    (rings, node_count * ranks_per_node); each row lists the ranks of one ring, node by node. There are
+    `ranks_per_node` rings, which use every pair of ranks inside a node and every NIC once; with 3 or 5 ranks per node,
+    twice as many, which use them twice. Ring i starts with rank ``i % ranks_per_node``.
 
-    Returns
-    -------
-    Int32Array
-        Shape ``(rings, node_count * ranks_per_node)``; each row lists the ranks of one ring, node by node. There
-        are ``ranks_per_node`` rings, which use every pair of ranks inside a node and every NIC once; with 3 or 5
-        ranks per node, twice as many, which use them twice. Ring ``i`` starts with rank ``i % ranks_per_node``.
+    Raises `NoDecompositionError` for fewer than 2 nodes or 1 rank, or for rail-aligned rings of an odd number of nodes
+    of 2 ranks, which do not exist.
 
-    Raises
-    ------
-    NoDecompositionError
-        For fewer than 2 nodes or 1 rank, or for rail-aligned rings of an odd number of nodes of 2 ranks, which do
-        not exist.
-
-    Examples
-    --------
     >>> node_rings(2, 2).tolist()
     [[0, 1, 3, 2], [1, 0, 2, 3]]
     >>> node_rings(2, 2, rail_aligned=False).tolist()
@@ -341,15 +239,9 @@ def verify_node_rings(rings: Int32Array, node_count: int, ranks_per_node: int) -
     """Check that rings visit every rank, and use every pair inside a node and every NIC equally often.
 
     The number of uses is the number of rings over the ranks of a node. The NICs follow from the pairs: a rank sends
-    and receives once on every ring, and equally often inside its node as every other rank.
+    and receives once on every ring, and equally often inside its node as every other rank. Raises
+    `NoDecompositionError` naming the first invalid ring or pair.
 
-    Raises
-    ------
-    NoDecompositionError
-        Names the first invalid ring or pair.
-
-    Examples
-    --------
     >>> verify_node_rings(np.array([[0, 1, 2, 3], [1, 0, 3, 2]], dtype=np.int32), 2, 2)
     >>> verify_node_rings(np.array([[0, 1, 2, 3], [0, 1, 3, 2]], dtype=np.int32), 2, 2)
     Traceback (most recent call last):

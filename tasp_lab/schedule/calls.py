@@ -53,7 +53,7 @@ class BlockLists:
 
     @property
     def sizes(self) -> IntArray:
-        return np.diff(self.offset)
+        return self.offset[1:] - self.offset[:-1]  # np.diff takes five times as long on lists of a few calls
 
     @property
     def owner(self) -> IntArray:
@@ -118,12 +118,12 @@ class Calls:
                 f"calls of {self.kernel} have columns of lengths {sorted(lengths)}, expected one length"
             )
         for values in (self.rank, self.params, *(each.block for each in self.operands)):
-            if not np.issubdtype(values.dtype, np.integer):
+            if values.dtype.kind not in "iu":
                 raise ScheduleError(f"calls of {self.kernel} have columns of {values.dtype}, expected whole numbers")
             values.flags.writeable = False
         for number, operand in enumerate(self.operands):
             ends = operand.offset[[0, -1]].tolist()
-            if ends != [0, len(operand.block)] or (np.diff(operand.offset) < 0).any():
+            if ends != [0, len(operand.block)] or (operand.sizes < 0).any():
                 raise ScheduleError(f"calls of {self.kernel}: lists of operand {number} from {ends[0]} to {ends[1]}, "
                                     f"expected lists one after another, from 0 to {len(operand.block)}")  # fmt: skip
         if self.lane < 0:

@@ -39,7 +39,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, wraps
+from functools import cached_property, wraps
 from typing import TypeVar, cast
 
 import numpy as np
@@ -178,27 +178,26 @@ class Schedule(ScheduleModel):
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
-SMALL = 200_000
-"""Transfers of a schedule that is small enough for `remembered` to keep the results of four such schedules."""
+KEPT_TRANSFERS = 200_000
+"""Transfers of all schedules whose results `remembered` keeps."""
 
 
 def remembered(function: Function) -> Function:
-    """A function of a schedule that keeps its results of the last schedules: of four small ones, and of a large one.
+    """A function of a schedule that keeps its results of the last schedules, of one at least.
 
-    Both passes of a layer are simulated several times, and points of a study often have equal schedules on machines of
-    two kinds.
+    Both passes of a layer are simulated several times, a comparison returns to some of its schedules, and points of a
+    study often have equal schedules on machines of two kinds.
     """
-    small = lru_cache(maxsize=4)(function)
-    large: dict[Hashable, object] = {}
+    kept: dict[tuple[Schedule, Hashable], object] = {}
 
     @wraps(function)
     def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
-        if schedule.transfers <= SMALL:
-            return small(schedule, *arguments, **named)
-        key = schedule, arguments, tuple(named.items())
-        if key not in large:
-            large.clear()  # what was kept may take as much memory as the next result
-            large[key] = function(schedule, *arguments, **named)
-        return large[key]
+        key = schedule, (arguments, tuple(named.items()))
+        found = kept.pop(key) if key in kept else None
+        room = KEPT_TRANSFERS - schedule.transfers
+        while kept and sum(each.transfers for each, _ in kept) > room:  # before the next result takes memory, too
+            del kept[next(iter(kept))]
+        kept[key] = function(schedule, *arguments, **named) if found is None else found  # the last one used is last
+        return kept[key]
 
     return cast(Function, recall)

@@ -178,16 +178,17 @@ class StackedTask:
     def _by_layer(self, calls: Calls) -> Iterator[tuple[int, IntArray, Calls]]:
         """The layers of calls: each with the indices of its calls, and the calls in numbers of the layer."""
         layer = np.full(len(calls), -1, dtype=np.int64)
-        for operand in calls.operands:
-            layer[operand.owner] = self.layer_of(operand.block)
-        across = [operand.owner[layer[operand.owner] != self.layer_of(operand.block)] for operand in calls.operands]
+        read = [(operand.owner, self.layer_of(operand.block)) for operand in calls.operands]
+        for owner, of_block in read:
+            layer[owner] = of_block
+        across = [owner[layer[owner] != of_block] for owner, of_block in read]
         for what, wrong in (("of nothing", np.flatnonzero(layer < 0)), ("across layers", np.concatenate(across))):
             if len(wrong):
                 blocks = [each[wrong[0]].tolist() for each in calls.operands]
                 raise ScheduleError(f"rank {calls.rank[wrong[0]]}: {calls.kernel} {what}: blocks {blocks}")
         for number in np.unique(layer).tolist():
             chosen, first = np.flatnonzero(layer == number), self.first_block[number]
-            of_layer = calls.select(chosen)
+            of_layer = calls if len(chosen) == len(calls) else calls.select(chosen)
             operands = tuple(BlockLists(each.offset, each.block - first) for each in of_layer.operands)
             yield number, chosen, Calls(of_layer.kernel, of_layer.rank, operands, of_layer.params, of_layer.lane)
 

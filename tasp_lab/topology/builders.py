@@ -16,19 +16,16 @@ from tasp_lab.core.units import Number
 from tasp_lab.topology.graph import Topology, both_ways
 from tasp_lab.topology.links import Link, MeshLinks, SharedCapacity, Switch, SwitchKind, Vertex
 
-DEFAULT_LINK_BANDWIDTH_BYTES_PER_S = 50e9
-DEFAULT_LINK_LATENCY_S = 1e-6
-DEFAULT_NIC_BANDWIDTH_BYTES_PER_S = 50e9
-DEFAULT_NIC_LATENCY_S = 5e-6
+LINK_BYTES_PER_S, LINK_S = 50e9, 1e-6
+NIC_BYTES_PER_S, NIC_S = 50e9, 5e-6
+"""Bandwidth and latency of links and of NICs where none are given."""
 
 Inside = Literal["full-mesh", "switch"]
 Network = Literal["fabric", "rails", "rails-only"]
 
 
 def full_mesh(
-    world_size: int,
-    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    world_size: int, bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, latency_s: Number = LINK_S
 ) -> Topology:
     """A direct link from every rank to every other, like Infinity Fabric between eight MI300X.
 
@@ -40,9 +37,7 @@ def full_mesh(
 
 
 def switch(
-    world_size: int,
-    port_bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    world_size: int, port_bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, latency_s: Number = LINK_S
 ) -> Topology:
     """Every rank on one switch with one port, like NVSwitch between eight H100.
 
@@ -52,11 +47,7 @@ def switch(
     return Topology(f"switch:{world_size}", world_size, tuple(links), switches=_switches(links))
 
 
-def ring(
-    world_size: int,
-    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    latency_s: Number = DEFAULT_LINK_LATENCY_S,
-) -> Topology:
+def ring(world_size: int, bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, latency_s: Number = LINK_S) -> Topology:
     """One directed ring: a link from every rank to the next.
 
     >>> [link.name for link in ring(3).links]
@@ -68,9 +59,7 @@ def ring(
 
 
 def bidirectional_ring(
-    world_size: int,
-    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    world_size: int, bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, latency_s: Number = LINK_S
 ) -> Topology:
     """A link from every rank to the next and to the one before.
 
@@ -84,8 +73,8 @@ def bidirectional_ring(
 def circulant(
     world_size: int,
     offsets: Sequence[int],
-    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S,
+    latency_s: Number = LINK_S,
 ) -> Topology:
     """A link from every rank r to r + offset, modulo the world size, for each offset; one way, so give -1 as well as 1.
 
@@ -97,9 +86,7 @@ def circulant(
 
 
 def torus(
-    shape: Sequence[int],
-    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    shape: Sequence[int], bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, latency_s: Number = LINK_S
 ) -> Topology:
     """A grid of ranks that wraps around in every dimension, with links both ways between neighbours.
 
@@ -115,9 +102,7 @@ def torus(
 
 
 def hypercube(
-    dimensions: int,
-    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    dimensions: int, bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, latency_s: Number = LINK_S
 ) -> Topology:
     """Links both ways between ranks whose numbers differ in one binary digit.
 
@@ -129,10 +114,7 @@ def hypercube(
 
 
 def multipartite(
-    parts: int,
-    ranks_per_part: int,
-    bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    parts: int, ranks_per_part: int, bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, latency_s: Number = LINK_S
 ) -> Topology:
     """A link from every rank to every rank of the other parts. Ranks are numbered part by part.
 
@@ -148,11 +130,7 @@ def multipartite(
 
 
 def _of_pairs(
-    name: str,
-    world_size: int,
-    pairs: Iterable[tuple[int, int]],
-    bandwidth_bytes_per_s: Number,
-    latency_s: Number,
+    name: str, world_size: int, pairs: Iterable[tuple[int, int]], bandwidth_bytes_per_s: Number, latency_s: Number
 ) -> Topology:
     """Equal links between pairs of ranks; duplicates and self-pairs are dropped."""
     links = tuple(Link(a, b, bandwidth_bytes_per_s, latency_s) for a, b in dict.fromkeys(pairs) if a != b)
@@ -178,10 +156,10 @@ def nodes(
     inside: Inside = "full-mesh",
     network: Network = "fabric",
     *,
-    link_bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    link_latency_s: Number = DEFAULT_LINK_LATENCY_S,
-    nic_bandwidth_bytes_per_s: Number = DEFAULT_NIC_BANDWIDTH_BYTES_PER_S,
-    nic_latency_s: Number = DEFAULT_NIC_LATENCY_S,
+    link_bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S,
+    link_latency_s: Number = LINK_S,
+    nic_bandwidth_bytes_per_s: Number = NIC_BYTES_PER_S,
+    nic_latency_s: Number = NIC_S,
     ranks_per_nic: int = 1,
 ) -> Topology:
     """Nodes of a full mesh or a switch, whose ranks have NICs of their own, or share one among `ranks_per_nic`.
@@ -224,8 +202,8 @@ def nodes(
 
 def fat_tree(
     sides: Sequence[int],
-    link_bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    link_latency_s: Number = DEFAULT_LINK_LATENCY_S,
+    link_bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S,
+    link_latency_s: Number = LINK_S,
     oversubscription: int = 1,
 ) -> Topology:
     """Switches under switches: ``(4, 8)`` is a core over 4 leaf switches of 8 ranks each.
@@ -261,10 +239,10 @@ def dragonfly(
     routers: int,
     ranks: int,
     *,
-    link_bandwidth_bytes_per_s: Number = DEFAULT_LINK_BANDWIDTH_BYTES_PER_S,
-    link_latency_s: Number = DEFAULT_LINK_LATENCY_S,
-    nic_bandwidth_bytes_per_s: Number = DEFAULT_NIC_BANDWIDTH_BYTES_PER_S,
-    nic_latency_s: Number = DEFAULT_NIC_LATENCY_S,
+    link_bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S,
+    link_latency_s: Number = LINK_S,
+    nic_bandwidth_bytes_per_s: Number = NIC_BYTES_PER_S,
+    nic_latency_s: Number = NIC_S,
 ) -> Topology:
     """Groups of routers that are linked to each other, with one link between any two groups (Kim et al., 2008).
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -32,10 +32,10 @@ PARSERS: dict[str, tuple[str, Callable[[str], float]]] = {
 class ExpressionDefaults:
     """The numbers of a bare expression: bandwidths in bytes/s one way, latencies in seconds from rank to rank."""
 
-    link_bandwidth_bytes_per_s: Number = builders.DEFAULT_LINK_BANDWIDTH_BYTES_PER_S
-    link_latency_s: Number = builders.DEFAULT_LINK_LATENCY_S
-    nic_bandwidth_bytes_per_s: Number = builders.DEFAULT_NIC_BANDWIDTH_BYTES_PER_S
-    nic_latency_s: Number = builders.DEFAULT_NIC_LATENCY_S
+    link_bandwidth_bytes_per_s: Number = builders.LINK_BYTES_PER_S
+    link_latency_s: Number = builders.LINK_S
+    nic_bandwidth_bytes_per_s: Number = builders.NIC_BYTES_PER_S
+    nic_latency_s: Number = builders.NIC_S
 
 
 EXPRESSION_DEFAULTS = ExpressionDefaults()
@@ -96,56 +96,42 @@ def expression_forms() -> dict[str, str]:
     return {kind: form.text for kind, form in _FORMS.items()}
 
 
-_Build = Callable[[ExpressionDefaults], Topology]
-_Builder = Callable[[Number, Number], Topology]
+def _of_links(world_size: int, link_count: int, builder: Callable[..., Topology], *sizes: object) -> Expression:
+    """An expression whose links all have one bandwidth, which its builder takes after its sizes."""
 
+    def build(numbers: ExpressionDefaults) -> Topology:
+        return builder(*sizes, numbers.link_bandwidth_bytes_per_s, numbers.link_latency_s)
 
-def _over_links(build: _Builder) -> _Build:
-    return lambda numbers: build(numbers.link_bandwidth_bytes_per_s, numbers.link_latency_s)
-
-
-def _full_mesh(match: re.Match[str]) -> Expression:
-    n = int(match[1])  # its links are made when accessed, so they need not be counted
-    return Expression(n, 0, _over_links(lambda b, s: builders.full_mesh(n, b, s)), n > 1)
-
-
-def _switch(match: re.Match[str]) -> Expression:
-    n = int(match[1])
-    return Expression(n, 2 * n, _over_links(lambda b, s: builders.switch(n, b, s)), n > 1)
-
-
-def _ring(match: re.Match[str]) -> Expression:
-    n = int(match[1])
-    return Expression(n, n, _over_links(lambda b, s: builders.ring(n, b, s)), n > 1)
-
-
-def _bidirectional_ring(match: re.Match[str]) -> Expression:
-    n = int(match[1])
-    return Expression(n, 2 * n, _over_links(lambda b, s: builders.bidirectional_ring(n, b, s)), n > 1)
-
-
-def _torus(match: re.Match[str]) -> Expression:
-    shape = tuple(int(side) for side in match[1].split("x"))
-    n = prod(shape)
-    return Expression(n, 2 * len(shape) * n, _over_links(lambda b, s: builders.torus(shape, b, s)), n > 1)
-
-
-def _hypercube(match: re.Match[str]) -> Expression:
-    d = int(match[1])
-    return Expression(2**d, d * 2**d, _over_links(lambda b, s: builders.hypercube(d, b, s)), d > 0)
+    return Expression(world_size, link_count, build, has_links=world_size > 1)
 
 
 def _circulant(match: re.Match[str]) -> Expression:
     n, offsets = int(match[1]), tuple(int(offset) for offset in match[2].split(","))
-    return Expression(n, n * len(offsets), _over_links(lambda b, s: builders.circulant(n, offsets, b, s)), n > 1)
+    return _of_links(n, n * len(offsets), builders.circulant, n, offsets)
 
 
 def _multipartite(match: re.Match[str]) -> Expression:
     parts, ranks = int(match[1]), int(match[2])
     links = parts * (parts - 1) * ranks**2
-    return Expression(
-        parts * ranks, links, _over_links(lambda b, s: builders.multipartite(parts, ranks, b, s)), links > 0
-    )
+    return replace(_of_links(parts * ranks, links, builders.multipartite, parts, ranks), has_links=links > 0)
+
+
+def _torus(match: re.Match[str]) -> Expression:
+    shape = _sides(match[1])
+    return _of_links(prod(shape), 2 * len(shape) * prod(shape), builders.torus, shape)
+
+
+def _fat_tree(match: re.Match[str]) -> Expression:
+    sides, over = _sides(match[1]), int(match[2] or 1)
+
+    def build(numbers: ExpressionDefaults) -> Topology:
+        return builders.fat_tree(sides, numbers.link_bandwidth_bytes_per_s, numbers.link_latency_s, over)
+
+    return Expression(prod(sides), 2 * len(sides) * prod(sides), build, has_links=True)
+
+
+def _sides(text: str) -> tuple[int, ...]:
+    return tuple(int(side) for side in text.split("x"))
 
 
 def _nodes(match: re.Match[str]) -> Expression:
@@ -160,13 +146,6 @@ def _nodes(match: re.Match[str]) -> Expression:
         return builders.nodes(u, m, inside, network, **asdict(numbers))
 
     return Expression(u * m, links, build, has_links=m > 1, has_nics=u > 1)
-
-
-def _fat_tree(match: re.Match[str]) -> Expression:
-    sides, oversubscription = tuple(int(side) for side in match[1].split("x")), int(match[2] or 1)
-    n = prod(sides)
-    build = _over_links(lambda b, s: builders.fat_tree(sides, b, s, oversubscription))
-    return Expression(n, 2 * len(sides) * n, build, has_links=True)
 
 
 def _dragonfly(match: re.Match[str]) -> Expression:
@@ -185,35 +164,32 @@ class _Form(NamedTuple):
     parse: Callable[[re.Match[str]], Expression]
 
 
+def _by_count(builder: Callable[..., Topology], links_per_rank: int) -> Callable[[re.Match[str]], Expression]:
+    """The parser of a builder that takes the number of ranks."""
+    return lambda match: _of_links(int(match[1]), links_per_rank * int(match[1]), builder, int(match[1]))
+
+
+def _hypercube(match: re.Match[str]) -> Expression:
+    return _of_links(2 ** int(match[1]), int(match[1]) * 2 ** int(match[1]), builders.hypercube, int(match[1]))
+
+
 _SIZE = "([1-9][0-9]{0,4})"
+_SIDES = "([1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){1,5})"
+_OFFSETS = "(-?[0-9]{1,5}(?:,-?[0-9]{1,5}){0,63})"
+_SWITCH_AND_RAILS = "(|:switch|(?::switch)?:rails(?:-only)?|:rails(?:-only)?:switch)"
 _FORMS = {
     kind: _Form(text, re.compile(f"{kind}:{pattern}"), parse)
     for kind, text, pattern, parse in (
-        ("full-mesh", "full-mesh:N", _SIZE, _full_mesh),
-        ("switch", "switch:N", _SIZE, _switch),
-        ("ring", "ring:N", _SIZE, _ring),
-        ("bidirectional-ring", "bidirectional-ring:N", _SIZE, _bidirectional_ring),
-        ("torus", "torus:AxB[xC...]", "([1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){1,5})", _torus),
+        ("full-mesh", "full-mesh:N", _SIZE, _by_count(builders.full_mesh, 0)),  # its links are made when accessed
+        ("switch", "switch:N", _SIZE, _by_count(builders.switch, 2)),
+        ("ring", "ring:N", _SIZE, _by_count(builders.ring, 1)),
+        ("bidirectional-ring", "bidirectional-ring:N", _SIZE, _by_count(builders.bidirectional_ring, 2)),
+        ("torus", "torus:AxB[xC...]", _SIDES, _torus),
         ("hypercube", "hypercube:D", "([0-9]|1[0-9])", _hypercube),
-        (
-            "circulant",
-            "circulant:N:OFFSET[,OFFSET...]",
-            f"{_SIZE}:(-?[0-9]{{1,5}}(?:,-?[0-9]{{1,5}}){{0,63}})",
-            _circulant,
-        ),
+        ("circulant", "circulant:N:OFFSET[,OFFSET...]", f"{_SIZE}:{_OFFSETS}", _circulant),
         ("multipartite", "multipartite:PARTSxRANKS", f"{_SIZE}x{_SIZE}", _multipartite),
-        (
-            "fat-tree",
-            "fat-tree:AxB[xC...][:OVERSUBSCRIPTION]",
-            "([1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){1,5})(?::([1-9][0-9]{0,2}))?",
-            _fat_tree,
-        ),
+        ("fat-tree", "fat-tree:AxB[xC...][:OVERSUBSCRIPTION]", f"{_SIDES}(?::([1-9][0-9]{{0,2}}))?", _fat_tree),
         ("dragonfly", "dragonfly:GROUPSxROUTERSxRANKS", f"{_SIZE}x{_SIZE}x{_SIZE}", _dragonfly),
-        (
-            "nodes",
-            "nodes:UxM[:switch][:rails|:rails-only]",
-            f"{_SIZE}x{_SIZE}(|:switch|(?::switch)?:rails(?:-only)?|:rails(?:-only)?:switch)",
-            _nodes,
-        ),
+        ("nodes", "nodes:UxM[:switch][:rails|:rails-only]", f"{_SIZE}x{_SIZE}{_SWITCH_AND_RAILS}", _nodes),
     )
-}  # fmt: skip
+}

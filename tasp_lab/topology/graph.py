@@ -26,13 +26,14 @@ from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.core.errors import QuantityError, TopologyError
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import Number, parse_bandwidth_bytes_per_s, parse_time_s
+from tasp_lab.topology.checks import check_topology
+from tasp_lab.topology.components import components
 from tasp_lab.topology.links import Constraint as Constraint
-from tasp_lab.topology.links import Constraints
+from tasp_lab.topology.links import Constraints, ListedLinks, MeshLinks, SwitchKind
 from tasp_lab.topology.links import Link as Link
 from tasp_lab.topology.links import SharedCapacity as SharedCapacity
 from tasp_lab.topology.links import Switch as Switch
 from tasp_lab.topology.links import Vertex as Vertex
-from tasp_lab.topology.model import TopologyModel, check_topology
 from tasp_lab.topology.routing import Paths, RouteTable
 from tasp_lab.topology.routing import Route as Route
 
@@ -44,15 +45,15 @@ MAX_LISTED_LINKS = 1024 * 1023
 
 
 @dataclass(frozen=True, repr=False)
-class Topology(TopologyModel):
+class Topology:
     """Ranks, switches and links. Raises `TopologyError` if it is invalid.
 
     Parameters
     ----------
     links : the directed links; ends that are strings are switches.
     shared : capacities shared by several links.
-    switches : switches of known kind; other kinds are derived from the graph (see `TopologyModel.switch_kinds`).
-    nodes : the node of each rank, numbered from 0; if empty, derived from the graph (see `TopologyModel.node_of_rank`).
+    switches : switches of known kind; other kinds are derived from the graph (see `switch_kinds`).
+    nodes : the node of each rank, numbered from 0; if empty, derived from the graph (see `node_of_rank`).
 
     >>> two = Topology("pair", 2, (Link(0, 1, 50e9, 1e-6), Link(1, 0, 50e9, 1e-6)))
     >>> two.route(0, 1).latency_s
@@ -61,6 +62,12 @@ class Topology(TopologyModel):
     ['0->1', '1->0']
     """
 
+    name: str
+    world_size: int
+    links: tuple[Link, ...] | MeshLinks
+    shared: tuple[SharedCapacity, ...] = ()
+    switches: tuple[Switch, ...] = ()
+    nodes: tuple[int, ...] = ()
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +83,68 @@ class Topology(TopologyModel):
     def _hash(self) -> int:
         """Hashes one link only: topologies that differ only in others are rare, and ``==`` distinguishes them."""
         return hash((self.name, self.world_size, len(self.links), *self.links[:1], self.shared))
+
+    @cached_property
+    def vertices(self) -> tuple[Vertex, ...]:
+        """All ranks, then the switches in order of first occurrence in the links."""
+        return (*range(self.world_size), *self.table.switches)
+
+    @cached_property
+    def table(self) -> ListedLinks | MeshLinks:
+        """The links as arrays."""
+        return self.links if isinstance(self.links, MeshLinks) else ListedLinks(tuple(self.links), self.world_size)
+
+    @property
+    def link_ends(self) -> IntArray:
+        """Positions in `vertices` of source and destination of each link, as an array (links, 2)."""
+        return self.table.ends
+
+    @cached_property
+    def switch_kinds(self) -> dict[str, SwitchKind]:
+        """The kind of every switch: that of `switches`, else derived from the graph.
+
+        A switch without a kind is a network if it, together with the switches linked to it, holds nodes together:
+        without them the ranks would fall apart, but not into single ranks. Else it is inside a node. Here the switch
+        of two pairs is the network:
+
+        >>> ends = [(0, "x"), (1, "x"), (2, "y"), (3, "y"), (0, "z"), (1, "z"), (2, "z"), (3, "z")]
+        >>> pairs = Topology("pairs", 4, tuple(link for a, b in ends for link in both_ways(a, b, 1, 0)))
+        >>> pairs.switch_kinds
+        {'x': 'node', 'y': 'node', 'z': 'network'}
+        """
+        kinds: dict[str, SwitchKind] = {switch.name: switch.kind for switch in self.switches}
+        missing = [at for at, name in enumerate(self.table.switches, self.world_size) if name not in kinds]
+        if missing:
+            # Switches that are linked to each other are of one kind: decide for each such group.
+            group = self._components(np.all(self.link_ends >= self.world_size, axis=1))
+            for number in {int(group[at]) for at in missing}:
+                kind: SwitchKind = "network" if self._hold_nodes_together(group == number) else "node"
+                kinds |= {str(self.vertices[at]): kind for at in missing if group[at] == number}
+        return {name: kinds[name] for name in self.table.switches}
+
+    @cached_property
+    def node_of_rank(self) -> tuple[int, ...]:
+        """The node of each rank: `nodes` if given, else the components of the graph without the network.
+
+        >>> pair = both_ways(0, "switch", 1, 0), both_ways(1, "switch", 1, 0)
+        >>> Topology("pair", 2, tuple(link for both in pair for link in both)).node_of_rank
+        (0, 0)
+        """
+        if self.nodes or "network" not in self.switch_kinds.values():
+            return self.nodes or (0,) * self.world_size
+        network = np.array([self.switch_kinds.get(str(vertex)) == "network" for vertex in self.vertices])
+        node = self._components(~np.any(network[self.link_ends], axis=1))[: self.world_size].tolist()
+        numbers = {label: number for number, label in enumerate(dict.fromkeys(node))}
+        return tuple(numbers[label] for label in node)
+
+    def _hold_nodes_together(self, switches: BoolArray) -> bool:
+        """Whether removing these vertices splits the ranks into several groups, not all of one rank."""
+        node = self._components(~np.any(switches[self.link_ends], axis=1))[: self.world_size]
+        return 1 < len(np.unique(node)) < self.world_size
+
+    def _components(self, links: BoolArray) -> IntArray:
+        """The connected component of each vertex over the chosen links, a bool array (links,), in either direction."""
+        return components(self.link_ends[links], len(self.vertices))
 
     @property
     def is_exact(self) -> bool:
@@ -198,9 +267,11 @@ class Topology(TopologyModel):
         """The lowest latency of a route into each rank."""
         return self._paths.min_latencies_into_ranks_s()
 
-    def constraints_of(self, path: tuple[int, ...]) -> tuple[int, ...]:
-        """The constraints of a route over these links: the links, and the shared capacities over any of them."""
-        return self._paths.constraints_of(path)
+    def is_nic(self, link: Link) -> bool:
+        """Whether a link leads into or out of a network between nodes."""
+        return any(
+            isinstance(end, str) and self.switch_kinds[end] == "network" for end in (link.source, link.destination)
+        )
 
     def map_links(self, change: Callable[[int, Link], Link], name: str | None = None) -> Topology:
         """The same graph with every link replaced by `change(index, link)`."""
@@ -251,9 +322,7 @@ class Topology(TopologyModel):
         """
         slower = self.map_links(
             lambda _, link: replace(
-                link,
-                bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * scale,
-                latency_s=link.latency_s / scale,
+                link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * scale, latency_s=link.latency_s / scale
             )
         )
         shared = tuple(replace(s, bandwidth_bytes_per_s=s.bandwidth_bytes_per_s * scale) for s in self.shared)

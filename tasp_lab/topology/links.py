@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, singledispatch
-from typing import Literal, Protocol, TypeVar, overload
+from functools import cached_property
+from typing import ClassVar, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -52,79 +52,19 @@ class Link:
         return f"{self.source}->{self.destination}"
 
 
-class LinkTable(Protocol):
-    """The links of a topology as arrays. Links are numbered as they are listed, vertices with the ranks first.
-
-    Only the properties of all links take memory for all links.
-    """
-
-    @property
-    def switches(self) -> tuple[str, ...]:
-        """The switches in order of first occurrence in the links; as vertices they follow the ranks."""
-
-    @property
-    def samples(self) -> Sequence[Link]:
-        """Links such that every other link is a copy of one of them, up to its ends."""
-
-    @property
-    def ends(self) -> IntArray:
-        """Source and destination vertex of each link, an int array (links, 2)."""
-
-    @property
-    def bandwidths_bytes_per_s(self) -> FloatArray:
-        """The bandwidth of each link, a float array (links,); exact numbers are rounded."""
-
-    @property
-    def distinct_bandwidths_bytes_per_s(self) -> FloatArray:
-        """The distinct bandwidths in ascending order."""
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all links have exactly the same bandwidth."""
-
-    @property
-    def is_mesh(self) -> bool:
-        """Whether there is a link from every rank to every other, all of one bandwidth, and no switch."""
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether every link has an identical link in the opposite direction."""
-
-    @property
-    def into_ranks_bytes_per_s(self) -> tuple[Fraction, ...]:
-        """The bandwidth of all links into each rank, exact."""
-
-    @property
-    def latencies_into_ranks_s(self) -> tuple[Number, ...]:
-        """The lowest latency of a direct link into each rank, exact; infinite without such a link."""
-
-    @property
-    def components(self) -> IntArray:
-        """The strongly connected component of each vertex."""
-
-    @property
-    def joined(self) -> BoolArray:
-        """Bool array (world_size, world_size): whether there is a link from rank `row` to rank `column`."""
-
-    def link(self, source: int, destination: int) -> int:
-        """The number of the link from one rank to another; -1: none."""
-
-    def between(self, sources: IntArray, destinations: IntArray) -> IntArray:
-        """The number of the link from each rank to the other one, of arrays of one shape; -1: none."""
-
-    def latencies_s(self, links: IntArray) -> FloatArray:
-        """The latency of each link of an array of any shape; 0 for -1."""
-
-
 @dataclass(frozen=True, eq=False)
 class MeshLinks(Sequence[Link]):
     """Identical links from every rank to every other: those of rank 0 in order, then those of rank 1, ...
 
-    Each is made when it is accessed, since a mesh of 4096 ranks has 16.8 million.
+    Each is made when it is accessed, since a mesh of 4096 ranks has 16.8 million. It is its own table, with the
+    properties of `ListedLinks`.
 
     >>> MeshLinks(3, 50e9, 0.0)[3].name
     '1->2'
     """
+
+    switches: ClassVar[tuple[str, ...]] = ()
+    is_uniform = is_mesh = is_symmetric = True
 
     world_size: int
     bandwidth_bytes_per_s: Number
@@ -161,10 +101,6 @@ class MeshLinks(Sequence[Link]):
         return (self.bandwidth_bytes_per_s, self.latency_s) if len(self) else (0, 0)
 
     @property
-    def switches(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def samples(self) -> Sequence[Link]:
         return self[:1]
 
@@ -179,18 +115,6 @@ class MeshLinks(Sequence[Link]):
     @property
     def distinct_bandwidths_bytes_per_s(self) -> FloatArray:
         return np.full(min(len(self), 1), float(self.bandwidth_bytes_per_s))
-
-    @property
-    def is_uniform(self) -> bool:
-        return True
-
-    @property
-    def is_mesh(self) -> bool:
-        return True
-
-    @property
-    def is_symmetric(self) -> bool:
-        return True
 
     @property
     def into_ranks_bytes_per_s(self) -> tuple[Fraction, ...]:
@@ -212,11 +136,6 @@ class MeshLinks(Sequence[Link]):
         return -1 if source == destination else self._numbered(source, destination)
 
     def between(self, sources: IntArray, destinations: IntArray) -> IntArray:
-        """The number of the link from each rank to the other one; -1: none.
-
-        >>> MeshLinks(3, 50e9, 0.0).between(np.array([1, 2]), np.array([2, 2])).tolist()
-        [3, -1]
-        """
         return np.where(sources == destinations, -1, self._numbered(sources, destinations))
 
     def _numbered(self, source: _Ranks, destination: _Ranks) -> _Ranks:
@@ -228,48 +147,64 @@ class MeshLinks(Sequence[Link]):
 
 @dataclass(frozen=True, eq=False)
 class ListedLinks:
-    """Explicitly listed links between `world_size` ranks and any switches."""
+    """Explicitly listed links between `world_size` ranks and any switches, as arrays.
+
+    Links are numbered as they are listed, vertices with the ranks first. Only properties of all links take memory for
+    all links.
+
+    >>> ListedLinks((Link(0, "a", 1, 0), Link("a", 1, 1, 0)), 2).ends.tolist()
+    [[0, 2], [2, 1]]
+    """
 
     links: tuple[Link, ...]
     world_size: int
 
     @cached_property
     def switches(self) -> tuple[str, ...]:
+        """The switches in order of first occurrence in the links; as vertices they follow the ranks."""
         ends = (end for link in self.links for end in (link.source, link.destination))
         return tuple(dict.fromkeys(end for end in ends if isinstance(end, str)))
 
     @property
     def samples(self) -> Sequence[Link]:
+        """Links such that every other link is a copy of one of them, up to its ends."""
         return self.links
 
     @cached_property
     def ends(self) -> IntArray:
+        """Source and destination vertex of each link, an int array (links, 2)."""
         position: Mapping[Vertex, int] = {name: at for at, name in enumerate(self.switches, start=self.world_size)}
         ends = [(position.get(a, a), position.get(b, b)) for a, b in ((x.source, x.destination) for x in self.links)]
         return np.array(ends, dtype=np.int64).reshape(-1, 2)
 
     @cached_property
     def bandwidths_bytes_per_s(self) -> FloatArray:
+        """The bandwidth of each link, a float array (links,); exact numbers are rounded."""
         return np.array([float(link.bandwidth_bytes_per_s) for link in self.links])
 
     @cached_property
     def distinct_bandwidths_bytes_per_s(self) -> FloatArray:
+        """The distinct bandwidths in ascending order."""
         return np.unique(self.bandwidths_bytes_per_s)
 
     @cached_property
     def is_uniform(self) -> bool:
+        """Whether all links have exactly the same bandwidth."""
         return len({link.bandwidth_bytes_per_s for link in self.links}) <= 1
 
     @property
     def is_mesh(self) -> bool:
+        """Whether there is a link from every rank to every other, all of one bandwidth, and no switch."""
         return self.is_uniform and not self.switches and len(self.links) == self.world_size * (self.world_size - 1)
 
     @cached_property
     def is_symmetric(self) -> bool:
+        """Whether every link has an identical link in the opposite direction."""
         return {replace(link, source=link.destination, destination=link.source) for link in self.links} == {*self.links}
 
     @cached_property
     def into_ranks_bytes_per_s(self) -> tuple[Fraction, ...]:
+        """The bandwidth of all links into each rank, exact."""
         exact = {number: Fraction(number) for number in {link.bandwidth_bytes_per_s for link in self.links}}
         into = [Fraction(0)] * self.world_size
         for link in self.links:
@@ -279,6 +214,7 @@ class ListedLinks:
 
     @cached_property
     def latencies_into_ranks_s(self) -> tuple[Number, ...]:
+        """The lowest latency of a direct link into each rank, exact; infinite without such a link."""
         least: list[Number] = [math.inf] * self.world_size
         for link in (self.links[index] for index in self._direct.tolist()):
             assert isinstance(link.destination, int)
@@ -287,10 +223,12 @@ class ListedLinks:
 
     @cached_property
     def components(self) -> IntArray:
+        """The strongly connected component of each vertex."""
         return strong_components(self.ends, self.world_size + len(self.switches))
 
     @property
     def joined(self) -> BoolArray:
+        """Bool array (world_size, world_size): whether there is a link from rank `row` to rank `column`."""
         joined = np.zeros((self.world_size, self.world_size), dtype=bool)
         joined[tuple(self.ends[self._direct].T)] = True
         return joined
@@ -305,6 +243,7 @@ class ListedLinks:
         return {(link.source, link.destination): index for index, link in enumerate(self.links)}
 
     def link(self, source: int, destination: int) -> int:
+        """The number of the link from one rank to another; -1: none."""
         return self._at.get((source, destination), -1)
 
     @cached_property
@@ -316,6 +255,7 @@ class ListedLinks:
         return np.append(keys[order], n * n), np.append(self._direct[order], -1)
 
     def between(self, sources: IntArray, destinations: IntArray) -> IntArray:
+        """The number of the link from each rank to the other one, of arrays of one shape; -1: none."""
         keys, links = self._sorted
         wanted = sources * self.world_size + destinations
         at = np.searchsorted(keys, wanted)
@@ -327,22 +267,8 @@ class ListedLinks:
         return np.array([*(float(link.latency_s) for link in self.links), 0.0])
 
     def latencies_s(self, links: IntArray) -> FloatArray:
+        """The latency of each link of an array of any shape; 0 for -1."""
         return self._latencies_s[links]
-
-
-@singledispatch
-def link_table(links: Sequence[Link], world_size: int) -> LinkTable:
-    """The table of the links between so many ranks.
-
-    >>> link_table((Link(0, "a", 1, 0), Link("a", 1, 1, 0)), 2).ends.tolist()
-    [[0, 2], [2, 1]]
-    """
-    return ListedLinks(tuple(links), world_size)
-
-
-@link_table.register
-def _(links: MeshLinks, world_size: int) -> LinkTable:
-    return links
 
 
 # Shared capacity: bandwidths that several transfers share.

@@ -16,18 +16,9 @@ from tasp_lab.core.progress import on_one_line
 
 _PACKAGES = ("tasp_lab", "sim", "runtime")
 _LIBRARIES = (
-    "simpy",
-    "networkx",
-    "scipy",
-    "numpy",
-    "msgspec",
-    "matplotlib",
-    "pyroute2",
-    "torch",
-    "flash-attn",
-    "flash-linear-attention",
-    "ortools",
-)
+    "simpy", "networkx", "scipy", "numpy", "msgspec", "matplotlib", "pyroute2", "torch", "flash-attn",
+    "flash-linear-attention", "ortools",
+)  # fmt: skip
 
 Examination = dict[str, object]
 
@@ -36,6 +27,7 @@ def examine() -> Examination:
     """The findings of `tasp-lab doctor`, as a JSON object."""
     import platform
 
+    has_torch = importlib.util.find_spec("torch") is not None
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -43,9 +35,10 @@ def examine() -> Examination:
         "packages": {name: _finding(_folder, name) for name in _PACKAGES},
         "libraries": {name: _finding(_version, name) for name in _LIBRARIES},
         "gpus": _finding(_gpus),
-        "gpu_driver": _finding(_driver),
-        "gpu_libraries": _finding(_gpu_libraries),
-        "variables": _finding(_variables),
+        "gpu_driver": _finding(_of_runtime, "runtime.linux", "driver_version"),
+        # what torch was built for, and whether it has NCCL or RCCL, and which
+        "gpu_libraries": _finding(_of_runtime, "runtime.executor.transports", "gpu_libraries") if has_torch else {},
+        "variables": _finding(_of_runtime, "runtime.linux", "library_variables"),
         "flash_attention_works": _flash_attention_works(),
         "simulator": _finding(_simulator),
         "emulated_fabric": _finding(_emulated_fabric),
@@ -81,25 +74,9 @@ def _gpus() -> list[str]:
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def _driver() -> str | None:
-    from runtime.linux import driver_version
-
-    return driver_version()
-
-
-def _gpu_libraries() -> dict[str, object]:
-    """What torch was built for, and whether it has NCCL or RCCL, and which."""
-    if importlib.util.find_spec("torch") is None:
-        return {}
-    from runtime.executor.transports import gpu_libraries
-
-    return gpu_libraries()
-
-
-def _variables() -> dict[str, str]:
-    from runtime.linux import library_variables
-
-    return library_variables()
+def _of_runtime(module: str, function: str) -> object:
+    """What a function of a module of the executor finds."""
+    return getattr(importlib.import_module(module), function)()
 
 
 def _flash_attention_works() -> bool:

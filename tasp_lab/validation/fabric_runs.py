@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from tasp_lab.core.choices import FabricKind
 from tasp_lab.core.errors import QuantityError, ScheduleError
@@ -58,7 +57,11 @@ class FabricRuns:
                 )
         given = question.rings if isinstance(question.rings, tuple) else ()
         rings = question.rings if isinstance(question.rings, RingOptions) else RingOptions()
-        groups = _by_options(_to_run(ranking.candidates, self.count))
+        applying = [each for each in ranking.candidates if each.applies]
+        single = [each for each in applying if each.schedule in SINGLE_RINGS]
+        groups: dict[AttentionOptions, dict[str, float]] = {}
+        for each in {each.schedule: each for each in applying[: self.count] + single[:1]}.values():
+            groups.setdefault(each.options, {})[each.schedule] = float(each.time_s)
         _announce(groups, ranking.machine.topology, self.fabric, self.scale, self.repeats, progress)
         run = partial(
             validate,
@@ -72,7 +75,8 @@ class FabricRuns:
             progress=progress,
         )
         comparisons = tuple(
-            run(schedules=list(times_s), options=used, **_for_rings(rings, times_s)) for used, times_s in groups.items()
+            run(schedules=list(times_s), options=used, **(vars(rings) if any(map(uses_rings, times_s)) else {}))
+            for used, times_s in groups.items()
         )
         return replace(
             ranking,
@@ -94,11 +98,9 @@ def run_best(
 
     Parameters
     ----------
-    ranking : of `tasp_lab.prediction.compare.compare`.
-    count : how many of the best schedules to run.
-    fabric, scale, repeats : see `tasp_lab.validation.validate.validate`. An emulated fabric scales the compute rate
-        like the links, so the ratio of both is that of the prediction.
-    progress : called with lines of progress.
+    ranking, count : of `tasp_lab.prediction.compare.compare`, and how many of its best schedules to run.
+    fabric, scale, repeats, progress : see `tasp_lab.validation.validate.validate`. An emulated fabric scales the
+        compute rate like the links, so the ratio of both is that of the prediction.
 
     Raises `TaspLabError` for what the fabric cannot run.
     """
@@ -107,26 +109,6 @@ def run_best(
     found = runs.run(ranking, progress) if count else ranking
     assert isinstance(found, Ranking), "one ranking was given"
     return found
-
-
-def _to_run(candidates: Iterable[Answer], count: int) -> list[Answer]:
-    """The best candidates that apply, and the fastest single ring."""
-    applying = [each for each in candidates if each.applies]
-    rings = [each for each in applying if each.schedule in SINGLE_RINGS]
-    return list({each.schedule: each for each in applying[:count] + rings[:1]}.values())
-
-
-def _by_options(candidates: Iterable[Answer]) -> dict[AttentionOptions, dict[str, float]]:
-    """The predicted times of the schedules, by name, grouped by their options."""
-    groups: dict[AttentionOptions, dict[str, float]] = {}
-    for each in candidates:
-        groups.setdefault(each.options, {})[each.schedule] = float(each.time_s)
-    return groups
-
-
-def _for_rings(rings: RingOptions, names: Iterable[str]) -> dict[str, Any]:
-    """Which rings are sought, for schedules of which some use rings."""
-    return vars(rings) if any(map(uses_rings, names)) else {}
 
 
 def _announce(

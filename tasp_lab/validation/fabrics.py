@@ -22,7 +22,6 @@ from typing import Literal
 from runtime.calibration import (
     Calibration,
     ClassFit,
-    Posting,
     Spread,
     calibrate,
     calibrate_shared_medium,
@@ -45,12 +44,7 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.machine_file import LAUNCH, machine_file
 from tasp_lab.machines.overrides.override import LAYER
 from tasp_lab.machines.parameters import Constant, Parameters
-from tasp_lab.prediction.provenance import (
-    Provenance,
-    UsedConstant,
-    machine_inputs,
-    plain,
-)
+from tasp_lab.prediction.provenance import Provenance, UsedConstant, machine_inputs, plain
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 
@@ -61,14 +55,10 @@ Two cores carried 140 MB/s over 56 links with 3 % loss of speed, and failed at 2
 """
 
 
-RUNS_TAKE_S = 30.0
-
+RUNS_TAKE_S, _START_S = 30.0, 5.0
 
 SLOWEST_LINK_BYTES_PER_S = 250e3
 """A packet of 1500 bytes takes 6 ms on such a link."""
-
-
-_START_S = 5.0
 
 
 def default_scale(topology: Topology, nominal_s: float) -> float:
@@ -216,23 +206,23 @@ def why_not_comparable(
 
 
 def fit_document(fit: ClassFit) -> dict[str, object]:
+    """The fit of a class of routes as JSON; `posting` is the host's time to post a batch."""
+
+    def document(spread: Spread) -> dict[str, object]:
+        return {"value": spread.value, "low": spread.low, "high": spread.high}
+
+    posting = fit.posting
+    posted = {} if posting is None else {
+        "posting": {"batch_s": document(posting.batch_s), "message_s": document(posting.message_s)}
+    }  # fmt: skip
     return {
         "pairs": [list(pair) for pair in fit.route_class.pairs],
         "links_per_route": fit.route_class.links,
         "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
-        "bandwidth_bytes_per_s": _spread_document(fit.bandwidth_bytes_per_s),
-        "latency_s": _spread_document(fit.latency_s),
-        "launch_s": _spread_document(fit.launch_s),
-    } | ({} if fit.posting is None else {"posting": _posting_document(fit.posting)})
-
-
-def _posting_document(posting: Posting) -> dict[str, object]:
-    """The host's time to post a batch."""
-    return {"batch_s": _spread_document(posting.batch_s), "message_s": _spread_document(posting.message_s)}
-
-
-def _spread_document(spread: Spread) -> dict[str, object]:
-    return {"value": spread.value, "low": spread.low, "high": spread.high}
+        "bandwidth_bytes_per_s": document(fit.bandwidth_bytes_per_s),
+        "latency_s": document(fit.latency_s),
+        "launch_s": document(fit.launch_s),
+    } | posted
 
 
 def fabric_constants(calibration: Calibration, fabric: FabricKind) -> tuple[UsedConstant, ...]:
@@ -335,31 +325,24 @@ def measure_fabric(
 
 def measured_machine(calibration: Calibration, where: str) -> Machine:
     """The machine that was measured, with constants whose sources state how, and `where`: a date and a fabric."""
-    constants = (_launch(calibration, where), *_of_routes(calibration, where))
-    summary = f"{calibration.machine.topology.name} as measured {where}"
-    return replace(calibration.machine, summary=summary, parameters=Parameters.of_constants(constants))
-
-
-def _launch(calibration: Calibration, where: str) -> Constant:
-    text = CONSTANTS[LAUNCH].format(float(calibration.machine.comm_library.launch_s))
-    spreads = ", ".join(between(found.launch_s, format_time) for found in calibration.fits)
     how = "messages of one byte posted back to back, median; quartiles"
     if any(found.posting for found in calibration.fits):
         how = "what a message of one byte adds to a batch on the device, slope by Theil and Sen; 95 %"
-    source = f"{how} {spreads or 'none, one rank'}; {where}"
-    return Constant(LAUNCH, text, source)
-
-
-def _of_routes(calibration: Calibration, where: str) -> Iterator[Constant]:
+    spreads = ", ".join(between(found.launch_s, format_time) for found in calibration.fits) or "none, one rank"
+    launch = CONSTANTS[LAUNCH].format(float(calibration.machine.comm_library.launch_s))
+    constants = [Constant(LAUNCH, launch, f"{how} {spreads}; {where}")]
     for found in calibration.fits:
         name = f"route of {found.route_class.links} link{'s' * (found.route_class.links > 1)}"
-        rate, latency = found.bandwidth_bytes_per_s, found.latency_s
-        how = f"messages {pairs_of(found)} of several sizes, slope of time over bytes by Theil and Sen"
-        source = f"{how}, 95 % {between(rate, format_bandwidth)}; {where}"
-        yield Constant(f"bandwidth of a {name}", format_bandwidth(rate.value), source)
-        how = f"messages {pairs_of(found)} of one byte less the launch, median"
-        source = f"{how}, quartiles {between(latency, format_time)}; {where}"
-        yield Constant(f"latency of a {name}", format_time(latency.value), source)
+        rate, latency, pairs = found.bandwidth_bytes_per_s, found.latency_s, pairs_of(found)
+        source = f"messages {pairs} of several sizes, slope of time over bytes by Theil and Sen, 95 % "
+        source += f"{between(rate, format_bandwidth)}; {where}"
+        constants.append(Constant(f"bandwidth of a {name}", format_bandwidth(rate.value), source))
+        source = (
+            f"messages {pairs} of one byte less the launch, median, quartiles {between(latency, format_time)}; {where}"
+        )
+        constants.append(Constant(f"latency of a {name}", format_time(latency.value), source))
+    summary = f"{calibration.machine.topology.name} as measured {where}"
+    return replace(calibration.machine, summary=summary, parameters=Parameters.of_constants(constants))
 
 
 def pairs_of(found: ClassFit) -> str:

@@ -28,7 +28,7 @@ from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table, to_text
 from tasp_lab.core.version import VERSION
 from tasp_lab.prediction.inputs import MachineLike, wires
-from tasp_lab.validation.gpu_steps import FULL, HOST, QUICK, STEPS, Context, Numbers, Sizes, Step
+from tasp_lab.validation.gpu_steps import FULL, HOST, QUICK, STEPS, Context, Numbers, Outcome, Sizes, Step
 
 JOIN_LIMIT_S = 300.0
 
@@ -40,33 +40,28 @@ JSON_NAME, TEXT_NAME = "gpu-check.json", "gpu-check.txt"
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came of one step.
+    """What came of a step: `message` is why it failed, was skipped or interrupted, else empty; `seconds` its time.
 
-    Parameters
-    ----------
-    number, name, proves, if_it_fails : see `tasp_lab.validation.gpu_steps.Step`.
-    verdict : ``skipped`` also where numbers are measured but limits do not apply.
-    numbers : what was measured.
-    seconds : how long the step took.
-    message : why it failed, was skipped or interrupted; else empty.
+    A step is ``skipped`` also where numbers are measured but limits do not apply.
     """
 
-    number: int
-    name: str
-    proves: str
+    step: Step
     verdict: Verdict
     numbers: Numbers
     seconds: float
     message: str
-    if_it_fails: str
 
     def to_dict(self) -> dict[str, object]:
-        return {**vars(self), "numbers": _plain(self.numbers)}
+        return {
+            "number": self.step.number, "name": self.step.name, "proves": self.step.proves, "verdict": self.verdict,
+            "numbers": _plain(self.numbers), "seconds": self.seconds, "message": self.message,
+            "if_it_fails": self.step.if_it_fails,
+        }  # fmt: skip
 
     def row(self) -> tuple[str, ...]:
         """The row of the table of all steps."""
-        told = on_one_line(self.message or self.proves)
-        return str(self.number), self.name, self.verdict, f"{self.seconds:.1f} s", told
+        told = on_one_line(self.message or self.step.proves)
+        return str(self.step.number), self.step.name, self.verdict, f"{self.seconds:.1f} s", told
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +86,7 @@ class Record(Report):
         """Why the check did not pass, on one line."""
         first = next((step for step in self.steps if step.verdict in ("failed", "interrupted")), None)
         if first is not None:
-            return f"gpu-check: step {first.number}, {first.name}, {first.verdict}: {first.message}"
+            return f"gpu-check: step {first.step.number}, {first.step.name}, {first.verdict}: {first.message}"
         return f"gpu-check: {self.verdict} between steps: {self.ended_by}" if self.ended_by else None
 
     def with_step(self, step: StepResult) -> Record:
@@ -160,14 +155,15 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _step_parts(step: StepResult) -> list[Part]:
+def _step_parts(result: StepResult) -> list[Part]:
     """The numbers of a step, and what to do if it failed."""
-    parts: list[Part] = ["", f"{step.number} {step.name}: {step.verdict}", f"   proves: {step.proves}"]
-    if step.message:
-        parts.append(f"   {step.message}")
-    if step.verdict == "failed":
+    step = result.step
+    parts: list[Part] = ["", f"{step.number} {step.name}: {result.verdict}", f"   proves: {step.proves}"]
+    if result.message:
+        parts.append(f"   {result.message}")
+    if result.verdict == "failed":
         parts.append(f"   what it means: {step.if_it_fails}")
-    for name, value in step.numbers.items():
+    for name, value in result.numbers.items():
         parts += _number_parts(name, value)
     return parts
 
@@ -272,21 +268,22 @@ def gpu_check(
     return record
 
 
-def step_result(step: Step, verdict: Verdict, numbers: Numbers, seconds: float, message: str) -> StepResult:
-    return StepResult(step.number, step.name, step.proves, verdict, numbers, seconds, message, step.if_it_fails)
+def result_of(step: Step, outcome: Outcome, seconds: float) -> StepResult:
+    """The result of a step with this outcome."""
+    if outcome.failure:
+        return StepResult(step, "failed", outcome.numbers, seconds, outcome.failure)
+    return StepResult(step, "skipped" if outcome.skipped else "passed", outcome.numbers, seconds, outcome.skipped)
 
 
 def run_step(step: Step, context: Context) -> StepResult:
     """Run a step on all ranks; the same verdict on all of them."""
     began_s = time.perf_counter()
     if context.group.world_size < step.min_ranks:
-        return step_result(step, "skipped", {}, 0.0, f"needs {step.min_ranks} ranks")
+        return StepResult(step, "skipped", {}, 0.0, f"needs {step.min_ranks} ranks")
     outcomes = context.group.gather(step.run(context))
     failures = [f"rank {rank}: {outcome.failure}" for rank, outcome in enumerate(outcomes) if outcome.failure]
-    seconds, first = time.perf_counter() - began_s, outcomes[0]
-    if failures:
-        return step_result(step, "failed", first.numbers, seconds, failures[0])
-    return step_result(step, "skipped" if first.skipped else "passed", first.numbers, seconds, first.skipped)
+    first = replace(outcomes[0], failure=failures[0] if failures else "")
+    return result_of(step, first, time.perf_counter() - began_s)
 
 
 def in_one_line(error: Exception) -> str:
@@ -313,7 +310,7 @@ class Session:
     def add(self, result: StepResult) -> None:
         self._step, self.record = None, self.record.with_step(result)
         why = f" ({result.message})" if result.message else ""
-        self.progress(f"step {result.number}: {result.verdict} in {result.seconds:.1f} s{why}")
+        self.progress(f"step {result.step.number}: {result.verdict} in {result.seconds:.1f} s{why}")
         self._save()
 
     def end(self) -> Record:
@@ -330,7 +327,7 @@ class Session:
             return
         if end is not None and self.record.verdict == "running" and self._step is not None:
             seconds = time.perf_counter() - self._began_s
-            self.record = self.record.with_step(step_result(self._step, end.kind, {}, seconds, end.message))
+            self.record = self.record.with_step(StepResult(self._step, end.kind, {}, seconds, end.message))
         elif end is not None and self.record.verdict == "running":  # between two steps
             self.record = replace(self.record, verdict=end.kind, ended_by=end.message)
         print_line(f"tasp-lab: {self.record.error}; record: {self._folder / JSON_NAME}", sys.stderr)

@@ -54,7 +54,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on, by_kind, reason_of
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.validation.gpu_check import Record, Session, Show, check_folder, in_one_line, step_result
+from tasp_lab.validation.gpu_check import Record, Session, Show, StepResult, check_folder, in_one_line, result_of
 from tasp_lab.validation.gpu_steps import FULL, HOST, NEEDS_GPU, QUICK, Outcome, Step
 from tasp_lab.workload.layer import Work, Workload
 
@@ -211,11 +211,7 @@ def _layers(context: OneDevice, per_rank: int) -> Iterator[tuple[str, Schedule, 
         yield from zip((name,) * 2, context.passes(name, layer), ("forward", "backward"), strict=True)
 
 
-@_step(
-    "launches",
-    "a pass queues as many operations each time",
-    "Memory is not reused. " + _FAULT,
-)
+@_step("launches", "a pass queues as many operations each time", "Memory is not reused. " + _FAULT)
 def count_launches(context: OneDevice) -> Outcome:
     """Count the operations of passes of one rank; a first run makes what later ones keep."""
     rows, failures = [], []
@@ -357,13 +353,10 @@ def gpu_check_one(
     return session.end()
 
 
-def _run(step: Step, context: OneDevice) -> Any:
+def _run(step: Step, context: OneDevice) -> StepResult:
     began_s = time.perf_counter()
     try:
         outcome = step.run(context)
     except Exception as error:
         outcome = Outcome({}, failure=in_one_line(error))
-    seconds = time.perf_counter() - began_s
-    if outcome.failure:
-        return step_result(step, "failed", outcome.numbers, seconds, outcome.failure)
-    return step_result(step, "skipped" if outcome.skipped else "passed", outcome.numbers, seconds, outcome.skipped)
+    return result_of(step, outcome, time.perf_counter() - began_s)

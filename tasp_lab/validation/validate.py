@@ -12,9 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import add
 from typing import Literal, Unpack
 
-from runtime.calibration import (
-    Calibration,
-)
+from runtime.calibration import Calibration
 from runtime.linux import host_environment
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
@@ -75,7 +73,6 @@ from tasp_lab.validation.fabrics import (
 from tasp_lab.workload.layer import Work, Workload
 
 ComputeKind = Literal["timed", "real"]
-
 
 SLOWEST_KERNEL_FLOPS_PER_S = 5e8
 """A rank whose real kernel calls are slower than this on average is considered hung."""
@@ -142,6 +139,12 @@ class Run:
         }
         return fields_of(self.prediction, view_of(self.prediction)) | computed | measured
 
+    def kernels_dict(self) -> dict[str, object]:
+        """The rate of its kernel calls, a part of `--json`."""
+        row, host_s = self.to_dict(), self.kernel_host_s
+        rate = {key: row[key] for key in ("schedule", "pass", "compute_flops_per_s")}
+        return rate if host_s is None else rate | {"host_s": host_s}
+
     def row(self, first: Run) -> dict[str, str]:
         """Texts by column; speed-ups are over `first`."""
         prediction = self.prediction
@@ -185,7 +188,7 @@ class Comparison(Report):
         return {
             "fabric": self.fabric,
             "scale": self.scale,
-            "calibration": [*map(fit_document, self.calibration.fits), *map(_kernel_document, kernels)],
+            "calibration": [*map(fit_document, self.calibration.fits), *(run.kernels_dict() for run in kernels)],
             "compute": compute_of_passes(run.prediction for run in self.runs if run.compute == "timed"),
             "runs": [run.to_dict() for run in self.runs],
             "provenance": None if self.provenance is None else self.provenance.to_dict(),
@@ -206,14 +209,6 @@ class Comparison(Report):
         reasons = dict.fromkeys(each.not_comparable for each in self.runs if each.not_comparable is not None)
         notes = [f"not a prediction: {reason}" for reason in reasons]
         return [rows_table(title, rows), *notes, *assumptions(run.prediction)]
-
-
-def _kernel_document(run: Run) -> dict[str, object]:
-    """The rate of a schedule's kernel calls."""
-    row = run.to_dict()
-    return {key: row[key] for key in ("schedule", "pass", "compute_flops_per_s")} | (
-        {} if run.kernel_host_s is None else {"host_s": run.kernel_host_s}
-    )
 
 
 def runs_together(forward: Run, backward: Run) -> Run:
@@ -323,7 +318,10 @@ def validate(
     real = is_real(work, rate, fabric)
     timed: Compute = ComputeRate(rate) if isinstance(rate, float) else INSTANT
     if fabric == "emulated":
-        own = _own_compute(machine, work) if rate is None else INSTANT
+        own: Compute = INSTANT
+        if rate is None:  # the machine's own compute rates, or those that are assumed
+            rated = with_compute(machine)
+            own = (with_assumptions(rated, work) if isinstance(work, Workload) else rated).compute
         at_full_speed_s = (repeats + 1) * _nominal_s(built, _nominal(topology, fabric, own, speeds))
         scale = default_scale(topology, at_full_speed_s) if scale is None else scale
         topology, runs_s = topology.scaled(scale), at_full_speed_s / scale
@@ -364,12 +362,6 @@ def _agreed(ranks: Ranks, built: list[Schedule]) -> list[Schedule]:
             raise RunError(f"schedule {own.name!r}: its builder gives another schedule here than on rank 0, expected "
                            "the same one in every process")  # fmt: skip
     return agreed
-
-
-def _own_compute(machine: Machine, work: Work) -> Compute:
-    """The machine's own compute rates, or those that are assumed."""
-    machine = with_compute(machine)
-    return (with_assumptions(machine, work) if isinstance(work, Workload) else machine).compute
 
 
 def _nominal(topology: Topology, fabric: FabricKind, compute: Compute, rank_speeds: tuple[Number, ...]) -> Machine:

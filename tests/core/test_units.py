@@ -31,8 +31,7 @@ def test_sizes(text: str, size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "5parsecs", "0", "-1", "-1MiB", "0.5B", "nan", "inf", "1e999MiB", "1 2", "MiB", "64mib", "0x10"],
+    "text", ["", "5parsecs", "0", "-1", "-1MiB", "0.5B", "nan", "inf", "1e999MiB", "1 2", "MiB", "64mib", "0x10"]
 )
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(QuantityError, match="size"):

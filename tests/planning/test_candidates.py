@@ -78,7 +78,7 @@ def test_no_prediction_is_below_its_bounds(layout: Layout, name: str) -> None:
     search = Search(Setting(machine, step_rates(machine)))
     sequences = (layout.dp or 0) * layout.microbatches
     plans = candidates(MODEL, 4096, 4096 * sequences, 8, domain_of(machine.topology))
-    (candidate,) = search.candidates(each for each in plans if (each.layout, each.batch) == (layout, 1))
+    (candidate,), _ = search.candidates(each for each in plans if (each.layout, each.batch) == (layout, 1))
     (step,) = search.run([candidate.plan]).steps
     assert 0 < candidate.bounds.least_s <= candidate.bounds.expected_s
     assert candidate.bounds.least_s <= step.time_s

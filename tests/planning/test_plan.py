@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ from hypothesis import strategies as st
 
 from tasp_lab import plan
 from tasp_lab.core.errors import TaspLabError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.planning.candidates import candidates
 from tasp_lab.planning.plan import Plan
+from tasp_lab.planning.search import Search, Setting
+from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, step_rates
 from tasp_lab.workload.models.model import MLP, Attention, Model
 from tests.support.steps import small_model
 
@@ -118,3 +123,19 @@ def test_flags_have_the_degrees_of_the_layout() -> None:
         assert (f"--parallelism.{name}_parallel_degree {value}" in titan) == (value != 1)
     assert "--global-batch-size 2" in megatron
     assert "num_tokens_per_train_step 16384" in titan
+
+
+def test_layouts_that_buffers_exclude_do_not_use_up_the_simulations() -> None:
+    """Less memory than the first layout needs with its attention buffers, but enough without: the next one is taken."""
+    machine = load_machine("h100-4")
+    rates = step_rates(machine)
+    plans = list(candidates(MODEL, 8192, 8192, 4, 4, checkpointings=["none", "full"]))
+    plans = [each for each in plans if each.layout.cp == 4]
+    assert len(plans) > 1
+    (first,) = Search(Setting(machine, rates, ("zigzag-ring-attention",)), simulations=1).run(plans).steps
+    assert first.memory.attention_buffers > 0
+    less = replace(rates, capacity_bytes=first.memory.total + RESERVED_BYTES - 1)
+    found = Search(Setting(machine, less, ("zigzag-ring-attention",)), simulations=1).run(plans)
+    assert first.plan.layout in [each.plan.layout for each in found.too_large]
+    (step,) = found.steps
+    assert step.fits

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +59,29 @@ def test_short_layers_between_nodes_are_settled_by_bounds() -> None:
     ]
     assert "not simulated, as bounds are at least" in str(found)
     assert {each.schedule for each in (*found.settled, *found.candidates)} == set(attention_names_on(16))
+
+
+@pytest.mark.parametrize(
+    ("machine", "layer", "settings"),
+    [
+        ("h100-2x8", Workload(16384, heads=32, kv_heads=8, mask="causal"), {"screen": True, "passes": "both"}),
+        ("h100-8", Workload(4096, heads=8, mask="causal"), {"tune": True}),
+        ("mi300x-4", Workload(8192, heads=8, mask="full"), {"samples": 8, "versus": ["link.bandwidth=x0.5"]}),
+        ("full-mesh:4", Workload(4096, heads=4, kind="hybrid", layers="LS", mask="causal"), {}),
+    ],
+)
+def test_processes_change_nothing(machine: str, layer: Workload, settings: dict[str, Any]) -> None:
+    lines: list[list[str]] = [[], []]
+    found = [
+        compare(machine, layer, jobs=jobs, progress=shown.append, **settings)
+        for jobs, shown in zip((1, 2), lines, strict=True)
+    ]
+    documents = [each.to_dict() for each in found]
+    for document in documents:
+        document["provenance"].pop("date", None)  # type: ignore[attr-defined]
+    assert documents[0] == documents[1]
+    assert [str(part) for part in found[0].parts()] == [str(part) for part in found[1].parts()]
+    assert lines[0] == lines[1]
 
 
 def test_nothing_is_screened_of_schedules_that_are_named() -> None:

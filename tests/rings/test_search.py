@@ -34,13 +34,7 @@ from tasp_lab.rings import search as ring_search
 from tasp_lab.rings.cp_sat import Answer, cheapest_ring, rings_within
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.factors import disjoint_rings, random_factors, regular_part, undirected_hamiltonian_cycles
-from tasp_lab.rings.fractional_packing import (
-    Packing,
-    Patching,
-    best_packing,
-    integral_packing,
-    with_exact_shares,
-)
+from tasp_lab.rings.fractional_packing import Packing, Patching, best_packing, integral_packing, with_exact_shares
 from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Decomposition, constraint_loads, ring_rate_bytes_per_s
 from tasp_lab.rings.search_budget import SearchBudget

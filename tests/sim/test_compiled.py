@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numba.core import event
 
 from sim.array import event_loop
 from sim.array.event_loop import Record, Run
@@ -40,8 +39,8 @@ def program(schedule: Schedule, machine: Machine) -> Program:
 
 
 def run(program: Program, monkeypatch: pytest.MonkeyPatch, fast: bool) -> tuple[Record, float]:
-    monkeypatch.setattr(event_loop, "LARGE", 0 if fast else 10**9)
-    monkeypatch.setattr(event_loop, "MANY", 10**9)
+    monkeypatch.setattr(event_loop, "FEW", -1 if fast else 10**9)
+    monkeypatch.setattr(Run, "_in_python", 0)
     return Run(program).run(), Run(program).end_s()
 
 
@@ -83,20 +82,89 @@ def test_a_log_that_is_full_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_equal(run(found, monkeypatch, fast=False), expected)
 
 
-def test_without_a_folder_to_keep_it_in_machine_code_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    njit: Callable[..., Any] = numba.njit
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The functions that are compiled from now on; no code is kept elsewhere."""
+    found: list[str] = []
+    compile_it = compiled._compile
 
-    def no_cache(cache: bool = False, **options: bool) -> Any:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return njit(**options)
+    def noted(function: Callable[..., object], arguments: Sequence[object], values: int) -> compiled._Code:
+        found.append(function.__name__)
+        return compile_it(function, arguments, values)
 
-    monkeypatch.setattr(numba, "njit", no_cache)
-    assert compiled.compiled.__wrapped__(_twice)(21) == 42
+    monkeypatch.setattr(compiled, "_compile", noted)
+    monkeypatch.setattr(compiled, "_loaded", {})
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    return found
+
+
+class _Pair(NamedTuple):
+    numbers: np.ndarray[Any, Any]
+    records: np.ndarray[Any, Any]
 
 
 def _twice(number: int) -> int:
     return 2 * number
+
+
+def _sums(pair: _Pair, factor: float, is_added: bool, first: int) -> float:
+    total = 0.0
+    for row in range(first, len(pair.records)):
+        total += factor * pair.records[row].value * pair.numbers[row]
+        pair.numbers[row] = -1.0
+    return total if is_added else -total
+
+
+def test_machine_code_is_made_once_and_kept(compilations: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiled.call(_twice, 21, fast=True) == 42
+    assert compiled.call(_twice, np.int64(4), fast=True) == 8
+    monkeypatch.setattr(compiled, "_loaded", {})  # as in another process
+    assert compiled.call(_twice, 5, fast=True) == 10
+    assert compiled.call(_twice, 1.5, fast=True) == 3.0  # other types, other code
+    assert compilations == ["_twice", "_twice"]
+
+
+def test_a_broken_file_is_made_again(compilations: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled.call(_twice, 21, fast=True)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    monkeypatch.setattr(compiled, "_loaded", {})
+    assert compiled.call(_twice, 21, fast=True) == 42
+    assert compilations == ["_twice", "_twice"]
+
+
+def test_without_a_folder_to_keep_it_in_machine_code_is_made_all_the_same(
+    compilations: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    assert compiled.call(_twice, 21, fast=True) == 42
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "backwards", "read-only", "empty"])
+def test_compiled_functions_take_tables_of_any_layout(layout: str) -> None:
+    step = {"strided": 2, "backwards": -1}.get(layout, 1)
+    records = compiled.table(0 if layout == "empty" else 4, number="i4", value="f8")
+    records["value"] = np.arange(len(records)) + 0.5
+    records.flags.writeable = layout != "read-only"
+    once, again = np.arange(8.0)[::step], np.arange(8.0)[::step]
+    for is_added in (True, False):
+        found = compiled.call(_sums, _Pair(once, records), 2.0, is_added, 1, fast=True)
+        assert found == compiled.call(_sums, _Pair(again, records), 2.0, is_added, 1, fast=False)
+    assert (once == again).all()
+    assert (layout == "empty") == (once == np.arange(8.0)[::step]).all()
+
+
+def _checked(number: int) -> int:
+    if number < 1:
+        raise AssertionError("a positive number")  # as assert, which pytest rewrites
+    return number
+
+
+def test_what_compiled_functions_assert_is_raised() -> None:
+    assert compiled.call(_checked, 1, fast=True) == 1
+    with pytest.raises(AssertionError, match="_checked"):
+        compiled.call(_checked, 0, fast=True)
 
 
 def test_a_route_of_too_many_constraints_is_refused() -> None:
@@ -139,16 +207,16 @@ def _replay(queue: EventQueue, changes: list[tuple[int, int | None] | None]) -> 
 
 
 def test_compilation_is_announced_once_and_on_terminals_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    compilations: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(event._registered, "numba:compile", [])  # other tests may have registered one
-    compiled._announce_compilation.__wrapped__()
-    numba.njit(_twice)(1)
+    compiled._announce_compilation.cache_clear()
+    compiled.call(_twice, 1, fast=True)
     assert capsys.readouterr().err == ""
+    compiled._announce_compilation.cache_clear()
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    numba.njit(_twice)(1)
+    compiled.call(_twice, 1.0, fast=True)
     assert capsys.readouterr().err.count("compiling the simulator") == 1
-    numba.njit(_twice)(1.0)
+    compiled.call(_twice, True, fast=True)
     assert capsys.readouterr().err == ""
 
 
@@ -163,7 +231,7 @@ def test_machine_code_is_loaded_for_small_programs_once_many_have_run(monkeypatc
     mesh = full_mesh(3, 1.0, 0.0)
     small = program(collective("direct", mesh, 12), Machine(mesh))
     monkeypatch.setattr(event_loop, "call", noted)
-    monkeypatch.setattr(event_loop, "MANY", 2 * small.plan.size)
+    monkeypatch.setattr(event_loop, "FEW", 3 * small.plan.size)
     monkeypatch.setattr(Run, "_in_python", 0)
     for _ in range(5):
         Run(small).end_s()

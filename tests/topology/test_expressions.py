@@ -388,5 +388,5 @@ def test_the_largest_of_each_kind_is_quick() -> None:
 
 
 def test_the_defaults_of_builders_are_those_of_expressions() -> None:
-    assert EXPRESSION_DEFAULTS.link_bandwidth_bytes_per_s == builders.DEFAULT_LINK_BANDWIDTH_BYTES_PER_S
+    assert EXPRESSION_DEFAULTS.link_bandwidth_bytes_per_s == builders.LINK_BYTES_PER_S
     assert torus((2, 2)) == parse_expression("torus:2x2").build(EXPRESSION_DEFAULTS)

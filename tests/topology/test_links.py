@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
 from tasp_lab.topology.graph import Topology
-from tasp_lab.topology.links import Link, ListedLinks, MeshLinks, link_table
+from tasp_lab.topology.links import Link, ListedLinks, MeshLinks
 from tests.support.strategies import topologies_and_schedules
 
 ARRAYS = ("ends", "bandwidths_bytes_per_s", "distinct_bandwidths_bytes_per_s", "joined")
@@ -65,4 +65,4 @@ def test_a_listed_mesh_is_the_same_topology(n: int) -> None:
     assert listed != Topology(mesh.name, n, (*listed.links[:-1], Link(n - 1, n - 2, 1.0, 0.0)))
     assert all_gather_cut(mesh) == all_gather_cut(listed)
     assert ring_cut(mesh) == ring_cut(listed)
-    assert link_table(mesh.links, n) is mesh.links
+    assert mesh.table is mesh.links

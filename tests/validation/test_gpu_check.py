@@ -222,7 +222,8 @@ def test_the_ceiling_is_the_faster_of_nccl_tests_and_our_calls(
 def a_result(verdict: Any, message: str = "") -> StepResult:
     numbers = {"rows": [{"name": "a", "time_s": 0.5}, {"name": "b", "why": "no"}], "text": "one\ntwo", "of": {"x": 1},
                "worst": float("nan")}  # fmt: skip
-    return StepResult(2, "kernels", "that they work", verdict, numbers, 1.5, message, "They do not.")
+    step = Step(2, "kernels", "that they work", "They do not.", lambda context: Outcome({}))
+    return StepResult(step, verdict, numbers, 1.5, message)
 
 
 def test_a_record_is_written_whole_and_reads_back(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments.common import markdown_table
 from experiments.reproductions.ranges import Check, Range, checks_text, figure_of, read_record
-from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
+from experiments.reproductions.reproduction import Figure, Found, Trial
 from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.channels import ChannelLibrary, channel_rule, channels_per_net_peer
@@ -329,19 +329,3 @@ def published(sequence: int, column: str) -> float:
 def _per_fabric() -> list[str]:
     parts = [f"{fabric}, {part}" for fabric in FABRICS for part in ("time", "communication")]
     return ["schedule, positions", *parts]
-
-
-REPRODUCTION = Reproduction(
-    "lasp2",
-    "LASP-2 on 64 A100",
-    "Is LASP-2 15 % faster than LASP and 37 % faster than Ring Attention on 2,097,152 positions?",
-    "LASP-2, arXiv:2502.07563: the headline, Tables 5 and 6",
-    f"Linear-Llama3-1B, 16 layers of 16 heads of 128, batch 1, {GPUS} A100. The fabric is not stated: predictions are "
-    "for one to eight NICs of 200 Gbit/s per node, and intervals include both. Kernels have the rates of softmax "
-    "attention, an assumption.",
-    "gain over LASP, 2097152 positions",
-    "Communication explains half of the gain over LASP at 524288 positions and less at 2097152, where likely kernels "
-    "between blocking hops do the rest; the gain over Ring Attention is impossible for a ring of 64 GPUs, and Table 5 "
-    "for gathers one after another.",
-    find,
-)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import markdown_table
-from experiments.reproductions.predictions import interval_of, predicted, rows_of
-from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
+from experiments.reproductions.predictions import interval_of, predicted
+from experiments.reproductions.reproduction import Figure, Found, Trial, rows_of
 from tasp_lab import Workload
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.host_model.runtime import Runtime, load_runtime
@@ -98,20 +98,3 @@ def values(tried: dict[str, tuple[Figure, ...]]) -> str:
         for index, first in enumerate(tried[names[0]])
     ]
     return "## All predicted numbers\n\n" + markdown_table(("what", "published", *names), rows)
-
-
-REPRODUCTION = Reproduction(
-    "tasp",
-    "TASP on eight MI300X",
-    "How much faster than Ring Attention is TASP on a full mesh, and how does that depend on the compute to "
-    "communication ratio?",
-    "TASP, arXiv:2509.26541, from public summaries of the paper (secondary)",
-    "Forward, batch 48; a full mask and 20 heads of 64 in bf16 are assumed, as in its script: the summaries "
-    "have neither. Each runs as its code does: concatenations and merges are counted there. Both are "
-    "predicted with the same samples of the machine's constants, so errors that they share cancel.",
-    "speed-up, 20000 positions",
-    "The fall of the speed-up with the length is reproduced, but too steep: 3.0 to 1.0 for 2.4 to 1.1. The "
-    "published CCR grows 3.0 times for ten times as many positions, where any kernel at a rate beside "
-    "messages of a size gives 8 to 10.",
-    find,
-)

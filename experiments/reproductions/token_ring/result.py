@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.reproductions.predictions import interval_of, predicted, rows_of, without
-from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
+from experiments.reproductions.predictions import interval_of, predicted, without
+from experiments.reproductions.reproduction import Figure, Found, Trial, rows_of
 from tasp_lab import Workload
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.library import CommLibrary, Message
@@ -67,18 +67,3 @@ def figures(machine: Machine) -> tuple[Figure, ...]:
 def own(prediction: Answer) -> Interval:
     """The interval without residuals of these pictures."""
     return without("token_ring_a10", interval_of(prediction))
-
-
-REPRODUCTION = Reproduction(
-    "token_ring",
-    "TokenRing on four A10",
-    "Is TokenRing 1.56 times as fast as Ring Attention on four A10 behind PCIe switches?",
-    "README of ACA-Lab-SJTU/token-ring 3fb15e4 (arXiv:2412.20501) and its profile pictures, read off to about 5 %",
-    "24,000 positions, causal with zigzag shards (inferred from the FLOPs of its kernels), 32 heads of 128, fp16; "
-    "lanes of PCIe 4.0 x16 after line coding, no library; the rate of kernels is that in the same pictures.",
-    "speed-up of attention",
-    "But only because an interval for PCIe without a model of its library is fifteenfold wide: lanes alone predict the "
-    "ring to be faster, by 9 %. What they lack is that one connection carries 12.9 of 31.5 GB/s; with that, "
-    "TokenRing, which has two connections at a time, is predicted to be 1.41 times as fast.",
-    find,
-)

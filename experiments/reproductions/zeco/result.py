@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments.common import markdown_table
 from experiments.reproductions.ranges import Check, Range, checks_text, figure_of, read_record
-from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial
+from experiments.reproductions.reproduction import Figure, Found, Trial
 from sim.simulate import simulate
 from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
@@ -262,17 +262,3 @@ _COLUMNS = (
     "GPUs", "AllGather published", "NCCL's AllGather", *SCHEDULES, "All-Scan published", "all-scan, NCCL (pieces)",
     "all-scan, wires (pieces)",
 )  # fmt: skip
-
-REPRODUCTION = Reproduction(
-    "zeco",
-    "ZeCO's scan on 8 to 256 H100",
-    "How much shorter is a scan of states than their gather on 8 to 256 H100?",
-    "ZeCO, arXiv:2507.01004, read through third-party notes",
-    "One exchange of states of 2 MiB: 32 heads of 128, float32, batch 1; H100 with eight NICs of 400 Gbit/s per node, "
-    "which the notes do not state. NCCL's AllGather and `all-scan` with the best number of pieces.",
-    "All-Scan, 256 GPUs",
-    "The gather takes four to six times as long as NCCL's own of these bytes, as if it had moved four times as many;"
-    " the scan is predicted 1.5 to 3.6 times too long, since a launched message of NCCL costs more than a hop of 8 "
-    "us inside a kernel; so the order of both is missed, but not what ZeCO adds to its operator.",
-    find,
-)

@@ -41,6 +41,7 @@ from tasp_lab.cli.outputs import check_outputs, check_schedule_file, write_rows,
 from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, FabricKind, Preference
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.files import check_writable
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, print_progress
 
 if TYPE_CHECKING:
@@ -206,6 +207,8 @@ def compare(
             return
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
         settings = question.settings() | {"tune": tune, "screen": not every, "prefer": prefer}
+        # what runs ranks may have started threads, which copies of this process would lack
+        settings |= {"jobs": 1 if validate else min(2, usable_cores())}
         settings |= {"progress": shown.line, "count": shown.count}
         settings["versus"] = [
             each if "=" in each else question.numbers.load(each, question.library) for each in versus or ()

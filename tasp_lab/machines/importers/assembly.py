@@ -20,7 +20,7 @@ from dataclasses import replace
 from tasp_lab.core.errors import ProfileError, TopologyError
 from tasp_lab.core.units import format_bandwidth, parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.importers.survey import Given, Survey, pcie_links, pcie_switches, without_idle
+from tasp_lab.machines.importers.survey import Given, Survey, pcie_parts, without_idle
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.own_links import machine_of_family, with_stated
 from tasp_lab.machines.parameters import Constant, Parameters
@@ -60,15 +60,19 @@ def assemble(survey: Survey, name: str, options: Given) -> Machine:
     """The machine. Raises `TopologyError` if it has too many GPUs, or if it falls apart without PCIe."""
     if survey.gpu_count > MAX_WORLD_SIZE:
         raise TopologyError(f"{survey.gpu_count} GPUs, expected at most {MAX_WORLD_SIZE}")
-    links, constants = list(_fabric_links(survey)), list(_fabric_constants(survey))
+    links = list(_fabric_links(survey))
+    constants = [Constant("wiring", _wiring(survey), f"{survey.tool}, {survey.lines}: {survey.wiring_source}")]
+    if survey.link_bandwidth is not None:
+        constants += [survey.link_bandwidth, _LINK_LATENCY[survey.fabric]]
     ends = dict.fromkeys(link.destination for link in links)
     switches = [Switch(name, "node") for name in ends if isinstance(name, str)]
     has_pcie = survey.gpu_count > 1 and (not survey.is_joined if options.pcie is None else options.pcie)
     if has_pcie:
         pcie, cpu = survey.pcie(), options.constant(_CPU_BANDWIDTH)
         roots = without_idle(pcie.numa_nodes)
-        links += pcie_links(roots, parse_bandwidth_bytes_per_s(cpu.value), parse_time_s(_PCIE_LATENCY.value))
-        switches += pcie_switches(roots)
+        rates = parse_bandwidth_bytes_per_s(cpu.value), parse_time_s(_PCIE_LATENCY.value)
+        pcie_links, pcie_switches = pcie_parts(roots, *rates)
+        links, switches = links + pcie_links, switches + pcie_switches
         constants += [*pcie.constants, _PCIE_LATENCY, *([cpu] if len(roots) > 1 else [])]
     for word in ("link_bandwidth", "pcie_bandwidth", "cpu_bandwidth"):
         if getattr(options, word) is not None and word not in {constant.name for constant in constants}:
@@ -88,13 +92,6 @@ def _fabric_links(survey: Survey) -> Iterator[Link]:
         name = f"nvswitch{index}" if len(survey.switches) > 1 else "nvswitch"
         for rank, count in ports.items():
             yield from both_ways(rank, name, count * bandwidth_bytes_per_s, latency_s / 2)
-
-
-def _fabric_constants(survey: Survey) -> Iterator[Constant]:
-    yield Constant("wiring", _wiring(survey), f"{survey.tool}, {survey.lines}: {survey.wiring_source}")
-    if survey.link_bandwidth is not None:
-        yield survey.link_bandwidth
-        yield _LINK_LATENCY[survey.fabric]
 
 
 def _wiring(survey: Survey) -> str:
@@ -222,21 +219,19 @@ def _with_nics(plain: Topology, survey: Survey, rates: Sequence[float], profile:
         kinds = (*(Switch(name, kind) for name, kind in plain.switch_kinds.items()), *networks)
         topology = Topology(plain.name, gpus, links, switches=kinds, nodes=(0,) * gpus)
     else:
-        topology = plain.map_links(lambda _, link: _at_rate(plain, link, rates))
+
+        def at_rate(_: int, link: Link) -> Link:
+            """A NIC with the bandwidth of its rank; other links as they are."""
+            rank = _rank_of_nic(plain, link)
+            return link if rank is None else replace(link, bandwidth_bytes_per_s=rates[rank % gpus])
+
+        topology = plain.map_links(at_rate)
     return replace(topology, shared=tuple(_shared(topology, survey, rates)))
 
 
-def _at_rate(topology: Topology, link: Link, rates: Sequence[float]) -> Link:
-    """A NIC with the bandwidth of its rank; other links as they are."""
-    rank = _rank_of_nic(topology, link)
-    return link if rank is None else replace(link, bandwidth_bytes_per_s=rates[rank % len(rates)])
-
-
 def _rank_of_nic(topology: Topology, link: Link) -> int | None:
-    for rank, other in ((link.source, link.destination), (link.destination, link.source)):
-        if isinstance(rank, int) and isinstance(other, str) and topology.switch_kinds[other] == "network":
-            return rank
-    return None
+    ranks = (end for end in (link.source, link.destination) if isinstance(end, int))
+    return next(ranks, None) if topology.is_nic(link) else None
 
 
 def _shared(topology: Topology, survey: Survey, rates: Sequence[float]) -> Iterator[SharedCapacity]:

@@ -9,8 +9,6 @@ the links in a row are added up; where that is more than any GPU has (`MAX_LINKS
 cables. Both may be right for two GPUs (where it makes no difference) and for few that share a larger machine; then
 ``nvswitch`` decides.
 
-PCIe is read by `tasp_lab.machines.importers.nvidia_smi`.
-
 **PCIe.** Devices, GPUs and NICs alike, that a chain of cells ``PIX`` joins are below one PCIe switch; with ``PXB`` as
 well, their switches are below another one; with ``PHB`` and ``NODE`` as well, they are in one NUMA node. NUMA nodes are
 ``SYS`` from each other.
@@ -134,7 +132,10 @@ def read(lines: Sequence[str], options: Given) -> Survey:
     for line, text in enumerate(lines[matrix.last_line :], matrix.last_line + 1):
         if _begins_with_gpu(text):
             raise TopologyError(f"line {line}: a row below the matrix, which ends in line {matrix.last_line}")
-    _check_cells(matrix)
+    for gpu, row, column, word in matrix.cells():
+        if column != gpu and word not in LEVELS and not _NVLINK.fullmatch(word):
+            expected = "expected NV#, PIX, PXB, PHB, NODE or SYS"
+            raise TopologyError(f"line {row.line}: {gpu} to {shown(column)} is {shown(word)}, {expected}")
     cells = matrix.symmetric_cells("X")
     links = {pair: int(match[1]) for pair, cell in cells.items() if (match := _NVLINK.fullmatch(cell))}
     cables, switches = _wiring(matrix, cells, links, options.nvswitch)
@@ -177,13 +178,6 @@ def _columns(header: str, line: int) -> list[str]:
     return columns
 
 
-def _check_cells(matrix: Matrix) -> None:
-    for gpu, row, column, word in matrix.cells():
-        if column != gpu and word not in LEVELS and not _NVLINK.fullmatch(word):
-            expected = "expected NV#, PIX, PXB, PHB, NODE or SYS"
-            raise TopologyError(f"line {row.line}: {gpu} to {shown(column)} is {shown(word)}, {expected}")
-
-
 def _wiring(
     matrix: Matrix, cells: Mapping[Pair, str], links: Mapping[Pair, int], nvswitch: bool | None
 ) -> tuple[dict[Pair, int], tuple[dict[int, int], ...]]:
@@ -192,18 +186,14 @@ def _wiring(
     switches = []
     for members in groups(range(len(matrix.gpus)), links):
         inside = {pair: links[pair] for pair in combinations(members, 2) if pair in links}
-        if inside and (_needs_switch(inside) if nvswitch is None else nvswitch):
+        used: Counter[int] = Counter()
+        for pair, count in inside.items():
+            used.update(dict.fromkeys(pair, count))
+        if inside and (max(used.values()) > MAX_LINKS if nvswitch is None else nvswitch):
             switches.append(_ports(matrix, cells, members, inside, _reason(True, nvswitch)))
         else:
             cables |= inside
     return cables, tuple(switches)
-
-
-def _needs_switch(links: Mapping[Pair, int]) -> bool:
-    used: Counter[int] = Counter()
-    for pair, count in links.items():
-        used.update(dict.fromkeys(pair, count))
-    return max(used.values()) > MAX_LINKS
 
 
 def _ports(

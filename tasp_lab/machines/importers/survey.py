@@ -15,7 +15,6 @@ about CPUs.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -80,33 +79,39 @@ def without_idle(numa_nodes: Sequence[Branch]) -> list[Branch]:
     return [only] if isinstance(only, Branch) else roots
 
 
-def pcie_links(roots: Sequence[Branch], cpu_bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
-    """The links of the trees and between their roots; `latency_s` is from rank to rank.
+def pcie_parts(
+    roots: Sequence[Branch], cpu_bandwidth_bytes_per_s: float, latency_s: float
+) -> tuple[list[Link], list[Switch]]:
+    """The links of the trees and between their roots, and their switches; `latency_s` is from rank to rank.
 
     >>> pair, single = Branch("pcie", (Leaf(0, 32e9), Leaf(1, 32e9)), 16e9), Leaf(2, 32e9)
-    >>> [link.name for link in pcie_links([Branch("numa", (pair, single))], 22e9, 1e-6)][::2]
-    ['0->pcie0', '1->pcie0', 'pcie0->numa0', '2->numa0']
+    >>> links, switches = pcie_parts([Branch("numa", (pair, single))], 22e9, 1e-6)
+    >>> [link.name for link in links][::2], [switch.name for switch in switches]
+    (['0->pcie0', '1->pcie0', 'pcie0->numa0', '2->numa0'], ['numa0', 'pcie0'])
     """
-    counts: Counter[str] = Counter()
-    named = [(root, _name(root, counts)) for root in roots]
-    links = [link for root, name in named for link in _links_below(root, name, counts, latency_s / 2)]
-    for (_, a), (_, b) in combinations(named, 2):
+    links: list[Link] = []
+    switches: list[Switch] = []
+
+    def named(branch: Branch) -> str:
+        kind = _SWITCH_KINDS[branch.kind]
+        switches.append(Switch(f"{branch.kind}{sum(other.kind == kind for other in switches)}", kind))
+        return switches[-1].name
+
+    def walk(branch: Branch, name: str) -> None:
+        for part in branch.below:
+            if isinstance(part, Leaf):
+                links.extend(both_ways(part.rank, name, part.bandwidth_bytes_per_s, latency_s / 2))
+            else:
+                inner = named(part)
+                walk(part, inner)
+                links.extend(both_ways(inner, name, part.bandwidth_bytes_per_s, 0.0))
+
+    names = [named(root) for root in roots]
+    for root, name in zip(roots, names, strict=True):
+        walk(root, name)
+    for a, b in combinations(names, 2):
         links += both_ways(a, b, cpu_bandwidth_bytes_per_s, 0.0)
-    return links
-
-
-def pcie_switches(roots: Sequence[Branch]) -> Iterator[Switch]:
-    """The switches of the trees, with the names that `pcie_links` gives them."""
-    counts: Counter[str] = Counter()
-    for root, name in [(root, _name(root, counts)) for root in roots]:
-        yield Switch(name, _SWITCH_KINDS[root.kind])
-        yield from _switches_below(root, counts)
-
-
-def _switches_below(branch: Branch, counts: Counter[str]) -> Iterator[Switch]:
-    for part in (part for part in branch.below if isinstance(part, Branch)):
-        yield Switch(_name(part, counts), _SWITCH_KINDS[part.kind])
-        yield from _switches_below(part, counts)
+    return links, switches
 
 
 def _trimmed(branch: Branch) -> Branch:
@@ -126,21 +131,6 @@ def _shortened(part: Branch | Leaf) -> Branch | Leaf | None:
     (only,) = branch.below
     slower = min(only.bandwidth_bytes_per_s, branch.bandwidth_bytes_per_s)
     return replace(only, bandwidth_bytes_per_s=slower)
-
-
-def _name(branch: Branch, counts: Counter[str]) -> str:
-    counts[branch.kind] += 1
-    return f"{branch.kind}{counts[branch.kind] - 1}"
-
-
-def _links_below(branch: Branch, name: str, counts: Counter[str], gpu_latency_s: float) -> Iterator[Link]:
-    for part in branch.below:
-        if isinstance(part, Leaf):
-            yield from both_ways(part.rank, name, part.bandwidth_bytes_per_s, gpu_latency_s)
-        else:
-            inner = _name(part, counts)
-            yield from _links_below(part, inner, counts, gpu_latency_s)
-            yield from both_ways(inner, name, part.bandwidth_bytes_per_s, 0.0)
 
 
 _Device = TypeVar("_Device", bound=Hashable)

@@ -416,17 +416,14 @@ class ChannelLibrary(CommLibrary):
         return min(self.protocols.values(), key=estimate_s)
 
     def places(self, source: IntArray, destination: IntArray) -> IntArray:
-        """`INTRA_DOMAIN` or `INTER_DOMAIN` for each pair."""
         away: IntArray = (source // self.domain_ranks != destination // self.domain_ranks).astype(int)
         return away
 
     @property
     def payload_shares(self) -> tuple[Fraction, ...]:
-        """See `CommLibrary.payload_shares`."""
         return tuple(Fraction(m.many_payload_bytes_per_s) / Fraction(m.line_bytes_per_s) for m in self.media)
 
     def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
-        """See `CommLibrary.message`."""
         if self.ring is not None:
             # it has no kernel calls beside it, so nobody counts its channels
             launch_s, latency_s, wire_bytes, limit = self._ring_numbers(place, size_bytes, first, self.ring)
@@ -483,20 +480,16 @@ class PairLibrary(CommLibrary):
     between: ChannelLibrary | None
 
     def bind(self, call: CallFacts) -> CommLibrary:
-        """See `CommLibrary.bind`."""
         return self if call.computes else self.world.bind(call)
 
     def places(self, source: IntArray, destination: IntArray) -> IntArray:
-        """See `CommLibrary.places`."""
         return self.world.places(source, destination)
 
     @property
     def payload_shares(self) -> tuple[Fraction, ...]:
-        """See `CommLibrary.payload_shares`."""
         return self.world.payload_shares
 
     def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
-        """See `CommLibrary.message`."""
         library = self.inside if place == INTRA_DOMAIN else self.between
         assert library is not None, "a place has pairs"
         return library.message(place, size_bytes, peers, first=first)

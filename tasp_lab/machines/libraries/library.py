@@ -122,11 +122,9 @@ class TcpLibrary(CommLibrary):
 
     @property
     def payload_shares(self) -> tuple[Fraction, ...]:
-        """See `CommLibrary.payload_shares`."""
         return (Fraction(self.payload_share),)
 
     def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
-        """See `CommLibrary.message`."""
         return Message(self.launch_s, 0, size_bytes / self.payload_share)
 
 

@@ -37,7 +37,9 @@ documents=None)
     """
     found = parse_overrides(overrides)
     if not isinstance(work, Workload):
-        _check_collective(found)
+        for override in found:
+            if override.name.startswith((LAYER, "compute")) or override.name.endswith(".compute"):
+                raise OverrideError(f"override {override}: a collective has no layer and no kernel calls")
         return work
     given = [each for each in found if each.name.startswith(LAYER)]
     if not given:
@@ -52,13 +54,6 @@ documents=None)
         return replace(work, **_followed(work, changes))
     except WorkloadError as error:
         raise OverrideError(f"override {', '.join(map(str, given))}: {error}") from error
-
-
-def _check_collective(overrides: Sequence[Override]) -> None:
-    """Raise `OverrideError` for overrides of what a collective does not have."""
-    for override in overrides:
-        if override.name.startswith((LAYER, "compute")) or override.name.endswith(".compute"):
-            raise OverrideError(f"override {override}: a collective has no layer and no kernel calls")
 
 
 def _field(override: Override) -> str:

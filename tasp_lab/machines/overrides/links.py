@@ -59,9 +59,7 @@ def link_classes(topology: Topology) -> list[str]:
 
 def class_of(topology: Topology, link: Link) -> str:
     """``nic`` for a link into or out of a network between nodes, ``link`` for all others."""
-    kinds = topology.switch_kinds
-    ends = (kinds.get(end) for end in (link.source, link.destination) if isinstance(end, str))
-    return "nic" if "network" in ends else "link"
+    return "nic" if topology.is_nic(link) else "link"
 
 
 def with_class(topology: Topology, constant: str, override: Override) -> tuple[Topology, Number, Number]:
@@ -225,13 +223,72 @@ def edited_links(topology: Topology, overrides: Sequence[Override]) -> tuple[Top
             topology = _with_spine(topology, override)
             text = override.text.removeprefix("x")
             parameters.append(Parameter(SPINE, text, f"given: {override}, was 1"))
-    of_places = [override for override in overrides if place_of(override.name) is not None]
-    parameters += [_of_place(topology, override) for override in of_places]
-    for override in sorted(of_places, key=lambda each: each.name):  # nodes before ranks
-        topology = _with_place(topology, override)
-    single = [override for override in overrides if is_named(override.name)]
-    parameters += [_of_link(topology, override) for override in single]
-    return (_with_single(topology, single) if single else topology), parameters
+    of_places = [_selected(topology, override) for override in overrides if place_of(override.name) is not None]
+    single = [_selected(topology, override) for override in overrides if is_named(override.name)]
+    parameters += [each.parameter(topology) for each in (*of_places, *single)]
+    _check_once(topology, single)
+    for each in (*sorted(of_places, key=lambda each: each.override.name), *single):  # nodes before ranks
+        topology = each.edit(topology)
+    return topology, parameters
+
+
+@dataclass(frozen=True)
+class _Selected:
+    """The links whose bandwidth or latency, the `quantity`, an override changes, by number; at least one."""
+
+    override: Override
+    links: tuple[int, ...]
+    quantity: str
+
+    @property
+    def field(self) -> Field:
+        return FIELDS[self.quantity]
+
+    def number(self, link: Link) -> Number:
+        """The new number of a link."""
+        return self.override.of(getattr(link, self.field), CONSTANTS[f"link_{self.quantity}"].quantity)
+
+    def edit(self, topology: Topology) -> Topology:
+        """The topology with the new numbers."""
+        chosen = frozenset(self.links)
+        return topology.map_links(
+            lambda index, link: with_number(link, self.field, self.number(link)) if index in chosen else link
+        )
+
+    def parameter(self, topology: Topology) -> Parameter:
+        """The new number of the first of the links."""
+        link, spec = topology.links[self.links[0]], CONSTANTS[f"link_{self.quantity}"]
+        was, new = (spec.format(float(each)) for each in (getattr(link, self.field), self.number(link)))
+        whose = f"{link.name} of the machine" if is_named(self.override.name) else "of the machine"
+        return Parameter(self.override.name, new, self.override.source(was, whose))
+
+
+def _selected(topology: Topology, override: Override) -> _Selected:
+    """What an override of a single link, or of links of a place, changes. Raises `OverrideError`, `TopologyError`."""
+    place = place_of(override.name)
+    if place is None:
+        ends, quantity = ends_and_field(override.name)
+        return _Selected(override, tuple(links_named(topology, ends)), quantity)
+    ranks = set(ranks_of(topology, place, override))
+    links = tuple(
+        index for index, link in enumerate(topology.listed_links())
+        if class_of(topology, link) == place.links and not ranks.isdisjoint((link.source, link.destination))
+    )  # fmt: skip
+    if not links:
+        what = "NICs" if place.links == "nic" else "links"
+        raise OverrideError(f"override {override}: {place.kind} {place.number} of {topology.name} has no {what}")
+    return _Selected(override, links, place.quantity)
+
+
+def _check_once(topology: Topology, single: Sequence[_Selected]) -> None:
+    """Raise `OverrideError` if two overrides of single links change the same number."""
+    changes: dict[tuple[int, Field], Override] = {}
+    for each in single:
+        for link in each.links:
+            other = changes.setdefault((link, each.field), each.override)
+            if other is not each.override:
+                name = topology.links[link].name
+                raise OverrideError(f"override {each.override}: {name} has the override {other}, too, expected one")
 
 
 def _with_spine(topology: Topology, override: Override) -> Topology:
@@ -243,7 +300,10 @@ def _with_spine(topology: Topology, override: Override) -> Topology:
     if ratio == 1:
         return topology
     if any({link.source, link.destination} <= network for link in topology.links):
-        return topology.map_links(lambda _, link: _divided(link, ratio, network))
+        return topology.map_links(
+            lambda _, link: with_number(link, "bandwidth_bytes_per_s", link.bandwidth_bytes_per_s / ratio)
+            if {link.source, link.destination} <= network else link
+        )  # fmt: skip
     shared = []
     for node in dict.fromkeys(topology.node_of_rank):
         for where, links in _nics(topology, network, node).items():
@@ -259,82 +319,7 @@ def _with_spine(topology: Topology, override: Override) -> Topology:
 
 def _nics(topology: Topology, network: set[str], node: int) -> dict[str, Sequence[Link]]:
     """The links of the NICs of a node, out of it and into it."""
-    nodes = topology.node_of_rank
-    out = [x for x in topology.links if x.destination in network and _is_on(x.source, nodes, node)]
-    into = [x for x in topology.links if x.source in network and _is_on(x.destination, nodes, node)]
+    ranks = {rank for rank, of_rank in enumerate(topology.node_of_rank) if of_rank == node}
+    out = [link for link in topology.links if link.destination in network and link.source in ranks]
+    into = [link for link in topology.links if link.source in network and link.destination in ranks]
     return {"to": out, "from": into}
-
-
-def _is_on(vertex: int | str, nodes: Sequence[int], node: int) -> bool:
-    return isinstance(vertex, int) and nodes[vertex] == node
-
-
-def _divided(link: Link, ratio: Fraction, network: set[str]) -> Link:
-    if not {link.source, link.destination} <= network:
-        return link
-    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / ratio)
-
-
-def _with_place(topology: Topology, override: Override) -> Topology:
-    place = place_of(override.name)
-    assert place is not None, "names of places only"
-    ranks = set(ranks_of(topology, place, override))
-    field, quantity = FIELDS[place.quantity], CONSTANTS[f"link_{place.quantity}"].quantity
-    changed: set[int] = set()
-
-    def change(index: int, link: Link) -> Link:
-        if class_of(topology, link) != place.links or ranks.isdisjoint((link.source, link.destination)):
-            return link
-        changed.add(index)
-        return with_number(link, field, override.of(getattr(link, field), quantity))
-
-    found = topology.map_links(change)
-    if not changed:
-        what = "NICs" if place.links == "nic" else "links"
-        raise OverrideError(f"override {override}: {place.kind} {place.number} of {topology.name} has no {what}")
-    return found
-
-
-def _of_place(topology: Topology, override: Override) -> Parameter:
-    place = place_of(override.name)
-    assert place is not None, "names of places only"
-    ranks, spec = set(ranks_of(topology, place, override)), CONSTANTS[f"link_{place.quantity}"]
-    for link in topology.links:
-        if class_of(topology, link) == place.links and not ranks.isdisjoint((link.source, link.destination)):
-            old = getattr(link, FIELDS[place.quantity])
-            new = spec.format(float(override.of(old, spec.quantity)))
-            return Parameter(override.name, new, override.source(spec.format(float(old)), "of the machine"))
-    return Parameter(override.name, override.text, f"given: {override}")
-
-
-def _with_single(topology: Topology, overrides: Sequence[Override]) -> Topology:
-    changes: dict[tuple[int, Field], Override] = {}
-    for override in overrides:
-        ends, field = ends_and_field(override.name)
-        for link in links_named(topology, ends):
-            other = changes.setdefault((link, FIELDS[field]), override)
-            if other is not override:
-                name = topology.links[link].name
-                raise OverrideError(f"override {override}: {name} has the override {other}, too, expected one")
-
-    def changed(index: int, link: Link) -> Link:
-        for field in FIELDS.values():
-            if (index, field) in changes:
-                link = with_number(link, field, _number(link, field, changes[index, field]))
-        return link
-
-    return topology.map_links(changed)
-
-
-def _number(link: Link, field: Field, override: Override) -> Number:
-    value: Number = getattr(link, field)
-    return override.of(value, CONSTANTS[f"link_{'latency' if field == 'latency_s' else 'bandwidth'}"].quantity)
-
-
-def _of_link(topology: Topology, override: Override) -> Parameter:
-    ends, field = ends_and_field(override.name)
-    link = topology.links[links_named(topology, ends)[0]]
-    spec = CONSTANTS[f"link_{field}"]
-    was = spec.format(float(getattr(link, FIELDS[field])))
-    new = spec.format(float(_number(link, FIELDS[field], override)))
-    return Parameter(override.name, new, override.source(was, f"{link.name} of the machine"))

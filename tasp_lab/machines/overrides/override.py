@@ -9,7 +9,7 @@ The value is a factor (``x2``), what is added (``+1us``), or a new value (``900G
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -20,7 +20,6 @@ from tasp_lab.machines.constants import CONSTANTS, Quantity
 from tasp_lab.machines.intervals import WIRES
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Change, Parameter
-from tasp_lab.topology.links import MeshLinks, SwitchKind
 
 LAYER = "layer."
 """How names of numbers of a layer begin; all others are of the machine."""
@@ -64,7 +63,8 @@ class Override:
         if self.kind == "times":
             return old * self.factor
         try:
-            amount = self._amount(quantity)
+            text = self.text.lstrip("+-").strip() if self.kind == "plus" else self.text
+            amount = 0.0 if self.kind == "plus" and _ZERO.fullmatch(text) else quantity.parse(text)
         except QuantityError as error:
             raise OverrideError(f"override {self}: {error}") from error
         exact = Fraction(amount) if isinstance(old, Fraction) else amount
@@ -75,11 +75,6 @@ class Override:
             return new
         least = "0 or more" if quantity.unit == "s" else "more than 0"
         raise OverrideError(f"override {self}: {quantity.format(float(old), 6)}{self.text}: expected {least}")
-
-    def _amount(self, quantity: Quantity) -> float:
-        """The number of the text without its sign."""
-        amount = self.text.lstrip("+-").strip() if self.kind == "plus" else self.text
-        return 0.0 if self.kind == "plus" and _ZERO.fullmatch(amount) else quantity.parse(amount)
 
     def checked(self, old: float, quantity: Quantity) -> float:
         """The number in place of an old one. Raises `OverrideError`, also for a fraction of a channel and the like."""
@@ -189,18 +184,9 @@ def shown(constant: str) -> str:
 
 def has_ports(machine: Machine) -> bool:
     """Whether ranks of a node meet in a switch."""
-    topology = machine.topology
-    return not isinstance(topology.links, MeshLinks) and any(
-        kind != "network" for kind in topology.switch_kinds.values()
-    )
+    return any(kind != "network" for kind in machine.topology.switch_kinds.values())
 
 
 def has_nics(machine: Machine) -> bool:
     """Whether ranks have NICs into a network."""
-    return "network" in _switch_kinds(machine)
-
-
-def _switch_kinds(machine: Machine) -> Collection[SwitchKind]:
-    """The kinds of its switches; none in a mesh, whose links are not listed."""
-    topology = machine.topology
-    return () if isinstance(topology.links, MeshLinks) else topology.switch_kinds.values()
+    return "network" in machine.topology.switch_kinds.values()

@@ -11,6 +11,7 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedule.composition.layers import LayerTask
+from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
@@ -95,7 +96,12 @@ def part_of(topology: Topology, groups: IntArray) -> Topology:
 
 def in_groups(schedule: Schedule, groups: IntArray) -> Schedule:
     """The schedule of one group, in all groups at once."""
-    return schedule if np.array_equal(groups, [range(groups.size)]) else replicated(schedule, groups)
+    if np.array_equal(groups, [range(groups.size)]):
+        return schedule
+    found = replicated(schedule, groups)
+    if isinstance(found.steps, LazySteps):
+        found.steps.keep()  # every layer of a phase goes through them
+    return found
 
 
 def _in_groups(one: Schedule, groups: IntArray) -> AttentionPass:

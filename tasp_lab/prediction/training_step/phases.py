@@ -311,6 +311,13 @@ class _Chain:
         first = dict(zip(map(id, parts), np.cumsum([0, *(len(each.blocks) for each in parts)]).tolist(), strict=False))
         check_size(self._name, self._ranks, sum(len(each.blocks) for each in parts))
         dense, calls = self._calls(tokens, states, passes, first)
+        steps = ShiftedSteps(
+            [each.steps for each in parts],
+            [each.begin for each in parts],
+            [first[id(each)] for each in parts],
+            calls,
+        )
+        steps.keep()  # the proof, the dependencies and the shapes of calls go through them in turn
         return Schedule(
             name=self._name,
             world_size=self._ranks,
@@ -318,12 +325,7 @@ class _Chain:
             blocks=tables_joined([each.blocks for each in parts]),
             initial=_side_by_side([each.initial for each in parts]),
             final=_side_by_side([each.final for each in parts]),
-            steps=ShiftedSteps(
-                [each.steps for each in parts],
-                [each.begin for each in parts],
-                [first[id(each)] for each in parts],
-                calls,
-            ),
+            steps=steps,
             task=StackedTask([each.task for each in parts], [len(each.blocks) for each in parts], dense),
             kept=_side_by_side([each.kept for each in parts]),
         )

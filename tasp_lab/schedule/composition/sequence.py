@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -99,14 +99,21 @@ class ShiftedSteps(LazySteps):
     more: dict[int, Step]
 
     def __len__(self) -> int:
-        ends = [begin + len(steps) for begin, steps in zip(self.begin, self.parts, strict=True)]
-        return max([*ends, *(index + 1 for index in self.more)])
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
+        return max([*self._ends, *(index + 1 for index in self.more)])
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [begin + len(steps) for begin, steps in zip(self.begin, self.parts, strict=True)]
 
     def step(self, index: int) -> Step:
         steps_now = [
             moved(steps[index - begin], first)
-            for steps, begin, first in zip(self.parts, self.begin, self.first_block, strict=True)
-            if 0 <= index - begin < len(steps)
+            for steps, begin, end, first in zip(self.parts, self.begin, self._ends, self.first_block, strict=True)
+            if begin <= index < end
         ]
         return joined([*steps_now, self.more.get(index, NO_STEP)])
 

@@ -1,22 +1,16 @@
-"""What a topology is made of, the kinds of its switches and the nodes of its ranks, and when it is valid.
-
-`tasp_lab.topology.graph.Topology` is what users construct: a `TopologyModel` that checks itself and has routes.
-"""
+"""When a topology is valid: its numbers and names, and that every rank can reach every other."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-import numpy as np
-
-from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
-from tasp_lab.topology.components import components
-from tasp_lab.topology.links import Link, LinkTable, MeshLinks, SharedCapacity, Switch, SwitchKind, Vertex, link_table
+from tasp_lab.topology.links import Link, SharedCapacity, SwitchKind, Vertex
+
+if TYPE_CHECKING:
+    from tasp_lab.topology.graph import Topology
 
 MIN_BANDWIDTH_BYTES_PER_S, MAX_BANDWIDTH_BYTES_PER_S = 1e-9, 1e18
 """Far below any scaled-down link and far above any real link, so that all results are finite."""
@@ -25,83 +19,7 @@ MAX_LATENCY_S = 1e9
 """Thirty years: more than the latency of any real link, and finite."""
 
 
-@dataclass(frozen=True, repr=False)
-class TopologyModel:
-    """The fields of a topology and what follows from them without routes. Nothing is checked here."""
-
-    name: str
-    world_size: int
-    links: tuple[Link, ...] | MeshLinks
-    shared: tuple[SharedCapacity, ...] = ()
-    switches: tuple[Switch, ...] = ()
-    nodes: tuple[int, ...] = ()
-
-    @cached_property
-    def vertices(self) -> tuple[Vertex, ...]:
-        """All ranks, then the switches in order of first occurrence in the links."""
-        return (*range(self.world_size), *self.table.switches)
-
-    @cached_property
-    def table(self) -> LinkTable:
-        """The links as arrays."""
-        return link_table(self.links, self.world_size)
-
-    @property
-    def link_ends(self) -> IntArray:
-        """Positions in `vertices` of source and destination of each link, as an array (links, 2)."""
-        return self.table.ends
-
-    @cached_property
-    def switch_kinds(self) -> dict[str, SwitchKind]:
-        """The kind of every switch: that of `switches`, else derived from the graph.
-
-        A switch without a kind is a network if it, together with the switches linked to it, holds nodes together:
-        without them the ranks would fall apart, but not into single ranks. Else it is inside a node. Here the switch
-        of two pairs is the network:
-
-        >>> from tasp_lab.topology.graph import Topology, both_ways
-        >>> ends = [(0, "x"), (1, "x"), (2, "y"), (3, "y"), (0, "z"), (1, "z"), (2, "z"), (3, "z")]
-        >>> pairs = Topology("pairs", 4, tuple(link for a, b in ends for link in both_ways(a, b, 1, 0)))
-        >>> pairs.switch_kinds
-        {'x': 'node', 'y': 'node', 'z': 'network'}
-        """
-        kinds: dict[str, SwitchKind] = {switch.name: switch.kind for switch in self.switches}
-        missing = [at for at, name in enumerate(self.table.switches, self.world_size) if name not in kinds]
-        if missing:
-            # Switches that are linked to each other are of one kind: decide for each such group.
-            group = self._components(np.all(self.link_ends >= self.world_size, axis=1))
-            for number in {int(group[at]) for at in missing}:
-                kind: SwitchKind = "network" if self._hold_nodes_together(group == number) else "node"
-                kinds |= {str(self.vertices[at]): kind for at in missing if group[at] == number}
-        return {name: kinds[name] for name in self.table.switches}
-
-    @cached_property
-    def node_of_rank(self) -> tuple[int, ...]:
-        """The node of each rank: `nodes` if given, else the components of the graph without the network.
-
-        >>> from tasp_lab.topology.graph import Topology, both_ways
-        >>> pair = both_ways(0, "switch", 1, 0), both_ways(1, "switch", 1, 0)
-        >>> Topology("pair", 2, tuple(link for both in pair for link in both)).node_of_rank
-        (0, 0)
-        """
-        if self.nodes or "network" not in self.switch_kinds.values():
-            return self.nodes or (0,) * self.world_size
-        network = np.array([self.switch_kinds.get(str(vertex)) == "network" for vertex in self.vertices])
-        node = self._components(~np.any(network[self.link_ends], axis=1))[: self.world_size].tolist()
-        numbers = {label: number for number, label in enumerate(dict.fromkeys(node))}
-        return tuple(numbers[label] for label in node)
-
-    def _hold_nodes_together(self, switches: BoolArray) -> bool:
-        """Whether removing these vertices splits the ranks into several groups, not all of one rank."""
-        node = self._components(~np.any(switches[self.link_ends], axis=1))[: self.world_size]
-        return 1 < len(np.unique(node)) < self.world_size
-
-    def _components(self, links: BoolArray) -> IntArray:
-        """The connected component of each vertex over the chosen links, a bool array (links,), in either direction."""
-        return components(self.link_ends[links], len(self.vertices))
-
-
-def check_topology(topology: TopologyModel) -> None:
+def check_topology(topology: Topology) -> None:
     """Raise `TopologyError` unless all numbers and names are valid, and every rank can reach every other."""
     if topology.world_size < 1:
         raise TopologyError(f"topology {topology.name!r}: world_size is {topology.world_size}, expected 1 or more")
@@ -126,7 +44,7 @@ def check_topology(topology: TopologyModel) -> None:
     _check_places(topology)
 
 
-def _check_places(topology: TopologyModel) -> None:
+def _check_places(topology: Topology) -> None:
     """Check that the kinds of switches and the nodes of ranks match the graph."""
     described = [switch.name for switch in topology.switches]
     for name in described:
@@ -147,7 +65,7 @@ def _check_places(topology: TopologyModel) -> None:
         )
 
 
-def _check_switch(topology: TopologyModel, switch: str) -> None:
+def _check_switch(topology: Topology, switch: str) -> None:
     where = f"topology {topology.name!r}: switch {switch!r}"
     if not switch.strip():
         raise TopologyError(f"topology {topology.name!r}: a switch has no name")
@@ -157,7 +75,7 @@ def _check_switch(topology: TopologyModel, switch: str) -> None:
         raise TopologyError(f"{where} could be taken for a link, expected a name without '->'")
 
 
-def _check_link(topology: TopologyModel, link: Link) -> None:
+def _check_link(topology: Topology, link: Link) -> None:
     where = f"topology {topology.name!r}: link {link.name}"
     for end in (link.source, link.destination):
         if isinstance(end, int) and not 0 <= end < topology.world_size:
@@ -168,7 +86,7 @@ def _check_link(topology: TopologyModel, link: Link) -> None:
     _check_latency(where, link.latency_s)
 
 
-def _check_shared(topology: TopologyModel, shared: SharedCapacity, names: set[str]) -> None:
+def _check_shared(topology: Topology, shared: SharedCapacity, names: set[str]) -> None:
     where = f"topology {topology.name!r}: shared capacity {shared.name!r}"
     _check_bandwidth(where, shared.bandwidth_bytes_per_s)
     if not shared.links:
@@ -178,7 +96,7 @@ def _check_shared(topology: TopologyModel, shared: SharedCapacity, names: set[st
             raise TopologyError(f"{where} covers link {name}, which does not exist")
 
 
-def _check_connected(topology: TopologyModel) -> None:
+def _check_connected(topology: Topology) -> None:
     """Check that every rank reaches every other, and that every switch has incoming and outgoing links."""
     component = topology.table.components
     for vertex, label in zip(topology.vertices, component.tolist(), strict=True):

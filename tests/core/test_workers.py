@@ -1,0 +1,77 @@
+"""Items that are dealt out to copies of this process: the results, the order, errors, and the end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tasp_lab.core.errors import RunError, ScheduleError
+from tasp_lab.core.workers import deal
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux only")
+
+
+@pytest.fixture
+def only_in_a_copy() -> Callable[[Callable[[], object]], Callable[[int], object]]:
+    """A function of items that does something in a copy of this process, and here waits until a copy has an item."""
+    here, has_begun = os.getpid(), multiprocessing.get_context("fork").Event()
+
+    def wrapped(action: Callable[[], object]) -> Callable[[int], object]:
+        def function(_: int) -> object:
+            if os.getpid() == here:
+                assert has_begun.wait(30)
+                return None
+            has_begun.set()
+            return action()
+
+        return function
+
+    return wrapped
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 9])
+def test_results_are_in_the_order_of_the_items_whoever_has_taken_them(jobs: int) -> None:
+    begun: list[int] = []
+    known = object()
+    found = deal(lambda item: (2 * item, known), range(5), jobs, [known], begun.append)
+    assert [each for each, _ in found] == [0, 2, 4, 6, 8]
+    assert all(each is known for _, each in found)
+    assert begun == [0, 1, 2, 3, 4]
+    assert not multiprocessing.active_children()
+
+
+def test_copies_take_part(only_in_a_copy: Callable[..., Callable[[int], object]]) -> None:
+    assert set(deal(only_in_a_copy(os.getpid), range(4), 2)) > {None}
+
+
+def test_an_error_in_a_copy_is_raised_here(only_in_a_copy: Callable[..., Callable[[int], object]]) -> None:
+    def fail() -> None:
+        raise ScheduleError("there")
+
+    with pytest.raises(ScheduleError, match="there"):
+        deal(only_in_a_copy(fail), range(4), 2)
+
+
+def test_a_copy_that_ends_early_is_an_error(only_in_a_copy: Callable[..., Callable[[int], object]]) -> None:
+    with pytest.raises(RunError, match="a worker ended before its work"):
+        deal(only_in_a_copy(lambda: os._exit(1)), range(4), 2)
+
+
+def test_an_interrupt_ends_all_processes(only_in_a_copy: Callable[..., Callable[[int], object]]) -> None:
+    """Ctrl-C reaches all processes of a terminal: the copies leave it to this one, which ends them."""
+    here = os.getpid()
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(here, signal.SIGINT)
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        deal(only_in_a_copy(interrupt), range(4), 2)
+    assert not multiprocessing.active_children()
