@@ -28,7 +28,7 @@ from runtime.executor.messages import Message, Wait
 from runtime.executor.streams import Mark, Streams
 from runtime.executor.transports import OrdinaryMemory
 from runtime.kernels import fused
-from runtime.kernels.flash_attention import FlashAttention
+from runtime.kernels.flash_attention import FLASH_ATTENTION
 from runtime.sequence_parallel.layer import SoftmaxPasses
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout, attention_schedules
@@ -81,7 +81,7 @@ def count(name: str, layer: Workload = LAYER) -> tuple[Counts, Counts]:
     )
     library = _Library()
     with _stand_ins() as (calls, launches):
-        passes = SoftmaxPasses(forward, backward, RANK, FlashAttention(), 1.0, library)
+        passes = SoftmaxPasses(forward, backward, RANK, FLASH_ATTENTION, 1.0, library)
         _, saved = passes.forward(q, k, v)
         passes.backward(saved, dout)  # what is prepared once per schedule is not counted
         calls.clear()

@@ -64,6 +64,7 @@ class DelayedTransport:
         self._transport, self.delay = transport, no_delay
         self.receives_ahead, self.whole_steps = transport.receives_ahead, transport.whole_steps
         self.channels, self.short_bytes = transport.channels, transport.short_bytes
+        self.waited_on_gpu = transport.waited_on_gpu
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         return self._transport.take(schedule, part, device)

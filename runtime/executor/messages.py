@@ -108,6 +108,11 @@ class Transport(Protocol):
         ...
 
     @property
+    def waited_on_gpu(self) -> dist.ProcessGroup | None:
+        """The group whose messages GPUs wait for; None if hosts do, which see that a rank is lost."""
+        ...
+
+    @property
     def key(self) -> Hashable:
         """Equal for transports that an executor can use one after the other."""
         ...

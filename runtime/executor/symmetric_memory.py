@@ -111,6 +111,7 @@ class SymmetricMemory:
     whole_steps = True
     channels = True
     short_bytes = 0
+    waited_on_gpu = None  # signals have a timeout
 
     def __init__(self, heap: Heap, timeout_s: float) -> None:
         self._heap, self._timeout_ms = heap, round(timeout_s * 1e3)

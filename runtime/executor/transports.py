@@ -36,6 +36,8 @@ _CALLS, _FIRST_BIT = 1024, 20
 class OrdinaryMemory:
     """The memory of runs of a transport to which it does not matter where that lies."""
 
+    waited_on_gpu: dist.ProcessGroup | None = None
+
     @property
     def key(self) -> Hashable:
         return id(self)
@@ -111,6 +113,7 @@ class Batched(OrdinaryMemory):
         self._device, self._on_gpu = device, device.type == "cuda"
         self.channels = not self._on_gpu or (orders_launches() and not _is_split_from_others(group))
         self._timeout, self._group = _timeout(timeout_s, device), group
+        self.waited_on_gpu = _group_of(group) if self._on_gpu else None
         self._groups: list[Group] = [group]
         self._receives: Sequence[Message] = ()
         self._batch = _Once()
@@ -250,6 +253,7 @@ class AllToAll(OrdinaryMemory):
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
         self._timeout, self._group, self._on_gpu = _timeout(timeout_s, device), group, device.type == "cuda"
+        self.waited_on_gpu = _group_of(group) if self._on_gpu else None
         self._world_size = dist.get_world_size(group)
         self._nothing = torch.empty(0, dtype=torch.uint8, device=device)
         self._incoming: list[Message] = []

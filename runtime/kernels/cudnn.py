@@ -8,50 +8,21 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.partials import (
-    Band,
-    Gradients,
-    Partial,
-    Rows,
-    gradients_over_band,
-    heads_first,
-    over_band,
-    rows_contiguous,
-)
-from runtime.kernels.sdpa import attend_on_gpu, gradients_on_gpu, no_random_state, operator_parameters
+from runtime.kernels.partials import Band, Gradients, Partial, Rows, heads_first
+from runtime.kernels.sdpa import GpuKernel, attend_on_gpu, gradients_on_gpu, no_random_state, operator_parameters
 
 Tensor = torch.Tensor
 
 _OLDEST, _MOST_ELEMENTS = 9, 128
 
 
-class Cudnn:
-    """cuDNN's attention for 16-bit inputs. Non-finite values: as in `ScaledDotProduct` on a GPU."""
-
-    name = "cudnn"
-
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-        if device.type != "cuda":
-            return f"it runs on cuda, not {device.type}"
-        if dtype not in (torch.float16, torch.bfloat16):
-            return f"it supports torch.float16 and torch.bfloat16, not {dtype}"
-        if head_dim % 8 or not 0 < head_dim <= _MOST_ELEMENTS:
-            return f"it supports a head_dim that is a multiple of 8 up to {_MOST_ELEMENTS}, not {head_dim}"
-        if torch.version.hip is not None or not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
-            return "torch has no cuDNN here"
-        major, minor = torch.cuda.get_device_capability(device)
-        return None if major >= _OLDEST else f"it needs compute capability {_OLDEST} or higher, not {major}.{minor}"
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
-        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-        return over_band(_attend, q, k, v, scale, low, high)
-
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        *, scale: float, low: int, high: int,
-    ) -> Gradients:  # fmt: skip
-        dout, q, k, v, out = (rows_contiguous(x) for x in (dout, q, k, v, out))
-        return gradients_over_band(_differentiate, Rows(dout, q, out, lse), k, v, scale, low, high)
+def _problem(device: torch.device, head_dim: int) -> str | None:
+    if head_dim % 8 or not 0 < head_dim <= _MOST_ELEMENTS:
+        return f"it supports a head_dim that is a multiple of 8 up to {_MOST_ELEMENTS}, not {head_dim}"
+    if torch.version.hip is not None or not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
+        return "torch has no cuDNN here"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= _OLDEST else f"it needs compute capability {_OLDEST} or higher, not {major}.{minor}"
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
@@ -85,3 +56,6 @@ def _gradient_operator(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Ban
         band.queries, band.keys, 0.0, band.causal, scale=scale,
     )  # fmt: skip
     return Gradients(*heads_first(*found))
+
+
+CUDNN = GpuKernel("cudnn", _problem, _attend, _differentiate)

@@ -16,17 +16,8 @@ from typing import Any
 
 import torch
 
-from runtime.kernels.partials import (
-    Band,
-    Gradients,
-    Partial,
-    Rows,
-    gradients_over_band,
-    over_band,
-    rows_contiguous,
-    window,
-)
-from runtime.kernels.sdpa import gpu_head_dim
+from runtime.kernels.partials import Band, Gradients, Partial, Rows, window
+from runtime.kernels.sdpa import GpuKernel, gpu_head_dim
 from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
@@ -36,36 +27,14 @@ TRITON_ON_AMD = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 """flash-attn's variable that chooses the Triton backend instead of the compiled one."""
 
 
-class FlashAttention:
-    """The flash-attn package, for CUDA and ROCm. Non-finite values: as in `ScaledDotProduct` on a GPU."""
-
-    name = "flash-attn"
-
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-        if device.type != "cuda":
-            return f"it runs on cuda, not {device.type}"
-        if dtype not in (torch.float16, torch.bfloat16):
-            return f"it supports torch.float16 and torch.bfloat16, not {dtype}"
-        return gpu_head_dim(head_dim) or _import_problem()
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
-        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-        return over_band(_flash_attn, q, k, v, scale, low, high)
-
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        *, scale: float, low: int, high: int,
-    ) -> Gradients:  # fmt: skip
-        dout, q, k, v, out = (rows_contiguous(x) for x in (dout, q, k, v, out))
-        return gradients_over_band(_flash_attn_gradients, Rows(dout, q, out, lse), k, v, scale, low, high)
-
-
-def _import_problem() -> str | None:
+def _problem(device: torch.device, head_dim: int) -> str | None:
     """Why flash-attn cannot be used. The package can be installed without its compiled module, so import that.
 
     Its Triton backend for AMD refuses windows in the backward pass, and a causal call is a window (0 to the right;
     `flash_attn_triton_amd/interface_v2.py`, `bwd`). So it is not used.
     """
+    if at_fault := gpu_head_dim(head_dim):
+        return at_fault
     if torch.version.hip is not None and os.environ.get(TRITON_ON_AMD, "FALSE") == "TRUE":
         return f"its Triton backend ({TRITON_ON_AMD}) has no backward pass for causal masks; its CK backend has"
     try:
@@ -121,6 +90,10 @@ def _option_names(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(getattr(function, "_init_fn", function)).parameters)
 
 
+FLASH_ATTENTION = GpuKernel("flash-attn", _problem, _flash_attn, _flash_attn_gradients)
+"""The flash-attn package, for CUDA and ROCm."""
+
+
 # The kernel flash-attn-3: FlashAttention-3 for Hopper, by its own package.
 #
 # It has never been executed: no GPU was at hand. So it is chosen by name only, never by ``auto``.
@@ -130,36 +103,16 @@ _INTERFACES, _HOPPER = ("flash_attn_interface", "flash_attn_3.flash_attn_interfa
 """Where the package has its functions (hopper/flash_attn_interface.py in its repository), the first that imports."""
 
 
-class FlashAttention3:
-    """FlashAttention-3 on GPUs of compute capability 9. Non-finite values: as in `ScaledDotProduct` on a GPU."""
-
-    name = "flash-attn-3"
-
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-        if device.type != "cuda":
-            return f"it runs on cuda, not {device.type}"
-        if dtype not in (torch.float16, torch.bfloat16):
-            return f"it supports torch.float16 and torch.bfloat16, not {dtype}"
-        if torch.version.hip is not None:
-            return "it runs on GPUs of NVIDIA, not on those of AMD"
-        try:
-            _interface_3()
-        except (ImportError, OSError) as error:
-            return f"its module {_INTERFACES[0]} does not import: {first_line(error)}"
-        major, minor = torch.cuda.get_device_capability(device)
-        at_fault = None if major == _HOPPER else f"it runs on GPUs of compute capability 9, not {major}.{minor}"
-        return gpu_head_dim(head_dim) or at_fault
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
-        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-        return over_band(_flash_attn_3, q, k, v, scale, low, high)
-
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        *, scale: float, low: int, high: int,
-    ) -> Gradients:  # fmt: skip
-        dout, q, k, v, out = (rows_contiguous(x) for x in (dout, q, k, v, out))
-        return gradients_over_band(_flash_attn_3_gradients, Rows(dout, q, out, lse), k, v, scale, low, high)
+def _problem_3(device: torch.device, head_dim: int) -> str | None:
+    if torch.version.hip is not None:
+        return "it runs on GPUs of NVIDIA, not on those of AMD"
+    try:
+        _interface_3()
+    except (ImportError, OSError) as error:
+        return f"its module {_INTERFACES[0]} does not import: {first_line(error)}"
+    major, minor = torch.cuda.get_device_capability(device)
+    at_fault = None if major == _HOPPER else f"it runs on GPUs of compute capability 9, not {major}.{minor}"
+    return gpu_head_dim(head_dim) or at_fault
 
 
 @cache
@@ -196,3 +149,7 @@ def _all_options(function: Callable[..., Any], tensors: int, scale: float, band:
     parameters = list(inspect.signature(getattr(function, "_init_fn", function)).parameters.values())[tensors:]
     required = {each.name: None for each in parameters if each.default is each.empty}
     return required | options_of(function, scale, band)
+
+
+FLASH_ATTENTION_3 = GpuKernel("flash-attn-3", _problem_3, _flash_attn_3, _flash_attn_3_gradients)
+"""FlashAttention-3 on GPUs of compute capability 9."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from runtime.kernels.flash_attention import FlashAttention, options_of
+from runtime.kernels.flash_attention import FLASH_ATTENTION, options_of
 from runtime.kernels.partials import Band, Gradients, Partial, Rows, lse_dtype, rows_contiguous, trim, window
 from runtime.kernels.registry import Kernel
 from tasp_lab.workload.packing import PackedSegment
@@ -108,7 +108,7 @@ def attend_packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float,
         lse = torch.full_like(q[..., 0], -math.inf, dtype=lse_dtype(q.dtype))
         return Partial(torch.zeros_like(q), lse)
     operands = call.take_queries(q), call.take_keys(k), call.take_keys(v)
-    if isinstance(kernel, FlashAttention) and _takes_sequences():
+    if kernel is FLASH_ATTENTION and _takes_sequences():
         parts = [_flash_attn(*operands, scale, each) for each in call.sequences]
     else:
         parts = []
@@ -125,7 +125,7 @@ def gradients_packed(kernel: Kernel, rows: Rows, k: Tensor, v: Tensor, scale: fl
     if not call.bands or not rows.q.numel():
         return Gradients(*map(torch.zeros_like, (rows.q, k, v)))
     taken, keys, values = Rows(*map(call.take_queries, rows)), call.take_keys(k), call.take_keys(v)
-    if isinstance(kernel, FlashAttention) and _takes_sequences():
+    if kernel is FLASH_ATTENTION and _takes_sequences():
         parts = [_flash_attn_gradients(taken, keys, values, scale, each) for each in call.sequences]
     else:
         parts = []

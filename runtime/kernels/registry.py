@@ -20,8 +20,8 @@ from typing import Protocol
 
 import torch
 
-from runtime.kernels.cudnn import Cudnn
-from runtime.kernels.flash_attention import FlashAttention, FlashAttention3
+from runtime.kernels.cudnn import CUDNN
+from runtime.kernels.flash_attention import FLASH_ATTENTION, FLASH_ATTENTION_3
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.reference import Reference
 from runtime.kernels.sdpa import ScaledDotProduct
@@ -35,7 +35,8 @@ Tensor = torch.Tensor
 class Kernel(Protocol):
     """One implementation of attention."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
         """None if supported, else the reason in one line."""
@@ -56,7 +57,7 @@ class Kernel(Protocol):
         """
 
 
-_KERNELS: tuple[Kernel, ...] = (FlashAttention(), ScaledDotProduct(), FlashAttention3(), Cudnn(), Reference())
+_KERNELS: tuple[Kernel, ...] = (FLASH_ATTENTION, ScaledDotProduct(), FLASH_ATTENTION_3, CUDNN, Reference())
 
 KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in _KERNELS}
 """Kernels by name: those of ``auto``, the fastest first, then those that are chosen by name only."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from runtime.kernels.partials import (
     Band,
+    Compute,
+    Differentiate,
     Gradients,
     Partial,
     Rows,
@@ -123,6 +127,38 @@ def gpu_head_dim(head_dim: int) -> str | None:
     """None if GPU kernels support the head_dim, else the reason in one line."""
     fits = head_dim % 8 == 0 and 0 < head_dim <= 256
     return None if fits else f"on cuda it supports a head_dim that is a multiple of 8 up to 256, not {head_dim}"
+
+
+@dataclass(frozen=True)
+class GpuKernel:
+    """A fused kernel of 16-bit inputs on GPUs that supports GQA. Non-finite values: as in `ScaledDotProduct` on a GPU.
+
+    `compute` and `differentiate` get rows that are contiguous; `problem` is the reason, in one line, why a device or a
+    head_dim is not supported.
+    """
+
+    name: str
+    problem: Callable[[torch.device, int], str | None]
+    compute: Compute
+    differentiate: Differentiate
+
+    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+        if device.type != "cuda":
+            return f"it runs on cuda, not {device.type}"
+        if dtype not in (torch.float16, torch.bfloat16):
+            return f"it supports torch.float16 and torch.bfloat16, not {dtype}"
+        return self.problem(device, head_dim)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+        return over_band(self.compute, q, k, v, scale, low, high)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        *, scale: float, low: int, high: int,
+    ) -> Gradients:  # fmt: skip
+        dout, q, k, v, out = (rows_contiguous(x) for x in (dout, q, k, v, out))
+        return gradients_over_band(self.differentiate, Rows(dout, q, out, lse), k, v, scale, low, high)
 
 
 def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:

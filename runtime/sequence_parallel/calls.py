@@ -32,6 +32,7 @@ from runtime.executor.messages import Group, Transport
 from runtime.executor.transports import make_transport
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.agreement import Call, Proposal, agree
+from runtime.sequence_parallel.failures import announced
 from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
@@ -248,7 +249,8 @@ def run_pass(
     load: Callable[[Copies], object], kept: Kept = OF_ALL_LAYERS,
 ) -> Iterator[Copies]:  # fmt: skip
     """Run a schedule after `load` has filled the memory, which is used again after the context has ended."""
-    with kept.executor(schedule, part_of(schedule, rank), transport, work, device) as executor:
+    part = part_of(schedule, rank)
+    with announced(transport.waited_on_gpu), kept.executor(schedule, part, transport, work, device) as executor:
         load(executor.copies)
         executor.prepare()
         executor.run()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ import torch.distributed as dist
 from runtime import attention_with_lse, prepare
 from runtime.executor.streams import CudaStreams
 from runtime.kernels.registry import KERNELS
+from runtime.sequence_parallel.layer import AttentionLayer
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -107,3 +112,38 @@ def test_a_copy_runs_beside_attention() -> None:
     seconds(True, True)
     alone = seconds(True, False), seconds(False, True)
     assert seconds(True, True) < 0.9 * sum(alone)
+
+
+def one_of_two(rank: int, folder: str) -> None:
+    """A rank on a GPU of its own: rank 1 fails in a pass and stays alive, rank 0 waits for its GPU."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    q, k, v = (torch.randn(1, 512, 8, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    attention_with_lse(q, k, v, schedule="ring-attention")
+    torch.cuda.synchronize()
+    ended = Path(folder, "ended")
+    if rank == 1:
+        with (
+            patch.object(AttentionLayer, "compute", side_effect=torch.OutOfMemoryError("planted")),
+            pytest.raises(torch.OutOfMemoryError, match="planted"),
+        ):
+            attention_with_lse(q, k, v, schedule="ring-attention")
+        while not ended.exists():
+            time.sleep(0.1)
+        return
+    attention_with_lse(q, k, v, schedule="ring-attention")
+    torch.cuda.synchronize()
+    raise AssertionError("the messages of rank 1 have arrived")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.timeout(300)
+def test_a_rank_that_waits_on_its_gpu_ends_when_the_other_one_fails(tmp_path: Path) -> None:
+    context = get_context("spawn")
+    waiting, failing = ranks = [context.Process(target=one_of_two, args=(rank, str(tmp_path))) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    waiting.join()
+    (tmp_path / "ended").touch()
+    failing.join()
+    assert (waiting.exitcode, failing.exitcode) == (1, 0)
