@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from threading import active_count
 from typing import NamedTuple, Unpack
 
 import numpy as np
@@ -135,7 +136,8 @@ def search(
         raise ScheduleError(f"search is for layers of softmax attention, not {kind}; tasp-lab compare ranks others")
     on = prepare(asked)
     settings.setdefault("samples", 0)
-    ranking = compare(machine, work, jobs=workers, **settings)
+    # copies of a process would lack its other threads
+    ranking = compare(machine, work, jobs=workers if active_count() == 1 else 1, **settings)
     if not ranking.best.applies and on.machine.topology.world_size == 1:
         raise ScheduleError("no schedule applies")
     run = _Search(replace(with_machine(asked, on.machine), engine="auto"), on, ranking, effort, progress, name)
@@ -347,8 +349,8 @@ class _Search:
             return f"applies: {self.ranking.best.reason}"
         least = min(applying, key=lambda each: each.memory_bytes)
         has = step_rates(self.machine).usable_bytes or 0
-        return (f"fits: {least.schedule} needs {format_size_about(least.memory_bytes)}, the least of all, and a GPU has "
-                f"{format_size_about(has)}")  # fmt: skip
+        return (f"fits: {least.schedule} needs {format_size_about(least.memory_bytes)}, the least of all, "
+                f"and a GPU has {format_size_about(has)}")  # fmt: skip
 
     def _answer(self, program: Program, detail: Detail) -> Answer:
         schedules = build(program, self.name, self.machine.topology, self.work, self.options)

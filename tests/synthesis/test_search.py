@@ -11,6 +11,9 @@ import pytest
 
 import tasp_lab
 from tasp_lab.core.errors import QuantityError, ScheduleError
+from tasp_lab.prediction import compare as comparison
+from tasp_lab.prediction.answer import Answer, answer
+from tasp_lab.prediction.question import PreparedMachine, Question
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.synthesis.search import frames
 from tasp_lab.topology.builders import nodes
@@ -158,3 +161,17 @@ def test_the_command_writes_a_schedule_that_others_take(tell: Tell, tmp_path: Pa
     assert code == 0
     (again,) = json.loads(out)["predictions"]
     assert again["time_s"] == pytest.approx(document["found"]["time_s"], rel=1e-12)
+
+
+def test_what_is_known_is_not_predicted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison after a search predicts what was found alone, and ranks all as without the search."""
+    names = ["tasp", "ulysses", "ring-attention", "burst"]
+    known = tasp_lab.compare("full-mesh:4", LAYER, names[:2]).candidates
+    without = tasp_lab.compare("full-mesh:4", LAYER, names)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        comparison, "answer", lambda question, on: asked.append(question.name) or answer(question, on=on)
+    )
+    found = tasp_lab.compare("full-mesh:4", LAYER, names, known=known)
+    assert asked == names[2:]
+    assert found.records() == without.records()
