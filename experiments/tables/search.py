@@ -135,8 +135,8 @@ def publish() -> None:
         f"questions, and never slower.\n- On {len(wide)} questions the best named schedule is more than 10 % above the "
         f"bound. There found saves 8 % or more on {eight}, 20 % or\n  more on {twenty}, and of the gap to the bound "
         f"{left:.0%} is left on average.\n  Exposed communication is {1 - exposed:.0%} less. "
-        f"Of what is left of the gap, {waits:.0%} is exposed communication; in the rest ranks compute,\n"
-        "  as calls of this size do not reach the highest rate of the kernel, which the bound assumes.\n"
+        f"Of what is left of the gap, {waits:.0%} is exposed communication; in the rest ranks compute:\n"
+        "  the bound assumes the highest rate of the kernel, which calls of this size need not reach.\n"
         f"- A question takes {seconds:.0f} s of processor time, the prediction of all "
         "named schedules included.\n"
     )
