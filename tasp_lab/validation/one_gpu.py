@@ -19,6 +19,7 @@ from runtime.checks.one_device import (
     GhostRun,
     merge_bytes_per_s,
     merge_errors,
+    one_thread,
     reserved_bytes,
     the_device,
     with_peers,
@@ -342,7 +343,8 @@ def gpu_check_one(
 def _run(step: Step, context: OneDevice) -> StepResult:
     began_s = time.perf_counter()
     try:
-        outcome = step.run(context)
+        with one_thread():
+            outcome = step.run(context)
     except Exception as error:
         outcome = Outcome({}, failure=in_one_line(error))
     return result_of(step, outcome, time.perf_counter() - began_s)
