@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn
 
+    from tasp_lab.core.report import Report
+
 Document = dict[str, object]
 
 
@@ -132,6 +134,14 @@ def _unanswered(by_status: Mapping[str, int]) -> str:
 def print_json(document: Document) -> None:
     """Print one JSON object on standard output."""
     print(json.dumps(document, allow_nan=False))
+
+
+def tell(result: Report, json: bool, *, wide: bool = False) -> None:
+    """Print a result, as one JSON object if asked."""
+    if json:
+        print_json(result.to_dict())
+    else:
+        print_parts(result.parts(), wide=wide)
 
 
 def print_parts(parts: Iterable[Part], *, wide: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tasp_lab.cli.console import Document, print_json, print_parts, print_table
+from tasp_lab.cli.console import Document, print_json, print_table, tell
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
@@ -20,6 +20,7 @@ from tasp_lab.cli.options import (
     LinkEdits,
     RingChoice,
     TopologyText,
+    option,
     plot,
     quantity,
 )
@@ -108,10 +109,7 @@ def import_file(
             group=MACHINE, help="Number of nodes like that of the file, connected by their NICs; with --profile."
         ),
     ] = 1,
-    rails: Annotated[
-        bool,
-        Parameter(group=MACHINE, negative=(), show_default=False, help="One switch per rail, for NICs of equal place."),
-    ] = False,
+    rails: Annotated[bool, option("One switch per rail, for NICs of equal place.", MACHINE)] = False,
     json: Json = False,
 ) -> None:
     """Read a topology from the output of nvidia-smi topo -m, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
@@ -312,17 +310,10 @@ def decompose(
         machine = numbers.load(topology, "ideal")
         check_outputs(plot=plot, topology=topology)
         found = decomposition.decompose(
-            machine,
-            without_links=changes.without_link,
-            links=changes.link,
-            **vars(rings),
-            progress=print_progress,
+            machine, without_links=changes.without_link, links=changes.link, **vars(rings), progress=print_progress
         )
     if plot is not None:
         from tasp_lab.plots.rings import draw_decomposition
 
         write_picture(draw_decomposition(found, on_one_line(f"Rings of {found.topology.name}")), plot)
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts())
+    tell(found, json)
