@@ -30,8 +30,8 @@ from tasp_lab.machines.kernel_model.constants import (
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
 from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
-from tasp_lab.measure.readers.file_position import FilePosition
-from tasp_lab.measure.readers.kernel_table import KernelTable, parse_kernel_table, read_kernel_table
+from tasp_lab.measure.readers.file_position import FilePosition, parse_csv
+from tasp_lab.measure.readers.kernel_table import KernelTable, kernel_table, read_kernel_table
 
 LIVE = "live"
 PASSES: tuple[Passing, ...] = get_args(Passing)
@@ -268,4 +268,4 @@ def _assumed(variant: Variant, passing: Passing, other: str) -> Variant:
 def _measured_here(progress: ProgressCallback) -> KernelTable:
     from runtime.kernels.timing import measured_table
 
-    return parse_kernel_table(measured_table(progress), LIVE)
+    return kernel_table(parse_csv(measured_table(progress), LIVE))

@@ -35,7 +35,7 @@ def write(folder: Path, *names: NcclTestsName, profile: str = "h100-8", factor: 
         table = made(name, noise=0.01, sizes=SIZES[::3])
         slower = factor if name == names[-1] else 1.0
         rows = tuple(row._replace(time_s=row.time_s * slower) for row in table.rows)
-        (folder / f"{name}.csv").write_text(csv(MeasuredTable(name, "", name, 8, None, {}, rows), profile))
+        (folder / f"{name}.csv").write_text(csv(MeasuredTable(name, "", name, 8, {}, rows), profile))
     return folder
 
 
