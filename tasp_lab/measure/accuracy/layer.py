@@ -32,7 +32,7 @@ from tasp_lab.machines.sampling import NO_SAMPLES, NORMAL_95, Sampling, rate_end
 from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
-from tasp_lab.measure.readers.kernel_table import attention_flops, pairs_of
+from tasp_lab.measure.readers.kernel_table import attention_flops
 from tasp_lab.measure.readers.layer_table import PASSES
 from tasp_lab.prediction.answer import build_once, link_rates
 from tasp_lab.prediction.inputs import with_compute, with_runtime
@@ -271,8 +271,10 @@ def measured_time_s(table: LayerTable, row: LayerRow, layer: Workload) -> float:
         raise WorkloadError("a rate without its convention: no header 'flops', expected causal halved or causal full")
     if layer.documents is not None:
         raise WorkloadError("a rate of packed documents, expected a time")
-    pairs = pairs_of(layer.sequence, layer.sequence, causal=layer.visible.is_causal, counted=table.counted or "masked")
-    flops = attention_flops(pairs, layer.batch, layer.heads, layer.head_dim, PASSES[row.passing])
+    causal = layer.visible.is_causal and table.counted != "full"
+    flops = attention_flops(
+        PASSES[row.passing], layer.batch, layer.heads, layer.head_dim, layer.sequence, causal=causal
+    )
     return flops / (row.flops_per_s * (row.gpus or 1))
 
 

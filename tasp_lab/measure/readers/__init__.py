@@ -25,13 +25,7 @@ from tasp_lab.measure.readers.file_position import CsvText, check_is_text, parse
 from tasp_lab.measure.readers.kernel_table import KernelRow, KernelTable, is_kernel_table, kernel_table
 from tasp_lab.measure.readers.layer_table import LayerRow, LayerTable, is_layer_table, layer_table
 from tasp_lab.measure.readers.nccl_tests import parse_nccl_tests, read_nccl_tests
-from tasp_lab.measure.readers.pairs import (
-    PairTable,
-    parse_p2p_bandwidth,
-    parse_transfer_bench,
-    read_p2p_bandwidth,
-    read_transfer_bench,
-)
+from tasp_lab.measure.readers.pairs import PairTable, parse_p2p_bandwidth, parse_transfer_bench
 from tasp_lab.measure.readers.table import (
     COLLECTIVES,
     MeasuredTable,
@@ -60,9 +54,7 @@ __all__ = [
     "parse_tables",
     "read_nccl_tests",
     "parse_nccl_tests",
-    "read_transfer_bench",
     "parse_transfer_bench",
-    "read_p2p_bandwidth",
     "parse_p2p_bandwidth",
 ]
 

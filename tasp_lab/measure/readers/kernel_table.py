@@ -67,19 +67,14 @@ def counted_pairs(headers: Mapping[str, str], file: str) -> CountedPairs | None:
     return None
 
 
-def attention_flops(pairs: int, batch: int, heads: int, head_dim: int, passing: str) -> int:
-    """The FLOPs of attention with this number of (query, key) pairs per head; `passing` is one of `FLOPS_BY_PASS`."""
-    return FLOPS_BY_PASS[passing] * pairs * batch * heads * head_dim
+def attention_flops(passing: str, batch: int, heads: int, head_dim: int, sequence: int, *, causal: bool) -> int:
+    """The FLOPs of attention of a sequence to itself; `passing` is one of `FLOPS_BY_PASS`.
 
-
-def pairs_of(queries: int, keys: int, *, causal: bool, counted: CountedPairs = "masked") -> int:
-    """The (query, key) pairs of a rectangle; a causal mask is aligned to its last query and key.
-
-    >>> pairs_of(3, 3, causal=True), pairs_of(2, 4, causal=True), pairs_of(3, 3, causal=True, counted="full")
-    (6, 7, 9)
+    >>> attention_flops("forward", 1, 1, 1, 3, causal=True), attention_flops("backward", 1, 1, 1, 3, causal=False)
+    (24, 90)
     """
-    low = queries - keys if causal and counted == "masked" else 1 - keys
-    return int(pairs_in_band(low, queries - 1, queries, keys))
+    pairs = pairs_in_band(0 if causal else 1 - sequence, sequence - 1, sequence, sequence)
+    return FLOPS_BY_PASS[passing] * int(pairs) * batch * heads * head_dim
 
 
 Timing = Literal["kernel", "eager"]

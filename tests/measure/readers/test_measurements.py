@@ -26,9 +26,8 @@ from tasp_lab.measure.readers import (
     parse_table,
     parse_tables,
     parse_transfer_bench,
-    read_p2p_bandwidth,
-    read_transfer_bench,
 )
+from tasp_lab.measure.readers.file_position import read_text
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 TABLE = """# profile: h100-8
@@ -611,7 +610,7 @@ def test_broken_tables_of_pairs_are_refused_in_one_line(text: str, message: str,
     path = tmp_path / "log"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TableError, match=re.escape(f"{path}, {message}")) as caught:
-        read_p2p_bandwidth(path) + read_transfer_bench(path)
+        parse_p2p_bandwidth(read_text(path), str(path)) + parse_transfer_bench(read_text(path), str(path))
     assert "\n" not in str(caught.value)
 
 
