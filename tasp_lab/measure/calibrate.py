@@ -156,18 +156,6 @@ def calibrate(
     backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
 ) -> FabricCalibration: ...
-@overload
-def calibrate(
-    *measurements: Path | MachineLike,
-    profile: str | None = None,
-    fit: Sequence[str] = (),
-    algorithm: Literal["ring"] | None = None,
-    in_place: bool = False,
-    fabric: FabricKind | None,
-    scale: float | None = None,
-    backend: BackendKind = "auto",
-    progress: ProgressCallback = no_progress,
-) -> FileCalibration | FabricCalibration: ...
 def calibrate(
     *measurements: Path | MachineLike,
     profile: str | None = None,
