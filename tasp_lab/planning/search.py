@@ -25,12 +25,10 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.planning.candidates import Bounds, Speeds, bounds_of
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import ComputeLike
-from tasp_lab.prediction.predict_step import predict_step
+from tasp_lab.prediction.predict_step import context_machine, predict_step
 from tasp_lab.prediction.recommend import TIE, switches_of
 from tasp_lab.prediction.step_results import StepPrediction
-from tasp_lab.prediction.training_step.attention_passes import part_of
-from tasp_lab.prediction.training_step.layout import context_groups
-from tasp_lab.prediction.training_step.memory import MemoryUse, stage_memory
+from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import StepRates
 from tasp_lab.schedules.registry import layer_names_on
@@ -247,19 +245,6 @@ def divided(plan: StepPlan) -> int:
     return plan.layout.tp * (plan.layout.cp or 1) * plan.layout.pp
 
 
-def least_memory(plan: StepPlan, attention_buffers: int = 0) -> MemoryUse:
-    """The memory of the first stage, which has most micro-batches under way, or the last, which has the logits.
-
-    No less than that of the stage that needs most has; a prediction checks all stages.
-    """
-    layout = plan.layout
-    tokens = -(-plan.sequence // (layout.cp or 1)) * plan.batch
-    # more micro-batches than a pipeline begins with do not add to those under way
-    microbatches = min(layout.microbatches, (layout.interleave + 2) * layout.pp)
-    few = replace(plan, layout=replace(layout, microbatches=microbatches))
-    return max((stage_memory(few, stage, tokens, attention_buffers) for stage in {0, layout.pp - 1}), key=sum)
-
-
 Ranked = tuple[tuple[str, int], ...]
 """Attention schedules with their buffers in bytes, the recommended one first."""
 
@@ -299,12 +284,10 @@ def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:
     cp, layer = plan.layout.cp or 1, plan.layer
     if cp == 1 and layer.kind == "softmax":
         return ((ALONE if names is None else names[0], 0),)
-    machine = setting.machine
-    groups = context_groups(replace(plan.layout, pp=1, interleave=1, dp=None).ranks(machine.topology.world_size))
     if names is None:
         names = tuple(name for name in layer_names_on(cp, layer) if is_shipped(name, layer.mask, cp))
     try:
-        part = replace(machine, topology=part_of(machine.topology, groups), system=None)
+        part = context_machine(setting.machine, replace(plan.layout, pp=1, interleave=1, dp=None))
         ranking = compare(part, layer, names or None, passes="both")
     except TaspLabError as error:
         return first_line(error)

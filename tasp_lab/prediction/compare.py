@@ -110,6 +110,7 @@ def compare(
     prefer: Preference = "memory",
     versus: Sequence[MachineLike] = (),
     jobs: int = 1,
+    known: Sequence[Answer] = (),
     **settings: Unpack[QuestionKeywords],
 ) -> Ranking:
     """Predict every schedule of attention that applies to a layer on a machine, rank them by time, and recommend one.
@@ -131,6 +132,7 @@ def compare(
     versus : changes to compare with: overrides such as ``nic.bandwidth=x0.5``, several with commas, in addition to
         those of the question; or other machines, which overrides of the layer alone apply to.
     jobs : processes, copies of this one: more than one only where nothing runs in other threads.
+    known : answers to the same question, of which none is predicted again; not for tuned ones.
     progress : called with lines of progress.
     count : called with each schedule before it is predicted; by default a line of progress.
 
@@ -174,7 +176,10 @@ def compare(
     if screen and schedules is None and choice is None and not tune:
         answers, settled = _screened(questions, on, count, jobs)
     else:
-        answers = _deal(lambda each: _answer(each, on, tune), questions, on, count, jobs)
+        there = {} if tune else {each.question.name: replace(each, first=None, expected_regret=None) for each in known}
+        asked_now = [each for each in questions if each.name not in there]
+        answers = _deal(lambda each: _answer(each, on, tune), asked_now, on, count, jobs)
+        answers += [there[each.name] for each in questions if each.name in there]
     answers.sort(key=lambda each: each.time_s)
     recommendation = None
     if applying := tuple(each for each in answers if each.applies):

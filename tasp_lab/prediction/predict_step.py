@@ -38,7 +38,7 @@ from tasp_lab.prediction.provenance import (
     machine_inputs,
     overrides_inputs,
 )
-from tasp_lab.prediction.recommend import Recommendation
+from tasp_lab.prediction.recommend import TIE, Recommendation
 from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
 from tasp_lab.prediction.training_step.attention_passes import in_groups
 from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, output_flops
@@ -119,7 +119,8 @@ def predict_step(
     sequence : positions per sequence.
     schedule : of the attention of a layer by name or registered builder, see `tasp_lab.schedules.registry`; of a hybrid
         one of each kind. If None, the steps of the `LEADERS` that are fastest for one layer, alone on the ranks of a
-        context group, are ranked, among them first those that fit.
+        context group, are ranked, first those that fit; of those within `TIE` of the fastest, the one recommended for a
+        layer is taken.
     layout : how ranks share the step: tensor, context, pipeline and data parallelism, ZeRO, micro-batches,
         checkpointing. By default all ranks share each sequence, with FSDP and full checkpointing.
     batch : sequences that each context group has in a micro-batch.
@@ -174,10 +175,12 @@ def predict_step(
     if schedule:
         return step_of(schedule)
     recommendation, names = _leaders(machine, plan, progress)
-    # Steps of the same time in the order of their layers.
-    steps = sorted(map(step_of, names), key=lambda step: (step.fits is False, step.time_s))
+    found = [step_of(name) for name in names]
+    steps = sorted(found, key=lambda step: (step.fits is False, step.time_s))
     ranked = tuple(RankedStep(step.plan.schedule, step.time_s, step.memory.total, step.fits) for step in steps)
-    return replace(steps[0], recommendation=recommendation, ranked=ranked)
+    fastest = steps[0]
+    best = next(each for each in found if each.fits == fastest.fits and each.time_s <= (1 + TIE) * fastest.time_s)
+    return replace(best, recommendation=recommendation, ranked=ranked)
 
 
 def _leaders(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> tuple[Recommendation, list[str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
@@ -16,7 +17,7 @@ from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.residuals import STEPS
 from tasp_lab.prediction.training_step.layout import KINDS, Layout
-from tasp_lab.prediction.training_step.memory import MemoryUse
+from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
 from tasp_lab.workload.models.parameters import parameter_count
@@ -26,6 +27,9 @@ LESS_CHECKED = (
     "steps were compared (docs/whole_steps.md)."
 )
 """Shown with every step."""
+
+LOGIT_CHUNKS = 8
+"""Parts of the logits in an option that may make a step fit."""
 
 STATES = ("all states at each rank", "ZeRO 1", "ZeRO 2", "FSDP")
 """How states are shared, by ZeRO stage."""
@@ -147,6 +151,32 @@ class StepPrediction(Report):
         """Whether the GPU that needs most memory has it; None where it is unknown."""
         return self.rates.holds(self.memory.total)
 
+    @property
+    def would_fit(self) -> dict[str, int]:
+        """If the step does not fit, the fewest options of ``step`` with which it does, by their memory in bytes.
+
+        Empty if it fits, and if all options together do not suffice.
+        """
+        changes: dict[str, dict[str, Any]] = {
+            "--checkpointing full": {"checkpointing": "full"},
+            "--fsdp": {"zero": 3},
+            f"--logit-chunks {LOGIT_CHUNKS}": {"logit_chunks": LOGIT_CHUNKS},
+            "--offload": {"offload": True},
+        }
+        if self.fits is not False:
+            return {}
+        for count in range(1, len(changes) + 1):
+            found = dict[str, int]()
+            for names in combinations(changes, count):
+                options = {key: value for name in names for key, value in changes[name].items()}
+                other = replace(self.layout, **options)
+                memory = least_memory(replace(self.plan, layout=other), self.memory.attention_buffers)
+                if self.rates.holds(memory.total):
+                    found[" ".join(names)] = memory.total
+            if found:
+                return found
+        return {}
+
     def to_dict(self) -> dict[str, object]:
         found = {column.name: column.value(self) for column in STEP_COLUMNS if column.value is not None}
         return found if self.recommendation is None else found | self.recommendation.to_dict()
@@ -157,14 +187,39 @@ class StepPrediction(Report):
 
     def parts(self) -> list[Part]:
         return [
-            *([] if self.recommendation is None else self.recommendation.lines()),
-            *([] if not self.ranked else [Table("Whole steps", ("attention", "step", "memory"), self._ranked_rows())]),
+            *self._answer(),
             self._title(),
+            *([] if not self.ranked else [Table("Whole steps", ("attention", "step", "memory"), self._ranked_rows())]),
             Table("Time", ("part", "time", "share"), self._time_rows()),
             Table("Per GPU", ("quantity", "value"), self._gpu_rows()),
             Table("Memory of the fullest GPU", ("part", "size"), self._memory_rows()),
+            *self._of_a_layer(),
             *self._lines(),
         ]
+
+    def _answer(self) -> list[str]:
+        """What to use, how long that takes, and whether it fits; else what would."""
+        usable = self.rates.usable_bytes
+        room = "" if usable is None else f" of {format_size_about(usable)}"
+        memory = f"{format_size_about(self.memory.total)}{room} per GPU"
+        mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
+        takes = (
+            f"{format_time(self.time_s)} per step ({self.interval.text}), "
+            f"{format_four_digits(self.tokens_per_s / self.ranks)} tokens/s per GPU{mfu}"
+        )
+        if self.fits is False:
+            options = [f"{name} ({format_size_about(size)})" for name, size in self.would_fit.items()]
+            fitting = f"It fits with {', or '.join(options)}." if options else "No option of step makes it fit."
+            return [f"Does not fit: {memory}. {fitting}", f"With more memory it would take {takes}."]
+        use = f"Use {self.plan.schedule}: " if self.ranked else ""
+        return [f"{use}{takes}, {memory}."]
+
+    def _of_a_layer(self) -> list[str]:
+        """What `compare` recommends for a layer alone."""
+        if self.recommendation is None:
+            return []
+        first, *others = self.recommendation.lines()
+        return [f"For the attention of one layer alone: {first[0].lower()}{first[1:]}", *others]
 
     def _title(self) -> str:
         plan, layout = self.plan, self.layout
@@ -306,6 +361,11 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
         lambda step: None if step.rates.capacity_bytes is None else RESERVED_BYTES,
     ),
     Column("fits", "whether `memory_bytes` fits, or null", lambda step: step.fits),
+    Column(
+        "would_fit",
+        "if it does not fit, an object of the fewest options with which it does: `memory_bytes` with each",
+        lambda step: step.would_fit,
+    ),
     Column(
         "simulated_layers",
         "list of `simulated`, `of`: layers simulated of each run of equal ones",

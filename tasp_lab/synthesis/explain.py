@@ -29,11 +29,12 @@ def explained(program: Program) -> list[str]:
         first.append("keys stay where they were used for the backward pass, which sends none")
     for passing, plan in (("forward", program.forward), ("backward", program.backward)):
         if plan is not None:
-            first += [f"{passing}: {line}" for line in _plan(plan, program.shape, passing == "backward")]
+            sent = not (program.keep and passing == "backward")
+            first += [f"{passing}: {line}" for line in _plan(plan, program.shape, passing == "backward", sent)]
     return first
 
 
-def _plan(plan: Plan, shape: Sequence[int], backward: bool) -> list[str]:
+def _plan(plan: Plan, shape: Sequence[int], backward: bool, sent: bool) -> list[str]:
     n, pieces = int(np.prod(shape)), len(plan.trees)
     by_rank = any(len(tree.via) > n for tree in plan.trees)
     keys = [offset for offset in range(1, n) if offset not in plan.queries]
@@ -48,10 +49,16 @@ def _plan(plan: Plan, shape: Sequence[int], backward: bool) -> list[str]:
         found.append(f"what arrives has {plan.buffers} buffers")
     if keys:
         cut = f" in {pieces} pieces" if pieces > 1 else ""
-        found.append(f"keys travel{cut} to {_all(keys, n, shape)}, {_routes(plan, keys, shape, by_rank)}")
-        if backward:
-            how = "straight to their owners" if plan.home == "straight" else "back the way the keys came, added up"
-            found.append(f"gradients of keys go {how}")
+        ways = _routes(plan, keys, shape, by_rank)
+        if sent:
+            found.append(f"keys travel{cut} to {_all(keys, n, shape)}, {ways}")
+        if plan.home == "straight" and backward:
+            found.append(f"gradients of keys go{'' if sent else cut} straight to their owners")
+        elif backward and sent:
+            found.append("gradients of keys go back the way the keys came, added up")
+        elif backward:
+            tree = "by a tree for each owner" if by_rank else f"against this way: {ways}"
+            found.append(f"gradients of keys go home{cut}, added up, {tree}")
     if plan.queries:
         what = "gradients" if backward else "results"
         found.append(f"queries travel from {_all(plan.queries, n, shape)}, and their {what} return straight")

@@ -47,6 +47,8 @@ def starts(topology: Topology, shape: Sequence[int], *, backward: bool, kept: bo
                 found.append(_with(plain, trees=_furthest_first(trees), home="tree"))
             found.append(_with(plain, home="tree"))
     n = int(np.prod(shape))
+    if backward and kept and not topology.is_complete and n > 2:
+        found += [Plan(trees, home="tree") for trees in _rings(topology, onward=True)]
     for queries in (range(1, n // 2 + 1), range(1, n), range(n // 2 + 1, n)):
         if len(queries) and topology.is_complete and not kept:
             found += [Plan(_star(n, pieces), queries=tuple(queries)) for pieces in (1, 2)]
@@ -112,8 +114,8 @@ def _forests(topology: Topology, shape: tuple[int, ...]) -> Iterator[tuple[Tree,
         yield tuple(_later(balanced_tree(topology, first), 0) for first in range(2))
 
 
-def _rings(topology: Topology) -> Iterator[tuple[Tree, ...]]:
-    """Around all rings of the topology at once, equal parts around each."""
+def _rings(topology: Topology, *, onward: bool = False) -> Iterator[tuple[Tree, ...]]:
+    """Around all rings of the topology at once, equal parts around each; gradients back, or `onward` to their owner."""
     try:
         rings = decompose(topology).rings[:MOST_PIECES].astype(np.int64)
     except NoDecompositionError:
@@ -121,7 +123,7 @@ def _rings(topology: Topology) -> Iterator[tuple[Tree, ...]]:
     n = topology.world_size
     place = np.argsort(rings, axis=1)  # of each rank
     hops = (place[:, None, :] - place[:, :, None]) % n  # [ring, owner, rank]
-    before = np.take_along_axis(rings, (place - 1) % n, axis=1)
+    before = np.take_along_axis(rings, (place + (1 if onward else -1)) % n, axis=1)
     yield tuple(_tree(np.tile(before[each], (n, 1)), np.maximum(hops[each] - 1, 0)) for each in range(len(rings)))
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from threading import active_count
 from typing import NamedTuple, Unpack
 
 import numpy as np
@@ -32,7 +33,7 @@ from tasp_lab.core.errors import QuantityError, ScheduleError, TopologyError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
-from tasp_lab.core.units import format_time
+from tasp_lab.core.units import format_size_about, format_time
 from tasp_lab.core.version import MODEL_VERSION
 from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.machine import Machine
@@ -50,6 +51,8 @@ from tasp_lab.prediction.question import (
     with_machine,
 )
 from tasp_lab.prediction.recommend import Recommendation
+from tasp_lab.prediction.training_step.rates import step_rates
+from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import NOT_APPLICABLE
 from tasp_lab.synthesis.explain import explained
@@ -133,7 +136,8 @@ def search(
         raise ScheduleError(f"search is for layers of softmax attention, not {kind}; tasp-lab compare ranks others")
     on = prepare(asked)
     settings.setdefault("samples", 0)
-    ranking = compare(machine, work, **settings)
+    # copies of a process would lack its other threads
+    ranking = compare(machine, work, jobs=workers if active_count() == 1 else 1, **settings)
     if not ranking.best.applies and on.machine.topology.world_size == 1:
         raise ScheduleError("no schedule applies")
     run = _Search(replace(with_machine(asked, on.machine), engine="auto"), on, ranking, effort, progress, name)
@@ -142,11 +146,15 @@ def search(
     return run.found("events" if events else "times")
 
 
-def _time_s(machine: Machine, work: Workload, options: AttentionOptions, trial: _Trial) -> float:
-    """The time of a pass; infinite if it cannot be built here."""
+def _time_s(
+    machine: Machine, work: Workload, options: AttentionOptions, room_bytes: int | None, trial: _Trial
+) -> float:
+    """The time of a pass; infinite if it cannot be built here, or needs more room for buffers."""
     program = Program(*trial.frame, forward=trial.plan, backward=trial.plan)
     try:
         schedule = build_pass(program, NAME, machine.topology, work, options, trial.backward)
+        if room_bytes is not None and memory_bytes(schedule).max() > room_bytes:
+            return inf
         return float(simulate(schedule, machine, "array", events=False).time_s)
     except NOT_APPLICABLE:
         return inf
@@ -162,7 +170,12 @@ class _Search:
         self.question, self.on, self.ranking, self.effort, self.progress = question, on, ranking, effort, progress
         self.name = name
         self.machine, self.work, self.options = on.machine_for(question.layer), question.layer, question.options
-        self.named = ranking.best if ranking.best.applies else None
+        applying = [each for each in ranking.candidates if each.applies]
+        self.room_bytes = _room_bytes(applying[0]) if applying else None
+        if self.room_bytes is not None:  # what may not fit
+            applying = [each for each in applying if each.buffer_bytes <= self.room_bytes]
+        self.applying = applying
+        self.named = applying[0] if applying else None
         self.random = np.random.default_rng(question.sampling.seed if question.sampling else 0)
         self.times_s: dict[_Trial, float] = {}
         passes = self.options.passes
@@ -177,7 +190,7 @@ class _Search:
     def simulate(self, trials: Sequence[_Trial], executor: Executor | None, workers: int) -> None:
         """Simulate those that are new, as far as effort is left."""
         new = [each for each in dict.fromkeys(trials) if each not in self.times_s][: self.effort - self.spent]
-        function = partial(_time_s, self.machine, self.work, self.options)
+        function = partial(_time_s, self.machine, self.work, self.options, self.room_bytes)
         for trial, time_s in zip(new, in_order(function, new, executor, workers), strict=True):
             self.times_s[trial] = time_s
             self.spent += 1
@@ -197,7 +210,7 @@ class _Search:
 
     @property
     def bound_s(self) -> float:
-        return 0.0 if self.named is None else float(self.named.bound_s)
+        return float(self.ranking.best.bound_s) if self.ranking.best.applies else 0.0
 
     def frame_s(self, frame: Frame) -> float:
         """The best time of all passes of a frame."""
@@ -205,7 +218,9 @@ class _Search:
 
     @property
     def frames_by_time(self) -> list[Frame]:
-        return sorted(dict.fromkeys(frame for frame, _ in self.best), key=self.frame_s)
+        """Those with a plan of each pass, the fastest first."""
+        known = dict.fromkeys(frame for frame, _ in self.best if self.frame_s(frame) < inf)
+        return sorted(known, key=self.frame_s)
 
     @property
     def best_s(self) -> float:
@@ -219,12 +234,15 @@ class _Search:
             self.progress(f"{self.named_name} takes {format_time(named_s)}, its bound is {format_time(self.bound_s)}: "
                           "nothing to gain")  # fmt: skip
             return
+        if (self.room_bytes or 0) < 0:  # the tensors of the layer alone do not fit
+            return
         try:
             self._construct(executor, workers)
             while self.spent < self.effort and self.best_s > self.bound_s * (1 + AT_BOUND):
-                if not set(self.frames_by_time) - self.exhausted:  # every change is known
+                open_frames = [each for each in self.frames_by_time if each not in self.exhausted]
+                if not open_frames:  # every change is known
                     return
-                self._climb(executor, workers)
+                self._climb(open_frames[:2], executor, workers)
         except KeyboardInterrupt:
             self.interrupted = True
             self.progress(f"interrupted after {self.spent} of {self.effort} simulated passes")
@@ -253,13 +271,10 @@ class _Search:
             self.simulate(trials[:left], executor, workers)
             begin = end
 
-    def _climb(self, executor: Executor | None, workers: int) -> None:
-        """Change the plans of the best frames by batches, each pass in turn."""
-        first = [frame for frame in self.frames_by_time if self.frame_s(frame) < inf and frame not in self.exhausted][
-            :2
-        ]
+    def _climb(self, first: Sequence[Frame], executor: Executor | None, workers: int) -> None:
+        """Change the plans of some frames by batches, each pass in turn."""
         current = {(frame, each): self.best[frame, each] for frame in first for each in self.backward}
-        rounds = max(1, (self.effort - self.spent) // (2 * BATCH * max(len(current), 1)))
+        rounds = max(1, (self.effort - self.spent) // (2 * BATCH * len(current)))
         for _ in range(rounds):
             for key, (now_s, plan) in current.items():
                 trials = self._changes(*key, plan)
@@ -302,19 +317,19 @@ class _Search:
             "models": str(MODEL_VERSION),
         }
         choices: list[tuple[Answer, Program | None]] = []
-        for frame in [each for each in self.frames_by_time if self.frame_s(each) < inf][:CHOICES]:
+        for frame in self.frames_by_time[:CHOICES]:
             plans = {each: self.best[frame, each][1] for each in self.backward}
             built_from = Program(*frame, forward=plans.get(False), backward=plans.get(True), question=question)
             one = self._answer(built_from, detail)
             is_faster = named is None or one.time_s < named.time_s
-            if is_faster and not (named is not None and named.fits and one.fits is False):
+            if is_faster and one.fits is not False:
                 choices.append((one, built_from))
         if named is not None:
             choices.append((named, None))
         best, program = self._least_regret(choices)
         if best is None:
             raise ScheduleError(f"no schedule was found in {self.spent} simulated passes, and none that has a name "
-                                f"applies: {self.ranking.best.reason}")  # fmt: skip
+                                f"{self._why_none()}")  # fmt: skip
         if program is None:
             named = best  # with its expected regret
             name = named.question.schedule
@@ -327,6 +342,16 @@ class _Search:
             program = Program(known=Known(name, options), question=question)
         return Found(self.question, program, best, named, self.ranking, self.spent, self.effort, self.interrupted)
 
+    def _why_none(self) -> str:
+        """Why no named schedule can be used."""
+        applying = [each for each in self.ranking.candidates if each.applies]
+        if not applying:
+            return f"applies: {self.ranking.best.reason}"
+        least = min(applying, key=lambda each: each.memory_bytes)
+        has = step_rates(self.machine).usable_bytes or 0
+        return (f"fits: {least.schedule} needs {format_size_about(least.memory_bytes)}, the least of all, "
+                f"and a GPU has {format_size_about(has)}")  # fmt: skip
+
     def _answer(self, program: Program, detail: Detail) -> Answer:
         schedules = build(program, self.name, self.machine.topology, self.work, self.options)
         asked = replace(self.question, schedule=self.name)
@@ -337,10 +362,18 @@ class _Search:
         if not choices:
             return None, None
         answers = [each for each, _ in choices]
-        others = [each for each in self.ranking.candidates if each.applies and each.schedule != self.named_name]
+        others = [each for each in self.applying if each.schedule != self.named_name]
         regrets = Recommendation((*answers, *others), on=self.on).expected_regrets
         number = min(range(len(choices)), key=lambda each: (regrets[each], each))
         return replace(answers[number], expected_regret=regrets[number]), choices[number][1]
+
+
+def _room_bytes(one: Answer) -> int | None:
+    """The memory for buffers of a schedule; None if it is unknown, or all tensors of the layer fit on each GPU."""
+    usable = step_rates(one.passes[0].machine).usable_bytes
+    own = one.memory_bytes - one.buffer_bytes
+    # gradients may be of twice the bytes
+    return None if usable is None or usable > 2 * own * one.world_size else usable - own
 
 
 def frames(topology: Topology, work: Workload, *, both: bool) -> list[Frame]:
@@ -441,7 +474,7 @@ class Found(Report):
             self.bound_s) else "no bound is known"  # fmt: skip
         effort = f"{self.spent} of {self.effort} passes simulated" + (", interrupted" if self.interrupted else "")
         if self.named is None:
-            return f"found: {format_time(self.time_s)}, where no named schedule applies; {gap} ({effort})"
+            return f"found: {format_time(self.time_s)}, where no named schedule applies and fits; {gap} ({effort})"
         if self.named is self.answer:
             return f"found nothing better than {self.answer.schedule}: {format_time(self.time_s)}, {gap} ({effort})"
         regret = f"expected regret {self.answer.expected_regret or 0:.1%}"

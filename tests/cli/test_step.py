@@ -14,7 +14,9 @@ STEP = ("step", "h100-8", "--model", "llama-3-8b", "--seq", "4Ki")
 def test_the_table_shows_time_throughput_and_memory(tell: Tell) -> None:
     code, out, err = tell(*STEP, "--schedule", "ulysses", "--cp", "4", "--checkpointing", "selective")
     assert code == 0, err
-    assert out.startswith(
+    answer, title, *_ = out.splitlines()
+    assert re.fullmatch(r"\S+ \S+ per step \(.*\), .* tokens/s per GPU, MFU .*%, .* of 77.65 GiB per GPU.", answer)
+    assert title.startswith(
         "Training step of llama-3-8b, 4096 positions, 1 per replica, cp 4 x dp 2, attention by ulysses"
     )
     for text in ("whole step", "tokens per second", "MFU", "79.65 GiB: fits", "8 of 32", "less checked"):

@@ -11,12 +11,27 @@ import pytest
 
 import tasp_lab
 from tasp_lab.core.errors import QuantityError, ScheduleError
+from tasp_lab.prediction import compare as comparison
+from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.synthesis.search import frames
 from tasp_lab.topology.builders import nodes
 from tests.conftest import Tell
 
 LAYER = tasp_lab.Workload(8192, heads=8, kv_heads=2, mask="causal")
+
+UNEVEN = """
+name = "three-and-two"
+nodes = [0, 0, 0, 1, 1]
+links = [
+    { source = 0, destination = 1, bandwidth = "50GB/s", latency = "1us", both_ways = true },
+    { source = 0, destination = 2, bandwidth = "50GB/s", latency = "1us", both_ways = true },
+    { source = 1, destination = 2, bandwidth = "50GB/s", latency = "1us", both_ways = true },
+    { source = 3, destination = 4, bandwidth = "50GB/s", latency = "1us", both_ways = true },
+    { source = 2, destination = 3, bandwidth = "12GB/s", latency = "2us", both_ways = true },
+]
+"""
+"""Nodes of unequal size, and one link between them."""
 
 QUESTIONS: list[tuple[str, tasp_lab.Workload, dict[str, Any]]] = [
     ("full-mesh:4", LAYER, {"passes": "both"}),
@@ -26,6 +41,9 @@ QUESTIONS: list[tuple[str, tasp_lab.Workload, dict[str, Any]]] = [
     ("full-mesh:5", LAYER, {"without_links": ("0-1",)}),
     ("bidirectional-ring:8", LAYER, {"passes": "backward"}),
     ("h100-2", replace(LAYER, documents=(1000, 7192)), {}),
+    ("h100-2", replace(LAYER, window=128), {}),
+    ("ring:4", LAYER, {"passes": "both"}),
+    ("uneven.toml", LAYER, {"passes": "both"}),
 ]
 
 
@@ -34,6 +52,9 @@ def test_found_is_never_worse_than_named_and_never_below_the_bound(
     machine: str, layer: tasp_lab.Workload, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """And its file is a schedule of the same time in every command."""
+    if machine == "uneven.toml":
+        machine = str(tmp_path / machine)
+        Path(machine).write_text(UNEVEN)
     found = tasp_lab.search(machine, layer, effort=24, **settings)
     best = tasp_lab.compare(machine, layer, samples=0, **settings).best
     assert found.spent <= 24
@@ -48,6 +69,23 @@ def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
     one, two = (tasp_lab.search("h100-2x2", LAYER, effort=100, workers=each) for each in (1, 2))
     assert one.program == two.program
     assert one.time_s == two.time_s
+
+
+def test_one_way_rings_are_searched_to_the_end() -> None:
+    """Gradients go home onward, around the ring; a layout that has only a forward plan is not waited for."""
+    found = tasp_lab.search("ring:4", LAYER, effort=40, passes="both")
+    assert found.time_s < float(found.ranking.best.time_s)
+    assert any("go home" in line for line in found.explained)
+
+
+def test_what_is_found_fits_if_anything_does() -> None:
+    """6Mi positions on 8 H100: gathered keys and float32 gradients are too much, rings are not."""
+    layer = tasp_lab.Workload(6 * 2**20, heads=32, kv_heads=8, mask="causal")
+    found = tasp_lab.search("h100-8", layer, effort=24, passes="both")
+    assert not all(each.fits for each in found.ranking.candidates if each.applies)
+    assert found.named is not None
+    assert found.answer.fits
+    assert found.named.fits
 
 
 def test_an_interrupt_keeps_the_best() -> None:
@@ -122,3 +160,17 @@ def test_the_command_writes_a_schedule_that_others_take(tell: Tell, tmp_path: Pa
     assert code == 0
     (again,) = json.loads(out)["predictions"]
     assert again["time_s"] == pytest.approx(document["found"]["time_s"], rel=1e-12)
+
+
+def test_what_is_known_is_not_predicted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison after a search predicts what was found alone, and ranks all as without the search."""
+    names = ["tasp", "ulysses", "ring-attention", "burst"]
+    known = tasp_lab.compare("full-mesh:4", LAYER, names[:2]).candidates
+    without = tasp_lab.compare("full-mesh:4", LAYER, names)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        comparison, "answer", lambda question, on: asked.append(question.name) or answer(question, on=on)
+    )
+    found = tasp_lab.compare("full-mesh:4", LAYER, names, known=known)
+    assert asked == names[2:]
+    assert found.records() == without.records()

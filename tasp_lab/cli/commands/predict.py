@@ -204,7 +204,8 @@ def compare(
 
             if layer.kind == "all":
                 raise ScheduleError("kind all with a search, expected softmax")
-            searched = find(machine, layers[0], progress=shown.line, **question.settings())
+            searched = find(machine, layers[0], progress=shown.line, workers=settings["jobs"], **question.settings())
+            settings["known"] = searched.ranking.candidates
             searched.save(search)
             world_size = searched.answer.passes[0].machine.topology.world_size
             schedule = [*(schedule or layer_names_on(world_size, layers[0])), str(search)]

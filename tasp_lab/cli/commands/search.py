@@ -25,7 +25,9 @@ def search(
     effort: Annotated[
         int, whole("The most passes that are simulated, besides those of named schedules.", RUN)
     ] = EFFORT,
-    jobs: Annotated[int, whole("Processes; the result does not depend on their number.", RUN)] = 1,
+    jobs: Annotated[
+        int | None, whole("Processes. Default: two, or one per core. The result does not depend on it.", RUN)
+    ] = None,
     output: Annotated[
         Path | None,
         Parameter(
@@ -44,6 +46,7 @@ def search(
 
     Example: tasp-lab predict h100-2x8 --schedule found.json --seq 64Ki --kv-heads 8 --mask causal --pass both
     """
+    from tasp_lab.core.process import usable_cores
     from tasp_lab.prediction.captions import caption
     from tasp_lab.synthesis.search import search as find
 
@@ -52,7 +55,8 @@ def search(
     check_outputs(trace=None, plot=plot, topology=topology)
     with limited_memory(), Progress(lines_only=True) as shown:
         machine, work = question.numbers.load(topology, question.library), question.layer.workload()
-        found = find(machine, work, effort=effort, workers=jobs, progress=shown.line, events=plot is not None,
+        workers = min(2, usable_cores()) if jobs is None else jobs
+        found = find(machine, work, effort=effort, workers=workers, progress=shown.line, events=plot is not None,
                      **question.settings())  # fmt: skip
         document = found.to_dict() if json else {}
     if output is not None:

@@ -19,6 +19,7 @@ back from the memory of a GPU (`tasp_lab.prediction.training_step.rates.RESERVED
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from tasp_lab.prediction.training_step.attention_passes import AllPasses
@@ -69,6 +70,19 @@ def memory_use(plan: StepPlan, passes: AllPasses, tokens: int) -> MemoryUse:
         if each is not None
     )
     return max((stage_memory(plan, stage, tokens, buffers) for stage in range(plan.layout.pp)), key=sum)
+
+
+def least_memory(plan: StepPlan, attention_buffers: int = 0) -> MemoryUse:
+    """The memory of the first stage, which has most micro-batches under way, or the last, which has the logits.
+
+    No less than that of the stage that needs most has; a prediction checks all stages.
+    """
+    layout = plan.layout
+    tokens = -(-plan.sequence // (layout.cp or 1)) * plan.batch
+    # more micro-batches than a pipeline begins with do not add to those under way
+    microbatches = min(layout.microbatches, (layout.interleave + 2) * layout.pp)
+    few = replace(plan, layout=replace(layout, microbatches=microbatches))
+    return max((stage_memory(few, stage, tokens, attention_buffers) for stage in {0, layout.pp - 1}), key=sum)
 
 
 def stage_memory(plan: StepPlan, stage: int, tokens: int, attention_buffers: int) -> MemoryUse:
