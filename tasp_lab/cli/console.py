@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from textwrap import wrap
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -158,8 +158,3 @@ def print_parts(parts: Iterable[Part], *, wide: bool = False) -> None:
             print("\n".join(wrap(part, console.width, break_long_words=False, break_on_hyphens=False) or [""]))
         else:
             print(part)
-
-
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[int] = (0,)) -> None:
-    """Print a table on standard output; the columns at the positions `texts` are text, the others numbers."""
-    print_parts([Table(title, columns, rows, texts)])

@@ -51,25 +51,28 @@ _BACKWARD = ("dataflow", "gradient_dtype")
 """Options that a forward pass refuses."""
 
 
-@dataclass(frozen=True)
-class LibraryRun:
-    """What a library runs for a row of a table.
+class LibraryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a library runs for a row of a table: an entry of ``systems.toml``, whose head says what its texts may have.
 
     Parameters
     ----------
+    systems, variants, sources : regular expressions of the rows that it is for.
     schedule : the name of an attention schedule; empty if none of ours is the same.
-    fields : fields of `AttentionOptions` other than their defaults.
+    fields : fields of `AttentionOptions` other than their defaults, in the file ``options``.
     runtime : the name of a runtime (`tasp_lab.machines.host_model.runtime`).
     kernels : attention kernels by accelerator; ``default`` is that of all others.
     source : the place in the library's code.
     reason : why it cannot be simulated; empty if it can.
     """
 
-    schedule: str
-    fields: Mapping[str, bool | int | str]
-    runtime: str
-    kernels: Mapping[str, str]
-    source: str
+    systems: str
+    variants: str
+    sources: str = ".*"
+    schedule: str = ""
+    fields: dict[str, bool | int | str] = msgspec.field(default_factory=dict, name="options")
+    runtime: str = "none"
+    kernels: dict[str, str] = {}
+    source: str = ""
     reason: str = ""
 
     def options(self, passes: Pass) -> AttentionOptions:
@@ -82,22 +85,10 @@ class LibraryRun:
         return self.kernels.get(accelerator or "", self.kernels.get("default"))
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    systems: str
-    variants: str
-    sources: str = ".*"
-    schedule: str = ""
-    options: dict[str, bool | int | str] = {}
-    runtime: str = "none"
-    kernels: dict[str, str] = {}
-    source: str = ""
-    reason: str = ""
-
-
 class _SystemsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rings: dict[str, str]
     directions: dict[str, str]
-    entries: tuple[_Entry, ...]
+    entries: tuple[LibraryRun, ...]
 
 
 @cache
@@ -128,7 +119,7 @@ def library_run(system: str, variant: str, *, causal: bool, ranks: int, source: 
     )
 
 
-def _run(entry: _Entry, groups: Mapping[str, str], causal: bool, ranks: int) -> LibraryRun:
+def _run(entry: LibraryRun, groups: Mapping[str, str], causal: bool, ranks: int) -> LibraryRun:
     rings = _systems().rings
     fields = {name: rings.get(value.lower(), value) for name, value in groups.items()}
     fields |= {"ring": rings["zigzag" if causal else "ring"], "ranks": str(ranks)}
@@ -140,8 +131,8 @@ def _run(entry: _Entry, groups: Mapping[str, str], causal: bool, ranks: int) -> 
 
     name = filled(entry.schedule)
     check_attention([name] if name else [])
-    options = {field: filled(value) if isinstance(value, str) else value for field, value in entry.options.items()}
-    return LibraryRun(name, options, filled(entry.runtime), entry.kernels, entry.source, entry.reason)
+    options = {field: filled(value) if isinstance(value, str) else value for field, value in entry.fields.items()}
+    return msgspec.structs.replace(entry, schedule=name, fields=options, runtime=filled(entry.runtime))
 
 
 def _value(fields: Mapping[str, str], name: str, divisor: str | None) -> str:
