@@ -57,8 +57,7 @@ def _plan(plan: Plan, shape: Sequence[int], backward: bool, sent: bool) -> list[
         elif backward and sent:
             found.append("gradients of keys go back the way the keys came, added up")
         elif backward:
-            tree = "by a tree for each owner" if by_rank else f"against this way: {ways}"
-            found.append(f"gradients of keys go home{cut}, added up, {tree}")
+            found.append(f"gradients of keys go home{cut}, added up, {'' if by_rank else 'against this way: '}{ways}")
     if plan.queries:
         what = "gradients" if backward else "results"
         found.append(f"queries travel from {_all(plan.queries, n, shape)}, and their {what} return straight")
@@ -71,7 +70,10 @@ def _routes(plan: Plan, keys: Sequence[int], shape: Sequence[int], by_rank: bool
     if by_rank:
         n = int(np.prod(shape))
         via = np.array([tree.via if len(tree.via) > n else (0,) * (n * n) for tree in plan.trees]).reshape(-1, n, n)
-        straight = int((via == np.arange(n)[:, None]).sum()) - n * len(via)
+        if (via == via[:, :1]).all():  # a rank has all keys of a piece from the same one
+            rings = len(np.unique(via[:, 0], axis=0))
+            return f"around {rings} rings" if rings > 1 else "around a ring"
+        straight = int((via == np.arange(n)[:, None])[:, ~np.eye(n, dtype=bool)].sum())
         return f"by a tree of their own for each rank, {straight} of {n * (n - 1) * len(via)} straight"
     used = {(tree.via[each], each) for tree in plan.trees for each in keys}
     straight_to = {end for start, end in used if not start}

@@ -104,7 +104,11 @@ def _forests(topology: Topology, shape: tuple[int, ...]) -> Iterator[tuple[Tree,
         yield ring, _mirrored(ring, shape if len(shape) == 1 else (n,))
         half = n // 2
         via = [0, *(d - 1 if d <= half else (d + 1) % n for d in range(1, n))]
-        yield (Tree(tuple(via), tuple(max(min(d, n - d) - 1, 0) for d in range(n))),)
+        both_ways = Tree(tuple(via), tuple(max(min(d, n - d) - 1, 0) for d in range(n)))
+        yield (both_ways,)
+        # Of an even number the furthest rank is reached one way or the other: each for half of the pieces.
+        for halves in (1, 2):
+            yield _interleaved((both_ways, _mirrored(both_ways, (n,))) * halves)
         yield (Tree((0,) * n, (0, *range(n - 1))),)  # one owner after the other
         yield (Tree((0,) * n, (0, *(((d - 1) // 2) for d in range(1, n)))),)
     if 2 < n <= MOST_RANKS_OF_TREES:
@@ -201,6 +205,14 @@ def balanced_tree(topology: Topology, turn: int = 0) -> Tree:
             busy_s[-1] = 0
             there[owner, end], via[owner, end], depth[owner, end] = True, start, depth[owner, start] + 1
     return Tree(tuple(via.ravel().tolist()), tuple(np.maximum(depth - 1, 0).ravel().tolist()))
+
+
+def _interleaved(trees: Sequence[Tree]) -> tuple[Tree, ...]:
+    """The pieces one after another in each step: while ranks compute with one, the next one comes."""
+    count = len(trees)
+    return tuple(
+        Tree(tree.via, tuple(count * each + piece for each in tree.arrival)) for piece, tree in enumerate(trees)
+    )
 
 
 def _later(tree: Tree, steps: int) -> Tree:

@@ -15,9 +15,9 @@ MAX_BYTES = 2**20
 """A notebook with its outputs is no larger, so that hosts of code show it."""
 
 
-def test_the_course_has_twelve_parts_and_an_index() -> None:
+def test_the_course_has_thirteen_parts_and_an_index() -> None:
     index = (ROOT / "notebooks" / "README.md").read_text()
-    assert [path.name[:3] for path in NOTEBOOKS] == [f"{number:02}_" for number in range(1, 13)]
+    assert [path.name[:3] for path in NOTEBOOKS] == [f"{number:02}_" for number in range(1, 14)]
     assert re.findall(r"\]\((\w+\.ipynb)\)", index) == [path.name for path in NOTEBOOKS]
 
 

@@ -191,6 +191,25 @@ def test_balanced_trees_reach_all_ranks_by_routes_that_exist(topology: object) -
         assert schedule.transfers >= n * (n - 1)
 
 
+def test_words_tell_rings_from_trees() -> None:
+    """Trees by rank: around both rings of four ranks, and straight from each owner."""
+    n, rank = 4, np.arange(4)
+    onward, back = (tuple(np.tile((rank + step) % n, n).tolist()) for step in (-1, 1))
+    hops = tuple(np.maximum((rank - rank[:, None]) % n - 1, 0).ravel().tolist())
+    hops_back = tuple(np.maximum((rank[:, None] - rank) % n - 1, 0).ravel().tolist())
+    star = Tree(tuple(np.repeat(rank, n).tolist()), (0,) * n * n)
+    for trees, words in (
+        (
+            (Tree(onward, hops), Tree(back, hops_back), Tree(onward, hops)),
+            "keys travel in 3 pieces to all ranks, around 2 rings",
+        ),
+        ((star,), "keys travel to all ranks, by a tree of their own for each rank, 12 of 12 straight"),
+    ):
+        program = Program("zigzag", (n,), forward=Plan(trees))
+        build(program, "found", full_mesh(n), LAYER, AttentionOptions("forward"))
+        assert f"forward: {words}" in explained(program)
+
+
 def test_between_groups_a_program_has_the_topology_of_the_groups() -> None:
     assert {len(each.trees[0].via) for each in starts(between_groups(nodes(2, 4), 4), (2,), backward=True)} == {2}
 
