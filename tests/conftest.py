@@ -33,6 +33,7 @@ if "CI" in os.environ:
     # Hypothesis also draws constants of the modules imported so far, and each worker of pytest has imported others.
     setattr(providers, "_get_local_constants", lambda: providers._local_constants)  # noqa: B010
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other over small tensors take whole cores
 os.environ.pop("COLUMNS", None)  # workers of pytest have 80, and tables are as wide as it says
 
 ROOT = Path(__file__).parent.parent

@@ -4,7 +4,8 @@
 ``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, or are long enough that lanes have threads
 (`runtime.executor.transports.PointToPoint.short_bytes`). There are two loops: of the messages alone, and with the same
 kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They have their
-tensors and operations beforehand. Samples of all three alternate.
+tensors and operations beforehand. Where lanes have threads, which a loop by steps does not need, a third program has
+such threads, too, written by hand. Samples of all alternate.
 
 What is compared is the processor time of the threads that run Python, user and system, of all ranks. The threads of
 gloo itself are left out: they poll while a thread that posts holds a lock, most of their time on a busy machine, and
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +31,7 @@ import torch.distributed as dist
 
 from experiments.common import machine_record, markdown_table
 from runtime.executor.executor import Executor
+from runtime.executor.per_lane import run_beside
 from runtime.executor.transports import make_transport
 from runtime.trials.patterns import PatternWork
 from tasp_lab.core.files import write_whole
@@ -71,15 +75,16 @@ def main() -> None:
     torch.set_num_threads(1)
     columns = (
         "schedule, transport, ranks", "longest message", "messages of a rank", "us/message by hand",
-        "executor / messages by hand", "executor / messages and calls by hand",
+        "executor / messages by hand", "executor / messages and calls by hand", "executor / threads by hand",
     )  # fmt: skip
     rows = [_row(*case) for case in CASES]
     made = machine_record()
     head = (
         f"Processor time, user and system, of the threads of all ranks that run Python: schedules with shards of "
         f"{SHARD_BYTES[0]} and {SHARD_BYTES[1]} bytes, or {LAYERS[0].sequence} positions and kernel calls of no time, "
-        f"against hand-written loops of the same messages, without and with the same kernel calls; medians and "
-        f"quartiles of {SAMPLES} samples of {PASSES} passes, the three alternately, made by "
+        f"against hand-written loops of the same messages, without and with the same kernel calls, and, where lanes "
+        f"have threads, a hand-written thread per lane; medians and quartiles of the ratios of neighbouring samples, "
+        f"{SAMPLES} of each, of {PASSES} passes, made by "
         f"`python -m experiments.benchmarks.executor_cost` on {made['cores']} cores "
         f"({made['date']}, torch {torch.__version__.split('+')[0]}), which others used, too."
     )
@@ -100,13 +105,9 @@ def _row(name: str, transport: str, world_size: int, long: bool) -> tuple[str, .
         for process in ranks:
             process.join()
     of_ranks, messages = [times for times, _ in found], sum(count for _, count in found)
-    executor, alone, with_calls = (
-        [sum(times) for times in zip(*kind, strict=True)] for kind in zip(*of_ranks, strict=True)
-    )
-    by_hand_s = statistics.median(alone) / PASSES / messages
-    ratios = [
-        _spread([ours / theirs for ours, theirs in zip(executor, loop, strict=True)]) for loop in (alone, with_calls)
-    ]
+    executor, *by_hand = ([sum(times) for times in zip(*kind, strict=True)] for kind in zip(*of_ranks, strict=True))
+    by_hand_s = statistics.median(by_hand[0]) / PASSES / messages
+    ratios = [_spread([ours / theirs for ours, theirs in zip(executor, program, strict=True)]) for program in by_hand]
     longest = max(_schedule(name, world_size, long).block_bytes)
     row = (
         f"{name}, {transport}, {world_size}",
@@ -114,6 +115,7 @@ def _row(name: str, transport: str, world_size: int, long: bool) -> tuple[str, .
         f"{messages / world_size:.1f}",
         f"{by_hand_s * 1e6:.0f}",
         *ratios,
+        *["-"] * (not long),
     )
     print(row, flush=True)
     return row
@@ -139,13 +141,16 @@ def _rank(
     work = PatternWork(schedule, rank, checked=False)
     executor = Executor(schedule, rank, make_transport(transport, 60.0), work, as_bytes=True)
     steps = len(schedule.steps)
-    alone, with_calls = (LOOPS[transport](executor, calls) for calls in ([()] * steps, _calls(executor, work)))
+    calls = _calls(executor, work)
+    by_hand = [LOOPS[transport](executor, of_steps) for of_steps in ([()] * steps, calls)]
+    if long:
+        by_hand.append(_lanes(executor, calls))
 
     def execute() -> None:
         executor.prepare()
         executor.run()
 
-    runs = (execute, alone, with_calls)
+    runs = (execute, *by_hand)
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(SAMPLES):
         for found, run in zip(times, runs, strict=True):
@@ -232,6 +237,44 @@ def _point_to_point(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call
                 work.wait()
 
     return loop
+
+
+def _lanes(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
+    """A thread per lane: post a receive one step ahead, send what has arrived, wait, and tell the thread of calls."""
+    plan = _by_step(executor, len(calls))
+    lanes = sorted({each.lane for of_step in plan for messages in of_step for each in messages})
+    programs = [
+        [tuple(next((each for each in kind if each.lane == lane), None) for kind in of_step) for of_step in plan]
+        for lane in lanes
+    ]
+    arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run_lane(program: Sequence[Sequence[_Sent | None]]) -> None:
+        receives = [each and dist.irecv(each.data, each.peer, tag=each.lane) for each, _ in program[:1]]
+        sends = []
+        for step, (_, sent) in enumerate(program):
+            if sent is not None:
+                sends.append(dist.isend(sent.data, sent.peer, tag=sent.lane))
+            following = program[step + 1][0] if step + 1 < len(program) else None
+            receives.append(following and dist.irecv(following.data, following.peer, tag=following.lane))
+            if (received := receives[step]) is not None:
+                received.wait()
+            arrived.put(None)
+        for work in sends:
+            assert work is not None
+            work.wait()
+        arrived.put(None)
+
+    def run() -> None:
+        for program in programs:
+            run_beside(partial(run_lane, program))
+        for of_step in (*calls, ()):
+            for call in of_step:
+                call()
+            for _ in programs:
+                arrived.get()
+
+    return run
 
 
 def _batches(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:

@@ -41,6 +41,17 @@ def the_device() -> Device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """A context in which torch uses one thread of the host: tensors are small, and threads that wait take its cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def reserved_bytes(device: Device) -> int:
     """What torch has reserved of a GPU's memory."""
     return torch.cuda.memory_reserved(device)

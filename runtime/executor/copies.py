@@ -64,7 +64,7 @@ class Copies:
         self._formats = wire, home
         how = ["add" if as_bytes and kind.join else kind.join for kind in self._kinds]
         self._sums = Sums(self._kind, self._sizes, how, wire, home)
-        self._planned: dict[int, tuple[object, list[Sum]]] = {}
+        self._planned: dict[int, tuple[object, list[Sum], int]] = {}
         self._resident: dict[tuple[int, ...], tuple[Views, torch.Tensor | None] | None] = {}
         self._lock = threading.Lock()
         self._operands: dict[int, list[Views | None]] = {}
@@ -159,18 +159,18 @@ class Copies:
         if planned is None:
             places = [place for place in row.adds if place.since == RESIDENT]
             sums = self._sums.plan(self._sums.of_call(places, row.operation, found, at_home=True))
-            planned = self._planned[id(row)] = row, sums
-        later = len(row.adds) - sum([len(each.blocks) for each in planned[1]])
+            planned = self._planned[id(row)] = row, sums, len(row.adds) - len(places)
+        _, sums, later = planned
         if later:
             self._computed[row.operation], self._unjoined[row.operation] = found, later
-        for each in planned[1]:
+        for each in sums:
             self._add_to_resident(each, found)
 
     def join(self, joins: Sequence[Join]) -> None:
         """Join all that came to some copies: to each its arrivals in their order, then what calls added."""
         planned = self._planned.get(id(joins))
         if planned is None:
-            planned = self._planned[id(joins)] = joins, self._sums.plan(self._terms_of(joins))
+            planned = self._planned[id(joins)] = joins, self._sums.plan(self._terms_of(joins)), 0
         for each in planned[1]:
             found: Sequence[Parts] = ()
             if each.call is not None:
@@ -212,13 +212,11 @@ class Copies:
 
     def _add_to_resident(self, sum_: Sum, found: Sequence[Parts]) -> None:
         with self._lock:
-            is_empty = self._has_parts.isdisjoint(sum_.blocks)
-            if is_empty or self._has_parts.issuperset(sum_.blocks):
-                self._sums.join(sum_, is_empty, found, self.work.bound)
-            else:
-                empty = [block not in self._has_parts for block in sum_.blocks]
-                for each, is_empty in self._sums.split(sum_, empty):
-                    self._sums.join(each, is_empty, found, self.work.bound)
+            if self._has_parts.issuperset(sum_.blocks):
+                self._sums.join(sum_, False, found, self.work.bound)
+                return
+            for each, is_empty in self._sums.split(sum_, [block not in self._has_parts for block in sum_.blocks]):
+                self._sums.join(each, is_empty, found, self.work.bound)
             self._has_parts.update(sum_.blocks)
 
     def _operands_of(self, row: CallRow) -> list[Views]:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,8 @@ class _Lanes(NamedTuple):
     """The messages of a plan by lane, and the nodes that each thread waits for or computes, in their order.
 
     If anything waits for sends, which use memory that is reused, the threads wait for those, too. The calling thread
-    is the first one if `is_here`. `unmet` says for how many others each node waits.
+    is the first one if `is_here`: if it makes calls, or is the only one. Else it must be free to see the first error.
+    `unmet` says for how many others each node waits.
     """
 
     outgoing: dict[int, tuple[PlannedMessage, ...]]
@@ -94,6 +96,7 @@ class PerLane:
         self._asleep: dict[int, Wake] = {}
         self._failed = False
         self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._running = count(1 - len(self._lanes.threads))
         for lane in self._incoming:
             self._post_receives(lane)
 
@@ -101,34 +104,37 @@ class PerLane:
         """Execute the part; the calling thread is the first one that has calls, or the only one."""
         for lane in self._outgoing:
             self._post_sends(lane)
-        for lane in self._incoming:
-            self._post_receives(lane)
-        self._modes = _modes()
-        work = [partial(self._do, *each) for each in zip(self._lanes.threads, self._wakes, strict=True)]
-        here = work[: self._lanes.is_here]
-        for thread in work[len(here) :]:
-            run_beside(partial(self._guarded, thread))
-        for thread in here:
-            self._guarded(thread)
-        for _ in work:
+        if self._lanes.threads:
+            modes = _modes()
+            threads = [
+                partial(self._guarded, *each, modes) for each in zip(self._lanes.threads, self._wakes, strict=True)
+            ]
+            for thread in threads[self._lanes.is_here :]:
+                run_beside(thread)
+            if self._lanes.is_here:
+                threads[0]()
             if (error := self._ended.get()) is not None:
                 raise error
         if not self._lanes.sends_are_awaited:
             for each in self._plan.sends:
                 self._finish_send(each)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Do the work of a thread in torch's modes of the calling one, which are those of its tensors."""
+    def _guarded(self, nodes: Sequence[int], wake: Wake, modes: tuple[bool, bool]) -> None:
+        """Do the work of a thread in torch's modes of the calling one, which are those of its tensors.
+
+        The run ends with the first error, or else with the last thread.
+        """
         error: Exception | None = None
         try:
-            with _in_modes(*self._modes):
-                work()
+            with _in_modes(*modes):
+                self._do(nodes, wake)
         except Exception as raised:
             error = raised
             self._failed = True
-            for wake in self._wakes:
-                wake.put(None)
-        self._ended.put(error)
+            for each in self._wakes:
+                each.put(None)
+        if error is not None or next(self._running) == 0:
+            self._ended.put(error)
 
     def _do(self, nodes: Sequence[int], wake: Wake) -> None:
         """Wait for messages and make kernel calls in their order; stop when another thread has failed."""
@@ -175,37 +181,33 @@ class PerLane:
             self._waits[message.node] = None  # with its bytes
 
     def _record(self, node: int) -> None:
-        """Record that something has happened; post and join whatever has waited for it."""
-        self._happened.append(node)
-        while joins := self._advance():
-            for join in joins:
-                self._message_io.join(self._joins[join - self._plan.first_join])
-            self._happened.extend(joins)
-
-    def _advance(self) -> list[int]:
-        """Post whatever has waited for what has happened; returns the joins that this thread is to make.
+        """Record that something has happened; post and join whatever has waited for it.
 
         If another thread is at it, that one does it, and this one goes on waiting for its own messages. Threads are
         woken once messages are posted, as two then want to run.
         """
-        joins: list[int] = []
-        while self._happened and self._advancing.acquire(blocking=False):
+        happened, advancing, asleep = self._happened, self._advancing, self._asleep
+        happened.append(node)
+        while happened and advancing.acquire(blocking=False):
+            joins: list[int] = []
             try:
-                while self._happened:
-                    asleep: list[int] = []
-                    self._release(self._happened.popleft(), joins, asleep)
-                    for node in asleep:
-                        if (wake := self._asleep.get(node)) is not None:
+                while happened:
+                    for ready in self._release(happened.popleft(), joins):
+                        if (wake := asleep.get(ready)) is not None:
                             wake.put(None)
             finally:
-                self._advancing.release()
-        return joins
+                advancing.release()
+            for join in joins:
+                self._message_io.join(self._joins[join - self._plan.first_join])
+            happened.extend(joins)
 
-    def _release(self, happened: int, joins: list[int], asleep: list[int]) -> None:
-        """Post the messages that may now be sent or received; adds the joins and the calls that may now be made, and
-        the messages that are posted. No other thread does so meanwhile."""
-        plan, unmet = self._plan, self._unmet
-        outgoing, incoming, waiting = list[int](), list[int](), [happened]
+    def _release(self, happened: int, joins: list[int]) -> list[int]:
+        """Post the messages that may now be sent or received; returns them and the calls that may now be made.
+
+        Adds the joins that may now be made to `joins`. No other thread releases anything meanwhile.
+        """
+        plan, unmet, ready = self._plan, self._unmet, list[int]()
+        waiting, incoming = [happened], list[int]()
         if plan.first_receive <= happened < plan.first_call:
             received = plan.receives[happened - plan.first_receive]
             self._unreceived[received.lane] -= 1
@@ -217,19 +219,18 @@ class PerLane:
                 if unmet[node]:
                     continue
                 if node < plan.first_receive:
-                    outgoing.append(plan.sends[node].lane)
+                    ready += self._post_sends(plan.sends[node].lane)
                 elif node < plan.first_call:
                     incoming.append(plan.receives[node - plan.first_receive].lane)
-                elif node >= plan.first_join:
-                    joins.append(node)
-                elif node >= plan.first_buffer:
+                elif node < plan.first_buffer:
+                    ready.append(node)
+                elif node < plan.first_join:
                     waiting.append(node)
                 else:
-                    asleep.append(node)
-        for lane in outgoing:
-            asleep += self._post_sends(lane)
+                    joins.append(node)
         for lane in incoming:
-            asleep += self._post_receives(lane)
+            ready += self._post_receives(lane)
+        return ready
 
     def _post_sends(self, lane: int) -> list[int]:
         """Post the messages of a lane that are ready; returns their nodes."""
@@ -245,12 +246,12 @@ class PerLane:
         its next one, while their memory is free."""
         messages, unmet, posted = self._incoming[lane], self._unmet, list[int]()
         while messages and not unmet[messages[0].node]:
-            step = messages[0].step
+            message = messages[0]
             if not self._unreceived[lane]:
-                self._post_until[lane] = max(self._post_until[lane], step + self._ahead)
-            if step > self._post_until[lane]:
+                self._post_until[lane] = max(self._post_until[lane], message.step + self._ahead)
+            if message.step > self._post_until[lane]:
                 break
-            message = messages.popleft()
+            messages.popleft()
             self._unreceived[lane] += 1
             (self._waits[message.node],) = self._message_io.post_receives((message,))
             posted.append(message.node)

@@ -141,7 +141,7 @@ class Sums:
         part = found[sum_.output].fields if sum_.part is None else sum_.part
         part_rows = sum_.part_rows
         if isinstance(part_rows, range):
-            if len(part[0]) != len(part_rows):
+            if part[0].shape[0] != len(part_rows):
                 part = [each.narrow(0, part_rows.start, len(part_rows)) for each in part]
             part_rows = None
         into = bound(sum_.blocks) if sum_.into is None else sum_.into
@@ -173,6 +173,8 @@ class Sums:
 
     def split(self, sum_: Sum, empty: Sequence[bool]) -> list[tuple[Sum, bool]]:
         """A sum in those whose copies are all empty, or all not."""
+        if all(empty):
+            return [(sum_, True)]
         key = tuple(empty)
         if key not in sum_.by_emptiness:
             runs = [list(run) for _, run in groupby(zip(empty, sum_.terms, strict=True), key=lambda each: each[0])]

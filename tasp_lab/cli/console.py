@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from textwrap import wrap
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,6 +17,8 @@ from tasp_lab.core.tables import DEFAULT_WIDTH, Part, Table
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn
+
+    from tasp_lab.core.report import Report
 
 Document = dict[str, object]
 
@@ -134,6 +136,14 @@ def print_json(document: Document) -> None:
     print(json.dumps(document, allow_nan=False))
 
 
+def tell(result: Report, json: bool, *, wide: bool = False) -> None:
+    """Print a result, as one JSON object if asked."""
+    if json:
+        print_json(result.to_dict())
+    else:
+        print_parts(result.parts(), wide=wide)
+
+
 def print_parts(parts: Iterable[Part], *, wide: bool = False) -> None:
     """Print tables and lines on standard output, as wide as the terminal, or as COLUMNS says; `wide` has no limit."""
     from rich.console import Console
@@ -148,8 +158,3 @@ def print_parts(parts: Iterable[Part], *, wide: bool = False) -> None:
             print("\n".join(wrap(part, console.width, break_long_words=False, break_on_hyphens=False) or [""]))
         else:
             print(part)
-
-
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[int] = (0,)) -> None:
-    """Print a table on standard output; the columns at the positions `texts` are text, the others numbers."""
-    print_parts([Table(title, columns, rows, texts)])

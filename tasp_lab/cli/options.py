@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
 
@@ -52,6 +52,11 @@ def whole(help: str, group: Group) -> Parameter:
     return Parameter(converter=whole_number, help=help, group=group, allow_leading_hyphen=True)
 
 
+def option(help: str, group: Group, **others: Any) -> Parameter:
+    """An option without a negative form, and whose default help does not show."""
+    return Parameter(help=help, group=group, negative=(), show_default=False, **others)
+
+
 def plot(what: str) -> Parameter:
     """A picture."""
     return Parameter(help=f"Plot {what} to this file (.png, .svg or .pdf).", group=OUTPUT)
@@ -79,22 +84,8 @@ TopologyText = Annotated[
         "hypercube:3, nodes:2x8, nodes:2x8:rails, ...",
     ),
 ]
-Schedules = Annotated[
-    list[str],
-    Parameter(
-        name="--schedule",
-        negative=(),
-        group=WORK,
-        help=schedules_help(),
-    ),
-]
-ShardBytes = Annotated[
-    str | None,
-    quantity(
-        f"Size of a collective, such as 64MiB. {shard_help()}.",
-        WORK,
-    ),
-]
+Schedules = Annotated[list[str], option(schedules_help(), WORK, name="--schedule")]
+ShardBytes = Annotated[str | None, quantity(f"Size of a collective, such as 64MiB. {shard_help()}.", WORK)]
 Library = Annotated[
     str,
     Parameter(
@@ -129,12 +120,10 @@ MatrixRateOfStep = Annotated[
     ),
 ]
 ComputeOfStep = Annotated[
-    str | None,
-    Parameter(group=LAYER, help="Compute rate of attention, such as timed:300TFLOP/s.", show_default=False),
+    str | None, Parameter(group=LAYER, help="Compute rate of attention, such as timed:300TFLOP/s.", show_default=False)
 ]
 KernelOfStep = Annotated[
-    str | None,
-    Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False),
+    str | None, Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False)
 ]
 Contention = Annotated[
     Literal["on", "off"] | None,
@@ -145,24 +134,13 @@ Contention = Annotated[
         show_default=False,
     ),
 ]
-Wide = Annotated[
-    bool, Parameter(negative=(), show_default=False, group=OUTPUT, help="Show all columns, however wide the table is.")
-]
+Wide = Annotated[bool, option("Show all columns, however wide the table is.", OUTPUT)]
 """Whether tables may be wider than the terminal."""
 
 Csv = Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the rows to this CSV file.")]
 """A file for the rows of a result."""
 
-Json = Annotated[
-    bool,
-    Parameter(
-        name="--json",
-        negative=(),
-        show_default=False,
-        group=OUTPUT,
-        help="Print one JSON object and nothing else on stdout.",
-    ),
-]
+Json = Annotated[bool, option("Print one JSON object and nothing else on stdout.", OUTPUT, name="--json")]
 Trace = Annotated[
     Path | None, Parameter(group=OUTPUT, help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")
 ]
@@ -175,24 +153,20 @@ class LinkEdits:
     """Links that fail or are slower than others, on any topology."""
 
     without_link: Annotated[
-        tuple[str, ...],
-        Parameter(negative=(), show_default=False, help="Remove a link: 0-3 both ways, 0>3 one way; repeatable."),
+        tuple[str, ...], option("Remove a link: 0-3 both ways, 0>3 one way; repeatable.", MACHINE)
     ] = ()
     link: Annotated[
-        tuple[str, ...],
-        Parameter(negative=(), show_default=False, help="Set the bandwidth of a link, such as 0-3=10GB/s; repeatable."),
+        tuple[str, ...], option("Set the bandwidth of a link, such as 0-3=10GB/s; repeatable.", MACHINE)
     ] = ()
 
 
 Overrides = Annotated[
     tuple[str, ...],
-    Parameter(
-        name="--set",
-        negative=(),
-        show_default=False,
-        group=MACHINE,
-        help="Override a parameter of the machine or a field of the layer: nic.bandwidth=x2, link.bandwidth=900GB/s, "
+    option(
+        "Override a parameter of the machine or a field of the layer: nic.bandwidth=x2, link.bandwidth=900GB/s, "
         "port.latency=+1us, link.0-1=x0.5, compute.rate=x0.9, layer.kv_heads=1; repeatable.",
+        MACHINE,
+        name="--set",
     ),
 ]
 
@@ -205,8 +179,7 @@ class SamplingChoice:
     samples: Annotated[
         int | None,
         whole(
-            "Samples of the parameters for intervals; 0 for no intervals. Default: 32; accuracy 8, compare none.",
-            RUN,
+            "Samples of the parameters for intervals; 0 for no intervals. Default: 32; accuracy 8, compare none.", RUN
         ),
     ] = None
     seed: Annotated[int, whole("Seed of the samples; equal seeds give equal intervals.", RUN)] = 0
@@ -227,12 +200,10 @@ class RingChoice:
     ] = None
     lanes: Annotated[int | None, whole("Maximum number of rings; the best are used.", RINGS)] = None
     rail_aligned: Annotated[
-        bool | None,
-        Parameter(help="Hops between nodes connect ranks of equal local number. Default: where possible."),
+        bool | None, Parameter(help="Hops between nodes connect ranks of equal local number. Default: where possible.")
     ] = None
     search_budget: Annotated[
-        int,
-        whole("Operations of the search if no closed form is known, about a million a second.", RINGS),
+        int, whole("Operations of the search if no closed form is known, about a million a second.", RINGS)
     ] = DEFAULT_SEARCH_BUDGET
 
 

@@ -23,6 +23,7 @@ from tasp_lab.cli.options import (
     Overrides,
     RingChoice,
     SamplingChoice,
+    option,
     quantity,
     whole,
 )
@@ -63,8 +64,7 @@ class LayerChoice:
     """An attention layer, and how it is computed."""
 
     seq: Annotated[
-        str | None,
-        quantity("Positions of an attention layer over all ranks: 8192 or 128Ki (131072).", LAYER),
+        str | None, quantity("Positions of an attention layer over all ranks: 8192 or 128Ki (131072).", LAYER)
     ] = None
     documents: Annotated[
         str | None,
@@ -79,7 +79,7 @@ class LayerChoice:
         str | None,
         _choice(
             "A layer of this model, such as llama-3-8b or a model file: it sets heads, head dimension, mask, window, "
-            "decay and layers.",
+            "decay and layers."
         ),
     ] = None
     heads: Annotated[int | None, whole("Query heads. Default: 32.", LAYER)] = None
@@ -87,8 +87,7 @@ class LayerChoice:
     head_dim: Annotated[int | None, whole("Elements per head. Default: 128.", LAYER)] = None
     dtype: Annotated[Dtype, _choice("Dtype of queries, keys, values and results.")] = "bf16"
     mask: Annotated[
-        str | None,
-        _choice(f"{', '.join(MASKS)}; causal: queries attend to keys up to their position. Default: full."),
+        str | None, _choice(f"{', '.join(MASKS)}; causal: queries attend to keys up to their position. Default: full.")
     ] = None
     window: Annotated[int | None, whole("Of a causal mask: the most keys that a query attends to.", LAYER)] = None
     cached_keys: Annotated[
@@ -103,14 +102,11 @@ class LayerChoice:
         KindChoice | None,
         _choice(
             "Attention of the layer; hybrid: a stack of both kinds; all: a table of each (compare only). Default: "
-            "softmax, with --layers hybrid.",
+            "softmax, with --layers hybrid."
         ),
     ] = None
     layers: Annotated[
-        str | None,
-        _choice(
-            "Layers of a hybrid, L for linear and S for softmax attention, such as LLSLLS or 4xLLLS.",
-        ),
+        str | None, _choice("Layers of a hybrid, L for linear and S for softmax attention, such as LLSLLS or 4xLLLS.")
     ] = None
     linear_kv_heads: Annotated[
         int | None, whole("KV heads of the linear layers of a hybrid. Default: --kv-heads.", LAYER)
@@ -163,8 +159,7 @@ class LayerChoice:
     gradient_dtype: Annotated[
         WireDtype,
         Parameter(
-            group=PASSES,
-            help="Dtype of gradients that are sent; input: --dtype; auto: fp32 for sums that are sent on.",
+            group=PASSES, help="Dtype of gradients that are sent; input: --dtype; auto: fp32 for sums that are sent on."
         ),
     ] = "auto"
     result_dtype: Annotated[
@@ -413,10 +408,7 @@ class LayoutChoice:
         ),
     ] = "full"
     logit_chunks: Annotated[int, whole("Parts in which logits are computed.", WORK)] = 1
-    offload: Annotated[
-        bool,
-        Parameter(negative=(), show_default=False, group=WORK, help="Keep optimiser states in the memory of the host."),
-    ] = False
+    offload: Annotated[bool, option("Keep optimiser states in the memory of the host.", WORK)] = False
     order: Annotated[
         str, Parameter(group=WORK, help="Which ranks form groups: from neighbours to those that are farthest apart.")
     ] = "tp-cp-dp-pp"

@@ -53,4 +53,4 @@ def flat(row: Mapping[str, object]) -> dict[str, object]:
     >>> flat({"time_s": 1.0, "transfers": []})
     {'time_s': 1.0}
     """
-    return {name: value for name, value in row.items() if not isinstance(value, (list, dict))}
+    return {name: value for name, value in row.items() if not isinstance(value, (list, tuple, dict))}

@@ -21,16 +21,16 @@ import msgspec
 
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ProfileError, TopologyError
-from tasp_lab.core.records import Record, data_names
+from tasp_lab.core.records import data_names
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.constants import CONSTANTS, Kind
 from tasp_lab.machines.host_model.runtime import NO_PASSES, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
-from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing
+from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing, constants_in
 from tasp_lab.machines.kernel_model.kernel import bound_s
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
-from tasp_lab.machines.parameters import Constant, Parameter, Parameters, parse_interval
+from tasp_lab.machines.parameters import Parameter, Parameters, read_constants
 from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind
 
 COMPUTE_RATES: Mapping[str, Kind] = {name: spec.kind for name, spec in CONSTANTS.items() if spec.kind is not None}
@@ -45,10 +45,6 @@ ASSUMED_COMPUTE = ComputeRate(
 AS_16_BIT = "assumed: as bf16; fp8 kernels are faster where a GPU has them, so communication hides less"
 """Of rates in fp8. FlashAttention-3 forward on an H100: up to 740 TFLOP/s in fp16, close to 1,200 in fp8 (Shah et al.,
 2024, arXiv:2407.08608, abstract); no table here has calls in fp8 from which constants could be fitted."""
-
-
-class _AcceleratorFile(Record, frozen=True, forbid_unknown_fields=True):
-    constants: tuple[Constant, ...]
 
 
 def compute_of(parameters: Iterable[Parameter]) -> ComputeRate | ComputeRates:
@@ -99,13 +95,7 @@ def accelerator_parameters(name: str) -> tuple[Parameter, ...]:
     """
     if name not in accelerator_names():
         raise TopologyError(f"accelerator {name!r} is unknown: expected one of {', '.join(accelerator_names())}")
-    data = (files("tasp_lab.machines") / "accelerators" / f"{name}.toml").read_bytes()
-    records = msgspec.toml.decode(data, type=_AcceleratorFile).constants
-    found = []
-    for record in records:
-        low, high = parse_interval(record, f"accelerator {name!r}")
-        found.append(replace(Parameter.parse(record.name, record.value, record.source), low=low, high=high))
-    return tuple(found)
+    return read_constants((files("tasp_lab.machines") / "accelerators" / f"{name}.toml").read_bytes())
 
 
 def with_accelerator(parameters: tuple[Parameter, ...], accelerator: str | None) -> tuple[Parameter, ...]:
@@ -223,16 +213,11 @@ def _has_kernel(dtype: str, kind: ShapeKind) -> bool:
 def kernel_constants(kernel: AttentionKernel, passing: Passing, head_dim: int) -> tuple[Parameter, ...]:
     """The constants behind the time of a kernel: those of the GPU, and of the pass and head dimension."""
     gpu, variant = kernel.gpu, kernel.variant(passing, head_dim)
-    of_gpu = [_constant(f"{gpu.name} {name}", name, value) for name, value in _known(gpu)]
-    of_pass = [_constant(f"{kernel.name} {passing} {name}", name, value) for name, value in _known(variant)]
+    parts = ((gpu, gpu.name), (variant, f"{kernel.name} {passing}"))
+    found = [_constant(f"{of} {name}", name, value) for part, of in parts for name, value in constants_in(part).items()]
     design = variant.design
     tile = f"{design.rows} x {design.columns}, {design.slots} per SM, {design.order}, split keys: {design.split}"
-    return (*of_gpu, *of_pass, Parameter(f"{kernel.name} {passing} tile", tile, design.source))
-
-
-def _known(part: msgspec.Struct) -> Iterable[tuple[str, KernelConstant]]:
-    found = ((name, getattr(part, name)) for name in part.__struct_fields__)
-    return ((name, value) for name, value in found if isinstance(value, KernelConstant))
+    return (*found, Parameter(f"{kernel.name} {passing} tile", tile, design.source))
 
 
 def _constant(label: str, name: str, constant: KernelConstant) -> Parameter:

@@ -22,7 +22,7 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import ProfileError, QuantityError
 from tasp_lab.machines.compute import COMPUTE_RATES
 from tasp_lab.machines.intervals import WIRES, default_width, log_ends
-from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant
+from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant, constants_in
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.parameters import Change, changed
@@ -156,8 +156,7 @@ def kernel_samples(kernel: AttentionKernel, sampling: Sampling) -> tuple[Attenti
 
 def _variants(variant: Variant, sampling: Sampling) -> list[Variant]:
     """A variant with each sample: one column of normal values for each constant, the same in all passes."""
-    names = [name for name in variant.__struct_fields__ if isinstance(getattr(variant, name), KernelConstant)]
-    columns = {name: _values(getattr(variant, name), name, sampling) for name in names}
+    columns = {name: _values(constant, name, sampling) for name, constant in constants_in(variant).items()}
     return [
         msgspec.structs.replace(variant, **{name: column[index] for name, column in columns.items()})
         for index in range(sampling.samples)

@@ -34,11 +34,11 @@ from tasp_lab.measure.readers import (
     MeasuredTable,
     PairTable,
     find_tables,
-    read_nccl_tests,
-    read_p2p_bandwidth,
-    read_transfer_bench,
+    parse_nccl_tests,
+    parse_p2p_bandwidth,
+    parse_transfer_bench,
 )
-from tasp_lab.measure.readers.file_position import check_is_text
+from tasp_lab.measure.readers.file_position import check_is_text, read_text
 from tasp_lab.prediction.inputs import MachineLike, wires
 from tasp_lab.prediction.provenance import Provenance, machine_constants, plain, sha256
 from tasp_lab.validation.fabrics import FabricCalibration, measure_fabric
@@ -156,18 +156,6 @@ def calibrate(
     backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
 ) -> FabricCalibration: ...
-@overload
-def calibrate(
-    *measurements: Path | MachineLike,
-    profile: str | None = None,
-    fit: Sequence[str] = (),
-    algorithm: Literal["ring"] | None = None,
-    in_place: bool = False,
-    fabric: FabricKind | None,
-    scale: float | None = None,
-    backend: BackendKind = "auto",
-    progress: ProgressCallback = no_progress,
-) -> FileCalibration | FabricCalibration: ...
 def calibrate(
     *measurements: Path | MachineLike,
     profile: str | None = None,
@@ -334,13 +322,14 @@ def _read(paths: Sequence[Path], in_place: bool) -> tuple[list[MeasuredTable], l
     tables: list[MeasuredTable] = []
     pairs: list[PairTable] = []
     for path in paths:
-        if not path.is_dir():
-            check_is_text(path)
         if path.is_dir() or path.suffix.lower() == ".csv":
             tables += find_tables([path], in_place=in_place)
-        elif runs := read_nccl_tests(path, in_place=in_place):
+            continue
+        check_is_text(path)
+        text, name = read_text(path), str(path)
+        if runs := parse_nccl_tests(text, name, in_place=in_place):
             tables += runs
-        elif found := read_p2p_bandwidth(path) + read_transfer_bench(path):
+        elif found := parse_p2p_bandwidth(text, name) + parse_transfer_bench(text, name):
             pairs += found
         else:
             raise TableError(f"{path}: no measurement in it, expected {_EXPECTED}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -19,22 +19,23 @@ from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.constants import (
+    PASSES,
     Gpu,
     KernelConstant,
     KernelFile,
     Passing,
     Variant,
+    constants_in,
     gpus,
     kernel_document,
 )
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
 from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
-from tasp_lab.measure.readers.file_position import FilePosition
-from tasp_lab.measure.readers.kernel_table import KernelTable, parse_kernel_table, read_kernel_table
+from tasp_lab.measure.readers.file_position import FilePosition, parse_csv
+from tasp_lab.measure.readers.kernel_table import KernelTable, kernel_table, read_kernel_table
 
 LIVE = "live"
-PASSES: tuple[Passing, ...] = get_args(Passing)
 _ASSUMED_GPU = "h100"
 _HARDWARE = {"sms": 1.0, "peak_tflops": 1e12, "vector_tflops": 1e12, "memory_gb_per_s": 1e9}
 _NO_ROWS_WIDER = 0.5
@@ -75,7 +76,7 @@ class KernelCalibration(Report):
         return [
             {"pass": variant.passing, "head_dim": variant.head_dim, "name": name, **msgspec.to_builtins(constant)}
             for variant in self.file.variants
-            for name, constant in constants_of(variant).items()
+            for name, constant in constants_in(variant).items()
         ]
 
     def to_dict(self) -> dict[str, object]:
@@ -95,7 +96,7 @@ class KernelCalibration(Report):
         rows = [
             (variant.passing, str(variant.head_dim), name, *_numbers(value), value.source)
             for variant in self.file.variants
-            for name, value in constants_of(variant).items()
+            for name, value in constants_in(variant).items()
         ]
         columns = ("pass", "head dim", "constant", "value", "90 % from", "to", "source")
         fits = [(passing, *_errors(each)) for passing, each in self.acceptances.items()]
@@ -114,12 +115,6 @@ def _numbers(constant: KernelConstant) -> list[str]:
 def _errors(found: Acceptance) -> list[str]:
     shares = (found.before, found.after, found.held_out)
     return [str(found.rows), *("-" if share is None else f"{share:.1%}" for share in shares)]
-
-
-def constants_of(variant: Variant) -> dict[str, KernelConstant]:
-    """The constants of a variant by name."""
-    values = {name: getattr(variant, name) for name in variant.__struct_fields__}
-    return {name: value for name, value in values.items() if isinstance(value, KernelConstant)}
 
 
 def calibrate_kernels(
@@ -268,4 +263,4 @@ def _assumed(variant: Variant, passing: Passing, other: str) -> Variant:
 def _measured_here(progress: ProgressCallback) -> KernelTable:
     from runtime.kernels.timing import measured_table
 
-    return parse_kernel_table(measured_table(progress), LIVE)
+    return kernel_table(parse_csv(measured_table(progress), LIVE))

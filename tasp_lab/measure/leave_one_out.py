@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,18 +24,6 @@ from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 
-class Errors(NamedTuple):
-    """The median and the largest absolute relative error of predicted times."""
-
-    median: float
-    worst: float
-
-    @classmethod
-    def of(cls, predicted_s: FloatArray, measured_s: FloatArray) -> Errors:
-        found = np.abs(predicted_s / measured_s - 1)
-        return cls(float(np.median(found)), float(found.max()))
-
-
 @dataclass(frozen=True)
 class JudgedCollective:
     """One collective that was left out.
@@ -46,30 +33,24 @@ class JudgedCollective:
     collective, rows : what was predicted, and how many rows that is.
     fitted_from : the collectives that were fitted to.
     constants : those that they identified; none if `reason` says why there is no fit.
-    before, after : errors of the profile as it was, and of the fitted one; None without a fit.
+    median_relative_error_before, worst_relative_error_before : of predicted times by the profile as it was, absolute.
+    median_relative_error, worst_relative_error : by the fitted one; None without a fit.
     """
 
     collective: NcclTestsName
     rows: int
     fitted_from: tuple[NcclTestsName, ...]
     constants: tuple[str, ...]
-    before: Errors
-    after: Errors | None
-    reason: str = ""
+    median_relative_error_before: float
+    worst_relative_error_before: float
+    median_relative_error: float | None = None
+    worst_relative_error: float | None = None
+    reason: str | None = None
 
-    def to_dict(self) -> dict[str, object]:
-        """The collective for a script; errors are shares, null without a fit."""
-        return {
-            "collective": self.collective,
-            "rows": self.rows,
-            "fitted_from": list(self.fitted_from),
-            "constants": list(self.constants),
-            "median_relative_error_before": self.before.median,
-            "worst_relative_error_before": self.before.worst,
-            "median_relative_error": None if self.after is None else self.after.median,
-            "worst_relative_error": None if self.after is None else self.after.worst,
-            "reason": self.reason or None,
-        }
+
+def _median_and_worst(predicted_s: FloatArray, measured_s: FloatArray) -> tuple[float, float]:
+    found = np.abs(predicted_s / measured_s - 1)
+    return float(np.median(found)), float(found.max())
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,14 +66,14 @@ class Judgement(Report):
         return {
             "profile": self.profile.name,
             "library": self.profile.library,
-            "collectives": [each.to_dict() for each in self.collectives],
+            "collectives": list(map(asdict, self.collectives)),
             "notes": list(self.notes),
             "provenance": self.provenance.to_dict(),
         }
 
     def records(self) -> list[dict[str, object]]:
         """A row per collective."""
-        return [flat(each.to_dict()) for each in self.collectives]
+        return [flat(asdict(each)) for each in self.collectives]
 
     def parts(self) -> list[Part]:
         title = f"{self.profile.name}: each collective predicted by a fit to the others"
@@ -107,10 +88,11 @@ _COLUMNS = (
 
 
 def _cells(each: JudgedCollective) -> tuple[str, ...]:
-    after = ("-", "-") if each.after is None else (f"{each.after.median:.1%}", f"{each.after.worst:.1%}")
+    found = (each.median_relative_error_before, each.median_relative_error,
+             each.worst_relative_error_before, each.worst_relative_error)  # fmt: skip
     return (
         each.collective, ", ".join(each.fitted_from), ", ".join(each.constants) or "none", str(each.rows),
-        f"{each.before.median:.1%}", after[0], f"{each.before.worst:.1%}", after[1],
+        *("-" if error is None else f"{error:.1%}" for error in found),
     )  # fmt: skip
 
 
@@ -151,7 +133,7 @@ def leave_one_out(
     for number, collective in enumerate(collectives, 1):
         progress(f"{number} of {len(collectives)}: {collective} is left out")
         judged.append(_judged(read, runs, collective, names, progress))
-    if all(each.after is None for each in judged):
+    if all(each.median_relative_error is None for each in judged):
         raise FitError("; ".join(f"without {each.collective}: {each.reason}" for each in judged))
     return Judgement(read.profile, tuple(judged), read.left_out, read.provenance)
 
@@ -164,7 +146,7 @@ def _judged(
     aside, judging = _apart(read.cases, runs, left_out, inside=True)
     fitted_from = tuple(dict.fromkeys(case.collective for case in kept))
     measured_s = measured(aside)
-    before = Errors.of(_all(judging, read.profile.parameters), measured_s)
+    before = _median_and_worst(_all(judging, read.profile.parameters), measured_s)
     known = candidates(read.start, fitted_from)
     asked = [name for name in names if name in known]
     try:
@@ -173,10 +155,10 @@ def _judged(
         today = datetime.date.today().isoformat()
         found = fit_profile(read.start, kept, lambda tried: _all(chosen, tried), asked, date=today, progress=progress)
     except FitError as error:
-        return JudgedCollective(left_out, len(measured_s), fitted_from, (), before, None, str(error))
+        return JudgedCollective(left_out, len(measured_s), fitted_from, (), *before, reason=str(error))
     constants = [*(each.name for each in read.of_pairs), *(each.name for each in found.findings if each.identifiable)]
-    after = Errors.of(_all(judging, found.profile.parameters), measured_s)
-    return JudgedCollective(left_out, len(measured_s), fitted_from, tuple(dict.fromkeys(constants)), before, after)
+    after = _median_and_worst(_all(judging, found.profile.parameters), measured_s)
+    return JudgedCollective(left_out, len(measured_s), fitted_from, tuple(dict.fromkeys(constants)), *before, *after)
 
 
 def _apart(

@@ -10,13 +10,14 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from runtime.calibration import Calibration, calibrate, calibrate_shared_medium
 from runtime.checks import hardware, training
 from runtime.checks.delays import DelayedRuns
 from runtime.checks.kernels import check_kernels, check_linear_kernels
 from runtime.checks.lost_ranks import lose_rank
+from runtime.checks.one_device import Device
 from runtime.checks.watch import CheckedGroup
 from runtime.executor.transports import TRANSPORTS, make_transport
 from runtime.linux import host_environment
@@ -105,6 +106,8 @@ class Context:
     calibration: Calibration | None = None
 
 
+_Run = TypeVar("_Run", bound=Callable[[Any], Any])
+
 Numbers = Mapping[str, object]
 """What a step has measured, as plain JSON: values, lists of values, objects, or lists of objects (a table)."""
 
@@ -120,7 +123,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """One step; `run` is called on all ranks at once. An error that it raises on one rank ends the whole check."""
+    """One step; `run` is called on all ranks at once. An error that it raises on one rank ends the whole check.
+
+    A step with fewer than `min_ranks` ranks is skipped, as is one `on_gpu` where there is none.
+    """
 
     number: int
     name: str
@@ -128,20 +134,26 @@ class Step:
     if_it_fails: str
     run: Callable[[Any], Outcome]
     min_ranks: int = 1
+    on_gpu: bool = False
+
+
+def add_to(steps: list[Step]) -> Callable[..., Callable[[_Run], _Run]]:
+    """The decorator that adds a function to a list of steps; its arguments are the fields of `Step`."""
+
+    def described(name: str, proves: str, if_it_fails: str, **limits: Any) -> Callable[[_Run], _Run]:
+        def add(run: _Run) -> _Run:
+            steps.append(Step(len(steps), name, proves, if_it_fails, run, **limits))
+            return run
+
+        return add
+
+    return described
 
 
 STEPS: list[Step] = []
 """All steps, in the order in which they are defined below and run."""
 
-
-def _step(
-    name: str, proves: str, if_it_fails: str, min_ranks: int = 1
-) -> Callable[[Callable[[Context], Outcome]], Callable[[Context], Outcome]]:
-    def add(run: Callable[[Context], Outcome]) -> Callable[[Context], Outcome]:
-        STEPS.append(Step(len(STEPS), name, proves, if_it_fails, run, min_ranks))
-        return run
-
-    return add
+_step = add_to(STEPS)
 
 
 @_step(
@@ -249,7 +261,11 @@ def _by_nccl_tests(context: Context, notes: list[str]) -> Iterator[tuple[str, in
 )
 def check_all_kernels(context: Context) -> Outcome:
     """Check the kernels on the device of every rank."""
-    device, sizes = context.group.device, context.sizes
+    return kernels_outcome(context.group.device, context.sizes)
+
+
+def kernels_outcome(device: Device, sizes: Sizes) -> Outcome:
+    """What the checks of all kernels on a device find."""
     kernels = [checked._asdict() for checked in check_kernels(device, sizes.kernel_rows, sizes.head_dims)]
     return Outcome({"kernels": kernels, "linear_attention": check_linear_kernels(device, sizes.kernel_rows)})
 

@@ -7,18 +7,18 @@ over a loopback (`runtime.executor.loopback`). Steps that fail do not end the ch
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from runtime.checks import hardware
-from runtime.checks.kernels import check_kernels, check_linear_kernels
 from runtime.checks.one_device import (
     Device,
     GhostRun,
     merge_bytes_per_s,
     merge_errors,
+    one_thread,
     reserved_bytes,
     the_device,
     with_peers,
@@ -41,7 +41,7 @@ from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on, by_kind, reason_of
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation.gpu_check import Record, Session, Show, StepResult, check_folder, in_one_line, result_of
-from tasp_lab.validation.gpu_steps import FULL, HOST, NEEDS_GPU, QUICK, Outcome, Step
+from tasp_lab.validation.gpu_steps import FULL, HOST, NEEDS_GPU, QUICK, Outcome, Step, add_to, kernels_outcome
 from tasp_lab.workload.layer import Work, Workload
 
 DEFAULT_RANKS = 4
@@ -84,20 +84,7 @@ class OneDevice:
 
 
 ONE_STEPS: list[Step] = []
-
-
-def _step(name: str, proves: str, if_it_fails: str, *, gpu: bool = False) -> Callable[..., Any]:
-    """Add a step; one that needs a `gpu` is skipped without."""
-
-    def add(run: Callable[[OneDevice], Outcome]) -> Callable[[OneDevice], Outcome]:
-        def checked(context: Any) -> Outcome:
-            return Outcome({}, skipped=NEEDS_GPU) if gpu and not context.on_gpu else run(context)
-
-        ONE_STEPS.append(Step(len(ONE_STEPS), name, proves, if_it_fails, checked))
-        return run
-
-    return add
-
+_step = add_to(ONE_STEPS)
 
 _FAULT = "A fault of tasp-lab; send the record."
 
@@ -121,12 +108,12 @@ def take_inventory(context: OneDevice) -> Outcome:
 )
 def check_all_kernels(context: OneDevice) -> Outcome:
     sizes = (QUICK if context.quick else FULL) if context.on_gpu else HOST
-    rows, dims = sizes.kernel_rows, sizes.head_dims
-    kernels = [each._asdict() for each in check_kernels(context.device, rows, dims)]
-    return Outcome({"kernels": kernels, "linear_attention": check_linear_kernels(context.device, rows)})
+    return kernels_outcome(context.device, sizes)
 
 
-@_step("kernel times", "the times of kernels, for predictions of this GPU", "The GPU is shared or too hot.", gpu=True)
+@_step(
+    "kernel times", "the times of kernels, for predictions of this GPU", "The GPU is shared or too hot.", on_gpu=True
+)
 def time_kernels(context: OneDevice) -> Outcome:
     """Write a table of kernel times, which ``calibrate --kernels`` reads."""
     table = measured_table(context.progress)
@@ -180,7 +167,7 @@ def _schedules(context: OneDevice) -> Iterator[tuple[str, Schedule]]:
 GHOST_SCHEDULES = ("ring-attention", "zigzag-ring-attention", "tasp")
 
 
-@_step("ghosts", "what a pass of one rank takes without a network", "Kernels do not run as fast as alone.", gpu=True)
+@_step("ghosts", "what a pass of one rank takes without a network", "Kernels do not run as fast as alone.", on_gpu=True)
 def run_ghosts(context: OneDevice) -> Outcome:
     """Time each pass of one rank with peers that send nothing, with copies, and by NCCL from this rank to itself."""
     rows = []
@@ -216,7 +203,7 @@ def count_launches(context: OneDevice) -> Outcome:
     return Outcome({"launches": rows}, failure="; ".join(failures))
 
 
-@_step("memory", "reserved memory does not grow from layer to layer", _FAULT, gpu=True)
+@_step("memory", "reserved memory does not grow from layer to layer", _FAULT, on_gpu=True)
 def check_memory(context: OneDevice) -> Outcome:
     """Run both passes again and again, with all ranks on this device."""
     passes = context.passes("tasp", context.layer(1024, mask="causal"))
@@ -246,7 +233,7 @@ def check_merge(context: OneDevice) -> Outcome:
     return Outcome(numbers, failure="; ".join(failures))
 
 
-@_step("graph", "a pass can be captured as a CUDA graph, whose replays give the same bits", _FAULT, gpu=True)
+@_step("graph", "a pass can be captured as a CUDA graph, whose replays give the same bits", _FAULT, on_gpu=True)
 def check_graph(context: OneDevice) -> Outcome:
     failures = [
         f"{name}, {which}: replays differ from the run"
@@ -342,7 +329,9 @@ def gpu_check_one(
 def _run(step: Step, context: OneDevice) -> StepResult:
     began_s = time.perf_counter()
     try:
-        outcome = step.run(context)
+        skipped = step.on_gpu and not context.on_gpu
+        with one_thread():
+            outcome = Outcome({}, skipped=NEEDS_GPU) if skipped else step.run(context)
     except Exception as error:
         outcome = Outcome({}, failure=in_one_line(error))
     return result_of(step, outcome, time.perf_counter() - began_s)

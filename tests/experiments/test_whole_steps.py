@@ -9,7 +9,7 @@ import pytest
 
 from experiments.common import RESULTS
 from experiments.tables.published_steps import FOLDER
-from experiments.tables.whole_steps import CLOSE, REASONS
+from experiments.tables.whole_steps import CLOSE, REASONS, layouts_of, regrets_of
 from tasp_lab import load_model
 from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.residuals import STEPS
@@ -45,6 +45,30 @@ def test_rows_are_predicted_or_say_why_not_and_misses_have_a_reason() -> None:
         measured_s, predicted_s = row["saved_s"] or (row["measured_s"], row["predicted"]["time_s"])
         assert row["error"] == pytest.approx(predicted_s / measured_s - 1)
         assert (abs(row["error"]) > CLOSE) == (row["why"] in REASONS)
+
+
+def layout(variant: str, measured_s: float, predicted_s: float, **other: object) -> dict[str, object]:
+    """A row of one model on 8 GPUs."""
+    predicted = {"time_s": predicted_s, "tokens": 8, "matrix_dtype": "bf16"}
+    row = {"source": "a", "what": "model", "gpus": 8, "positions": 4096, "variant": variant}
+    return {**row, "measured_s": measured_s, "predicted": predicted, **other}
+
+
+def test_regret_is_what_the_predicted_layout_takes_longer() -> None:
+    """By measured times; per token where batches differ; of other GPUs and unpredicted ones do not count."""
+    rows = [layout("tp", 2.0, 1.0), layout("cp", 1.0, 2.0), layout("alone", 9.0, 0.1, gpus=4)]
+    unknown = [*rows, layout("unknown", 0.1, 0.1, predicted=None)]
+    assert regrets_of(rows) == regrets_of(unknown) == [("model", 8, 2, "tp", "cp", 1.0)]
+    larger = layout("dp", 3.0, 3.0, predicted={"time_s": 3.0, "tokens": 32, "matrix_dtype": "bf16"})
+    assert regrets_of([*rows, larger]) == [("model", 8, 3, "dp", "dp", 0.0)]
+    assert regrets_of([*rows, layout("tp, other kernels", 1.5, 1.0)]) == [
+        ("model", 8, 2, "tp, other kernels", "cp", 0.5)
+    ]
+
+
+def test_the_page_has_the_regrets_of_its_rows() -> None:
+    page = (RESULTS / "whole_steps.md").read_text()
+    assert all(part in page for part in layouts_of(ROWS))
 
 
 def test_savings_are_those_on_one_gpu() -> None:

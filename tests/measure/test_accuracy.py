@@ -96,7 +96,7 @@ def test_every_table_of_ours_names_its_source_and_a_profile() -> None:
     assert len(tables) > 60
     for table in tables:
         assert not table.reason, table.name
-        assert table.source
+        assert table.headers["source"]
         assert table.profile is not None
         assert table.profile.partition("-")[0] in profile_names()
 

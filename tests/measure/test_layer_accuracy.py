@@ -275,7 +275,7 @@ def test_every_table_of_layers_names_its_source_and_a_machine_or_why_not() -> No
     assert len(tables) > 40
     for table in tables:
         assert isinstance(table, LayerTable), table.name
-        assert table.source, table.name
+        assert table.headers["source"], table.name
         assert table.profile or table.headers.get("out_of_scope"), table.name
         assert not table.reason, table.name
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from runtime.executor.transports import LAUNCH_ORDER, Batched
 from tasp_lab.schedule.composition.groups import over_groups
@@ -50,13 +53,32 @@ def test_inner_and_outer_rings_are_two_channels(inner: int, outer: int) -> None:
     assert sorted(channels(schedule)) == [0, 1]
 
 
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this rank, whose calls end at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
-    ("order", "version", "expected"),
-    [("1", (2, 27, 3), True), ("1", (2, 25, 1), False), ("0", (2, 27, 3), False), (None, (2, 27, 3), False)],
+    ("order", "version", "hip", "expected"),
+    [
+        ("1", (2, 27, 3), None, True),
+        ("1", (2, 25, 1), None, False),
+        ("0", (2, 27, 3), None, False),
+        (None, (2, 27, 3), None, False),
+        ("1", (2, 27, 3), "7.0", False),
+    ],
 )
 def test_several_communicators_need_an_order(
-    monkeypatch: pytest.MonkeyPatch, order: str | None, version: tuple[int, ...], expected: bool
+    monkeypatch: pytest.MonkeyPatch, order: str | None, version: tuple[int, ...], hip: str | None, expected: bool
 ) -> None:
+    """NCCL's from 2.26 on, if it is asked for; no record shows that RCCL has one."""
+    monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.delenv(LAUNCH_ORDER, raising=False)
     if order is not None:
         monkeypatch.setenv(LAUNCH_ORDER, order)

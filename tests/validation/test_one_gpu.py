@@ -44,6 +44,19 @@ def raise_it(error: BaseException) -> Outcome:
     raise error
 
 
+def test_steps_use_one_thread_of_the_host(tmp_path: Path) -> None:
+    """Threads that wait for each other over small tensors took six times the processor time."""
+    threads, seen = torch.get_num_threads(), list[int]()
+    torch.set_num_threads(2)
+    try:
+        several = steps(lambda _: seen.append(torch.get_num_threads()) or Outcome({}))
+        gpu_check_one(ranks=2, output=tmp_path, steps=several)
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_failure_does_not_end_the_check(tmp_path: Path) -> None:
     several = steps(lambda _: raise_it(RunError("wrong")), lambda _: Outcome({"a": 1}), lambda _: Outcome({}, "slow"))
     record = gpu_check_one(ranks=2, output=tmp_path, steps=several)

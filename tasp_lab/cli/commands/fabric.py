@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tasp_lab.cli.console import print_json, print_parts
+from tasp_lab.cli.console import print_json, tell
 from tasp_lab.cli.options import (
     OUTPUT,
     RUN,
@@ -20,6 +20,7 @@ from tasp_lab.cli.options import (
     ShardBytes,
     TopologyText,
     Trace,
+    option,
     whole,
 )
 from tasp_lab.cli.options_layer import DEFAULT_QUESTION, QuestionChoice
@@ -92,10 +93,7 @@ def validate(
     timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
     title = caption(work, schedule, edited(machine.topology, changes.without_link, changes.link))
     write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts())
+    tell(found, json)
 
 
 def gpu_check(
@@ -108,28 +106,18 @@ def gpu_check(
     /,
     *,
     one: Annotated[
-        bool,
-        Parameter(
-            group=RUN,
-            negative=(),
-            show_default=False,
-            help="Check with all ranks in this process on one GPU, or on the processor; without torchrun.",
-        ),
+        bool, option("Check with all ranks in this process on one GPU, or on the processor; without torchrun.", RUN)
     ] = False,
     ranks: Annotated[
         int | None, whole("With --one: how many ranks. Default: those of the machine, else 4.", RUN)
     ] = None,
     schedule: Annotated[
-        list[str] | None,
-        Parameter(name="--schedule", negative=(), group=WORK, help="With --one: run only these; repeatable."),
+        list[str] | None, option("With --one: run only these; repeatable.", WORK, name="--schedule")
     ] = None,
     seed: Annotated[int | None, whole("With --one: seed of the orders of ranks. Default: 0.", RUN)] = None,
-    quick: Annotated[
-        bool, Parameter(group=RUN, negative=(), show_default=False, help="Smaller sizes and fewer runs.")
-    ] = False,
+    quick: Annotated[bool, option("Smaller sizes and fewer runs.", RUN)] = False,
     backend: Annotated[
-        BackendKind,
-        Parameter(group=RUN, help="auto: nccl (RCCL on AMD); gloo checks the logic on CPUs."),
+        BackendKind, Parameter(group=RUN, help="auto: nccl (RCCL on AMD); gloo checks the logic on CPUs.")
     ] = "auto",
     output: Annotated[
         Path, Parameter(group=OUTPUT, help="The folder of the record, gpu-check.json and gpu-check.txt.")
@@ -144,10 +132,7 @@ def gpu_check(
     """
 
     def show(record: Record) -> None:
-        if json:
-            print_json(record.to_dict())
-        else:
-            print_parts(record.parts())
+        tell(record, json)
 
     if one:
         from tasp_lab.validation.one_gpu import gpu_check_one

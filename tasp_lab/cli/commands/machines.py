@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tasp_lab.cli.console import Document, print_json, print_parts, print_table
+from tasp_lab.cli.console import Document, print_json, print_parts, tell
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
@@ -20,12 +20,14 @@ from tasp_lab.cli.options import (
     LinkEdits,
     RingChoice,
     TopologyText,
+    option,
     plot,
     quantity,
 )
 from tasp_lab.cli.outputs import check_outputs, write_picture
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.progress import on_one_line, print_progress
+from tasp_lab.core.tables import Table
 from tasp_lab.core.units import format_bandwidth, format_time
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def _list_catalogue(json: bool) -> None:
         ]})  # fmt: skip
         return
     rows = [(each, str(m.topology.world_size), m.summary) for each, m in machines]
-    print_table("machines", ("name", "ranks", "summary"), rows, texts=(0, 2))
+    print_parts([Table("machines", ("name", "ranks", "summary"), rows, (0, 2))])
     print(f"families, with any number of nodes: {', '.join(f'{each}-NODESxRANKS' for each in profile_names())}")
     print(f"expressions: {', '.join(expression_forms().values())}")
 
@@ -108,10 +110,7 @@ def import_file(
             group=MACHINE, help="Number of nodes like that of the file, connected by their NICs; with --profile."
         ),
     ] = 1,
-    rails: Annotated[
-        bool,
-        Parameter(group=MACHINE, negative=(), show_default=False, help="One switch per rail, for NICs of equal place."),
-    ] = False,
+    rails: Annotated[bool, option("One switch per rail, for NICs of equal place.", MACHINE)] = False,
     json: Json = False,
 ) -> None:
     """Read a topology from the output of nvidia-smi topo -m, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
@@ -164,7 +163,8 @@ def _print_machine(machine: Machine) -> None:
         for link in topology.listed_links()
     )
     rows = [(ends, str(count), bandwidth, latency) for (ends, bandwidth, latency), count in kinds.items()]
-    print_table(f"{topology.name}: {topology.world_size} ranks", ("links", "count", "bandwidth", "latency"), rows)
+    title = f"{topology.name}: {topology.world_size} ranks"
+    print_parts([Table(title, ("links", "count", "bandwidth", "latency"), rows)])
     for constant in machine.parameters.values():
         print(f"{constant.name} = {constant.value}\n    {constant.source}")
 
@@ -188,7 +188,7 @@ def list_profiles(*, json: Json = False) -> None:
         ]})  # fmt: skip
         return
     rows = [(p.name, p.library, str(p.ranks_per_node), p.summary) for p in profiles]
-    print_table("profiles", ("family", "library", "ranks per node", "summary"), rows, texts=(0, 1, 3))
+    print_parts([Table("profiles", ("family", "library", "ranks per node", "summary"), rows, (0, 1, 3))])
 
 
 @profile.command(name="show")
@@ -312,17 +312,10 @@ def decompose(
         machine = numbers.load(topology, "ideal")
         check_outputs(plot=plot, topology=topology)
         found = decomposition.decompose(
-            machine,
-            without_links=changes.without_link,
-            links=changes.link,
-            **vars(rings),
-            progress=print_progress,
+            machine, without_links=changes.without_link, links=changes.link, **vars(rings), progress=print_progress
         )
     if plot is not None:
         from tasp_lab.plots.rings import draw_decomposition
 
         write_picture(draw_decomposition(found, on_one_line(f"Rings of {found.topology.name}")), plot)
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts())
+    tell(found, json)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from tasp_lab.cli.console import Progress, print_json, print_parts
+from tasp_lab.cli.console import Progress, print_json, print_parts, tell
 from tasp_lab.cli.options import (
     DEFAULT_SAMPLES,
     MACHINE,
@@ -20,6 +20,7 @@ from tasp_lab.cli.options import (
     Json,
     SamplingChoice,
     Scale,
+    option,
     plot,
     whole,
 )
@@ -36,18 +37,14 @@ def accuracy(
     profile: Annotated[
         str | None,
         Parameter(
-            group=MACHINE,
-            help="The machine of tables and logs that do not name one: h100-8, h100 or my.toml:2x8.",
+            group=MACHINE, help="The machine of tables and logs that do not name one: h100-8, h100 or my.toml:2x8."
         ),
     ] = None,
     plot: Annotated[Path | None, plot("measured and predicted times")] = None,
     pairs: Annotated[
         bool,
-        Parameter(
-            negative=(),
-            show_default=False,
-            group=OUTPUT,
-            help="With --json, list all pairs of rows that did the same work, with both ratios and the probability.",
+        option(
+            "With --json, list all pairs of rows that did the same work, with both ratios and the probability.", OUTPUT
         ),
     ] = False,
     jobs: Annotated[int | None, whole("Worker processes. Default: the number of cores.", RUN)] = None,
@@ -80,10 +77,7 @@ def accuracy(
         collectives = [table for table in found if table.rows and isinstance(table, report.CollectiveAccuracy)]
         only = len(collectives) == sum(bool(table.rows) for table in found)
         write_picture(draw_tables(collectives) if only else draw_rows(found), plot)
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts())
+    tell(found, json)
 
 
 _FILES = Group("Files", help="Without --fabric.", sort_key=2)
@@ -105,38 +99,22 @@ def calibrate(
         ),
     ] = None,
     fit: Annotated[
-        tuple[str, ...],
-        Parameter(
-            group=_FILES,
-            negative=(),
-            show_default=False,
-            help="A parameter to fit, repeatable. Default: all that the measurements identify.",
-        ),
+        tuple[str, ...], option("A parameter to fit, repeatable. Default: all that the measurements identify.", _FILES)
     ] = (),
     algorithm: Annotated[
         Literal["ring"] | None,
         Parameter(group=_FILES, help="The algorithm of AllReduce if the measurement does not name it."),
     ] = None,
-    in_place: Annotated[
-        bool, Parameter(group=_FILES, negative=(), show_default=False, help="Use in-place columns of logs.")
-    ] = False,
+    in_place: Annotated[bool, option("Use in-place columns of logs.", _FILES)] = False,
     judge: Annotated[
-        bool,
-        Parameter(
-            group=_FILES,
-            negative=(),
-            show_default=False,
-            help="Write no profile: predict each collective of the files by a fit to all others.",
-        ),
+        bool, option("Write no profile: predict each collective of the files by a fit to all others.", _FILES)
     ] = False,
     kernels: Annotated[
         tuple[str, ...],
-        Parameter(
-            group=_FILES,
+        option(
+            "Fit an attention kernel to tables of its times, or live: time it on this machine.",
+            _FILES,
             consume_multiple=True,
-            negative=(),
-            show_default=False,
-            help="Fit an attention kernel to tables of its times, or live: time it on this machine.",
         ),
     ] = (),
     fabric: Annotated[
@@ -148,15 +126,7 @@ def calibrate(
         Path | None,
         Parameter(group=OUTPUT, help="File of the profile (.toml), or with --fabric of the machine (.toml, .json)."),
     ] = None,
-    force: Annotated[
-        bool,
-        Parameter(
-            group=OUTPUT,
-            negative=(),
-            show_default=False,
-            help="Also write a fit that predicts no better than the profile.",
-        ),
-    ] = False,
+    force: Annotated[bool, option("Also write a fit that predicts no better than the profile.", OUTPUT)] = False,
     json: Json = False,
 ) -> None:
     """Fit a profile to your own measurements, or measure a machine.
@@ -235,10 +205,7 @@ def _judge(
     found = leave_one_out(
         *measurements, profile=profile, fit=fit, algorithm=algorithm, in_place=in_place, progress=print_progress
     )
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts())
+    tell(found, json)
 
 
 def _fit_kernel(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tasp_lab.cli.console import Progress, print_json, print_parts
+from tasp_lab.cli.console import Progress, tell
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
     RUN,
@@ -23,6 +23,7 @@ from tasp_lab.cli.options import (
     Overrides,
     TopologyText,
     Wide,
+    option,
     quantity,
     whole,
 )
@@ -39,12 +40,10 @@ def plan(
     batch_tokens: Annotated[str, quantity("Positions of a step over all sequences, such as 4Mi.", WORK)],
     schedule: Annotated[
         list[str] | None,
-        Parameter(
+        option(
+            "Choose between these attention schedules; repeatable. Default: those that Megatron-Core or PyTorch ships.",
+            WORK,
             name="--schedule",
-            negative=(),
-            group=WORK,
-            help="Choose between these attention schedules; repeatable. Default: those that Megatron-Core or PyTorch "
-            "ships.",
         ),
     ] = None,
     checkpointing: Annotated[
@@ -52,10 +51,7 @@ def plan(
         Parameter(group=WORK, help="What the backward pass recomputes, see step. Default: all are searched."),
     ] = None,
     logit_chunks: Annotated[int, whole("Parts in which logits are computed.", WORK)] = 1,
-    offload: Annotated[
-        bool,
-        Parameter(negative=(), show_default=False, group=WORK, help="Keep optimizer states in the memory of the host."),
-    ] = False,
+    offload: Annotated[bool, option("Keep optimizer states in the memory of the host.", WORK)] = False,
     matrix_dtype: MatrixDtypeOfStep = "bf16",
     matrix_rate: MatrixRateOfStep = None,
     compute: ComputeOfStep = None,
@@ -66,14 +62,7 @@ def plan(
     contention: Contention = None,
     simulations: Annotated[int, whole("Maximum number of layouts that are simulated.", RUN)] = 6,
     every: Annotated[
-        bool,
-        Parameter(
-            name="--all",
-            negative=(),
-            show_default=False,
-            group=RUN,
-            help="Simulate all layouts that bounds do not exclude, however many.",
-        ),
+        bool, option("Simulate all layouts that bounds do not exclude, however many.", RUN, name="--all")
     ] = False,
     changes: Annotated[
         bool, Parameter(group=RUN, help="Search again with more memory, faster NICs, another kernel, one node more.")
@@ -122,7 +111,4 @@ def plan(
         )
     if csv is not None:
         write_rows(found.records(), csv)
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts(), wide=wide)
+    tell(found, json, wide=wide)

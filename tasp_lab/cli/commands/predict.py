@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from tasp_lab.cli.console import Progress, print_json, print_parts
+from tasp_lab.cli.console import Progress, print_json, print_parts, tell
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
     DEFAULT_NUMBERS,
@@ -33,6 +33,7 @@ from tasp_lab.cli.options import (
     TopologyText,
     Trace,
     Wide,
+    option,
     quantity,
     whole,
 )
@@ -65,11 +66,8 @@ def predict(
     plot: Plot = None,
     explain: Annotated[
         bool,
-        Parameter(
-            negative=(),
-            show_default=False,
-            group=OUTPUT,
-            help="Show the critical path, the times without kernel calls and without contention, and each transfer.",
+        option(
+            "Show the critical path, the times without kernel calls and without contention, and each transfer.", OUTPUT
         ),
     ] = False,
     wide: Wide = False,
@@ -106,51 +104,31 @@ def predict(
         intervals = ["" if each.interval is None else each.interval.text for each in shown]
         title = caption(work, schedule, found.machine.topology, found.library)
         write_timelines([each.timeline for each in shown], trace, plot, title, intervals)
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts(), wide=wide)
+    tell(found, json, wide=wide)
 
 
 def compare(
     topology: TopologyText,
     /,
     *,
-    schedule: Annotated[
-        list[str] | None,
-        Parameter(name="--schedule", negative=(), group=WORK, help="Compare only these; repeatable."),
-    ] = None,
+    schedule: Annotated[list[str] | None, option("Compare only these; repeatable.", WORK, name="--schedule")] = None,
     shard_bytes: ShardBytes = None,
     question: PredictionChoice = DEFAULT_PREDICTION,
     tune: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            show_default=False,
-            group=PASSES,
-            help="Search the options of each schedule for the shortest time; dtypes are not varied.",
-        ),
+        bool, option("Search the options of each schedule for the shortest time; dtypes are not varied.", PASSES)
     ] = False,
     every: Annotated[
-        bool,
-        Parameter(
-            name="--all",
-            negative=(),
-            show_default=False,
-            group=RUN,
-            help="Also simulate schedules that cannot be recommended by their lower bounds.",
-        ),
+        bool, option("Also simulate schedules that cannot be recommended by their lower bounds.", RUN, name="--all")
     ] = False,
     prefer: Annotated[
         Preference, Parameter(group=PASSES, help="What decides between schedules that are expected to be equally fast.")
     ] = "memory",
     versus: Annotated[
         list[str] | None,
-        Parameter(
+        option(
+            "Compare with a change: overrides as in --set, several with commas, or another machine; repeatable.",
+            PASSES,
             name="--versus",
-            negative=(),
-            group=PASSES,
-            help="Compare with a change: overrides as in --set, several with commas, or another machine; repeatable.",
         ),
     ] = None,
     search: Annotated[
@@ -258,10 +236,7 @@ def _compare_collectives(
     found = compare_collectives(machine, size, schedule, progress=progress, **question.settings())
     if csv is not None:
         write_rows(found.records(), csv)
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts(), wide=wide)
+    tell(found, json, wide=wide)
 
 
 def step(
@@ -334,7 +309,4 @@ def step(
             contention=None if contention is None else contention == "on",
             progress=print_progress,
         )
-    if json:
-        print_json(found.to_dict())
-    else:
-        print_parts(found.parts())
+    tell(found, json)

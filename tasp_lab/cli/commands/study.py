@@ -7,32 +7,20 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
-from tasp_lab.cli.console import Progress, print_json, print_parts
-from tasp_lab.cli.options import OUTPUT, RUN, WORK, Json, quantity, whole
+from tasp_lab.cli.console import Progress, print_json, tell
+from tasp_lab.cli.options import OUTPUT, RUN, WORK, Json, option, quantity, whole
 from tasp_lab.core.progress import print_progress
 
-if TYPE_CHECKING:
-    from tasp_lab.core.report import Report
-
 study = App(name="study", sort_key=7, help="Studies of many points: the fastest schedules, crossovers, sensitivity.")
-
-
-def tell(result: Report, json: bool) -> None:
-    """Print a result, as one JSON object if asked."""
-    if json:
-        print_json(result.to_dict())
-    else:
-        print_parts(result.parts())
-
 
 # ------------------------------------------------------------------------------------------------ check and run
 
 StudyFile = Annotated[Path, Parameter(help="The file of a study, see docs/studies.md.")]
-Yes = Annotated[bool, Parameter(negative=(), show_default=False, group=RUN, help="Run also more than 100,000 points.")]
+Yes = Annotated[bool, option("Run also more than 100,000 points.", RUN)]
 
 
 @study.command
@@ -69,13 +57,7 @@ def run(
         Parameter(group=RUN, help="Scheduler of a Dask cluster, such as tcp://host:8786, instead of --jobs."),
     ] = None,
     screen: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            show_default=False,
-            group=RUN,
-            help="Do not simulate a schedule whose lower bound exceeds the time of another.",
-        ),
+        bool, option("Do not simulate a schedule whose lower bound exceeds the time of another.", RUN)
     ] = False,
     yes: Yes = False,
     json: Json = False,
@@ -140,7 +122,7 @@ Baseline = Annotated[
 
 def names(help: str, name: str | None = None) -> Parameter:
     """Names of columns, separated by commas or repeated."""
-    return Parameter(name=name, group=SHOWN, negative=(), show_default=False, help=f"{help} Several with commas.")
+    return option(f"{help} Several with commas.", SHOWN, name=name)
 
 
 def split(given: Iterable[str] | None) -> list[str]:
@@ -224,8 +206,7 @@ def plot(
     output: Annotated[
         Path | None,
         Parameter(
-            group=OUTPUT,
-            help="The file (.png, .svg or .pdf). Default: an SVG in the folder plots of the study.",
+            group=OUTPUT, help="The file (.png, .svg or .pdf). Default: an SVG in the folder plots of the study."
         ),
     ] = None,
     json: Json = False,
@@ -251,13 +232,7 @@ def plot(
 
 
 @study.command
-def diff(
-    a: Folder,
-    b: Annotated[Path, Parameter(help="Another one.")],
-    /,
-    *,
-    json: Json = False,
-) -> None:
+def diff(a: Folder, b: Annotated[Path, Parameter(help="Another one.")], /, *, json: Json = False) -> None:
     """List differences of two studies: points, inputs, parameters, versions, times and winners.
 
     Example: tasp-lab study diff longctx longctx-with-my-nic
@@ -306,15 +281,7 @@ FIND = Group("Question", help="Instead of [find] in the file of the study.", sor
 
 StudyPath = Annotated[Path, Parameter(group=WORK, help="The file or the folder of a study.")]
 StudyFolderPath = Annotated[Path, Parameter(group=WORK, help="The folder of a study.")]
-Between = Annotated[
-    list[str] | None,
-    Parameter(
-        name="--between",
-        negative=(),
-        group=FIND,
-        help="One of the two schedules; given twice.",
-    ),
-]
+Between = Annotated[list[str] | None, option("One of the two schedules; given twice.", FIND, name="--between")]
 Along = Annotated[
     str | None,
     Parameter(
@@ -324,8 +291,7 @@ Along = Annotated[
 At = Annotated[
     str | None,
     Parameter(
-        group=FIND,
-        help="Values of axes that select points, such as machine=h100-8,seq=128Ki; names are optional.",
+        group=FIND, help="Values of axes that select points, such as machine=h100-8,seq=128Ki; names are optional."
     ),
 ]
 Margin = Annotated[str | None, quantity("Times that differ by less count as equal, like 5%; 0 if not given.", FIND)]
@@ -370,12 +336,7 @@ def crossover(
 
     source = study_at(path)
     question = crossover_question(
-        source.study.find.get("crossover", {}),
-        along=along,
-        between=between or (),
-        margin=margin,
-        start=from_,
-        end=to,
+        source.study.find.get("crossover", {}), along=along, between=between or (), margin=margin, start=from_, end=to
     )
     with Progress(lines_only=json) as shown:
         points = points_at(source.study.points(), at or "")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ from tasp_lab.core.records import converted
 from tasp_lab.machines.kernel_model.tiles import SplitRule
 
 Passing = Literal["forward", "backward"]
+PASSES: tuple[Passing, ...] = get_args(Passing)
 Order = Literal["listed", "reversed", "longest-first"]
 """Tiles of a head in order of their rows, in reverse, or the longest of all heads first."""
 
@@ -107,6 +108,12 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sustained: KernelConstant
     settle_s: KernelConstant
     faster_than_forward: str = ""
+
+
+def constants_in(part: Gpu | Variant) -> dict[str, KernelConstant]:
+    """The constants of a GPU or of a variant by name."""
+    values = ((name, getattr(part, name)) for name in part.__struct_fields__)
+    return {name: value for name, value in values if isinstance(value, KernelConstant)}
 
 
 class KernelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
 import numpy as np
 
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ProfileError, TaspLabError
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, gpu_alias, gpu_names
-from tasp_lab.machines.kernel_model.constants import KernelConstant
+from tasp_lab.machines.kernel_model.constants import constants_in
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling, kernel_samples
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy, reason_of
@@ -84,8 +83,7 @@ def _gpu(table: KernelTable, row: KernelRow) -> str:
 def _is_fitted(table: KernelTable, kernel: AttentionKernel, shape: KernelShape) -> bool:
     """Whether constants of a kernel name a source of the table as what they were fitted to."""
     variant = kernel.variant(shape.passing, shape.head_dim)
-    constants = (getattr(variant, field.name) for field in msgspec.structs.fields(variant))
-    stated = " ".join(each.source for each in constants if isinstance(each, KernelConstant))
+    stated = " ".join(each.source for each in constants_in(variant).values())
     return any(source in stated for source in table.headers.get("source", "").splitlines() if source)
 
 

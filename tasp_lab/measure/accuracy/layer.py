@@ -32,7 +32,7 @@ from tasp_lab.machines.sampling import NO_SAMPLES, NORMAL_95, Sampling, rate_end
 from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
-from tasp_lab.measure.readers.kernel_table import attention_flops, pairs_of
+from tasp_lab.measure.readers.kernel_table import attention_flops
 from tasp_lab.measure.readers.layer_table import PASSES
 from tasp_lab.prediction.answer import build_once, link_rates
 from tasp_lab.prediction.inputs import with_compute, with_runtime
@@ -51,25 +51,28 @@ _BACKWARD = ("dataflow", "gradient_dtype")
 """Options that a forward pass refuses."""
 
 
-@dataclass(frozen=True)
-class LibraryRun:
-    """What a library runs for a row of a table.
+class LibraryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a library runs for a row of a table: an entry of ``systems.toml``, whose head says what its texts may have.
 
     Parameters
     ----------
+    systems, variants, sources : regular expressions of the rows that it is for.
     schedule : the name of an attention schedule; empty if none of ours is the same.
-    fields : fields of `AttentionOptions` other than their defaults.
+    fields : fields of `AttentionOptions` other than their defaults, in the file ``options``.
     runtime : the name of a runtime (`tasp_lab.machines.host_model.runtime`).
     kernels : attention kernels by accelerator; ``default`` is that of all others.
     source : the place in the library's code.
     reason : why it cannot be simulated; empty if it can.
     """
 
-    schedule: str
-    fields: Mapping[str, bool | int | str]
-    runtime: str
-    kernels: Mapping[str, str]
-    source: str
+    systems: str
+    variants: str
+    sources: str = ".*"
+    schedule: str = ""
+    fields: dict[str, bool | int | str] = msgspec.field(default_factory=dict, name="options")
+    runtime: str = "none"
+    kernels: dict[str, str] = {}
+    source: str = ""
     reason: str = ""
 
     def options(self, passes: Pass) -> AttentionOptions:
@@ -82,22 +85,10 @@ class LibraryRun:
         return self.kernels.get(accelerator or "", self.kernels.get("default"))
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    systems: str
-    variants: str
-    sources: str = ".*"
-    schedule: str = ""
-    options: dict[str, bool | int | str] = {}
-    runtime: str = "none"
-    kernels: dict[str, str] = {}
-    source: str = ""
-    reason: str = ""
-
-
 class _SystemsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rings: dict[str, str]
     directions: dict[str, str]
-    entries: tuple[_Entry, ...]
+    entries: tuple[LibraryRun, ...]
 
 
 @cache
@@ -128,7 +119,7 @@ def library_run(system: str, variant: str, *, causal: bool, ranks: int, source: 
     )
 
 
-def _run(entry: _Entry, groups: Mapping[str, str], causal: bool, ranks: int) -> LibraryRun:
+def _run(entry: LibraryRun, groups: Mapping[str, str], causal: bool, ranks: int) -> LibraryRun:
     rings = _systems().rings
     fields = {name: rings.get(value.lower(), value) for name, value in groups.items()}
     fields |= {"ring": rings["zigzag" if causal else "ring"], "ranks": str(ranks)}
@@ -140,8 +131,8 @@ def _run(entry: _Entry, groups: Mapping[str, str], causal: bool, ranks: int) -> 
 
     name = filled(entry.schedule)
     check_attention([name] if name else [])
-    options = {field: filled(value) if isinstance(value, str) else value for field, value in entry.options.items()}
-    return LibraryRun(name, options, filled(entry.runtime), entry.kernels, entry.source, entry.reason)
+    options = {field: filled(value) if isinstance(value, str) else value for field, value in entry.fields.items()}
+    return msgspec.structs.replace(entry, schedule=name, fields=options, runtime=filled(entry.runtime))
 
 
 def _value(fields: Mapping[str, str], name: str, divisor: str | None) -> str:
@@ -271,8 +262,10 @@ def measured_time_s(table: LayerTable, row: LayerRow, layer: Workload) -> float:
         raise WorkloadError("a rate without its convention: no header 'flops', expected causal halved or causal full")
     if layer.documents is not None:
         raise WorkloadError("a rate of packed documents, expected a time")
-    pairs = pairs_of(layer.sequence, layer.sequence, causal=layer.visible.is_causal, counted=table.counted or "masked")
-    flops = attention_flops(pairs, layer.batch, layer.heads, layer.head_dim, PASSES[row.passing])
+    causal = layer.visible.is_causal and table.counted != "full"
+    flops = attention_flops(
+        PASSES[row.passing], layer.batch, layer.heads, layer.head_dim, layer.sequence, causal=causal
+    )
     return flops / (row.flops_per_s * (row.gpus or 1))
 
 

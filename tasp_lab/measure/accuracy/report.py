@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -46,20 +46,12 @@ from tasp_lab.prediction.provenance import Provenance, machine_constants, machin
 
 @dataclass(frozen=True)
 class Coverage:
-    """A regime: its rows, how many of them are inside their intervals, and the mean ratio of high to low ends."""
+    """A regime: its rows, the share of them inside their intervals of 90 %, and the mean ratio of high to low ends."""
 
     regime: str
     rows: int
-    inside: int
-    width: float
-
-    @property
-    def share(self) -> float:
-        """The share of rows inside; of intervals of 90 % about 0.9."""
-        return self.inside / self.rows
-
-    def to_dict(self) -> dict[str, object]:
-        return {"regime": self.regime, "rows": self.rows, "inside": self.share, "high_over_low": self.width}
+    inside: float
+    high_over_low: float
 
 
 def coverage_of(tables: Iterable[TableAccuracy]) -> tuple[Coverage, ...]:
@@ -75,12 +67,13 @@ def coverage_of(tables: Iterable[TableAccuracy]) -> tuple[Coverage, ...]:
 
 
 def _coverage(regime: str, rows: list[tuple[bool, float]]) -> Coverage:
-    return Coverage(regime, len(rows), sum(inside for inside, _ in rows), sum(width for _, width in rows) / len(rows))
+    inside, widths = zip(*rows, strict=True)
+    return Coverage(regime, len(rows), sum(inside) / len(rows), sum(widths) / len(rows))
 
 
 def coverage_parts(coverages: Iterable[Coverage]) -> list[Part]:
     """A table of coverage; nothing without intervals."""
-    rows = [(each.regime, str(each.rows), f"{each.share:.0%}", f"{each.width:.2f}") for each in coverages]
+    rows = [(each.regime, str(each.rows), f"{each.inside:.0%}", f"{each.high_over_low:.2f}") for each in coverages]
     title = "measured times inside intervals of 90 %"
     return [Table(title, ("regime", "rows", "inside", "high over low"), rows, (0,))] if rows else []
 
@@ -171,7 +164,8 @@ class LeftOut:
     ----------
     what : the kind: a collective, a class of sizes, a generation, a system or source, or all.
     tables, rows : how many.
-    mean_error, in_sample : the median over tables of mean absolute errors; with the constants of the same system, too.
+    median_of_mean_relative_errors : over tables.
+    in_sample : the same with the constants of the same system, too.
     inside : the share of rows inside their intervals; None without intervals.
     interval_score : the mean score of their intervals (`tasp_lab.measure.scores.Span`).
     """
@@ -179,21 +173,10 @@ class LeftOut:
     what: str
     tables: int
     rows: int
-    mean_error: float
+    median_of_mean_relative_errors: float
     in_sample: float
     inside: float | None
     interval_score: float | None
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "what": self.what,
-            "tables": self.tables,
-            "rows": self.rows,
-            "median_of_mean_relative_errors": self.mean_error,
-            "in_sample": self.in_sample,
-            "inside": self.inside,
-            "interval_score": self.interval_score,
-        }
 
 
 def left_out_of(tables: Iterable[TableAccuracy]) -> tuple[LeftOut, ...]:
@@ -250,7 +233,7 @@ def _left_out(what: str, parts: Sequence[tuple[list[SizeRow], list[float]]]) -> 
 def left_out_parts(found: Sequence[LeftOut]) -> list[Part]:
     """A table of errors of systems that were left out; nothing without collectives."""
     rows = [
-        (each.what, str(each.tables), str(each.rows), f"{each.mean_error:.1%}",
+        (each.what, str(each.tables), str(each.rows), f"{each.median_of_mean_relative_errors:.1%}",
          "-" if each.inside is None else f"{each.inside:.0%}",
          "-" if each.interval_score is None else f"{each.interval_score:.2f}", f"{each.in_sample:.1%}")
         for each in found
@@ -316,9 +299,9 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
     def to_dict(self) -> dict[str, object]:
         decisions = {name: found.to_dict() for name, found in decisions_of(self.tables).items()}
         return {
-            "left_out": [each.to_dict() for each in self.left_out],
+            "left_out": list(map(asdict, self.left_out)),
             "median_relative_error": self.median_relative_error,
-            "coverage": [each.to_dict() for each in self.coverage],
+            "coverage": list(map(asdict, self.coverage)),
             "decisions": decisions.pop("all"),
             "decisions_by_source": decisions,
             "tables": [self._table(table) for table in self.tables],

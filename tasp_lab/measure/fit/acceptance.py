@@ -12,21 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import RejectedFitError
+from tasp_lab.core.report import Report
 
 FOLDS = 3
-
-
-class Reporter(Protocol):
-    """The report of a fit."""
-
-    def to_dict(self) -> dict[str, object]:
-        """The report as a document."""
 
 
 def folds(count: int) -> list[list[int]]:
@@ -104,7 +97,7 @@ class Acceptance:
         return f"{begin}the fit is no better on {rows}: mean error {self.before:.1%} before, {after:.1%} after"
 
 
-def check_accepted(acceptances: Sequence[Acceptance], path: Path | str, report: Reporter) -> None:
+def check_accepted(acceptances: Sequence[Acceptance], path: Path | str, report: Report) -> None:
     """Raise `RejectedFitError` if a part of a fit is not accepted; `path` is the file that is not written."""
     if why := "; ".join(each.refusal() for each in acceptances if not each.accepted):
         raise RejectedFitError(f"{path}: not written, {why}; --force writes it", report.to_dict() | {"output": None})

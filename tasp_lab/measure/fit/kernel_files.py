@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from tasp_lab.core.errors import FitError
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, KernelFile, Variant, gpus, kernel_document
+from tasp_lab.machines.kernel_model.constants import (
+    PASSES,
+    Gpu,
+    KernelConstant,
+    KernelFile,
+    Passing,
+    Variant,
+    gpus,
+    kernel_document,
+)
 from tasp_lab.machines.kernel_model.designs import designs
 from tasp_lab.machines.kernel_model.kernel import call_parts, nearest_variant
 from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
 from tasp_lab.measure.readers.kernel_table import KernelTable, attention_shape
 
-Passing = Literal["forward", "backward"]
 Key = tuple[str, str]
 """GPU and kernel."""
 
-PASSES: tuple[Passing, ...] = ("forward", "backward")
 _LEAST_ROWS = 4
 _FORWARD_OF = {"aiter-asm-a16": "aiter-asm", "cudnn-deterministic": "cudnn"}
 """Kernels that differ backward only."""

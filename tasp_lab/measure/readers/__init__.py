@@ -21,31 +21,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from tasp_lab.core.errors import TableError
-from tasp_lab.measure.readers.file_position import check_is_text, parse_csv, read_text
-from tasp_lab.measure.readers.kernel_table import (
-    KernelRow,
-    KernelTable,
-    is_kernel_table,
-    parse_kernel_table,
-    read_kernel_table,
-)
-from tasp_lab.measure.readers.layer_table import UNIQUE, LayerRow, LayerTable, is_layer_table, layer_table
+from tasp_lab.measure.readers.file_position import CsvText, check_is_text, parse_csv, read_text
+from tasp_lab.measure.readers.kernel_table import KernelRow, KernelTable, is_kernel_table, kernel_table
+from tasp_lab.measure.readers.layer_table import LayerRow, LayerTable, is_layer_table, layer_table
 from tasp_lab.measure.readers.nccl_tests import parse_nccl_tests, read_nccl_tests
-from tasp_lab.measure.readers.pairs import (
-    PairTable,
-    parse_p2p_bandwidth,
-    parse_transfer_bench,
-    read_p2p_bandwidth,
-    read_transfer_bench,
-)
+from tasp_lab.measure.readers.pairs import PairTable, parse_p2p_bandwidth, parse_transfer_bench
 from tasp_lab.measure.readers.table import (
     COLLECTIVES,
     MeasuredTable,
     Row,
+    collective_tables,
     parse_table,
     parse_tables,
     read_table,
-    read_tables,
 )
 
 __all__ = [
@@ -60,89 +48,73 @@ __all__ = [
     "COLLECTIVES",
     "find_all_tables",
     "find_tables",
-    "is_kernel_table",
     "parse_any_table",
-    "parse_kernel_table",
-    "read_kernel_table",
     "read_table",
-    "read_tables",
     "parse_table",
     "parse_tables",
     "read_nccl_tests",
     "parse_nccl_tests",
-    "read_transfer_bench",
     "parse_transfer_bench",
-    "read_p2p_bandwidth",
     "parse_p2p_bandwidth",
 ]
-
-_T = TypeVar("_T")
 
 AnyTable = MeasuredTable | LayerTable | KernelTable
 """A table of a collective, of layers or of kernels."""
 
+_Found = TypeVar("_Found", bound=AnyTable)
 _LOG_ENDINGS = (".log", ".out", ".txt")
 
 
 def parse_any_table(text: str, name: str) -> AnyTable:
-    """The table in the text of a CSV file, of the kind that its columns show, by default of a collective.
+    """The first table in the text of a CSV file, of the kind that its columns show, by default of a collective.
 
     >>> type(parse_any_table("system,variant,seq_total\\n", "t.csv")).__name__
     'LayerTable'
 
     Raises `TableError` as `parse_table` does.
     """
-    if is_kernel_table(text):
-        return parse_kernel_table(text, name, lenient=True)
-    content = parse_csv(text, name, ())
-    return layer_table(parse_csv(text, name, UNIQUE)) if is_layer_table(content) else parse_table(text, name)
+    return _tables(parse_csv(text, name))[0]
+
+
+def _tables(content: CsvText) -> tuple[AnyTable, ...]:
+    if is_kernel_table(content):
+        return (kernel_table(content, lenient=True),)
+    return (layer_table(content),) if is_layer_table(content) else collective_tables(content)
 
 
 def find_all_tables(paths: Iterable[Path]) -> tuple[AnyTable, ...]:
     """The tables of every kind in files and folders, as `find_tables` finds those of collectives."""
-    return _find(paths, _read_any, read_nccl_tests)
+    return _find(paths, lambda content, is_named: _tables(content), read_nccl_tests)
 
 
-def _read_any(path: Path) -> tuple[AnyTable, ...]:
-    return (parse_any_table(read_text(path), str(path)),) if _is_other_table(path) else read_tables(path)
-
-
-def find_tables(
-    paths: Iterable[Path], *, in_place: bool = False, profile: str | None = None
-) -> tuple[MeasuredTable, ...]:
+def find_tables(paths: Iterable[Path], *, in_place: bool = False) -> tuple[MeasuredTable, ...]:
     """The tables in files and, recursively, in folders, in the given order and inside a folder by name.
 
     In a folder these are the .csv files except tables of kernels and layers, and the .log, .out and .txt files that
-    contain a run of nccl-tests. `in_place` selects the columns of logs; `profile` names the machine of tables without
-    one. Each file is read once.
+    contain a run of nccl-tests. `in_place` selects the columns of logs. Each file is read once.
 
     Raises `TableError` for malformed content, for a file in `paths` that is empty, not text or without a table, and
     for a path that does not exist.
     """
-    read_log = partial(read_nccl_tests, in_place=in_place, profile=profile)
-    return _find(paths, read_tables, read_log, leave_out=_is_other_table)
 
+    def of_collectives(content: CsvText, is_named: bool) -> tuple[MeasuredTable, ...]:
+        is_other = not is_named and (is_kernel_table(content) or is_layer_table(content))
+        return () if is_other else collective_tables(content)
 
-def _is_other_table(path: Path) -> bool:
-    """Whether a CSV file is a table of kernels or of layers."""
-    text = read_text(path)
-    return is_kernel_table(text) or is_layer_table(parse_csv(text, str(path), ()))
+    return _find(paths, of_collectives, partial(read_nccl_tests, in_place=in_place))
 
 
 def _find(
     paths: Iterable[Path],
-    read_csv: Callable[[Path], Iterable[_T]],
-    read_log: Callable[[Path], Iterable[_T]],
-    leave_out: Callable[[Path], bool] = lambda path: False,
-) -> tuple[_T, ...]:
-    tables: list[_T] = []
+    tables_of: Callable[[CsvText, bool], Iterable[_Found]],
+    read_log: Callable[[Path], Iterable[_Found]],
+) -> tuple[_Found, ...]:
+    tables: list[_Found] = []
     for path, is_named in _files(paths).items():
         if is_named:
             check_is_text(path)
-        elif path.suffix.lower() == ".csv" and leave_out(path):
-            continue
         if path.suffix.lower() == ".csv":
-            tables += read_csv(path)
+            tables += tables_of(parse_csv(read_text(path), str(path)), is_named)
             continue
         runs = tuple(read_log(path))
         if is_named and not runs:

@@ -9,7 +9,7 @@ import csv
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasp_lab.core.errors import QuantityError, TableError
@@ -113,22 +113,26 @@ _HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:(?:\s+(.*?))?\s*")
 class CsvText:
     """The content of a file.
 
-    `headers` are those with a value, by lower-case name; `places` are their lines. `lines` are the others, the
-    first one with the column names.
+    `headers` are by lower-case name, those that are repeated joined by line breaks; `places` are their first lines, and
+    `repeated` the second ones. `lines` are the others, the first one with the column names.
     """
 
     name: str
     headers: Mapping[str, str]
     places: Mapping[str, FilePosition]
     lines: tuple[tuple[FilePosition, list[str]], ...]
+    repeated: Mapping[str, FilePosition] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
         """The column names; none of a file without a line."""
         return self.lines[0][1] if self.lines else []
 
-    def check_columns(self) -> None:
-        """Raise `TableError` for a column that is there twice."""
+    def check(self, unique: Collection[str] = ()) -> None:
+        """Raise `TableError` for a column that is there twice, and for a header that must be `unique`."""
+        for key, place in self.repeated.items():
+            if key in unique:
+                raise place.error(f"duplicate header {key!r}", f"only that in line {self.places[key].line}")
         if len(set(self.columns)) < len(self.columns):
             raise self.lines[0][0].error("duplicate column", "each once")
 
@@ -141,39 +145,29 @@ class CsvText:
             yield place, dict(zip(columns, cells, strict=True))
 
 
-def parse_csv(text: str, name: str, unique: Collection[str]) -> CsvText:
-    """The content of a CSV file; a header repeated is joined by line breaks, unless it must be `unique`.
+def parse_csv(text: str, name: str) -> CsvText:
+    """The content of a CSV file.
 
-    >>> found = parse_csv("# source: a page\\nsize_B,time_us\\n1024,5\\n", "t.csv", ())
+    >>> found = parse_csv("# source: a page\\nsize_B,time_us\\n1024,5\\n", "t.csv")
     >>> found.headers, [cells for _, cells in found.rows()]
     ({'source': 'a page'}, [{'size_B': '1024', 'time_us': '5'}])
 
-    Raises `TableError` for a unique header that is there twice, and for malformed cells.
+    Raises `TableError` for malformed cells.
     """
     headers: dict[str, str] = {}
     places: dict[str, FilePosition] = {}
+    repeated: dict[str, FilePosition] = {}
     lines: list[tuple[FilePosition, list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         place = FilePosition(name, number)
         if line.lstrip().startswith("#"):
-            _add_header(headers, places, place, line.strip(), unique)
+            if header := _HEADER.fullmatch(line.strip()):  # other comments are ignored
+                key, value = header[1].lower(), header[2] or ""
+                headers[key] = f"{headers[key]}\n{value}" if key in headers else value
+                (repeated if key in places else places).setdefault(key, place)
         elif line.strip():
             lines.append((place, _cells(line, place)))
-    return CsvText(name, headers, places, tuple(lines))
-
-
-def _add_header(
-    headers: dict[str, str], places: dict[str, FilePosition], place: FilePosition, line: str, unique: Collection[str]
-) -> None:
-    """Store a line ``# key: value``; other comments are ignored."""
-    match = _HEADER.fullmatch(line)
-    if match is None:
-        return
-    key, value = match[1].lower(), match[2] or ""
-    if key in headers and key in unique:
-        raise place.error(f"duplicate header {key!r}", f"only that in line {places[key].line}")
-    headers[key] = f"{headers[key]}\n{value}" if key in headers else value
-    places[key] = place
+    return CsvText(name, headers, places, tuple(lines), repeated)
 
 
 def _cells(line: str, place: FilePosition) -> list[str]:

@@ -22,7 +22,6 @@ or ``causal full``. Benchmark tables state it in a line ``# note: FLOPs = ...; c
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from typing import Literal, NamedTuple
 
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_alias
-from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
+from tasp_lab.measure.readers.file_position import CsvText, FilePosition, parse_csv, quoted, read_text
 from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 
 CountedPairs = Literal["masked", "full"]
@@ -68,19 +67,14 @@ def counted_pairs(headers: Mapping[str, str], file: str) -> CountedPairs | None:
     return None
 
 
-def attention_flops(pairs: int, batch: int, heads: int, head_dim: int, passing: str) -> int:
-    """The FLOPs of attention with this number of (query, key) pairs per head; `passing` is one of `FLOPS_BY_PASS`."""
-    return FLOPS_BY_PASS[passing] * pairs * batch * heads * head_dim
+def attention_flops(passing: str, batch: int, heads: int, head_dim: int, sequence: int, *, causal: bool) -> int:
+    """The FLOPs of attention of a sequence to itself; `passing` is one of `FLOPS_BY_PASS`.
 
-
-def pairs_of(queries: int, keys: int, *, causal: bool, counted: CountedPairs = "masked") -> int:
-    """The (query, key) pairs of a rectangle; a causal mask is aligned to its last query and key.
-
-    >>> pairs_of(3, 3, causal=True), pairs_of(2, 4, causal=True), pairs_of(3, 3, causal=True, counted="full")
-    (6, 7, 9)
+    >>> attention_flops("forward", 1, 1, 1, 3, causal=True), attention_flops("backward", 1, 1, 1, 3, causal=False)
+    (24, 90)
     """
-    low = queries - keys if causal and counted == "masked" else 1 - keys
-    return int(pairs_in_band(low, queries - 1, queries, keys))
+    pairs = pairs_in_band(0 if causal else 1 - sequence, sequence - 1, sequence, sequence)
+    return FLOPS_BY_PASS[passing] * int(pairs) * batch * heads * head_dim
 
 
 Timing = Literal["kernel", "eager"]
@@ -100,9 +94,7 @@ _PASSES: dict[str, tuple[Literal["forward", "backward"], ...]] = {
 """Passes, as benchmarks abbreviate them, and as tables of layers name them."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "": "bf16"}
-_HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:\s*(.*?)\s*")
 _EAGER = re.compile(r"eager|wall time|do_bench|event latency|with launch", re.IGNORECASE)
-_PER_PAIR = {"forward": 4, "backward": 10}
 
 
 class RefusedRow(NamedTuple):
@@ -142,55 +134,46 @@ class KernelTable:
     refused: tuple[RefusedRow, ...] = ()
 
 
-def is_kernel_table(text: str) -> bool:
-    """Whether the first line without ``#`` names the columns of a table of kernels."""
-    columns = next((line.split(",") for line in text.splitlines() if line.strip() and not line.startswith("#")), [])
-    names = {name.strip() for name in columns}
+def is_kernel_table(content: CsvText) -> bool:
+    """Whether the columns are those of a table of kernels."""
+    names = set(content.columns)
     return names >= set(_ULTRA_ATTN) or names >= {"pass", "seq_q", "seq_k", "head_dim"}
 
 
 def read_kernel_table(path: Path) -> KernelTable:
-    """The table in a CSV file. Raises `TableError` as `parse_kernel_table` does."""
-    return parse_kernel_table(read_text(path), str(path))
+    """The table in a CSV file. Raises `TableError` as `kernel_table` does."""
+    return kernel_table(parse_csv(read_text(path), str(path)))
 
 
-def parse_kernel_table(text: str, name: str, *, lenient: bool = False) -> KernelTable:
-    """The table in the text of a CSV file; a `lenient` reader refuses single rows, not the file.
+def kernel_table(content: CsvText, *, lenient: bool = False) -> KernelTable:
+    """The table in a CSV file; a `lenient` reader refuses single rows, not the file.
 
-    >>> table = parse_kernel_table('''# gpu: H200
+    >>> table = kernel_table(parse_csv('''# gpu: H200
     ... # kernel: cudnn
     ... pass,causal,batch,heads,kv_heads,head_dim,seq_q,seq_k,time_us
     ... fwd,1,1,64,8,128,2048,2048,140.125
-    ... ''', "table.csv")
+    ... ''', "table.csv"))
     >>> table.rows[0].gpu, table.rows[0].kernel, table.rows[0].shapes[0].low, table.rows[0].measured_s
     ('h200', 'cudnn', 0, 0.000140125)
 
     Raises `TableError`, naming file and line, for a missing column, for cells that are no positive numbers, for a
     row without time and rate, and for a rate that contradicts the time or that counts masked pairs.
     """
-    headers: dict[str, str] = {}
-    lines: list[tuple[FilePosition, list[str]]] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("#"):
-            if match := _HEADER.fullmatch(line.strip()):
-                key = match[1].lower()
-                headers[key] = f"{headers[key]}\n{match[2]}" if key in headers else match[2]
-        elif line.strip():
-            lines.append((FilePosition(name, number), [cell.strip() for cell in next(csv.reader([line]))]))
-    if not lines:
+    name, headers = content.name, content.headers
+    if not content.lines:
         raise FilePosition(name, 1).error("no rows", f"columns {', '.join(COLUMNS)} and time_us or tflops")
-    (place, columns), *body = lines
+    place, columns = content.lines[0]
+    content.check()
     parse = _dialect(place, columns)
     rows: list[KernelRow] = []
     refused: list[RefusedRow] = []
-    for at, cells in body:
-        by_column = _by_column(at, columns, cells)
+    for at, cells in content.rows():
         try:
-            rows += parse(at, by_column, headers)
+            rows += parse(at, cells, headers)
         except TableError as error:
             if not lenient:
                 raise
-            refused.append(RefusedRow(at.line, by_column, str(error).removeprefix(f"{at}: ")))
+            refused.append(RefusedRow(at.line, cells, str(error).removeprefix(f"{at}: ")))
     if not rows and not refused:
         raise place.error("no rows below the columns", "one or more")
     timing: Timing = "eager" if _EAGER.search(headers.get("timing", headers.get("note", ""))) else "kernel"
@@ -202,8 +185,6 @@ _Parse = Callable[[FilePosition, _Cells, Mapping[str, str]], Iterator[KernelRow]
 
 
 def _dialect(place: FilePosition, columns: Sequence[str]) -> _Parse:
-    if len(set(columns)) < len(columns):
-        raise place.error("duplicate column", "each once")
     if set(columns) >= set(_ULTRA_ATTN):
         return _ultra_attn_rows
     if missing := [column for column in COLUMNS if column not in columns]:
@@ -211,12 +192,6 @@ def _dialect(place: FilePosition, columns: Sequence[str]) -> _Parse:
     if not {"time_us", "tflops"} & set(columns):
         raise place.error("neither a column 'time_us' nor 'tflops'", "one of them or both")
     return _rows
-
-
-def _by_column(place: FilePosition, columns: Sequence[str], cells: Sequence[str]) -> _Cells:
-    if len(cells) != len(columns):
-        raise place.error(f"{len(cells)} cells", f"{len(columns)}, one per column")
-    return dict(zip(columns, cells, strict=True))
 
 
 def _rows(place: FilePosition, cells: _Cells, headers: Mapping[str, str]) -> Iterator[KernelRow]:
@@ -259,7 +234,7 @@ def attention_shape(
     """A call without mask, or with a causal one whose last query sees all keys."""
     low, high = (queries - keys if causal else 1 - keys), queries - 1
     pairs = int(pairs_in_band(low, high, queries, keys))
-    flops = _PER_PAIR[passing] * pairs * batch * heads * head_dim
+    flops = FLOPS_BY_PASS[passing] * pairs * batch * heads * head_dim
     return KernelShape(
         "attend", "softmax", passing, dtype, batch, heads, kv_heads, head_dim, queries, keys, low, high, flops
     )
@@ -281,7 +256,7 @@ def _measured_s(
     first = shapes[0]
     square = first.queries * first.keys
     pairs = square if full or not causal else square - min(first.queries, first.keys) ** 2 / 2
-    factor = sum(_PER_PAIR[shape.passing] for shape in shapes)
+    factor = sum(FLOPS_BY_PASS[shape.passing] for shape in shapes)
     flops = factor * pairs * first.batch * first.heads * first.head_dim
     by_rate_s = flops / (place.positive(cells["tflops"], "tflops") * 1e12)
     if time_s is None:

@@ -75,7 +75,6 @@ class LayerTable:
     name: str
     profile: str | None
     kernel: str | None
-    source: str | None
     headers: Mapping[str, str]
     rows: tuple[LayerRow, ...]
     counted: CountedPairs | None = None
@@ -96,7 +95,7 @@ def layer_table(content: CsvText) -> LayerTable:
 
     Raises `TableError` for cells that are no numbers or negative, and for malformed headers.
     """
-    content.check_columns()
+    content.check(UNIQUE)
     headers = content.headers
     missing = [f"no column {column!r}" for column in REQUIRED if column not in content.columns]
     if not {"time_us", "tflops_per_gpu"} & set(content.columns):
@@ -106,7 +105,6 @@ def layer_table(content: CsvText) -> LayerTable:
         content.name,
         headers.get("profile") or None,
         headers.get("kernel") or None,
-        headers.get("source") or None,
         headers,
         rows,
         counted_pairs(headers, content.name),

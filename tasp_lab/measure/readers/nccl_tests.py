@@ -88,21 +88,18 @@ class _Run:
     is_complete: bool = False
 
 
-def read_nccl_tests(path: Path, *, in_place: bool = False, profile: str | None = None) -> list[MeasuredTable]:
+def read_nccl_tests(path: Path, *, in_place: bool = False) -> list[MeasuredTable]:
     """The tables in a log. Raises `TableError` as `parse_nccl_tests` does, and for a file that cannot be read."""
-    return parse_nccl_tests(read_text(path), str(path), in_place=in_place, profile=profile)
+    return parse_nccl_tests(read_text(path), str(path), in_place=in_place)
 
 
-def parse_nccl_tests(
-    text: str, name: str, *, in_place: bool = False, profile: str | None = None
-) -> list[MeasuredTable]:
+def parse_nccl_tests(text: str, name: str, *, in_place: bool = False) -> list[MeasuredTable]:
     """The tables in the text of a log named `name`, one per run; none if there is no run in it.
 
     The times are those of the out-of-place columns, or of the `in_place` ones. The collective is taken from the
     preamble of the run, else from the command line before it, the file name, or the columns if they allow only one.
-    `profile` is the machine of a log without a line ``# profile: NAME``, which no tool prints. Headers of a table:
-    ``profile`` if it is known, ``gpu``, ``nodes``, ``ranks_per_node`` if equal on all nodes, ``groups`` if the ranks
-    were split, ``parameters``, ``columns``.
+    Headers of a table: ``profile`` if there is a line ``# profile: NAME``, which no tool prints, ``gpu``, ``nodes``,
+    ``ranks_per_node`` if equal on all nodes, ``groups`` if the ranks were split, ``parameters``, ``columns``.
 
     >>> [table] = parse_nccl_tests('''
     ... # Collective test starting: all_gather_perf
@@ -119,7 +116,7 @@ def parse_nccl_tests(
     """
     runs = [run for run in _runs(text, name) if run.lines or run.columns]
     hint, named = _collective_of_name(name), _PROFILE.search(text)
-    profile, tables = named[1] if named else profile, []
+    profile, tables = named[1] if named else None, []
     for number, run in enumerate(runs, 1):
         title = f"{name}, run {number}" if len(runs) > 1 else name
         tables.append(_Reader(run, in_place).table(title, hint, profile))
@@ -219,7 +216,7 @@ class _Reader:
         reasons += ["no rows"] if self.start is not None and not rows else []
         headers = dict(self._headers(profile))
         return MeasuredTable(
-            name, profile, collective, ranks, None, headers, rows, ", ".join(reasons), warnings=tuple(warnings)
+            name, profile, collective, ranks, headers, rows, ", ".join(reasons), warnings=tuple(warnings)
         )
 
     def _rows(self) -> tuple[tuple[Row, ...], list[str]]:

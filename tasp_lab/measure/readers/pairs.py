@@ -22,13 +22,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
+from tasp_lab.measure.readers.file_position import FilePosition, quoted
 
 Kind = Literal["unidirectional", "bidirectional", "bidirectional-sum", "all-to-all", "transfers"]
 """The concurrent transfers: one; one in each direction, of which the table holds one; the same, as a sum; all pairs; or
@@ -95,11 +94,6 @@ class _Setting(NamedTuple):
 
     peer_to_peer: bool
     method: str | None
-
-
-def read_p2p_bandwidth(path: Path) -> list[PairTable]:
-    """The tables in a log. Raises `TableError` as `parse_p2p_bandwidth` does, and for a file that cannot be read."""
-    return parse_p2p_bandwidth(read_text(path), str(path))
 
 
 def parse_p2p_bandwidth(text: str, name: str) -> list[PairTable]:
@@ -217,11 +211,6 @@ class _Transfers:
         sizes = {size_bytes for *_, size_bytes in self.entries}
         size_bytes = sizes.pop() if len(sizes) == 1 else None
         return PairTable(f"{name}, test {self.number}", "transfers", values, bytes_per_transfer=size_bytes)
-
-
-def read_transfer_bench(path: Path) -> list[PairTable]:
-    """The tables in a log. Raises `TableError` as `parse_transfer_bench` does, and for a file that cannot be read."""
-    return parse_transfer_bench(read_text(path), str(path))
 
 
 def parse_transfer_bench(text: str, name: str) -> list[PairTable]:

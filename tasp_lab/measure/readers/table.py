@@ -10,16 +10,16 @@ A table is stored as a CSV file with headers::
     33554432,123.38
 
 ``profile`` names a machine of the catalogue, or a profile file beside the table (`MeasuredTable.machine`); other
-headers and columns are kept as text. A file has several tables if some of `KEYS` are columns instead of headers: one
-for each combination of their cells. ``size_B`` is the size column of nccl-tests, in bytes: the output of a rank for
-all_gather, its input for reduce_scatter, its send buffer for alltoall (its own part included), and one message for
-sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+headers are kept as text, other columns left out. A file has several tables if some of `KEYS` are columns instead of
+headers: one for each combination of their cells. ``size_B`` is the size column of nccl-tests, in bytes: the output of a
+rank for all_gather, its input for reduce_scatter, its send buffer for alltoall (its own part included), and one message
+for sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -54,19 +54,17 @@ class MeasuredTable:
 
     `name` is the file, and the run if a file has several. `headers` are all headers of the file, including those with
     a field. `reason` is why the table cannot be compared with a prediction, empty if it can. `warnings` list skipped
-    content. `others` are the columns besides size and time, as text, one cell per row.
+    content.
     """
 
     name: str
     profile: str | None
     collective: NcclTestsName | None
     ranks: int | None
-    source: str | None
     headers: Mapping[str, str]
     rows: tuple[Row, ...]
     reason: str = ""
     warnings: tuple[str, ...] = ()
-    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     from_size_bytes: int = 1
 
     @property
@@ -104,11 +102,6 @@ def read_table(path: Path) -> MeasuredTable:
     return parse_table(read_text(path), str(path))
 
 
-def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
-    """The tables in a CSV file. Raises `TableError` as `parse_table` does, and for a file that cannot be read."""
-    return parse_tables(read_text(path), str(path))
-
-
 def parse_tables(text: str, name: str) -> tuple[MeasuredTable, ...]:
     """The tables in the text of a CSV file: one, or several if some of `KEYS` are columns.
 
@@ -123,8 +116,12 @@ def parse_tables(text: str, name: str) -> tuple[MeasuredTable, ...]:
 
     Raises `TableError` as `parse_table` does.
     """
-    content = parse_csv(text, name, _UNIQUE)
-    content.check_columns()
+    return collective_tables(parse_csv(text, name))
+
+
+def collective_tables(content: CsvText) -> tuple[MeasuredTable, ...]:
+    """The tables in a CSV file. Raises `TableError` as `parse_table` does."""
+    content.check(_UNIQUE)
     keys = [column for column in KEYS if column in content.columns]
     if not keys:
         return (_table(content),)
@@ -141,7 +138,7 @@ def parse_tables(text: str, name: str) -> tuple[MeasuredTable, ...]:
         shown = " ".join(dict.fromkeys(value for value in values if value))
         headers = {**content.headers, **dict(zip(keys, values, strict=True))}
         places = {**content.places, **dict.fromkeys(keys, lines[0][0])}
-        tables.append(_table(CsvText(f"{name}, {shown}", headers, places, ((first, columns), *lines))))
+        tables.append(_table(CsvText(f"{content.name}, {shown}", headers, places, ((first, columns), *lines))))
     return tuple(tables)
 
 
@@ -154,8 +151,8 @@ def parse_table(text: str, name: str) -> MeasuredTable:
     ... size_B,time_us,note
     ... 33554432,125,warm
     ... ''', "table.csv")
-    >>> table.collective, table.ranks, table.rows, table.others
-    ('all_gather', 8, (Row(size_bytes=33554432, time_s=0.000125),), {'note': ('warm',)})
+    >>> table.collective, table.ranks, table.rows
+    ('all_gather', 8, (Row(size_bytes=33554432, time_s=0.000125),))
     >>> parse_table("# ranks: 8", "table.csv").reason
     "no header 'profile', no header 'collective', no column 'size_B', no column 'time_us'"
 
@@ -163,33 +160,33 @@ def parse_table(text: str, name: str) -> MeasuredTable:
     for a row with too few or too many cells, and for a duplicate header or column. If a required header is missing, the
     file may not be a table, and malformed rows only extend the reason.
     """
-    return _table(parse_csv(text, name, _UNIQUE))
+    (table,) = parse_tables(text, name)
+    return table
 
 
 def _table(content: CsvText) -> MeasuredTable:
     headers, places = content.headers, content.places
-    collective, ranks = _collective(headers, places), _ranks(headers, places)
-    first = headers.get(_FROM_SIZE)
+    collective, first = _collective(headers, places), headers.get(_FROM_SIZE)
+    ranks = places["ranks"].count(headers["ranks"], "ranks") if headers.get("ranks") else None
     from_size_bytes = places[_FROM_SIZE].size_bytes(first) if first else 1
     missing = [f"no header {key!r}" for key in _REQUIRED if not headers.get(key)]
     try:
-        columns, rows, others = _read_rows(content)
+        rows = _read_rows(content)
     except TableError as error:
         if not missing:
             raise
-        columns, rows, others = list(_COLUMNS), (), {}
+        rows = ()
         missing.append(str(error))
-    missing += [f"no column {column!r}" for column in _COLUMNS if column not in columns] or ["no rows"] * (not rows)
+    absent = [f"no column {column!r}" for column in _COLUMNS if column not in content.columns]
+    missing += absent or ["no rows"] * (not rows)
     return MeasuredTable(
         content.name,
         headers.get("profile") or None,
         collective,
         ranks,
-        headers.get("source") or None,
         headers,
         rows,
         ", ".join(missing),
-        others=others,
         from_size_bytes=from_size_bytes,
     )
 
@@ -204,17 +201,8 @@ def _collective(headers: Mapping[str, str], places: Mapping[str, FilePosition]) 
     raise places["collective"].error(f"collective {quoted(text)}", f"one of {', '.join(COLLECTIVES)}")
 
 
-def _ranks(headers: Mapping[str, str], places: Mapping[str, FilePosition]) -> int | None:
-    return places["ranks"].count(headers["ranks"], "ranks") if headers.get("ranks") else None
-
-
-def _read_rows(content: CsvText) -> tuple[list[str], tuple[Row, ...], dict[str, tuple[str, ...]]]:
-    """The column names, the rows if size and time are among the columns, and the other columns."""
-    content.check_columns()
-    columns = content.columns
-    if not set(_COLUMNS) <= set(columns):
-        return columns, (), {}
-    cells = list(content.rows())
-    rows = tuple(Row(place.size_bytes(row["size_B"]), place.time_s(row["time_us"])) for place, row in cells)
-    others = [column for column in columns if column not in _COLUMNS] if cells else []
-    return columns, rows, {column: tuple(row[column] for _, row in cells) for column in others}
+def _read_rows(content: CsvText) -> tuple[Row, ...]:
+    """The rows; none unless size and time are among the columns."""
+    if not set(_COLUMNS) <= set(content.columns):
+        return ()
+    return tuple(Row(place.size_bytes(row["size_B"]), place.time_s(row["time_us"])) for place, row in content.rows())

@@ -8,14 +8,15 @@ import pytest
 
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_alias
-from tasp_lab.measure.readers.kernel_table import is_kernel_table, parse_kernel_table, read_kernel_table
+from tasp_lab.measure.readers.file_position import parse_csv
+from tasp_lab.measure.readers.kernel_table import is_kernel_table, kernel_table, read_kernel_table
 
 OWN = Path(__file__).parents[3] / "tasp_lab" / "measure" / "tables" / "kernels"
 HEAD = "gpu,kernel,pass,dtype,causal,batch,heads,kv_heads,head_dim,seq_q,seq_k,time_us,tflops\n"
 
 
 def row_of(line: str, headers: str = "") -> tuple[float, int]:
-    table = parse_kernel_table(headers + HEAD + line, "t.csv")
+    table = kernel_table(parse_csv(headers + HEAD + line, "t.csv"))
     return table.rows[0].measured_s, table.rows[0].flops
 
 
@@ -53,7 +54,7 @@ def test_a_causal_mask_ends_at_the_bottom_right() -> None:
 
 def test_the_ratio_of_ultra_attn_is_that_of_queries_to_keys() -> None:
     text = "machine,seq_q,heads,head_dim,sq_over_skv,causal,fwd_us,bwd_us\nfit A800,256,1,128,3/1,False,17.408,90.112\n"
-    forward, backward = parse_kernel_table(text, "t.csv").rows
+    forward, backward = kernel_table(parse_csv(text, "t.csv")).rows
     assert (forward.gpu, forward.kernel) == ("a800", "flash-attention-2")
     assert (forward.shapes[0].queries, forward.shapes[0].keys) == (768, 256)
     assert forward.flops / forward.measured_s == pytest.approx(5.783e12, rel=1e-3)
@@ -81,14 +82,14 @@ def test_the_ratio_of_ultra_attn_is_that_of_queries_to_keys() -> None:
 )
 def test_what_is_wrong_is_one_line_with_file_and_line(text: str, message: str) -> None:
     with pytest.raises(TableError) as caught:
-        parse_kernel_table(text, "t.csv")
+        kernel_table(parse_csv(text, "t.csv"))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_tables_of_collectives_are_no_tables_of_kernels() -> None:
-    assert not is_kernel_table("# ranks: 8\nsize_B,time_us\n1,2\n")
-    assert is_kernel_table(HEAD)
+    assert not is_kernel_table(parse_csv("# ranks: 8\nsize_B,time_us\n1,2\n", "t.csv"))
+    assert is_kernel_table(parse_csv(HEAD, "t.csv"))
 
 
 def test_names_of_others() -> None:

@@ -26,9 +26,8 @@ from tasp_lab.measure.readers import (
     parse_table,
     parse_tables,
     parse_transfer_bench,
-    read_p2p_bandwidth,
-    read_transfer_bench,
 )
+from tasp_lab.measure.readers.file_position import read_text
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 TABLE = """# profile: h100-8
@@ -43,17 +42,11 @@ size_B,time_us,algbw_GBps
 """
 
 
-def test_a_table_has_its_headers_rows_and_other_columns() -> None:
+def test_a_table_has_its_headers_and_rows() -> None:
     table = parse_table(TABLE, "t.csv")
-    assert (table.profile, table.collective, table.ranks, table.source) == (
-        "h100-8",
-        "all_gather",
-        8,
-        "own: NCCL 2.26.2",
-    )
-    assert table.headers["note"] == "first\nsecond"
+    assert (table.profile, table.collective, table.ranks) == ("h100-8", "all_gather", 8)
+    assert (table.headers["source"], table.headers["note"]) == ("own: NCCL 2.26.2", "first\nsecond")
     assert table.rows == ((1024, 10.5e-6), (65536, 20e-6))
-    assert table.others == {"algbw_GBps": ("0.1", "3.3")}
     assert table.reason == ""
 
 
@@ -461,9 +454,9 @@ def test_tables_are_found_in_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "deep" / "notes.txt").write_bytes(b"nothing here \xff\x00")
     (tmp_path / "deep" / "other.json").write_text("{")
     (tmp_path / "first.dat").write_text("\n".join(log("alltoall", [(1, 2.0)])))
-    tables = find_tables([tmp_path / "first.dat", tmp_path, tmp_path / "deep"], profile="h100-8")
+    tables = find_tables([tmp_path / "first.dat", tmp_path, tmp_path / "deep"])
     assert [table.collective for table in tables] == ["alltoall", "all_gather", "sendrecv"]
-    assert {table.profile for table in tables} == {"h100-8"}
+    assert [table.profile for table in tables] == [None, "h100-8", None]
 
 
 def test_a_file_without_a_table_is_refused_if_it_is_named(tmp_path: Path) -> None:
@@ -617,7 +610,7 @@ def test_broken_tables_of_pairs_are_refused_in_one_line(text: str, message: str,
     path = tmp_path / "log"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TableError, match=re.escape(f"{path}, {message}")) as caught:
-        read_p2p_bandwidth(path) + read_transfer_bench(path)
+        parse_p2p_bandwidth(read_text(path), str(path)) + parse_transfer_bench(read_text(path), str(path))
     assert "\n" not in str(caught.value)
 
 
@@ -628,7 +621,7 @@ def test_a_file_with_keys_as_columns_has_a_table_for_each_combination() -> None:
     old, new = parse_tables(head + "\n".join(rows), "t.csv")
     assert (old.rows, new.rows) == (((1024, 10e-6), (2048, 12e-6)), ((1024, 11e-6),))
     assert [table.headers["library"] for table in (old, new)] == ["nccl==2.28", "nccl==2.29"]
-    assert {table.source for table in (old, new)} == {"a page"}
+    assert {table.headers["source"] for table in (old, new)} == {"a page"}
     assert old.name != new.name
 
 
