@@ -321,7 +321,8 @@ class Plan(Report):
         if len(self.steps) > 1:
             second = self.steps[1]
             slower = second.time_s / step.time_s - 1
-            how = "slower" if slower >= 0 else "faster, but needs more memory"
+            more = format_size_about(second.memory.total - step.memory.total)
+            how = "slower" if slower >= 0 else f"faster, which is a tie, with {more} more memory"
             low, high = paired_errors().ratio(_rival(second), _rival(step), setting_of(self.setting.machine))
             takes = f"It takes {low:.2f} to {high:.2f} times as long."
             lines.append(f"Next best: {describe(second.plan)}, {abs(slower):.1%} {how}. {takes}")
