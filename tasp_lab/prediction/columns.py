@@ -482,9 +482,9 @@ _ROWS: tuple[Column[Answer], ...] = (
         "memory_bytes",
         "tensors of the layer, gradients and buffers of the rank with the most positions",
         lambda a: a.memory_bytes,
-        STUDY,
+        RANKING + STUDY,
     ),
-    Column("fits", "whether a GPU has that memory", lambda a: a.fits, STUDY),
+    Column("fits", "whether a GPU has that memory, or null", lambda a: a.fits, RANKING + STUDY),
     Column("engine", "`simpy` or `array`", lambda a: a.passes[0].engine, STUDY),
     Column(
         "settled_by",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_double
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, repeat
 from math import inf
 from multiprocessing.sharedctypes import RawValue
 from typing import Any, TypeVar, Unpack, overload
@@ -23,7 +23,7 @@ from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
-from tasp_lab.core.units import format_time
+from tasp_lab.core.units import format_size_about, format_time
 from tasp_lab.core.workers import deal
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES
@@ -180,11 +180,12 @@ def compare(
         asked_now = [each for each in questions if each.name not in there]
         answers = _deal(lambda each: _answer(each, on, tune), asked_now, on, count, jobs)
         answers += [there[each.name] for each in questions if each.name in there]
-    answers.sort(key=lambda each: each.time_s)
+    answers.sort(key=lambda each: (not each.applies, is_too_large(each), each.time_s))
     recommendation = None
-    if applying := tuple(each for each in answers if each.applies):
-        recommendation = Recommendation(applying, prefer, on, tuple(settled))
-        regrets = iter(recommendation.expected_regrets)
+    if applying := [each for each in answers if each.applies]:
+        fitting = tuple(each for each in applying if not is_too_large(each))
+        recommendation = Recommendation(fitting or tuple(applying), prefer, on, tuple(settled))
+        regrets = chain(recommendation.expected_regrets, repeat(None))
         answers = [
             replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets))
             if each.applies else each
@@ -207,7 +208,7 @@ def compare(
 def _screened(
     questions: Sequence[Question], on: PreparedMachine, count: CountCallback, jobs: int
 ) -> tuple[list[Answer], list[Answer]]:
-    """The answers; and those that a bound settled, since it is more than a margin above the least time.
+    """The answers; and those that a bound settled, since it is more than a margin above the least time that fits.
 
     Single rings are always simulated: speed-ups are over the fastest of them.
     """
@@ -225,16 +226,24 @@ def _screened(
         if settled is not None and settled.rank_s > margin * best_s.value:
             return settled, settled
         found = built.answer()
-        best_s.value = min(best_s.value, float(found.time_s))
+        if not is_too_large(found):
+            best_s.value = min(best_s.value, float(found.time_s))
         return found, settled
 
     found = _deal(answer_of, questions, on, count, jobs)
     # which ones were simulated depends on the order, what is shown does not
-    least_s = min((float(each.time_s) for each, _ in found if each.status == "ok"), default=inf)
+    least_s = min(
+        (float(each.time_s) for each, _ in found if each.status == "ok" and not is_too_large(each)), default=inf
+    )
     is_settled = [settled is not None and settled.rank_s > margin * least_s for _, settled in found]
     answers = [each for (each, _), left_out in zip(found, is_settled, strict=True) if not left_out]
     settled = [each for (_, each), left_out in zip(found, is_settled, strict=True) if left_out and each is not None]
     return answers, sorted(settled, key=lambda each: each.rank_s)
+
+
+def is_too_large(answer: Answer) -> bool:
+    """Whether a schedule applies, and is known not to fit into the memory of a GPU."""
+    return answer.status == "ok" and answer.fits is False
 
 
 def _deal(
@@ -362,7 +371,7 @@ def _choice(
 
 @dataclass(frozen=True, repr=False)
 class Ranking(Report):
-    """All answers, the fastest first; those of schedules that do not apply last.
+    """All answers, the fastest first; then those that do not fit into a GPU, and those that do not apply last.
 
     `settled` are those that a bound settled (see `compare`), the least bound first. `question` is what was asked of
     each schedule. Of a hybrid `choice` says which stacks are compared, None if they were given. `recommendation` is
@@ -428,11 +437,13 @@ class Ranking(Report):
     def parts(self) -> list[Part]:
         found: list[Part] = []
         first = self.best
+        found += [self._none_fits] if self._none_fits else []
         found += self.recommendation.lines() if self.recommendation is not None else []
         found += [versus_table(self.versus)] if self.versus else []
         if first.applies:
             title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
             found.append(table_of(title, "ranking", self._applying, lambda _: self.single_ring))
+            found += [self._too_large] if self._too_large else []
             found += [self._settled_line] if self.settled else []
             found += self.machine.changes
             found += [] if self.choice is None else [str(self.choice)]
@@ -442,6 +453,22 @@ class Ranking(Report):
         if refused:
             found.append(refused_table(refused))
         return found
+
+    @property
+    def _none_fits(self) -> str:
+        """That no schedule fits into the memory of a GPU, and what the smallest one needs; empty if one does."""
+        if not self._applying or not all(map(is_too_large, self._applying)):
+            return ""
+        least = min(self._applying, key=lambda each: each.memory_bytes)
+        return (
+            f"No schedule fits into a GPU: {least.schedule} needs {format_size_about(least.memory_bytes)}, the least."
+        )
+
+    @property
+    def _too_large(self) -> str:
+        """Which schedules do not fit into the memory of a GPU beside some that do; empty if all fit, or none."""
+        names = [each.schedule for each in self._applying if is_too_large(each)]
+        return "" if self._none_fits or not names else f"do not fit into a GPU: {', '.join(names)}"
 
     @property
     def _settled_line(self) -> str:

@@ -49,6 +49,25 @@ def test_screening_changes_no_recommendation(
     assert screened.single_ring_s == whole.single_ring_s
 
 
+@pytest.mark.parametrize(("length", "fitting"), [(2**20, "all"), (6 * 2**20, "some"), (2**24, "none")])
+def test_what_fits_is_recommended(length: int, fitting: str) -> None:
+    """A GPU holds its share of the tensors, and the buffers of some schedules; bounds are compared with those."""
+    layer = Workload(length, heads=32, kv_heads=8, mask="causal")
+    whole, screened = both("h100-8", layer, "both")
+    fits = [each.fits for each in whole.candidates if each.applies]
+    assert {"all": all(fits), "some": any(fits) and not all(fits), "none": not any(fits)}[fitting]
+    assert fits == sorted(fits, reverse=True)
+    for found in (whole, screened):
+        assert found.recommendation is not None
+        assert found.recommendation.schedule == whole.recommendation.schedule  # type: ignore[union-attr]
+        assert found.recommendation.answer.fits is (fitting != "none")
+        assert {each.fits for each in found.recommendation.answers} == {fitting != "none"}
+        assert ("do not fit into a GPU: " in str(found)) == (fitting == "some")
+        assert str(found).startswith("No schedule fits into a GPU: ") == (fitting == "none")
+    rows = whole.to_dict()["results"]
+    assert [row["fits"] for row in rows if row["applies"]] == fits  # type: ignore[attr-defined]
+
+
 def test_short_layers_between_nodes_are_settled_by_bounds() -> None:
     """Messages cost more than kernels there, and schedules send amounts that differ."""
     found = compare("h100-2x8", Workload(16384, heads=32, kv_heads=8, mask="causal"), passes="both", screen=True)
