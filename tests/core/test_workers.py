@@ -14,6 +14,7 @@ import pytest
 
 from tasp_lab.core.errors import RunError, ScheduleError
 from tasp_lab.core.workers import deal
+from tests.support.signals import interrupts_heard
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux only")
 
@@ -78,6 +79,6 @@ def test_an_interrupt_ends_all_processes(only_in_a_copy: Callable[..., Callable[
         os.kill(here, signal.SIGINT)
         time.sleep(60)
 
-    with pytest.raises(KeyboardInterrupt):
+    with interrupts_heard(), pytest.raises(KeyboardInterrupt):
         deal(only_in_a_copy(interrupt), range(4), 2)
     assert not multiprocessing.active_children()
