@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
-from tasp_lab.topology.links import Link, SharedCapacity, SwitchKind, Vertex
-
-if TYPE_CHECKING:
-    from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.links import Link, Linked, SharedCapacity, SwitchKind, Vertex
 
 MIN_BANDWIDTH_BYTES_PER_S, MAX_BANDWIDTH_BYTES_PER_S = 1e-9, 1e18
 """Far below any scaled-down link and far above any real link, so that all results are finite."""
@@ -19,7 +16,7 @@ MAX_LATENCY_S = 1e9
 """Thirty years: more than the latency of any real link, and finite."""
 
 
-def check_topology(topology: Topology) -> None:
+def check_topology(topology: Linked) -> None:
     """Raise `TopologyError` unless all numbers and names are valid, and every rank can reach every other."""
     if topology.world_size < 1:
         raise TopologyError(f"topology {topology.name!r}: world_size is {topology.world_size}, expected 1 or more")
@@ -44,7 +41,7 @@ def check_topology(topology: Topology) -> None:
     _check_places(topology)
 
 
-def _check_places(topology: Topology) -> None:
+def _check_places(topology: Linked) -> None:
     """Check that the kinds of switches and the nodes of ranks match the graph."""
     described = [switch.name for switch in topology.switches]
     for name in described:
@@ -65,7 +62,7 @@ def _check_places(topology: Topology) -> None:
         )
 
 
-def _check_switch(topology: Topology, switch: str) -> None:
+def _check_switch(topology: Linked, switch: str) -> None:
     where = f"topology {topology.name!r}: switch {switch!r}"
     if not switch.strip():
         raise TopologyError(f"topology {topology.name!r}: a switch has no name")
@@ -75,7 +72,7 @@ def _check_switch(topology: Topology, switch: str) -> None:
         raise TopologyError(f"{where} could be taken for a link, expected a name without '->'")
 
 
-def _check_link(topology: Topology, link: Link) -> None:
+def _check_link(topology: Linked, link: Link) -> None:
     where = f"topology {topology.name!r}: link {link.name}"
     for end in (link.source, link.destination):
         if isinstance(end, int) and not 0 <= end < topology.world_size:
@@ -86,7 +83,7 @@ def _check_link(topology: Topology, link: Link) -> None:
     _check_latency(where, link.latency_s)
 
 
-def _check_shared(topology: Topology, shared: SharedCapacity, names: set[str]) -> None:
+def _check_shared(topology: Linked, shared: SharedCapacity, names: set[str]) -> None:
     where = f"topology {topology.name!r}: shared capacity {shared.name!r}"
     _check_bandwidth(where, shared.bandwidth_bytes_per_s)
     if not shared.links:
@@ -96,7 +93,7 @@ def _check_shared(topology: Topology, shared: SharedCapacity, names: set[str]) -
             raise TopologyError(f"{where} covers link {name}, which does not exist")
 
 
-def _check_connected(topology: Topology) -> None:
+def _check_connected(topology: Linked) -> None:
     """Check that every rank reaches every other, and that every switch has incoming and outgoing links."""
     component = topology.table.components
     for vertex, label in zip(topology.vertices, component.tolist(), strict=True):
