@@ -287,7 +287,10 @@ def test_a_rank_that_dies_is_named() -> None:
         "    TimedAttention.softmax = die\n"
         "main()\n"
     )
-    done = run(*torchrun("--no-python", sys.executable, "-c", program, *TINY, "--steps", "9"))
+    # torchrun ends the other rank as soon as it looks, which may be before that has said anything
+    done = run(
+        *torchrun("--monitor-interval", "5", "--no-python", sys.executable, "-c", program, *TINY, "--steps", "9")
+    )
     assert done.returncode != 0
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("train_gpt: ")]
     assert line.startswith("train_gpt: training step 3, attention: rank 0")
