@@ -41,7 +41,7 @@ DETERMINISTIC_S = 6.0
 """CP-SAT's own count of work, about the seconds of a core."""
 
 TICKS = 20_000
-"""Of the time of all calls of a rank: CP-SAT counts in whole ticks, rounded to the nearest."""
+"""CP-SAT counts time in whole numbers: so many ticks are the time of all calls of a rank."""
 
 
 class Transfer(NamedTuple):

@@ -45,7 +45,7 @@ from tasp_lab.prediction.inputs import (
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
 from tasp_lab.prediction.recommend import TIE
-from tasp_lab.prediction.step_results import LESS_CHECKED, StepPrediction
+from tasp_lab.prediction.step_results import LESS_CHECKED, LOGIT_CHUNKS, StepPrediction
 from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, step_rates
 from tasp_lab.schedules.registry import check_names
@@ -66,9 +66,6 @@ MOST_DOUBLED = 512
 
 MOST_SIMULATED = 128
 """On more GPUs twice the nodes are not simulated where one more node has no layout."""
-
-LOGIT_CHUNKS = 8
-"""Parts of the logits in the change that computes them in parts."""
 
 
 def plan(

@@ -202,11 +202,11 @@ class Search:
         """The layout with the first schedule whose buffers fit; the least memory with buffers where none do; the
         reason where no schedule applies.
         """
-        ranked, usable = self.rankings[_context(plan)], self.setting.rates.usable_bytes
+        ranked, rates = self.rankings[_context(plan)], self.setting.rates
         if isinstance(ranked, str):
             return ranked
         needed = {name: least_memory(plan, size) for name, size in ranked}
-        fitting = (name for name, memory in needed.items() if usable is None or memory.total <= usable)
+        fitting = (name for name, memory in needed.items() if rates.holds(memory.total) is not False)
         name = next(fitting, None)
         return min(needed.values(), key=sum) if name is None else replace(plan, schedule=name)
 

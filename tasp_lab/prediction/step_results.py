@@ -29,7 +29,7 @@ LESS_CHECKED = (
 """Shown with every step."""
 
 LOGIT_CHUNKS = 8
-"""Parts of the logits in an option that may make a step fit."""
+"""Parts of the logits where computing them in parts may make a step fit."""
 
 STATES = ("all states at each rank", "ZeRO 1", "ZeRO 2", "FSDP")
 """How states are shared, by ZeRO stage."""

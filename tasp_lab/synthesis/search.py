@@ -40,7 +40,7 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import Answer, Built, Candidate, Detail, answer
 from tasp_lab.prediction.captions import describe_layer, provenance_of, title_of
 from tasp_lab.prediction.columns import fields_of, table_of
-from tasp_lab.prediction.compare import Ranking, compare
+from tasp_lab.prediction.compare import Ranking, compare, is_too_large
 from tasp_lab.prediction.inputs import MachineLike, QuestionKeywords
 from tasp_lab.prediction.question import (
     NO_SAMPLES,
@@ -172,10 +172,8 @@ class _Search:
         self.machine, self.work, self.options = on.machine_for(question.layer), question.layer, question.options
         applying = [each for each in ranking.candidates if each.applies]
         self.room_bytes = _room_bytes(applying[0]) if applying else None
-        if self.room_bytes is not None:  # what may not fit
-            applying = [each for each in applying if each.buffer_bytes <= self.room_bytes]
-        self.applying = applying
-        self.named = applying[0] if applying else None
+        self.applying = [each for each in applying if not is_too_large(each)]
+        self.named = self.applying[0] if self.applying else None
         self.random = np.random.default_rng(question.sampling.seed if question.sampling else 0)
         self.times_s: dict[_Trial, float] = {}
         passes = self.options.passes
@@ -218,7 +216,7 @@ class _Search:
 
     @property
     def frames_by_time(self) -> list[Frame]:
-        """Those with a plan of each pass, the fastest first."""
+        """The frames for which each pass has a plan, the fastest first."""
         known = dict.fromkeys(frame for frame, _ in self.best if self.frame_s(frame) < inf)
         return sorted(known, key=self.frame_s)
 

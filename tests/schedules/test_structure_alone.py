@@ -42,7 +42,7 @@ def with_rates(topology: Topology, seed: int, same: bool) -> Topology:
 
 
 def on(topology: Topology, rings: Decomposition | None) -> Decomposition | None:
-    """The same rings of a topology of the same structure."""
+    """The same rings, on another topology that has the same links with other rates."""
     return rings and Decomposition(topology, rings.rings, rings.fold, rings.reason, rings.shares)
 
 

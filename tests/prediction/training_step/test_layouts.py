@@ -38,7 +38,7 @@ small_layouts = st.builds(
     lambda tp, cp, dp, zero: Layout(tp, cp, 1, min(dp, 8 // (tp * cp)), zero),
     st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([0, 1, 3]),
 )  # fmt: skip
-"""Of at most 8 ranks, without pipelines."""
+"""Layouts of at most 8 ranks without pipelines."""
 
 staged_layouts = st.builds(
     lambda tp, cp, pp, dp, zero, rounds, checkpointing: Layout(
