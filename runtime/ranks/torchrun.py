@@ -130,6 +130,8 @@ def join(backend: BackendKind = "auto", gpu_machine: str | None = None) -> Itera
             _set_variables()
             torch.cuda.set_device(_local_rank())
         dist.init_process_group(chosen, timeout=START_LIMIT, **(_nccl_options() if chosen == "nccl" else {}))
+        if chosen == "gloo":
+            dist.barrier()  # a rank that ends at once must not fail one that still connects
     except (RuntimeError, ValueError) as error:
         if chosen == "nccl":
             at_once()  # what there is of the group may wait for other ranks

@@ -259,3 +259,23 @@ def environment_of_a_rank() -> dict[str, object]:
 @pytest.mark.distributed
 def test_what_ranks_run_on_is_known() -> None:
     assert as_if_by_torchrun(environment_of_a_rank, 2) == [{"backend": "gloo", "device": "cpu"}] * 2
+
+
+def all_have_joined(folder: str) -> bool:
+    """On a rank: whether all had joined when this one went on, where rank 1 takes longer."""
+    init, mine = dist.init_process_group, Path(folder) / os.environ["RANK"]
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        init(*arguments, **options)
+        threading.Event().wait(0.5 * int(os.environ["RANK"]))
+        mine.touch()
+
+    dist.init_process_group = slow
+    with join() as ranks:
+        return all((Path(folder) / str(rank)).exists() for rank in range(ranks.world_size))
+
+
+@pytest.mark.distributed
+def test_no_rank_goes_on_before_all_have_joined(tmp_path: Path) -> None:
+    """gloo fails a rank that still connects to one that has left."""
+    assert as_if_by_torchrun(all_have_joined, 2, str(tmp_path)) == [True, True]

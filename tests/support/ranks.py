@@ -149,6 +149,7 @@ def _join_group(rank: int, world_size: int, folder: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=60), world_size, rank)
+    dist.barrier()  # a rank whose call ends at once must not fail one that still connects
 
 
 def _set_environment(rank: int, world_size: int, folder: str) -> None:
