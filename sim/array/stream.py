@@ -64,10 +64,10 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 _STEPS_KEPT = 6
-"""How many steps of operations a window has room for at first; it grows fourfold where ranks are further apart."""
+"""How many steps of operations a window has room for at least; it grows fourfold where ranks are further apart."""
 
-_LEAST_ROWS = 2**18
-"""Windows of less memory are not worth starting again for."""
+_MANY_STEPS, _MANY_ROWS = 256, 2**20
+"""As machine code a window begins with room for so many steps if it takes no more rows: to start again takes longer."""
 
 _MAX_ROWS = 2**24
 
@@ -87,7 +87,7 @@ def stream_time_s(
     if not _is_simple(schedule, machine):
         return None
     per_step = schedule.transfers // max(len(schedule.steps), 1) + 2 * schedule.world_size
-    rows = max(_STEPS_KEPT * per_step, _LEAST_ROWS if fast else 1)
+    rows = max(_STEPS_KEPT * per_step, min(_MANY_STEPS * per_step, _MANY_ROWS) if fast else 1)
     ahead = schedule.blocks.pools[0].buffers + _MORE_AHEAD
     rates = _Rates(machine.topology, schedule.lanes)
     while rows < _MAX_ROWS and ahead < 4 * len(schedule.steps) + 4:
