@@ -87,7 +87,8 @@ def stream_time_s(
     if not _is_simple(schedule, machine):
         return None
     per_step = schedule.transfers // max(len(schedule.steps), 1) + 2 * schedule.world_size
-    rows = max(_STEPS_KEPT * per_step, min(_MANY_STEPS * per_step, _MANY_ROWS) if fast else 1)
+    most = min(len(schedule.steps), _MANY_STEPS) * per_step
+    rows = max(_STEPS_KEPT * per_step, min(most, _MANY_ROWS) if fast else 1)
     ahead = schedule.blocks.pools[0].buffers + _MORE_AHEAD
     rates = _Rates(machine.topology, schedule.lanes)
     while rows < _MAX_ROWS and ahead < 4 * len(schedule.steps) + 4:
