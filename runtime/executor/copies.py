@@ -54,7 +54,7 @@ class Copies:
     """
 
     def __init__(self, schedule: Schedule, part: RankPart, memory: torch.Tensor, work: Work, as_bytes: bool) -> None:
-        self.part, self.memory, self.work, self._as_bytes = part, memory, work, as_bytes
+        self.part, self.memory, self._as_bytes = part, memory, as_bytes
         self._kinds = schedule.blocks.kinds
         self._sizes, self._home_sizes, self._kind, initial = _facts(schedule, part.rank)
         self._initial_sums = initial & _added_to(part)
@@ -68,7 +68,14 @@ class Copies:
         self._resident: dict[tuple[int, ...], tuple[Views, torch.Tensor | None] | None] = {}
         self._lock = threading.Lock()
         self._operands: dict[int, list[Views | None]] = {}
+        self.use(work)
         self.begin()
+
+    def use(self, work: Work) -> None:
+        """Take another work for the following runs."""
+        self.work = work
+        self._ready: dict[int, list[Views]] = {}
+        self._bound: dict[int, Views] = {}
 
     def begin(self) -> None:
         """Begin a run: resident copies are those of the start."""
@@ -154,7 +161,7 @@ class Copies:
 
     def compute(self, row: CallRow) -> None:
         """Make a kernel call, and join what it adds to resident copies; the rest waits for its join."""
-        found = self.work.compute(row, self._operands_of(row))
+        found = self.work.compute(row, self._ready.get(row.operation) or self._operands_of(row))
         planned = self._planned.get(id(row))
         if planned is None:
             places = [place for place in row.adds if place.since == RESIDENT]
@@ -179,7 +186,7 @@ class Copies:
             if each.at_home:
                 self._add_to_resident(each, found)
             else:
-                self._sums.join(each, each.is_first, found, self.work.bound)
+                self._sums.join(each, each.is_first, found, self._bound_of)
             if each.call is not None:
                 self._joined(each.call, len(each.blocks))
 
@@ -213,24 +220,42 @@ class Copies:
     def _add_to_resident(self, sum_: Sum, found: Sequence[Parts]) -> None:
         with self._lock:
             if self._has_parts.issuperset(sum_.blocks):
-                self._sums.join(sum_, False, found, self.work.bound)
+                self._sums.join(sum_, False, found, self._bound_of)
                 return
             for each, is_empty in self._sums.split(sum_, [block not in self._has_parts for block in sum_.blocks]):
-                self._sums.join(each, is_empty, found, self.work.bound)
+                self._sums.join(each, is_empty, found, self._bound_of)
             self._has_parts.update(sum_.blocks)
 
     def _operands_of(self, row: CallRow) -> list[Views]:
-        """The operands of a kernel call. Those that are the copies themselves are kept for later runs."""
+        """The operands of a kernel call.
+
+        Those that are the copies themselves are kept for later runs, those of one block of the caller with its tensors.
+        """
         kept = self._operands.get(row.operation)
         if kept is None:
             found = [self._operand(each) for each in row.operands]
             arranged = [self.work.arranged(fields) for fields, _ in found]
             self._operands[row.operation] = [each if found[at][1] else None for at, each in enumerate(arranged)]
-            return arranged
-        return [
-            self.work.arranged(self.operand(each)) if fields is None else fields
-            for each, fields in zip(row.operands, kept, strict=True)
-        ]
+        else:
+            arranged = [
+                self.work.arranged(self.operand(each)) if fields is None else fields
+                for each, fields in zip(row.operands, kept, strict=True)
+            ]
+        if all(
+            fields is not None or (each.offset == OUTSIDE and len(each.blocks) == 1)
+            for each, fields in zip(row.operands, self._operands[row.operation], strict=True)
+        ):
+            self._ready[row.operation] = arranged
+        return arranged
+
+    def _bound_of(self, blocks: Sequence[int]) -> Views:
+        """As `Work.bound`; those of one block are kept for later runs with the same work."""
+        if len(blocks) > 1:
+            return self.work.bound(blocks)
+        found = self._bound.get(blocks[0])
+        if found is None:
+            found = self._bound[blocks[0]] = self.work.bound(blocks)
+        return found
 
     def operand(self, operand: Operand) -> Views:
         """The fields of an operand of a kernel call."""

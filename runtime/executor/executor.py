@@ -64,7 +64,7 @@ class Executor:
     def reuse(self, transport: Transport, work: Work | None) -> None:
         """Run from now on over a transport of the same `key`, and with other tensors; None: with none at all."""
         self._transport = self._message_io.transport = transport
-        self.copies.work = work or _NoWork()
+        self.copies.use(work or _NoWork())
 
     def give_back(self) -> None:
         """Give the memory back to the transport; there are no further runs."""

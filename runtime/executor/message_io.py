@@ -19,7 +19,7 @@ from runtime.protocol.heartbeat import WORKING
 from runtime.protocol.records import Computed, Received, Sent
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
-from tasp_lab.schedule.rank_part import CallRow, Join
+from tasp_lab.schedule.rank_part import CallRow
 
 Progress = Callable[[int], None]
 """Called when a rank progresses or begins to wait, with the awaited rank or a state of `runtime.protocol.heartbeat`."""
@@ -46,9 +46,9 @@ class MessageIO:
     """
 
     def __init__(self, rank: int, transport: Transport, copies: Copies, progress: Progress) -> None:
-        self._rank, self._copies = rank, copies
+        self._rank, self.copies = rank, copies
         self.transport, self._progress = transport, None if progress is no_progress else progress
-        self._messages: dict[int, Message] = {}
+        self._posted: dict[int, tuple[object, list[Message]]] = {}
         self._gathered: dict[int, torch.Tensor] = {}
         self._waiting_for: dict[tuple[str, int], int] = {}
         self._computing: dict[int, CallRow] = {}
@@ -64,9 +64,9 @@ class MessageIO:
             self._computed: list[tuple[CallRow, Mark, Mark]] = []
 
     def post_receives(self, messages: Sequence[PlannedMessage], channel: int = 0) -> list[Wait]:
-        received = [self._messages.get(each.node) or self._message(each, channel) for each in messages]
+        kept = self._posted.get(id(messages))
         try:
-            return self.transport.receive(received)
+            return self.transport.receive(kept[1] if kept else self._messages(messages, channel))
         except LostPeer as error:
             lost = messages[error.number]
             raise self._lost(lost, f"posting the receive of {lost.blocks} from it", error) from None
@@ -75,35 +75,22 @@ class MessageIO:
         if self.timed:
             posted = self.streams.mark()
             self._sent += [(each, posted) for each in messages]
-        sent = [self._messages.get(each.node) or self._message(each, channel) for each in messages]
+        kept = self._posted.get(id(messages))
         try:
-            return self.transport.send(sent)
+            return self.transport.send(kept[1] if kept else self._messages(messages, channel))
         except LostPeer as error:
             if not messages:
                 raise RunError(f"rank {self._rank}: lost a rank ({error})") from None
             lost = messages[error.number]
             raise self._lost(lost, f"sending it {lost.blocks}", error) from None
 
-    def receive_all(self, messages: Sequence[PlannedMessage], waits: Mapping[int, Wait]) -> None:
-        """Wait until messages have arrived, in their order; `waits` are by node."""
-        if self._is_silent:
-            self._wait_for_all("in", messages, waits)
-        else:
+    def wait_for_all(self, direction: str, waits: Mapping[int, Wait], messages: Sequence[PlannedMessage]) -> None:
+        """`receive` several messages in their order, or with ``out`` `finish_send`; `waits` are by node."""
+        if not self._is_silent:
+            end = self.receive if direction == "in" else self.finish_send
             for each in messages:
-                self.receive(each, waits[each.node])
-
-    def finish_all(self, messages: Sequence[PlannedMessage], waits: Mapping[int, Wait]) -> None:
-        """Wait until what is sent may be overwritten."""
-        if self._is_silent:
-            self._wait_for_all("out", messages, waits)
-            for each in messages:
-                if each.given or each.offset == OUTSIDE:
-                    self._finished(each)
-        else:
-            for each in messages:
-                self.finish_send(each, waits[each.node])
-
-    def _wait_for_all(self, direction: str, messages: Sequence[PlannedMessage], waits: Mapping[int, Wait]) -> None:
+                end(each, waits[each.node])
+            return
         before = None
         for each in messages:
             wait = waits[each.node]
@@ -113,6 +100,8 @@ class MessageIO:
                 except LostPeer as error:
                     raise self._lost(each, _WAITS[direction].format(each.blocks), error) from None
                 before = wait
+            if direction == "out" and (each.given or each.offset == OUTSIDE):
+                self._finished(each)
 
     def receive(self, message: PlannedMessage, wait: Wait) -> None:
         """Wait until a message has arrived."""
@@ -129,21 +118,23 @@ class MessageIO:
         if message.offset == OUTSIDE:
             self._gathered.pop(message.node, None)
         if message.given:
-            self._copies.given(message.given)
+            self.copies.given(message.given)
 
-    def join(self, joins: Sequence[Join]) -> None:
-        """Join what came to some copies."""
-        self._copies.join(joins)
+    def compute_all(self, rows: Sequence[CallRow]) -> None:
+        """Make several kernel calls."""
+        compute = self.copies.compute if self._is_silent else self.compute
+        for row in rows:
+            compute(row)
 
     def compute(self, row: CallRow) -> None:
         """Make a kernel call."""
         if self._is_silent:
-            self._copies.compute(row)
+            self.copies.compute(row)
             return
         began = self.streams.mark() if self.timed else None
         self._computing[row.lane] = row
         self._report()
-        self._copies.compute(row)
+        self.copies.compute(row)
         del self._computing[row.lane]
         self._report()
         if began is not None:
@@ -163,13 +154,16 @@ class MessageIO:
             for row, began, ended in self._computed
         )
 
-    def _message(self, message: PlannedMessage, channel: int) -> Message:
-        """A message that is posted; it is kept for later runs unless it is gathered in each."""
-        found = Message(message.peer, message.tag, self._copies.message(message), channel, message)
-        if message.is_gathered:
-            self._gathered[message.node] = found.data
-        else:
-            self._messages[message.node] = found
+    def _messages(self, messages: Sequence[PlannedMessage], channel: int) -> list[Message]:
+        """Messages that are posted together; they are kept for later runs unless one is gathered in each.
+
+        They are kept with what they are made from, whose number is then that of nothing else.
+        """
+        found = [Message(each.peer, each.tag, self.copies.message(each), channel, each) for each in messages]
+        gathered = {each.node: made.data for each, made in zip(messages, found, strict=True) if each.is_gathered}
+        self._gathered |= gathered
+        if not gathered:
+            self._posted[id(messages)] = messages, found
         return found
 
     def _wait_for(self, direction: str, message: PlannedMessage, wait: Wait) -> None:

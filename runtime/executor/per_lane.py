@@ -81,6 +81,7 @@ class PerLane:
     def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int) -> None:
         self._message_io, self._plan, self._ahead, self._lanes = message_io, plan, steps_ahead, _lanes_of(plan)
         self._joins = [(join,) for join in plan.joins]
+        self._alone = [(message,) for message in plan.sends + plan.receives]
 
     def prepare(self) -> None:
         plan, steps_ahead = self._plan, self._ahead
@@ -198,7 +199,7 @@ class PerLane:
             finally:
                 advancing.release()
             for join in joins:
-                self._message_io.join(self._joins[join - self._plan.first_join])
+                self._message_io.copies.join(self._joins[join - self._plan.first_join])
             happened.extend(joins)
 
     def _release(self, happened: int, joins: list[int]) -> list[int]:
@@ -237,7 +238,7 @@ class PerLane:
         messages, unmet, posted = self._outgoing[lane], self._unmet, list[int]()
         while messages and not unmet[messages[0].node]:
             message = messages.popleft()
-            (self._waits[message.node],) = self._message_io.post_sends((message,))
+            (self._waits[message.node],) = self._message_io.post_sends(self._alone[message.node])
             posted.append(message.node)
         return posted
 
@@ -253,7 +254,7 @@ class PerLane:
                 break
             messages.popleft()
             self._unreceived[lane] += 1
-            (self._waits[message.node],) = self._message_io.post_receives((message,))
+            (self._waits[message.node],) = self._message_io.post_receives(self._alone[message.node])
             posted.append(message.node)
         return posted
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -47,9 +47,10 @@ class PerStep:
 
     def handlers(self) -> tuple[Callable[[Any], None], ...]:
         """What executes each kind of action; made for each run, as they refer to this object."""
+        io = self._message_io
         return (
-            self._post, self._receive, self._finish_send, self._message_io.join, self._compute, self._mark, self._after,
-            self._receive_all, self._finish_all,
+            self._post, self._receive, self._finish_send, io.copies.join, io.compute_all, self._mark, self._after,
+            partial(io.wait_for_all, "in", self.waits), partial(io.wait_for_all, "out", self.waits),
         )  # fmt: skip
 
     def context(self, stream: int) -> AbstractContextManager[object]:
@@ -68,16 +69,6 @@ class PerStep:
 
     def _finish_send(self, message: PlannedMessage) -> None:
         self._message_io.finish_send(message, self.waits[message.node])
-
-    def _receive_all(self, messages: tuple[PlannedMessage, ...]) -> None:
-        self._message_io.receive_all(messages, self.waits)
-
-    def _finish_all(self, messages: tuple[PlannedMessage, ...]) -> None:
-        self._message_io.finish_all(messages, self.waits)
-
-    def _compute(self, calls: tuple[CallRow, ...]) -> None:
-        for row in calls:
-            self._message_io.compute(row)
 
     def _mark(self, number: int) -> None:
         self.marks[number] = self._message_io.streams.mark()

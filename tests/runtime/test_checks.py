@@ -214,7 +214,7 @@ def delayed_on_rank(transport: str, fault: str) -> str:
     schedules += attention_schedules("tasp", topology, layer, None, AttentionOptions("both"))
     made: Any = make_transport(transport, 60)
     if fault == "early":  # kernels do not wait for what arrives
-        MessageIO.receive_all = lambda self, messages, waits: None  # type: ignore[method-assign]
+        MessageIO.wait_for_all = lambda self, direction, waits, messages: None  # type: ignore[method-assign]
         MessageIO.receive = lambda self, message, wait: None  # type: ignore[method-assign]
     for schedule in schedules:
         runs = DelayedRuns(group, schedule, Swapped(made) if fault == "swapped" else made)

@@ -61,11 +61,11 @@ TORCH = Budget(message=1, call=20, join=4, once=30)
 
 OURS = Budget(message=4, call=45, join=14, once=140)
 
-MESSAGES = Budget(message=1, call=12, join=8, once=20)
+MESSAGES = Budget(message=0, call=12, join=4, once=20)
 """Calls of our own functions where an executor runs again, which posts and waits by steps."""
 
-OF_A_STEP = 10
-"""Beside `MESSAGES`, whose messages are posted, and waited for, together."""
+OF_A_STEP = 4
+"""Beside `MESSAGES`, whose messages are posted, and waited for, together, in calls that do not depend on how many."""
 
 
 class Passes(NamedTuple):
