@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sim.bounds.least import least_s
 from sim.simulate import simulate
-from tasp_lab.core.errors import TaspLabError
+from tasp_lab.core.errors import ProfileError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import KernelCompute, compute_on, with_kernel
 from tasp_lab.machines.kernel_model import attention_kernel, catalogue, kernel_names
