@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray, numbered
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.machines.libraries.nccl_tuning import Collective
-from tasp_lab.schedule.messages import Messages
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -44,30 +43,22 @@ class LibraryMessages:
         self._known: dict[tuple[int, int, int, bool], Message] = {}
 
     def kinds(
-        self, index: int, source: IntArray, destination: IntArray, size_bytes: IntArray
+        self, step: IntArray | int, source: IntArray, destination: IntArray, size_bytes: IntArray
     ) -> tuple[Sequence[Message], IntArray]:
-        """The distinct messages of a step, and for each message between these ranks the index of its own."""
+        """The distinct messages of steps, and for each message between these ranks the index of its own."""
+        step = np.broadcast_to(step, source.shape)
         places = self._comm_library.places(source, destination)
-        columns = (places, size_bytes, self._peers(source, destination))
+        columns = (places, size_bytes, self._peers(step, source, destination), step == 0)
         firsts, kind = numbered(*columns)
         rows = zip(*(column[firsts].tolist() for column in columns), strict=True)
-        return [self._message(place, size, peers, index == 0) for place, size, peers in rows], kind
+        return [self._message(*row) for row in rows], kind
 
-    def by_step(self, messages: Messages) -> Iterator[tuple[slice, Sequence[Message], IntArray]]:
-        """For each step with messages: which of `messages` are its own, and their `kinds`."""
-        ends = np.searchsorted(messages.step, np.arange(len(self._schedule.steps)), side="right").tolist()
-        for index, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            if end > first:
-                of_step = slice(first, end)
-                columns = (messages.source, messages.destination, messages.bytes)
-                yield of_step, *self.kinds(index, *(column[of_step] for column in columns))
-
-    def _peers(self, source: IntArray, destination: IntArray) -> IntArray:
-        """For each message, the number of ranks to which its sender sends at this step."""
+    def _peers(self, step: IntArray, source: IntArray, destination: IntArray) -> IntArray:
+        """For each message, the number of ranks to which its sender sends at its step."""
         n = self._schedule.world_size
-        pairs = np.sort(source * n + destination)
-        different = pairs[np.flatnonzero(np.diff(pairs, prepend=-1))]
-        peers: IntArray = np.bincount(different // n, minlength=n)[source]
+        _, sender = numbered(step * n + source)
+        pairs, _ = numbered(sender * n + destination)
+        peers: IntArray = np.bincount(sender[pairs])[sender]
         return peers
 
     def _message(self, place: int, size_bytes: int, peers: int, first: bool) -> Message:

@@ -15,8 +15,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from sim.array import engine as array_engine
 from sim.bounds.least import check_time
-from sim.event import engine
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import ScheduleError, TopologyError, of_type
 from tasp_lab.core.progress import ShareCallback, no_share
@@ -27,10 +27,6 @@ from tasp_lab.topology.graph import Topology
 
 Engine = Literal["auto", "simpy", "array"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-
-FEW_TRANSFERS = 2_000
-"""Up to this number of transfers, the SimPy engine takes well below a second."""
-
 
 def simulate(
     schedule: Schedule,
@@ -47,8 +43,8 @@ def simulate(
     ----------
     schedule, machine : objects; a topology alone is ``Machine(topology)``, with ideal links and ranks that compute in
         no time.
-    which : ``simpy``, the reference, exact if all numbers are fractions; ``array``, the same times to 1e-9 for large
-        worlds; ``auto`` selects SimPy for few transfers and for fractions.
+    which : ``simpy``, the reference, exact if all numbers are fractions; ``array``, the same times to 1e-9 in much less
+        time; ``auto`` selects SimPy for fractions.
     explain : whether events record what their time was spent on.
     events : whether to record events; without them the timeline has a total time only, for any number of transfers.
     progress : called by the array engine with the share that is done.
@@ -59,15 +55,14 @@ def simulate(
     """
     _check_types(schedule, machine)
     if engine_of(schedule, machine, which) == "simpy":
-        timeline = engine.simulate(schedule, machine, explain)
-    else:
-        from sim.array import engine as array_engine  # few questions are large enough for it
+        from sim.event import engine  # few questions need it
 
-        if events:
-            timeline = array_engine.run(schedule, machine, explain, progress).timeline()
-        else:
-            time_s = array_engine.time_s(schedule, machine, progress)
-            timeline = Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), time_s)
+        timeline = engine.simulate(schedule, machine, explain)
+    elif events:
+        timeline = array_engine.run(schedule, machine, explain, progress).timeline()
+    else:
+        time_s = array_engine.time_s(schedule, machine, progress)
+        timeline = Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), time_s)
     check_time(schedule, machine, timeline.time_s)
     return timeline
 
@@ -107,4 +102,4 @@ def engine_of(schedule: Schedule, machine: Machine, which: Engine = "auto") -> L
         raise ScheduleError(f"engine {which!r} is unknown, expected one of {', '.join(ENGINES)}")
     if which != "auto":
         return which
-    return "simpy" if schedule.transfers <= FEW_TRANSFERS or machine.topology.is_exact else "array"
+    return "simpy" if machine.topology.is_exact else "array"

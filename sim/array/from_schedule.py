@@ -162,11 +162,8 @@ def _transfer_costs(messages: Messages, table: CostTable) -> tuple[IntArray, Int
     n = table.topology.world_size
     pairs, pair = np.unique(messages.source * n + messages.destination, return_inverse=True)
     constraints, latencies_s = table.topology.routes(pairs // n, pairs % n)
-    costs = [np.zeros(0, dtype=np.int64)]
-    costs += [
-        table.of_pairs(kinds, number, latencies_s[pair[own]]) for own, kinds, number in table.messages.by_step(messages)
-    ]
-    return np.concatenate(costs), constraints[pair]
+    kinds = table.messages.kinds(messages.step, messages.source, messages.destination, messages.bytes)
+    return table.of_pairs(*kinds, latencies_s[pair]), constraints[pair]
 
 
 def is_ring_schedule(schedule: Schedule) -> bool:

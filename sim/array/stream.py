@@ -54,7 +54,7 @@ from sim.array.stream_loop import (
 )
 from sim.messages import LibraryMessages
 from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table, numbered
-from tasp_lab.core.compiled import call, table
+from tasp_lab.core.compiled import Kept, call, table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.buffer_layout import outside, resident_offsets, wide_at_home
@@ -64,10 +64,10 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 _STEPS_KEPT = 6
-"""How many steps of operations a window has room for at first; it grows fourfold where ranks are further apart."""
+"""How many steps of operations a window has room for at least; it grows fourfold where ranks are further apart."""
 
-_LEAST_ROWS = 2**18
-"""Windows of less memory are not worth starting again for."""
+_MANY_STEPS, _MANY_ROWS = 256, 2**20
+"""As machine code a window begins with room for so many steps if it takes no more rows: to start again takes longer."""
 
 _MAX_ROWS = 2**24
 
@@ -87,7 +87,8 @@ def stream_time_s(
     if not _is_simple(schedule, machine):
         return None
     per_step = schedule.transfers // max(len(schedule.steps), 1) + 2 * schedule.world_size
-    rows = max(_STEPS_KEPT * per_step, _LEAST_ROWS if fast else 1)
+    most = min(len(schedule.steps), _MANY_STEPS) * per_step
+    rows = max(_STEPS_KEPT * per_step, min(most, _MANY_ROWS) if fast else 1)
     ahead = schedule.blocks.pools[0].buffers + _MORE_AHEAD
     rates = _Rates(machine.topology, schedule.lanes)
     while rows < _MAX_ROWS and ahead < 4 * len(schedule.steps) + 4:
@@ -256,7 +257,8 @@ class _Stream:
         """The end of the last operation. Raises the errors of this module."""
         steps = len(self._schedule.steps)
         self._count_lanes()
-        self._shape, self._window = self._tables_of_window()
+        self._shape, window = self._tables_of_window()
+        self._window, self._kept = window, Kept(window)
         tables = self._tables()
         following = next(tables)
         for step in range(steps):
@@ -264,7 +266,7 @@ class _Stream:
             self._step(step, this, following)
             last = step == steps - 1
             until = _LAST if last else step - self._ahead
-            self._check(call(run_events, until, self._window, self._shape, fast=self._fast))
+            self._check(call(run_events, until, self._kept, self._shape, fast=self._fast))
             if not last and (step + 1) * STAGES // steps > step * STAGES // steps:
                 progress((step + 1) / steps)
         if self._window.sizes[OPEN]:
@@ -372,7 +374,7 @@ class _Stream:
         starts = np.zeros(self._schedule.world_size + 2, dtype=np.int64)
         status = call(
             find_messages, step, moved, reads, adds, following.moved, following.reads, self._size, order, starts,
-            self._window, self._shape, fast=self._fast,
+            self._kept, self._shape, fast=self._fast,
         )  # fmt: skip
         self._check(status)
         is_first = moved.message == np.arange(len(moved.message))
@@ -382,11 +384,10 @@ class _Stream:
         source, destination, lane = (column[firsts] for column in moved[:3])
         cost, route = self._message_costs(step, source, destination, lane, size_bytes)
         issued = Issued(message, source, destination, lane, cost, route, calls.rank, self._costs_of_calls(calls))
-        window = self._window
-        if len(window.costs) < len(self._costs):
-            window = window._replace(costs=cost_table(list(self._costs)))
-        self._check(call(issue, step, moved, reads, adds, issued, window, self._shape, fast=self._fast))
-        self._window = window
+        if len(self._window.costs) < len(self._costs):
+            self._window = self._window._replace(costs=cost_table(list(self._costs)))
+            self._kept = Kept(self._window)
+        self._check(call(issue, step, moved, reads, adds, issued, self._kept, self._shape, fast=self._fast))
 
     def _message_costs(
         self, step: int, source: IntArray, destination: IntArray, lane: IntArray, size_bytes: IntArray

@@ -135,9 +135,9 @@ class _Run:
         """The messages of each lane of each rank, in the order of ranks, lanes and steps."""
         transfers: dict[tuple[int, int], list[_Transfer]] = {}
         messages, library = self._derived.messages, LibraryMessages(self._schedule, self._comm_library)
-        costs = (kinds[which] for _, kinds, number in library.by_step(messages) for which in number.tolist())
-        for number, (row, cost) in enumerate(zip(messages.rows(), costs, strict=True)):
-            transfers.setdefault((row[1], row[3]), []).append(_Transfer(number, *row, cost))
+        kinds, kind = library.kinds(messages.step, messages.source, messages.destination, messages.bytes)
+        for number, (row, which) in enumerate(zip(messages.rows(), kind.tolist(), strict=True)):
+            transfers.setdefault((row[1], row[3]), []).append(_Transfer(number, *row, kinds[which]))
         return dict(sorted(transfers.items()))
 
     def _calls_by_lane(self) -> Mapping[tuple[int, int], list[int]]:

@@ -53,13 +53,23 @@ def table(rows: int, **columns: str) -> Any:
     return np.zeros(rows, dtype=np.dtype(list(columns.items()), align=True))
 
 
+class Kept:
+    """An argument of many calls: what machine code takes for it is found once. Its tables must stay where they are."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+        self.values: list[Any] = []
+        self.type = _flatten(value, self.values)
+
+
 def call(function: Callable[..., Result], *arguments: object, fast: bool) -> Result:
-    """Call a function of tables; `fast`: compiled."""
+    """Call a function of tables; `fast`: compiled. Instead of an argument it takes `Kept` of it."""
     if fast:
         return _call_compiled(function, arguments)
     known: dict[int, list[Any]] = {}
-    result = function(*(_as_objects(each, known) for each in arguments))
-    for argument in arguments:
+    given = [each.value if isinstance(each, Kept) else each for each in arguments]
+    result = function(*(_as_objects(each, known) for each in given))
+    for argument in given:
         _copy_back(argument, known)
     return result
 
@@ -111,6 +121,9 @@ def _call_compiled(function: Callable[..., Result], arguments: Sequence[object])
 
 def _flatten(value: object, values: list[Any]) -> str:
     """Append the numbers that compiled code takes for an argument to `values`, and return what its type is."""
+    if isinstance(value, Kept):
+        values += value.values
+        return value.type
     if isinstance(value, np.ndarray):
         data = value.__array_interface__["data"][0]
         # the owners that numba counts references to are not given, since nothing is allocated (nrt)
@@ -196,7 +209,7 @@ def _compile(function: Callable[..., object], arguments: Sequence[object], value
     typing, target = cpu_target.typing_context, cpu_target.target_context
     typing.refresh()
     target.refresh()
-    types = tuple(map(typeof, arguments))
+    types = tuple(typeof(each.value if isinstance(each, Kept) else each) for each in arguments)
     compiled = compiler.compile_extra(typing, target, function, types, None, flags, {})
     name = compiled.fndesc.llvm_func_name
     taken = len(list(compiled.library.get_function(name).arguments))

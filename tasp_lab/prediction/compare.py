@@ -158,9 +158,7 @@ def compare(
     options.check_layer(work)
     on = prepare(asked)
     machine, world_size = on.machine_for(work), on.machine.topology.world_size
-    # Without events the array engine is faster even for few transfers; SimPy alone is exact for fractions.
-    fast = engine == "auto" and not machine.topology.is_exact
-    question = replace(with_machine(asked, on.machine), engine="array" if fast else engine)
+    question = with_machine(asked, on.machine)
     alone = _names_alone(work, world_size) if schedules is None else {}
     chosen: Sequence[AnySchedule]
     chosen = layer_names_on(world_size, work, variants=tune) if schedules is None else as_schedules(schedules)

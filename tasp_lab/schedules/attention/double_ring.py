@@ -25,9 +25,10 @@ bytes. With one rank in each inner ring, or with one inner ring, it is a single 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 
 import numpy as np
 
@@ -209,27 +210,30 @@ class DoubleRingSteps(LazySteps):
     @property
     def bytes_sent(self) -> int:
         """The bytes that all ranks send."""
-        return sum(int(self.task.block_bytes[step.block].sum()) for step in self)
+        return sum(int(self.task.block_bytes[sent.block].sum()) for sent in self._all_sends())
 
     def busiest_link_s(self, topology: Topology) -> float:
         """The seconds that the busiest link needs for all transfers."""
-        return busiest_link_s(topology, self, self.task.block_bytes)
+        return busiest_link_s(topology, self._all_sends(), self.task.block_bytes)
+
+    def _all_sends(self) -> Iterator[Step]:
+        return chain.from_iterable(map(self._sends, range(len(self))))
 
     def __len__(self) -> int:
         return 1 + int(np.flatnonzero(self._moves.any(axis=1)).max(initial=0))
 
     def step(self, index: int) -> Step:
-        return joined(self._parts(index))
-
-    def _parts(self, index: int) -> list[Step]:
-        """The transfers of keys, and the calls."""
         if index >= len(self._moves):
-            return []
+            return joined(self._sends(index))
         calls = self.circulation.calls_at(index, np.flatnonzero(self._moves[index]))
-        found, hop = [Step.of((), calls)], index + 1
-        if hop < len(self._moves):
-            found.append(self._sent(np.flatnonzero(self._moves[hop]), self._before(hop), hop))
-        return found
+        return joined([Step.of((), calls), *self._sends(index)])
+
+    def _sends(self, index: int) -> list[Step]:
+        """The transfers of a step: those of keys."""
+        hop = index + 1
+        if hop >= len(self._moves):
+            return []
+        return [self._sent(np.flatnonzero(self._moves[hop]), self._before(hop), hop)]
 
     def _sent(
         self, chosen: IntArray, here: int, there: int, gradients: bool = False, lane: IntArray | None = None
@@ -284,8 +288,8 @@ class DoubleRingBackwardSteps(DoubleRingSteps):
         home = (last + 1) * self.window + 2 if last else self.window + 1 if self._in_first else 1
         return max(super().__len__(), home)
 
-    def _parts(self, index: int) -> list[Step]:
-        return [*super()._parts(index), *self._gradients(index)]
+    def _sends(self, index: int) -> list[Step]:
+        return [*super()._sends(index), *self._gradients(index)]
 
     def _gradients(self, index: int) -> Sequence[Step]:
         window, found = self.window, []
