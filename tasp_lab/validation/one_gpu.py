@@ -243,12 +243,6 @@ def check_graph(context: OneDevice) -> Outcome:
     return Outcome({"replays": 50}, failure="; ".join(failures))
 
 
-@_step("shared GPU", "two ranks on one GPU by NCCL", _FAULT)
-def share_gpu(context: OneDevice) -> Outcome:
-    return Outcome({}, skipped="NCCL takes two ranks on one GPU from 2.30 on, with NCCL_MULTI_RANK_GPU_ENABLE=1; "
-                               "gpu-check does not try it yet")  # fmt: skip
-
-
 @_step("faults", "planted faults of messages, waits and memory are found", "What passed above proves little. " + _FAULT)
 def plant_faults(context: OneDevice) -> Outcome:
     """Plant each fault in schedules that have a place for it."""

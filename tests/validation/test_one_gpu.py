@@ -20,7 +20,7 @@ from tasp_lab.validation.one_gpu import ONE_STEPS, gpu_check_one
 from tasp_lab.workload.layer import Workload
 
 CPU = torch.device("cpu")
-ON_HOST = {0, 1, 3, 5, 7, 10}
+ON_HOST = {0, 1, 3, 5, 7, 9}
 
 
 def test_what_a_host_can_show(tmp_path: Path) -> None:
