@@ -1,4 +1,4 @@
-"""Calibration: a profile fitted to measurements in files, or a machine measured on running ranks.
+"""Calibration: a profile fitted to measurements in files.
 
 A fit is accepted if it predicts better than the profile it began with, also rows that it was not fitted to
 (`tasp_lab.measure.fit.acceptance`). One that is not accepted is saved with `force` only.
@@ -11,12 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.core.choices import BackendKind, FabricKind
 from tasp_lab.core.errors import FitError, QuantityError, TableError
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -39,9 +38,7 @@ from tasp_lab.measure.readers import (
     parse_transfer_bench,
 )
 from tasp_lab.measure.readers.file_position import check_is_text, read_text
-from tasp_lab.prediction.inputs import MachineLike, wires
 from tasp_lab.prediction.provenance import Provenance, machine_constants, plain, sha256
-from tasp_lab.validation.fabrics import FabricCalibration, measure_fabric
 
 _EXPECTED = "a CSV table (.csv), or a log of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest"
 
@@ -64,8 +61,6 @@ class FileCalibration(Report):
     notes: tuple[str, ...]
     acceptance: Acceptance | None
     provenance: Provenance
-
-    is_reporter: ClassVar[bool] = True
 
     @property
     def accepted(self) -> bool:
@@ -132,91 +127,34 @@ class FileCalibration(Report):
         }
 
 
-@overload
 def calibrate(
-    *measurements: Path | MachineLike,
+    *measurements: Path | str,
     profile: str | None = None,
     fit: Sequence[str] = (),
     algorithm: Literal["ring"] | None = None,
     in_place: bool = False,
-    fabric: None = None,
-    scale: float | None = None,
-    backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
-) -> FileCalibration: ...
-@overload
-def calibrate(
-    *measurements: Path | MachineLike,
-    profile: str | None = None,
-    fit: Sequence[str] = (),
-    algorithm: Literal["ring"] | None = None,
-    in_place: bool = False,
-    fabric: FabricKind,
-    scale: float | None = None,
-    backend: BackendKind = "auto",
-    progress: ProgressCallback = no_progress,
-) -> FabricCalibration: ...
-def calibrate(
-    *measurements: Path | MachineLike,
-    profile: str | None = None,
-    fit: Sequence[str] = (),
-    algorithm: Literal["ring"] | None = None,
-    in_place: bool = False,
-    fabric: FabricKind | None = None,
-    scale: float | None = None,
-    backend: BackendKind = "auto",
-    progress: ProgressCallback = no_progress,
-) -> FileCalibration | FabricCalibration:
-    """Fit a profile to measurements in files, or measure a machine on running ranks.
+) -> FileCalibration:
+    """Fit a profile to measurements in files; `tasp_lab.validation.fabrics.measure_fabric` measures running ranks.
 
     Parameters
     ----------
     measurements : logs of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest, CSV tables, and folders of
-        them; with `fabric` one machine or its name.
+        them. Tables of pairs come first: the fit to tables of collectives starts from their findings.
     profile : the profile to start from and, for logs, the machine: ``h100-8``, ``h100-2x8`` or ``my.toml:2x8``.
     fit : the constants to fit; all that the measurements identify when empty.
     algorithm : ``ring`` if AllReduce used rings and the measurement does not state its algorithm.
     in_place : whether to read the in-place columns of logs.
-    fabric : measure running ranks instead, see `tasp_lab.validation.validate.validate`; `scale` and `backend` as there.
     progress : called with lines of progress.
 
-    Raises `TableError`, `ProfileError` and `FitError`; with `fabric` `RunError` and `FabricError`; `QuantityError` for
-    arguments that do not fit together.
+    Raises `TableError`, `ProfileError` and `FitError`, and `QuantityError` for what is no file.
     """
     if not measurements:
         raise QuantityError("nothing to calibrate from: expected logs or CSV tables, or a fabric and a machine")
-    if fabric is not None:
-        given = {"profile": profile, "fit": fit, "algorithm": algorithm, "in-place": in_place}
-        if unused := [option for option, value in given.items() if value]:
-            raise QuantityError(f"{', '.join(unused)}: for measurements in files only, not with a fabric")
-        machine = measurements[0]
-        if len(measurements) != 1 or isinstance(machine, Path):
-            raise QuantityError(f"fabric {fabric}: {len(measurements)} machines, expected one")
-        return measure_fabric(wires(machine), fabric, scale, progress, backend)
-    if scale is not None:
-        raise QuantityError("scale: applies to the emulated fabric only")
-    if backend != "auto":
-        raise QuantityError("backend: applies to the fabric torchrun only")
     if objects := [each for each in measurements if not isinstance(each, (str, Path))]:
-        raise QuantityError(f"{type(objects[0]).__name__}: expected files of measurements, or a fabric")
+        raise QuantityError(f"{type(objects[0]).__name__}: expected files of measurements")
     paths = [Path(each) for each in dict.fromkeys(map(str, measurements))]
-    return calibrate_files(paths, profile, fit, by_rings=algorithm == "ring", in_place=in_place, progress=progress)
-
-
-def calibrate_files(
-    paths: Sequence[Path],
-    profile: str | None,
-    names: Sequence[str] = (),
-    *,
-    by_rings: bool = False,
-    in_place: bool = False,
-    progress: ProgressCallback = no_progress,
-) -> FileCalibration:
-    """The profile that follows from measurements in files; the parameters are those of `calibrate`.
-
-    Tables of pairs come first: the fit to tables of collectives starts from their findings.
-    """
-    read = read_measurements(paths, profile, names, by_rings=by_rings, in_place=in_place)
+    read = read_measurements(paths, profile, fit, by_rings=algorithm == "ring", in_place=in_place)
     cases, date = read.cases, datetime.date.today().isoformat()
     if not cases:
         if not read.of_pairs:
@@ -227,11 +165,11 @@ def calibrate_files(
     for line in read.left_out:
         progress(line)
     predict = Simulated(read.profile, cases)
-    found = fit_profile(read.start, cases, predict, names, date=date, progress=progress)
+    found = fit_profile(read.start, cases, predict, fit, date=date, progress=progress)
     fitted = {finding.name for finding in found.findings if finding.identifiable}
     kept = tuple(finding for finding in read.of_pairs if finding.name not in fitted)
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
-    held_out_s, too_few = _held_out(read, predict, names, progress)
+    held_out_s, too_few = _held_out(read, predict, fit, progress)
     found = replace(found, findings=kept + others, before_s=predict(read.profile.parameters), held_out_s=held_out_s)
     return FileCalibration(found, read.figures, read.left_out, _acceptance(found, too_few), read.provenance)
 
@@ -289,7 +227,7 @@ class Measurements(NamedTuple):
 def read_measurements(
     paths: Sequence[Path], profile: str | None, names: Sequence[str], *, by_rings: bool, in_place: bool
 ) -> Measurements:
-    """Read the measurements in files and folders; the parameters are those of `calibrate_files`."""
+    """Read the measurements in files and folders; the parameters are those of `calibrate`."""
     tables, pairs = _read(paths, in_place)
     choice = choose(profile) if profile is not None else choose_for(tables)
     left_out: list[str] = []

@@ -24,7 +24,7 @@ from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.machines.parameters import Parameters, nearest_possible
 from tasp_lab.machines.profile import Profile, load_profile, member, profile_document, profile_names
-from tasp_lab.measure.calibrate import calibrate_files
+from tasp_lab.measure.calibrate import calibrate as calibrate_files
 from tasp_lab.measure.fit.cases import Case, Choice, Simulated, cases_of, choose, measured
 from tasp_lab.measure.fit.fit_pairs import pair_figures, pair_findings
 from tasp_lab.measure.fit.fit_profile import Calibrated, calibrate, candidates, with_numbers
@@ -272,7 +272,7 @@ def test_a_clamped_value_is_within_the_limits_of_its_constant(name: str, value: 
 def test_in_place_columns_and_two_runs_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "both.log"
     path.write_text(log(made("sendrecv", sizes=SIZES[::2])) + log(made("alltoall", sizes=SIZES[1::4])))
-    found = calibrate_files([path], "h100-8").found
+    found = calibrate_files(path, profile="h100-8").found
     assert [case.collective for case in found.cases] == ["sendrecv", "alltoall"]
     for name in ("link_payload", "link_many_payload", "message_launch"):
         assert found.profile.parameters.numbers[name] == pytest.approx(TRUE[name], rel=1e-3)
