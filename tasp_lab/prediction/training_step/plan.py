@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import get_args
 
 from tasp_lab.core.choices import MatrixDtype
@@ -65,7 +65,13 @@ class StepPlan:
         kv_heads = max(1, attention.kv_head_count // tp)
         return self.model.layer(self.sequence, self.batch, heads=attention.heads // tp, kv_heads=kv_heads)
 
-    @cached_property
+    @property
     def parts(self) -> list[tuple[LayerKind, ...]]:
         """The layers of each part of the model; part c is of stage ``c % pp``."""
-        return self.layout.split(kinds_of(self.model))
+        return parts_of(self.model, self.layout.chunks)
+
+
+@lru_cache(maxsize=256)
+def parts_of(model: Model, count: int) -> list[tuple[LayerKind, ...]]:
+    """The layers of each of so many parts of a model."""
+    return Layout(pp=count).split(kinds_of(model))
