@@ -267,9 +267,9 @@ class _Search:
         """Add trees until the packing is optimal, no better tree is found, or the budget is exhausted."""
         self._budget.progress(f"packing trees within {self._budget.left:,} operations")
         hops = np.ones(len(self._problem.arcs))
-        load = sum(self._add(self._cheapest(root, hops)) for root in range(self._problem.world_size))
-        self._solve()
         n = self._problem.world_size
+        load = np.sum([self._add(self._cheapest(root, hops)) for root in range(n)], axis=0)
+        self._solve()
         for trees in range(0, _ROUNDS * n, n):
             is_enough = self._is_done() and (not trees or trees >= _TREES)
             if is_enough or self._budget.left < n**3:
