@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import get_args
 
@@ -59,11 +59,10 @@ class StepPlan:
     @property
     def layer(self) -> Workload:
         """The attention layer of a context group, or one period of a hybrid: that of the model, with heads over tp."""
-        tp, attention = self.layout.tp, self.model.attention
+        layer, tp = self.model.layer(self.sequence, self.batch), self.layout.tp
         if tp == 1:
-            return self.model.layer(self.sequence, self.batch)
-        kv_heads = max(1, attention.kv_head_count // tp)
-        return self.model.layer(self.sequence, self.batch, heads=attention.heads // tp, kv_heads=kv_heads)
+            return layer
+        return replace(layer, heads=layer.heads // tp, kv_heads=max(1, layer.kv_head_count // tp))
 
     @cached_property
     def parts(self) -> list[tuple[LayerKind, ...]]:
