@@ -28,6 +28,7 @@ from tasp_lab.topology.graph import Topology
 Engine = Literal["auto", "simpy", "array"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
+
 def simulate(
     schedule: Schedule,
     machine: Machine,

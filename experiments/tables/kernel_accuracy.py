@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.common import RESULTS, Record, markdown_table, write_record
-from experiments.tables.kernel_fits import kernel_tables
+from experiments.tables.kernel_fits import LINEAR_KERNELS, kernel_tables, split_alternately
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.core.files import write_whole
@@ -27,7 +27,6 @@ from tasp_lab.machines.kernel_model.catalogue import borrowed_kernel
 from tasp_lab.machines.kernel_model.constants import Passing, gpus
 from tasp_lab.machines.kernel_model.kernel import call_parts, nearest_variant
 from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
-from tasp_lab.measure.fit.kernel_files import LINEAR_KERNELS, split_alternately
 from tasp_lab.measure.readers.kernel_table import KernelTable
 
 _LEAST_ROWS = 4

@@ -1,4 +1,4 @@
-"""The time of a layer, step by step, in memory for a few steps.
+"""The time of a layer, a few steps at a time, in memory for some more.
 
     time_s = stream_time_s(schedule, machine)       # None if it does not apply
 
@@ -8,9 +8,11 @@ times follow from those of what it waits for. Only the ends of kernel calls, whi
 share bandwidth depend on what else happens at that time. So these end in the order of time, and whatever waits for them
 gets its times at once.
 
-1. `find_messages` joins the transfers of a step, as `tasp_lab.schedule.messages` does for all steps. It looks one step
-   ahead: what lies beside what in a buffer depends on where it goes next.
-2. `issue` tracks the messages and calls of a step and what they wait for, as `tasp_lab.schedule.dependencies` says.
+For each batch of steps
+
+1. `find_messages` joins transfers, as `tasp_lab.schedule.messages` does for all steps. It looks one step ahead: what
+   lies beside what in a buffer depends on where it goes next.
+2. `issue` tracks the messages and calls and what they wait for, as `tasp_lab.schedule.dependencies` says.
 3. `run_events` ends calls and shared messages up to the step from which on no message is tracked yet.
 
 **Which messages share bandwidth.** A link, port or NIC that is at least as wide as the greatest rates of all lanes that
@@ -27,7 +29,6 @@ they came, hosts that issue, ...), the time is None and the event loop is run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ from sim.array.stream_loop import (
     FULL,
     LATE,
     OPEN,
+    Bounds,
     Issued,
     Moved,
     Shape,
@@ -58,7 +60,7 @@ from tasp_lab.core.compiled import Kept, call, table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.buffer_layout import outside, resident_offsets, wide_at_home
-from tasp_lab.schedule.dependencies import CallTable, Transfers, keep_shapes, operations_of
+from tasp_lab.schedule.dependencies import CallTable, keep_shapes, operations_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
@@ -70,6 +72,10 @@ _MANY_STEPS, _MANY_ROWS = 256, 2**20
 """As machine code a window begins with room for so many steps if it takes no more rows: to start again takes longer."""
 
 _MAX_ROWS = 2**24
+
+_BATCH, _SMALL_BATCH = 2**16, 2**6
+"""Steps are taken together up to so many operations, as machine code and as Python: each call of NumPy costs as much
+for a few as for thousands."""
 
 _MORE_AHEAD = 0
 """A buffer that comes free lets messages begin as many steps later as there are buffers: so many are tracked ahead."""
@@ -87,13 +93,14 @@ def stream_time_s(
     if not _is_simple(schedule, machine):
         return None
     per_step = schedule.transfers // max(len(schedule.steps), 1) + 2 * schedule.world_size
+    batch = max((_BATCH if fast else _SMALL_BATCH) // per_step, 1)
     most = min(len(schedule.steps), _MANY_STEPS) * per_step
-    rows = max(_STEPS_KEPT * per_step, min(most, _MANY_ROWS) if fast else 1)
+    rows = max((_STEPS_KEPT + 2 * batch) * per_step, min(most, _MANY_ROWS) if fast else 1)
     ahead = schedule.blocks.pools[0].buffers + _MORE_AHEAD
     rates = _Rates(machine.topology, schedule.lanes)
     while rows < _MAX_ROWS and ahead < 4 * len(schedule.steps) + 4:
         try:
-            return _Stream(schedule, machine, rates, 1 << (rows - 1).bit_length(), ahead, fast).time_s(progress)
+            return _Stream(schedule, machine, rates, 1 << (rows - 1).bit_length(), ahead, batch, fast).time_s(progress)
         except _SharedError:
             pass  # the rates now have what is shared
         except _FullError:
@@ -228,9 +235,15 @@ class _Rates:
                 raise _SharedError
 
 
-class _StepTables(NamedTuple):
-    """The transfers and calls of a step as `find_messages` takes them."""
+class _Batch(NamedTuple):
+    """The transfers and calls of steps from `first` on, and of one step more, as `find_messages` takes them.
 
+    `step` is an int array (transfers,), from 0 on.
+    """
+
+    first: int
+    step: IntArray
+    bounds: Bounds
     moved: Moved
     reads: Used
     adds: Used
@@ -240,9 +253,11 @@ class _StepTables(NamedTuple):
 class _Stream:
     """One simulation with a window of so many operations."""
 
-    def __init__(self, schedule: Schedule, machine: Machine, rates: _Rates, rows: int, ahead: int, fast: bool) -> None:
+    def __init__(
+        self, schedule: Schedule, machine: Machine, rates: _Rates, rows: int, ahead: int, batch: int, fast: bool
+    ) -> None:
         self._schedule, self._machine, self._blocks, self._fast = schedule, machine, schedule.blocks, fast
-        self._rates, self._rows, self._ahead, blocks = rates, rows, ahead, schedule.blocks
+        self._rates, self._rows, self._ahead, self._batch, blocks = rates, rows, ahead, batch, schedule.blocks
         self._is_sum = np.array([bool(kind.join) for kind in blocks.kinds], dtype=bool)[blocks.kind]
         self._size = np.asarray(blocks.bytes, dtype=np.int64)
         self._wide = wide_at_home(blocks)
@@ -259,16 +274,13 @@ class _Stream:
         self._count_lanes()
         self._shape, window = self._tables_of_window()
         self._window, self._kept = window, Kept(window)
-        tables = self._tables()
-        following = next(tables)
-        for step in range(steps):
-            this, following = following, next(tables)
-            self._step(step, this, following)
-            last = step == steps - 1
-            until = _LAST if last else step - self._ahead
+        for first in range(0, steps, self._batch):
+            self._take(self._batch_from(first))
+            end = min(first + self._batch, steps)
+            until = _LAST if end == steps else end - 1 - self._ahead
             self._check(call(run_events, until, self._kept, self._shape, fast=self._fast))
-            if not last and (step + 1) * STAGES // steps > step * STAGES // steps:
-                progress((step + 1) / steps)
+            if end < steps and end * STAGES // steps > first * STAGES // steps:
+                progress(end / steps)
         if self._window.sizes[OPEN]:
             raise _NotSimpleError
         keep_shapes(self._schedule, self._counted, tuple(self._shapes))
@@ -279,15 +291,18 @@ class _Stream:
         rates, steps, ranks, lanes = self._rates, self._schedule.steps, self._schedule.world_size, self._schedule.lanes
         if not rates.is_counted:
             rates.begin()
-            counts_all = bool(rates.is_shared.any())
-            for number in range(len(steps)) if counts_all else sorted({0, len(steps) - 1}):
-                step = steps[number]
-                # As if all that a lane sends to a peer were one message, which mostly it is.
-                key, message = np.unique(
-                    (step.source * lanes + step.lane) * ranks + step.destination, return_inverse=True
+            counts_all, last = bool(rates.is_shared.any()), len(steps) - 1
+            for first in range(0, len(steps), self._batch) if counts_all else sorted({0, last}):
+                some = steps[first : first + self._batch] if counts_all else [steps[first]]
+                step = np.repeat(np.arange(len(some)), [len(each) for each in some])
+                source, destination, lane, block = (
+                    np.concatenate([getattr(each, column) for each in some])
+                    for column in ("source", "destination", "lane", "block")
                 )
-                size_bytes = np.bincount(message, self._size[step.block], len(key)).astype(np.int64)
-                self._message_costs(number, key // ranks // lanes, key % ranks, key // ranks % lanes, size_bytes)
+                # As if all that a lane sends to a peer at a step were one message, which mostly it is.
+                rows, message = numbered(((step * ranks + source) * lanes + lane) * ranks + destination)
+                size_bytes = np.bincount(message, self._size[block], len(rows)).astype(np.int64)
+                self._message_costs(first + step[rows], source[rows], destination[rows], lane[rows], size_bytes)
             rates.is_counted = counts_all
         rates.begin()
 
@@ -314,13 +329,8 @@ class _Stream:
         if status != DONE:
             raise _NotSimpleError
 
-    def _tables(self) -> Iterator[_StepTables]:
-        """The tables of each step, and of an empty one after the last."""
-        for number in range(len(self._schedule.steps)):
-            yield self._tables_of(number, *operations_of(self._schedule, [self._schedule.steps[number]]))
-        yield self._tables_of(len(self._schedule.steps), *operations_of(self._schedule, []))
-
-    def _tables_of(self, number: int, transfers: Transfers, calls: CallTable) -> _StepTables:
+    def _batch_from(self, first: int) -> _Batch:
+        transfers, calls = operations_of(self._schedule, self._schedule.steps[first : first + self._batch + 1])
         schedule, blocks = self._schedule, self._blocks
         if calls.lane.any():
             raise _NotSimpleError
@@ -336,9 +346,9 @@ class _Stream:
         lies = np.full(len(stays), -1)
         if leaves.any():
             at = np.flatnonzero(leaves)
-            lies[at] = self._places(number, transfers.source[at], transfers.block[at])
-        elif self._offsets is not None:
-            self._check_reads(number, calls)
+            lies[at] = self._places(transfers.source[at], transfers.block[at])
+        if self._offsets is not None:
+            self._check_reads(first, np.isin(calls.step, transfers.step[leaves], invert=True), calls)
         empty = (np.full(count, -1) for count in (len(stays), len(stays), len(stays)))
         columns = (transfers.source, transfers.destination, transfers.lane, transfers.block)
         moved = Moved(*columns, stays, lies, *empty)
@@ -347,9 +357,12 @@ class _Stream:
         adds = Used(
             add_call, add_rank, add_block, schedule.is_resident(add_rank, add_block), np.full(len(add_call), -1)
         )
-        return _StepTables(moved, reads, adds, calls)
+        steps = min(self._batch, len(schedule.steps) - first)
+        of_use = (calls.step[read_call], calls.step[add_call])
+        bounds = (np.searchsorted(each, np.arange(steps + 2)) for each in (transfers.step, *of_use, calls.step))
+        return _Batch(first, transfers.step, Bounds(*bounds), moved, reads, adds, calls)
 
-    def _places(self, step: int, rank: IntArray, block: IntArray) -> IntArray:
+    def _places(self, rank: IntArray, block: IntArray) -> IntArray:
         """Where resident copies lie as they are sent, in bytes; -1 for those of the caller, which are gathered."""
         schedule, steps = self._schedule, self._schedule.steps
         if self._offsets is None:
@@ -360,37 +373,43 @@ class _Stream:
         gathered = outside(schedule, rank, block) | self._wide[block]
         return np.where(gathered, -1, [self._offsets.get(key, -1) for key in keys])
 
-    def _check_reads(self, step: int, calls: CallTable) -> None:
-        """Resident copies in the memory of a rank lie in the order in which calls read them, at either end."""
-        rank, block = calls.rank[calls.reads.owner], calls.reads.block
-        if 0 < step < len(self._schedule.steps) - 1:
-            stay = np.flatnonzero(self._schedule.is_resident(rank, block))
-            if (~outside(self._schedule, rank[stay], block[stay])).any():
-                raise _NotSimpleError
+    def _check_reads(self, first: int, chosen: BoolArray, calls: CallTable) -> None:
+        """Resident copies in the memory of a rank lie in the order in which chosen calls read them, at either end."""
+        step = first + calls.step
+        at = np.flatnonzero((chosen & (step > 0) & (step < len(self._schedule.steps) - 1))[calls.reads.owner])
+        rank, block = calls.rank[calls.reads.owner[at]], calls.reads.block[at]
+        stay = self._schedule.is_resident(rank, block)
+        if (~outside(self._schedule, rank[stay], block[stay])).any():
+            raise _NotSimpleError
 
-    def _step(self, step: int, this: _StepTables, following: _StepTables) -> None:
-        moved, reads, adds, calls = this
+    def _take(self, batch: _Batch) -> None:
+        """Track the messages and calls of steps."""
+        first, step, bounds, moved, reads, adds, calls = batch
         order = np.zeros(len(moved.block) + len(adds.block), dtype=np.int64)
         starts = np.zeros(self._schedule.world_size + 2, dtype=np.int64)
         status = call(
-            find_messages, step, moved, reads, adds, following.moved, following.reads, self._size, order, starts,
-            self._kept, self._shape, fast=self._fast,
+            find_messages, first, bounds, moved, reads, adds, self._size, order, starts, self._kept, self._shape,
+            fast=self._fast,
         )  # fmt: skip
         self._check(status)
-        is_first = moved.message == np.arange(len(moved.message))
-        message = (np.cumsum(is_first) - 1)[moved.message]
+        end = bounds.moved[-2]
+        is_first = moved.message[:end] == np.arange(end)
+        message = (np.cumsum(is_first) - 1)[moved.message[:end]]
         firsts = np.flatnonzero(is_first)
-        size_bytes = np.bincount(message, self._size[moved.block], len(firsts)).astype(np.int64)
+        size_bytes = np.bincount(message, self._size[moved.block[:end]], len(firsts)).astype(np.int64)
         source, destination, lane = (column[firsts] for column in moved[:3])
-        cost, route = self._message_costs(step, source, destination, lane, size_bytes)
-        issued = Issued(message, source, destination, lane, cost, route, calls.rank, self._costs_of_calls(calls))
+        cost, route = self._message_costs(first + step[firsts], source, destination, lane, size_bytes)
+        of_step = np.searchsorted(step[firsts], np.arange(len(bounds.moved) - 1))
+        call_cost = self._costs_of_calls(calls, bounds.calls[-2])
+        issued = Issued(of_step, message, source, destination, lane, cost, route, calls.rank, call_cost)
         if len(self._window.costs) < len(self._costs):
             self._window = self._window._replace(costs=cost_table(list(self._costs)))
             self._kept = Kept(self._window)
-        self._check(call(issue, step, moved, reads, adds, issued, self._kept, self._shape, fast=self._fast))
+        status = call(issue, first, bounds, moved, reads, adds, issued, self._kept, self._shape, fast=self._fast)
+        self._check(status)
 
     def _message_costs(
-        self, step: int, source: IntArray, destination: IntArray, lane: IntArray, size_bytes: IntArray
+        self, step: IntArray, source: IntArray, destination: IntArray, lane: IntArray, size_bytes: IntArray
     ) -> tuple[IntArray, IntArray]:
         """The cost of each message, whose lanes are accounted for, and its route if it may share bandwidth, else -1."""
         if not len(source):
@@ -411,13 +430,13 @@ class _Stream:
         shared = np.where(self._rates.shares(route), route, -1)
         return np.array(costs, dtype=np.int64)[number], shared
 
-    def _costs_of_calls(self, calls: CallTable) -> IntArray:
-        """The number of the cost of each call."""
+    def _costs_of_calls(self, calls: CallTable, own: int) -> IntArray:
+        """The number of the cost of each call; the first `own` ones are counted."""
         machine, speeds = self._machine, bool(self._machine.rank_speeds)
         if not len(calls.rank):
             return np.zeros(0, dtype=np.int64)
         shapes = np.array([self._shapes.setdefault(shape, len(self._shapes)) for shape in calls.shapes])
-        self._counted.append((calls.rank.astype(np.int32), shapes[calls.shape].astype(np.int32)))
+        self._counted.append((calls.rank[:own].astype(np.int32), shapes[calls.shape[:own]].astype(np.int32)))
         firsts, number = numbered(calls.shape, calls.rank) if speeds else numbered(calls.shape)
         costs = []
         for at in firsts.tolist():

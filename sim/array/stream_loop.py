@@ -1,4 +1,4 @@
-"""The loops of `sim.array.stream`: the messages of a step, and the times of the operations of a few steps.
+"""The loops of `sim.array.stream`: the messages of some steps, and the times of the operations of a few more.
 
 Large schedules run as machine code (`tasp_lab.core.compiled`).
 """
@@ -24,9 +24,10 @@ message starts before something that it affects has ended already."""
 SENT, ARRIVED = 0, 1
 """What a follower waits for: the last byte has left, or has arrived."""
 
-_STATUS, _FREE_EDGE, OPEN, _COUNT, _LANDINGS, _RELEASES, _STACK = range(7)
+_STATUS, _FREE_EDGE, OPEN, _COUNT, _LANDINGS, _RELEASES, _STACK, _STEP_LANDINGS = range(8)
 """Places in `Window.sizes`: the status; the first free edge; how many operations have begun to be tracked and not
-ended; how many operations, landings and releases there were so far; the height of the stack."""
+ended; how many operations, landings and releases there were so far; the height of the stack; how many landings there
+were before the latest step."""
 
 
 class Window(NamedTuple):
@@ -134,7 +135,7 @@ class Window(NamedTuple):
             first_pass=first_pass,
             flowed_s=np.zeros(1),
             stack=np.zeros(rows, dtype=np.int32),
-            sizes=np.zeros(7, dtype=np.int64),
+            sizes=np.zeros(8, dtype=np.int64),
             share=share,
             end_s=np.zeros(1),
         )
@@ -156,8 +157,20 @@ class Shape(NamedTuple):
     room: int
 
 
+class Bounds(NamedTuple):
+    """Where what each step does begins in the arrays of a batch of steps: int arrays (steps + 2,).
+
+    The last but one is the step after the batch, whose transfers and reads are looked at ahead, the last one the end.
+    """
+
+    moved: IntArray
+    reads: IntArray
+    adds: IntArray
+    calls: IntArray
+
+
 class Moved(NamedTuple):
-    """The transfers of a step, arrays (transfers,).
+    """The transfers of a batch of steps, arrays (transfers,).
 
     `stays`: whether the copy at the destination is resident; `lies`: the place of a resident copy at the source in
     bytes, -1 if it is none or a tensor of the caller. To be filled in: the landings that are `read`, or -1, and those
@@ -176,7 +189,7 @@ class Moved(NamedTuple):
 
 
 class Used(NamedTuple):
-    """What calls read, or add to, arrays (uses,): the `call` of the step, the copy, and its `landing`, to be filled in.
+    """What calls read, or add to, arrays (uses,): the `call` of the batch, the copy, and its `landing`, to be filled.
 
     `stays`: whether the copy is resident; of reads it is not looked at.
     """
@@ -189,11 +202,12 @@ class Used(NamedTuple):
 
 
 class Issued(NamedTuple):
-    """The messages and calls of a step: int arrays. `message` is the message of each transfer, of `Moved`.
+    """The messages and calls of a batch of steps: int arrays. `message` is the message of each transfer, of `Moved`.
 
-    `route` is -1 of messages that share no bandwidth.
+    The messages of a step begin at `first`, an array (steps + 1,). `route` is -1 of messages that share no bandwidth.
     """
 
+    first: IntArray
     message: IntArray
     source: IntArray
     destination: IntArray
@@ -204,31 +218,52 @@ class Issued(NamedTuple):
     call_cost: IntArray
 
 
-# ------------------------------------------------------------------------------------------------ messages of a step
+# ------------------------------------------------------------------------------------------------ messages of steps
 
 
 def find_messages(
-    step: int, moved: Moved, reads: Used, adds: Used, moved_next: Moved, reads_next: Used, size_bytes: IntArray,
-    order: IntArray, starts: IntArray, window: Window, shape: Shape,
+    step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, size_bytes: IntArray, order: IntArray,
+    starts: IntArray, window: Window, shape: Shape,
 ) -> int:  # fmt: skip
-    """Find what the transfers and calls of a step read and where arrivals land; join transfers to messages.
+    """Find what the transfers and calls from `step` on read and where arrivals land; join transfers to messages.
 
-    `order` has room for all landings of the step, `starts` for all ranks and two more. Returns how it ended.
+    `order` has room for all landings of a step, `starts` for all ranks and two more. Returns how it ended.
     """
-    for at in range(len(moved.block)):
+    before = window.sizes[_LANDINGS]
+    for at in range(len(bounds.moved) - 2):
+        if not _find(step + at, at, bounds, moved, reads, adds, shape, window):
+            return UNSUPPORTED
+        # Half of the table, as the landings of the step before this batch are still needed.
+        if 2 * (window.sizes[_LANDINGS] - before) > len(window.landings):
+            return FULL
+        first_landing = window.sizes[_STEP_LANDINGS]
+        _look_ahead(at + 1, bounds, moved, reads, window, shape)
+        count = window.sizes[_LANDINGS] - first_landing
+        _place(window, first_landing, count, order, starts, size_bytes)
+        _join(window, count, order, moved, size_bytes)
+    return int(window.sizes[_STATUS])
+
+
+@compilable
+def _find(
+    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, shape: Shape, window: Window
+) -> bool:
+    """Find what a step reads and where arrivals land; whether each block arrives once."""
+    first, end = bounds.moved[at_step], bounds.moved[at_step + 1]
+    for at in range(first, end):
         moved.read[at] = _landing(window, moved.source[at], moved.block[at], step, shape)
         moved.message[at] = at
-    for at in range(len(reads.block)):
+    for at in range(bounds.reads[at_step], bounds.reads[at_step + 1]):
         reads.landing[at] = _landing(window, reads.rank[at], reads.block[at], step, shape)
-    first_landing = window.sizes[_LANDINGS]
-    for at in range(len(moved.block)):
+    window.sizes[_STEP_LANDINGS] = window.sizes[_LANDINGS]
+    for at in range(first, end):
         rank, block = moved.destination[at], moved.block[at]
         before = _latest(window, rank, block, shape)
         if before >= 0 and window.landings[before & (len(window.landings) - 1)].step == step:
-            return UNSUPPORTED  # two arrivals of one block at one step
+            return False
         name = -1 - (moved.source[at] * shape.lanes + moved.lane[at])
         moved.made[at] = _land(window, step, rank, block, not moved.stays[at], name, at, shape)
-    for at in range(len(adds.block)):
+    for at in range(bounds.adds[at_step], bounds.adds[at_step + 1]):
         rank, block = adds.rank[at], adds.block[at]
         number = _latest(window, rank, block, shape)
         if number >= 0 and window.landings[number & (len(window.landings) - 1)].step == step:
@@ -238,21 +273,22 @@ def find_messages(
         else:
             number = _land(window, step, rank, block, True, adds.call[at], -1, shape)
         adds.landing[at] = number
-    if window.sizes[_LANDINGS] - first_landing > len(window.landings):
-        return FULL
-    for at in range(len(reads_next.block)):
-        number = _latest(window, reads_next.rank[at], reads_next.block[at], shape)
+    return True
+
+
+@compilable
+def _look_ahead(at_step: int, bounds: Bounds, moved: Moved, reads: Used, window: Window, shape: Shape) -> None:
+    """Note of the latest landings what the step after them does with them."""
+    first_landing = window.sizes[_STEP_LANDINGS]
+    for at in range(bounds.reads[at_step], bounds.reads[at_step + 1]):
+        number = _latest(window, reads.rank[at], reads.block[at], shape)
         if number >= first_landing:
             window.landings[number & (len(window.landings) - 1)].is_free = 0
-    for at in range(len(moved_next.block)):
-        number = _latest(window, moved_next.source[at], moved_next.block[at], shape)
+    for at in range(bounds.moved[at_step], bounds.moved[at_step + 1]):
+        number = _latest(window, moved.source[at], moved.block[at], shape)
         if number >= first_landing and window.landings[number & (len(window.landings) - 1)].goes < 0:
-            goes = moved_next.destination[at] * shape.lanes + moved_next.lane[at]
+            goes = moved.destination[at] * shape.lanes + moved.lane[at]
             window.landings[number & (len(window.landings) - 1)].goes = goes
-    count = window.sizes[_LANDINGS] - first_landing
-    _place(window, first_landing, count, order, starts, size_bytes)
-    _join(window, count, order, moved, size_bytes)
-    return int(window.sizes[_STATUS])
 
 
 @compilable
@@ -371,51 +407,69 @@ def _are_one(window: Window, one: int, other: int, moved: Moved, size_bytes: Int
     return bool(a.step == b.step and a.first == b.first and a.last == b.last and b.place == a.place + size)
 
 
-# ------------------------------------------------------------------------------------------------ times of a step
+# ------------------------------------------------------------------------------------------------ times of steps
 
 
-def issue(step: int, moved: Moved, reads: Used, adds: Used, issued: Issued, window: Window, shape: Shape) -> int:
-    """Track the messages and calls of a step, and find the times of all that wait for no call; returns how it ended."""
-    base, messages, calls = window.sizes[_COUNT], len(issued.source), len(issued.rank)
+def issue(
+    step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, issued: Issued, window: Window, shape: Shape
+) -> int:
+    """Track the messages and calls from `step` on, and find the times of all that wait for no call; how it ended."""
+    for at in range(len(bounds.moved) - 2):
+        if not _issue(step + at, at, bounds, moved, reads, adds, issued, window, shape):
+            return FULL
+        _advance(window, shape)
+        if window.sizes[_STATUS] != DONE:
+            break
+    return int(window.sizes[_STATUS])
+
+
+@compilable
+def _issue(
+    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, issued: Issued, window: Window,
+    shape: Shape,
+) -> bool:  # fmt: skip
+    """Track the messages and calls of a step; whether there is room for them."""
+    base, first_call, first_message = window.sizes[_COUNT], bounds.calls[at_step], issued.first[at_step]
+    messages, calls = issued.first[at_step + 1] - first_message, bounds.calls[at_step + 1] - first_call
     mask = len(window.operations) - 1
     for number in range(base, base + messages + calls):
         operation = window.operations[number & mask]
         if not operation.is_done:
-            return FULL
+            return False
         operation.number, operation.waits, operation.first, operation.is_done = number, 1, -1, 0
         operation.step, operation.sent_s, operation.route, operation.slot = step, 0.0, -1, -1
         if number < base + messages:
-            at = number - base
+            at = first_message + number - base
             operation.is_call, operation.cost, operation.route = 0, issued.cost[at], issued.route[at]
             operation.leaves, operation.enters = issued.source[at], issued.destination[at]
             lane = issued.source[at] * shape.lanes + issued.lane[at]
             _wait(window, number, window.lane[lane], SENT)
             window.lane[lane] = number
         else:
-            at = number - base - messages
+            at = first_call + number - base - messages
             operation.is_call, operation.cost = 1, issued.call_cost[at]
             operation.leaves = operation.enters = issued.rank[at]
             _wait(window, number, window.call[issued.rank[at]], ARRIVED)
             window.call[issued.rank[at]] = number
     window.sizes[_COUNT] += messages + calls
     window.sizes[OPEN] += messages + calls
-    for at in range(len(moved.block)):
-        number = base + issued.message[at]
+    to_message, to_call = base - first_message, base + messages - first_call
+    for at in range(bounds.moved[at_step], bounds.moved[at_step + 1]):
+        number = to_message + issued.message[at]
         _read(window, number, moved.read[at])
         window.landings[moved.made[at] & (len(window.landings) - 1)].by_message = number
         _fill(window, number, moved.made[at], shape)
-    for at in range(len(reads.block)):
-        _read(window, base + messages + reads.call[at], reads.landing[at])
-    for at in range(len(adds.block)):
+    for at in range(bounds.reads[at_step], bounds.reads[at_step + 1]):
+        _read(window, to_call + reads.call[at], reads.landing[at])
+    for at in range(bounds.adds[at_step], bounds.adds[at_step + 1]):
         if adds.landing[at] >= 0:
-            number = base + messages + adds.call[at]
+            number = to_call + adds.call[at]
             window.landings[adds.landing[at] & (len(window.landings) - 1)].by_call = number
             if not adds.stays[at]:
                 _fill(window, number, adds.landing[at], shape)
     for number in range(base, base + messages + calls):
         _release(window, number & mask)
-    _advance(window, shape)
-    return int(window.sizes[_STATUS])
+    return True
 
 
 @compilable

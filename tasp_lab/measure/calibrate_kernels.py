@@ -74,7 +74,7 @@ class KernelCalibration(Report):
     def records(self) -> list[dict[str, object]]:
         """A row per constant."""
         return [
-            {"pass": variant.passing, "head_dim": variant.head_dim, "name": name, **msgspec.to_builtins(constant)}
+            {"pass": variant.passing, "head_dim": variant.head_dim, "name": name, **msgspec.structs.asdict(constant)}
             for variant in self.file.variants
             for name, constant in constants_in(variant).items()
         ]

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from typing import NamedTuple, get_args
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
@@ -228,18 +229,20 @@ def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
     output_s = _cost_s(Cost((1 + BACKWARD) * output_flops(model), sum(LOSS_BYTES) * model.vocabulary), tokens, speeds)
 
     def step_s(messages: bool) -> float:
-        parts = []
         of_layer = {
             kind: each.total_s + tensor_s + (context_s(each.attention_s) if messages else 0.0)
             for kind, each in work.items()
         }
-        for number, kinds in enumerate(plan.parts):
-            own = sum(of_layer[kind] for kind in kinds) + (output_s if number == layout.chunks - 1 else 0.0)
-            if messages:
-                own = max(own, len(kinds) * state_s) if layout.zero == 3 else own
-            parts.append(own)
-        stages = [sum(parts[stage :: layout.pp]) for stage in range(layout.pp)]
-        return max(layout.microbatches * own + sum(parts[:stage]) for stage, own in enumerate(stages))
+        gathered_s = state_s if messages and layout.zero == 3 else 0.0
+        of_part = {kinds: sum(of_layer[kind] for kind in kinds) for kinds in set(plan.parts)}
+        parts = [of_part[kinds] for kinds in plan.parts]
+        parts[-1] += output_s
+        parts = [max(own, len(kinds) * gathered_s) for own, kinds in zip(parts, plan.parts, strict=True)]
+        before = accumulate(parts, initial=0.0)
+        return max(
+            layout.microbatches * sum(parts[stage :: layout.pp]) + before_s
+            for stage, before_s in zip(range(layout.pp), before, strict=False)
+        )
 
     once_s = 0.0 if layout.zero == 3 else state_s * max(map(len, plan.parts)) * layout.interleave
     return Bounds(step_s(False), step_s(True) + once_s)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from sim.bounds.least import least_s
 from sim.simulate import simulate
-from tasp_lab.core.errors import TaspLabError
+from tasp_lab.core.errors import ProfileError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import KernelCompute, compute_on, with_kernel
 from tasp_lab.machines.kernel_model import attention_kernel, catalogue, kernel_names
-from tasp_lab.machines.kernel_model.constants import KernelFile, read_kernel_file
+from tasp_lab.machines.kernel_model.constants import KernelFile, data_folder, read_kernel_file
 from tasp_lab.machines.machine import ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.prediction.answer import Answer
@@ -234,3 +234,10 @@ def test_a_machine_reads_the_file_of_its_own_kernel_alone(monkeypatch: pytest.Mo
     assert isinstance(one, KernelCompute)
     assert one.kernel is two
     assert read == ["flash-attention-2"]
+
+
+def test_a_constant_whose_source_is_not_in_the_file_is_refused(tmp_path: Path) -> None:
+    text = (data_folder() / "h100" / "triton.toml").read_text()
+    (tmp_path / "kernel.toml").write_text(text.replace('"s2"]', '"paper"]'))
+    with pytest.raises(ProfileError, match=r"kernel.toml: no kernel file: unknown source 'paper', .*one of s1, s2"):
+        read_kernel_file(tmp_path / "kernel.toml")

@@ -208,10 +208,10 @@ def test_an_edited_machine_file_is_another_machine_in_the_same_process(tmp_path:
 def test_an_edited_kernel_file_is_another_machine_in_the_same_process(tmp_path: Path) -> None:
     file = tmp_path / "kernel.toml"
     text = (data_folder() / "h100" / "flash-attention-3.toml").read_text()
-    rate = r"(?m)^\[variants\.rate\]\nvalue = .*\nlow = .*\nhigh = .*$"
+    rate = r"(?m)^rate = .*, (?=.s\d+.\]$)"
     times = []
     for flops in (4e14, 2e14):
-        file.write_text(re.sub(rate, f"[variants.rate]\nvalue = {flops}\nlow = {flops}\nhigh = {flops}", text))
+        file.write_text(re.sub(rate, f"rate = [{flops}, {flops}, {flops}, ", text))
         times.append(predict(MACHINE, "ulysses", LAYER, samples=0, kernel=str(file))[-1].compute_s)
     assert times[1] > 1.5 * times[0]
 

@@ -1,12 +1,16 @@
-"""Constants of GPUs and kernels, each with an interval and a source, and their files."""
+"""Constants of GPUs and kernels, each with an interval and a source, and their files.
+
+A file names each source once, in its table ``sources``; a constant is ``[value, low, high, name of its source]``.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -20,7 +24,7 @@ Order = Literal["listed", "reversed", "longest-first"]
 """Tiles of a head in order of their rows, in reverse, or the longest of all heads first."""
 
 
-class KernelConstant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KernelConstant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A value in SI units, the ends of its 90 % interval, and where it comes from.
 
     A source that begins with ``assum`` marks an assumption, one with ``fit`` a fit and its tables. `low` and `high`
@@ -130,10 +134,6 @@ class KernelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.hardware or gpus()[self.gpu]
 
 
-class _Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    gpus: tuple[Gpu, ...]
-
-
 def data_folder() -> Path:
     """Where the constants are."""
     return Path(str(files("tasp_lab.machines.kernel_model") / "data"))
@@ -142,17 +142,17 @@ def data_folder() -> Path:
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """All GPUs by name."""
-    text = (data_folder() / "gpus.toml").read_bytes()
-    return {gpu.name: gpu for gpu in msgspec.toml.decode(text, type=_Gpus).gpus}
+    document = msgspec.toml.decode((data_folder() / "gpus.toml").read_bytes())
+    return {gpu.name: gpu for gpu in converted(_with_sources(document)["gpus"], tuple[Gpu, ...])}
 
 
 def read_kernel_file(path: Path) -> KernelFile:
     """A file of a kernel. Raises `ProfileError` for one that cannot be read or is no such file."""
     try:
-        found = converted(msgspec.toml.decode(path.read_bytes()), KernelFile)
+        found = converted(_with_sources(msgspec.toml.decode(path.read_bytes())), KernelFile)
     except OSError as error:
         raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise ProfileError(f"{path}: no kernel file: {error}") from error
     if {variant.passing for variant in found.variants} != {"forward", "backward"}:
         raise ProfileError(f"{path}: expected variants for forward and backward")
@@ -161,7 +161,47 @@ def read_kernel_file(path: Path) -> KernelFile:
     return found
 
 
+def _with_sources(document: dict[str, Any]) -> dict[str, Any]:
+    """A document with the text of each source in place of its name. Raises `ValueError` for a name without text."""
+    sources = converted(document.pop("sources", {}), dict[str, str])
+
+    def text(name: object) -> str:
+        if not isinstance(name, str) or name not in sources:
+            raise ValueError(unknown("source", str(name), sources))
+        return sources[name]
+
+    def resolve(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: text(each) if key == "source" else resolve(each) for key, each in value.items()}
+        if isinstance(value, list) and len(value) == 4 and isinstance(value[0], int | float):
+            return [*value[:3], text(value[3])]
+        return [resolve(each) for each in value] if isinstance(value, list) else value
+
+    return {key: resolve(value) for key, value in document.items()}
+
+
 def kernel_document(kernel: KernelFile) -> bytes:
     """The text of a kernel file."""
-    document = msgspec.to_builtins(kernel)
-    return msgspec.toml.encode({name: value for name, value in document.items() if value is not None})
+    names: dict[str, str] = {}
+    lines = [f"gpu = {_toml(kernel.gpu)}", f"kernel = {_toml(kernel.kernel)}"]
+    parts = [("[hardware]", kernel.hardware)] if kernel.hardware else []
+    for header, part in [*parts, *(("[[variants]]", variant) for variant in kernel.variants)]:
+        lines += ["", header]
+        for field, value in msgspec.to_builtins(part).items():
+            if isinstance(value, dict):
+                value = value | {"source": names.setdefault(value["source"], f"s{len(names) + 1}")}
+            elif isinstance(getattr(part, field), KernelConstant):
+                value = [*value[:3], names.setdefault(value[3], f"s{len(names) + 1}")]
+            lines.append(f"{field} = {_toml(value)}")
+    sources = [f"{name} = {_toml(text)}" for text, name in names.items()]
+    return "\n".join([*lines[:2], "", "# constants: value, low and high end of the 90 % interval, source", "[sources]",
+                      *sources, *lines[2:], ""]).encode()  # fmt: skip
+
+
+def _toml(value: object) -> str:
+    """A value on one line of TOML."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

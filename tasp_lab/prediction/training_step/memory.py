@@ -19,14 +19,15 @@ back from the memory of a GPU (`tasp_lab.prediction.training_step.rates.RESERVED
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
+from tasp_lab.core.choices import Checkpointing
 from tasp_lab.prediction.training_step.attention_passes import AllPasses
 from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES, LayerKind, kept, kinds_of, stored_parameters
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES
-from tasp_lab.prediction.training_step.pipeline import most_under_way, one_forward_one_backward
-from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.pipeline import most_under_way, order_of
+from tasp_lab.prediction.training_step.plan import StepPlan, parts_of
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.workload.models.model import Model
 from tasp_lab.workload.models.parameters import embedding_parameters, parameter_count
@@ -79,23 +80,22 @@ def least_memory(plan: StepPlan, attention_buffers: int = 0) -> MemoryUse:
     """
     layout = plan.layout
     tokens = -(-plan.sequence // (layout.cp or 1)) * plan.batch
-    # more micro-batches than a pipeline begins with do not add to those under way
-    microbatches = min(layout.microbatches, (layout.interleave + 2) * layout.pp)
-    few = replace(plan, layout=replace(layout, microbatches=microbatches))
-    return max((stage_memory(few, stage, tokens, attention_buffers) for stage in {0, layout.pp - 1}), key=sum)
+    return max((stage_memory(plan, stage, tokens, attention_buffers) for stage in {0, layout.pp - 1}), key=sum)
 
 
 def stage_memory(plan: StepPlan, stage: int, tokens: int, attention_buffers: int) -> MemoryUse:
     """What a rank of a stage holds, with buffers of its attention schedule of so many bytes."""
     model, layout, trains = plan.model, plan.layout, plan.trains
     has_output = stage == layout.pp - 1
-    held = [kind for part in plan.parts[stage :: layout.pp] for kind in part]
     sent = ELEMENT_BYTES * tokens * model.hidden_size
-    first, again = _activation_bytes(plan, stage)
+    # more micro-batches than a pipeline begins with do not add to those under way
+    microbatches = min(layout.microbatches, (layout.interleave + 2) * layout.pp)
+    divided = layout.pp, layout.interleave, microbatches
+    first, again = _activation_bytes(model, trains, layout.checkpointing, *divided, stage)
     logits = tokens * model.vocabulary * (LOGIT_BYTES if trains else ELEMENT_BYTES)
     return MemoryUse(
         *_states_bytes(plan, stage),
-        _gathered_bytes(plan, held, stage),
+        _gathered_bytes(plan, stage),
         _shared(tokens * first, layout.tp),
         _shared(tokens * again, layout.tp),
         _shared(logits, layout.tp * layout.logit_chunks) if has_output else 0,
@@ -109,8 +109,22 @@ def stage_parameters(plan: StepPlan, stage: int) -> int:
     model, layout = plan.model, plan.layout
     if layout.pp == 1:
         return _shared(parameter_count(model), layout.tp)
-    layers = sum(stored_parameters(model, kind) for part in plan.parts[stage :: layout.pp] for kind in part)
-    return _shared(layers + _vocabulary_parameters(plan, stage), layout.tp)
+    held = _layers_of(model, layout.chunks, layout.pp, stage)
+    return _shared(held.parameters + _vocabulary_parameters(plan, stage), layout.tp)
+
+
+class _Layers(NamedTuple):
+    """The parameters of the layers of a stage, and those of the largest of them."""
+
+    parameters: int
+    largest: int
+
+
+# Of the thousands of layouts that a plan searches, many have the same stages: what follows from these is cached.
+@lru_cache(maxsize=4096)
+def _layers_of(model: Model, chunks: int, pp: int, stage: int) -> _Layers:
+    held = [stored_parameters(model, kind) for part in parts_of(model, chunks)[stage::pp] for kind in part]
+    return _Layers(sum(held), max(held))
 
 
 def _vocabulary_parameters(plan: StepPlan, stage: int) -> int:
@@ -141,12 +155,12 @@ def _states_bytes(plan: StepPlan, stage: int) -> tuple[int, int, int]:
     return parameters, gradients, optimizer
 
 
-def _gathered_bytes(plan: StepPlan, held: list[LayerKind], stage: int) -> int:
+def _gathered_bytes(plan: StepPlan, stage: int) -> int:
     """Parameters in 16 bits that were gathered, and the gradients of a layer before they are reduced."""
     layout = plan.layout
     if layout.zero < 2 or (not plan.trains and (layout.cp or 1) * (layout.dp or 1) == 1 and layout.zero == 3):
         return 0
-    largest = _shared(max(stored_parameters(plan.model, kind) for kind in set(held)), layout.tp)
+    largest = _shared(_layers_of(plan.model, layout.chunks, layout.pp, stage).largest, layout.tp)
     gradients = GRADIENT_BYTES * largest if plan.trains else 0
     if layout.zero == 2:
         return gradients
@@ -154,22 +168,26 @@ def _gathered_bytes(plan: StepPlan, held: list[LayerKind], stage: int) -> int:
     return 2 * PARAMETER_BYTES * largest + gradients + PARAMETER_BYTES * vocabulary
 
 
-def _activation_bytes(plan: StepPlan, stage: int) -> tuple[int, int]:
+@lru_cache(maxsize=4096)
+def _activation_bytes(
+    model: Model, trains: bool, checkpointing: Checkpointing, pp: int, interleave: int, microbatches: int, stage: int
+) -> tuple[int, int]:
     """Of one position: over all layers and micro-batches that are under way, and of a layer that is computed again."""
-    layout, model = plan.layout, plan.model
+    parts = parts_of(model, pp * interleave)
     whole = {kind: ELEMENT_BYTES * _saved_elements(model, kind) + _row_bytes(model) for kind in set(kinds_of(model))}
-    largest = max(whole[kind] for part in plan.parts[stage :: layout.pp] for kind in part)
-    if not plan.trains:
+    largest = max(whole[kind] for part in parts[stage::pp] for kind in part)
+    if not trains:
         return largest, 0
-    none = layout.checkpointing == "none"
+    none = checkpointing == "none"
     saved = whole if none else dict.fromkeys(whole, ELEMENT_BYTES * model.hidden_size)
-    if layout.checkpointing == "selective":
+    if checkpointing == "selective":
         results = model.attention.heads * model.attention.value_size
         saved = {kind: size + ELEMENT_BYTES * (results + kept(model, kind)) + _row_bytes(model)
                  for kind, size in saved.items()}  # fmt: skip
-    sizes = [sum(saved[kind] for kind in part) for part in plan.parts]
-    order = one_forward_one_backward(layout.pp, layout.interleave, layout.microbatches)[stage] if layout.pp > 1 else []
-    under_way = most_under_way(order, sizes.__getitem__) if order else sizes[0]
+    sizes = [sum(saved[kind] for kind in part) for part in parts]
+    under_way = sizes[0]
+    if pp > 1:
+        under_way = most_under_way(order_of(stage, pp, interleave, microbatches), sizes.__getitem__)
     return under_way, 0 if none else largest
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import get_args
 
 from tasp_lab.core.choices import MatrixDtype
@@ -59,12 +59,19 @@ class StepPlan:
     @property
     def layer(self) -> Workload:
         """The attention layer of a context group, or one period of a hybrid: that of the model, with heads over tp."""
-        layer, tp = self.model.layer(self.sequence, self.batch), self.layout.tp
+        tp, attention = self.layout.tp, self.model.attention
         if tp == 1:
-            return layer
-        return replace(layer, heads=layer.heads // tp, kv_heads=max(1, layer.kv_head_count // tp))
+            return self.model.layer(self.sequence, self.batch)
+        kv_heads = max(1, attention.passed_kv_heads // tp)
+        return self.model.layer(self.sequence, self.batch, heads=attention.heads // tp, kv_heads=kv_heads)
 
-    @cached_property
+    @property
     def parts(self) -> list[tuple[LayerKind, ...]]:
         """The layers of each part of the model; part c is of stage ``c % pp``."""
-        return self.layout.split(kinds_of(self.model))
+        return parts_of(self.model, self.layout.chunks)
+
+
+@lru_cache(maxsize=256)
+def parts_of(model: Model, count: int) -> list[tuple[LayerKind, ...]]:
+    """The layers of each of so many parts of a model."""
+    return Layout(pp=count).split(kinds_of(model))

@@ -58,6 +58,11 @@ class Attention(Record, frozen=True, forbid_unknown_fields=True):
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
+    def passed_kv_heads(self) -> int:
+        """The number of KV heads that attention is given: of all query heads if they are repeated."""
+        return self.heads if self.repeats_kv else self.kv_head_count
+
+    @property
     def value_size(self) -> int:
         """Elements per head of values."""
         return self.head_dim if self.value_dim is None else self.value_dim
@@ -200,7 +205,7 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
         attention, period = self.attention, self.period
         values: dict[str, Any] = {
             "heads": attention.heads,
-            "kv_heads": attention.heads if attention.repeats_kv else attention.kv_head_count,
+            "kv_heads": attention.passed_kv_heads,
             "head_dim": self.layer_head_dim,
             "mask": self.mask,
         }

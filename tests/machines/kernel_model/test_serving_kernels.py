@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasp_lab.measure.tables
+from experiments.tables.kernel_fits import kernel_rows
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model import attention_kernel, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import borrowed_kernel
 from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant
 from tasp_lab.machines.kernel_model.designs import designs
 from tasp_lab.machines.kernel_model.kernel import call_parts
-from tasp_lab.measure.fit.kernel_files import kernel_rows
 from tasp_lab.measure.readers.kernel_table import KernelRow, attention_shape, read_kernel_table
 
 SERVING = read_kernel_table(Path(tasp_lab.measure.tables.__path__[0]) / "kernels" / "serving_prefill.csv")

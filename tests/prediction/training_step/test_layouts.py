@@ -20,7 +20,13 @@ from tasp_lab.prediction.training_step.costs import kinds_of, stored_parameters
 from tasp_lab.prediction.training_step.layout import context_groups, stage_of, state_groups, tensor_groups
 from tasp_lab.prediction.training_step.messages import send
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, runs_of
-from tasp_lab.prediction.training_step.pipeline import Work, makespan_s, most_under_way, one_forward_one_backward
+from tasp_lab.prediction.training_step.pipeline import (
+    Work,
+    makespan_s,
+    most_under_way,
+    one_forward_one_backward,
+    order_of,
+)
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.workload.models.catalogue import load_model
@@ -124,7 +130,7 @@ def test_tensor_groups_share_the_work_of_one_rank(tp: int, cp: int, dp: int) -> 
         plan = plan_of(model, 64, "zigzag-ring-attention", ranks, **layout)
         machine = exact_machine(ranks, Fraction(10**18))
         (run,) = runs_of(kinds_of(model))
-        times.append(simulate(phases_of(plan, machine).backward(run.unit, 2, reduces=True), machine).time_s)
+        times.append(simulate(phases_of(plan, machine).backward(run.unit, 2, reduces=True), machine, "simpy").time_s)
     one, shared = times
     assert one <= shared * tp * cp < one * Fraction(1001, 1000)
 
@@ -147,6 +153,17 @@ def test_a_pipeline_of_equal_stages_takes_its_closed_form(
     if chunks == 1:
         most = [most_under_way(order, lambda chunk: 1) for order in orders]
         assert most == [min(stages - stage, microbatches) for stage in range(stages)]
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 3), st.lists(st.integers(1, 99), min_size=24, max_size=24))
+def test_more_micro_batches_than_a_pipeline_begins_with_do_not_add_to_those_under_way(
+    stages: int, chunks: int, more: int, sizes: list[int]
+) -> None:
+    """What `stage_memory` relies on, for parts of any size."""
+    counts = [(chunks + 2 + rounds) * stages for rounds in (0, more)]
+    for stage in range(stages):
+        one, other = (most_under_way(order_of(stage, stages, chunks, count), sizes.__getitem__) for count in counts)
+        assert one == other
 
 
 @given(st.integers(2, 5), st.integers(1, 3), st.lists(works, min_size=1, max_size=4), works)

@@ -59,10 +59,10 @@ def test_a_step_of_one_rank_is_the_sum_of_its_flops_over_rates(checkpointing: Ch
     plan, machine, tokens = plan_of(small_model(), ranks=1, checkpointing=checkpointing), exact_machine(1), 64
     phases = phases_of(plan, machine)
     (run,) = runs_of(kinds_of(plan.model))
-    forward = simulate(phases.forward(run.unit, 3), machine).time_s
+    forward = simulate(phases.forward(run.unit, 3), machine, "simpy").time_s
     assert forward == 2 * tokens * 3 * LAYER / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
     again, attention_again = RECOMPUTED[checkpointing]
-    backward = simulate(phases.backward(run.unit, 3, reduces=True), machine).time_s
+    backward = simulate(phases.backward(run.unit, 3, reduces=True), machine, "simpy").time_s
     of_matrices = 3 * (4 * LAYER + 2 * again) * tokens / MATRIX_RATE
     assert backward == of_matrices + (Fraction(5, 2) + attention_again) * attention_flops(64) / ATTENTION_RATE
 
@@ -72,7 +72,7 @@ def test_experts_cost_what_a_token_takes_of_them() -> None:
     dense, experts = runs_of(kinds_of(plan.model))
     assert (len(dense.unit), dense.times, experts.times) == (1, 1, 2)
     phases = phases_of(plan, machine)
-    times = [simulate(phases.forward(run.unit, run.times), machine).time_s for run in (dense, experts)]
+    times = [simulate(phases.forward(run.unit, run.times), machine, "simpy").time_s for run in (dense, experts)]
     assert sum(times) == 128 * layer_matrices(plan.model) / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
 
 
