@@ -19,6 +19,7 @@ from cyclopts.argument import Argument
 from tasp_lab.cli.app import app
 from tasp_lab.cli.options import schedules_help
 from tasp_lab.cli.process import main
+from tasp_lab.planning.plan import PLAN_COLUMNS
 from tasp_lab.prediction import columns, step_results
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.kinds import KINDS
@@ -101,6 +102,11 @@ def step_fields_table() -> str:
     return table(("field", "meaning"), *((f"`{column.name}`", column.meaning) for column in step_results.STEP_COLUMNS))
 
 
+def plan_fields_table() -> str:
+    """The fields of plans that rows of studies have, too."""
+    return table(("field", "meaning"), *((f"`{column.name}`", column.meaning) for column in PLAN_COLUMNS))
+
+
 def all_commands(parent: App = app, path: str = "") -> Iterator[tuple[str, App]]:
     """Every command with its full name, in the order of the help."""
     for name in parent:
@@ -175,6 +181,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "collectives": collectives_table,
     "fields of answers": fields_table,
     "fields of steps": step_fields_table,
+    "fields of plans": plan_fields_table,
 }
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import mul
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
 from tasp_lab.core.errors import ModelError, ScheduleError, TaspLabError, WorkloadError, first_line, of_type
@@ -32,6 +32,7 @@ from tasp_lab.machines.overrides.override import has_nics
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.flags import Flags, flags_of
 from tasp_lab.planning.search import Context, Found, Ranked, Search, Setting, TooLarge, describe, promise
+from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.inputs import (
     ComputeLike,
     MachineLike,
@@ -66,6 +67,31 @@ MOST_DOUBLED = 512
 
 MOST_SIMULATED = 128
 """On more GPUs twice the nodes are not simulated where one more node has no layout."""
+
+
+ANY = "any"
+"""The attention schedule of a question that leaves the choice to the plan."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, beside the length of a sequence: what a study of plans asks, see `plan`."""
+
+    model: Model
+    batch_tokens: int
+    checkpointing: Checkpointing | None = None
+    logit_chunks: int = 1
+    offload: bool = False
+    matrix_dtype: MatrixDtype = "bf16"
+    simulations: int = SIMULATIONS
+
+    def __post_init__(self) -> None:
+        _check_numbers(1, self.batch_tokens, self.simulations, self.logit_chunks, self.checkpointing)
+        if not isinstance(self.offload, bool):
+            raise WorkloadError(of_type("offload", self.offload, "true or false"))
+        if self.matrix_dtype not in get_args(MatrixDtype):
+            known = ", ".join(get_args(MatrixDtype))
+            raise WorkloadError(f"matrix dtype: {self.matrix_dtype!r}, expected one of {known}")
 
 
 def plan(
@@ -252,7 +278,7 @@ class Plan(Report):
     def best(self) -> StepPrediction:
         """The recommended step. Raises `ScheduleError` if no layout fits."""
         if not self.found.steps:
-            raise ScheduleError(self._nothing_fits)
+            raise ScheduleError(self.nothing_fits)
         tied = [each for each in self.found.steps if each.time_s <= (1 + TIE) * self.found.fastest.time_s]
         largest = max(each.memory.total for each in tied)
         return min(tied, key=lambda step: (round(100 * step.memory.total / largest), step.time_s))
@@ -294,7 +320,8 @@ class Plan(Report):
     # In words.
 
     @property
-    def _nothing_fits(self) -> str:
+    def nothing_fits(self) -> str:
+        """Why no layout fits, where that is so."""
         usable = self.setting.rates.usable_bytes or 0
         least = self.found.too_large[0]
         return (
@@ -365,7 +392,7 @@ class Plan(Report):
 
     def parts(self) -> list[Part]:
         if not self.fits:
-            return [f"{self._nothing_fits}.", *self._would_fit_parts(), self._too_large_table()]
+            return [f"{self.nothing_fits}.", *self._would_fit_parts(), self._too_large_table()]
         found: list[Part] = [*self.lines()]
         if self.changes:
             found.append(self._changes_table())
@@ -428,10 +455,7 @@ class Plan(Report):
             "seq": self.sequence,
             "batch_tokens": self.batch_tokens,
             "fits": self.fits,
-            "layouts": found.layouts,
-            "too_large": len(found.too_large),
-            "slower_by_bounds": found.bounded,
-            "left": len(found.left),
+            **plan_fields(self),
         }
         if not self.fits:
             smallest = [
@@ -442,9 +466,7 @@ class Plan(Report):
                              "smallest": smallest}  # fmt: skip
         return common | {
             "recommended": describe(self.best.plan),
-            "expected_regret": self.expected_regret,
             "is_decided": self.is_decided,
-            "least_left_over_best": None if not found.left else self.least_left,
             "shares": self.shares,
             "flags": [each.to_dict() for each in self.flags],
             "changes": [each.to_dict() for each in self.changes],
@@ -457,6 +479,40 @@ class Plan(Report):
     def records(self) -> list[dict[str, object]]:
         """A row per simulated layout, the recommended one first."""
         return [flat(each.to_dict()) for each in self.steps] if self.fits else []
+
+
+PLAN_COLUMNS: tuple[Column[Plan], ...] = (
+    Column("layouts", "how many there are", lambda found: found.found.layouts),
+    Column("too_large", "those that do not fit", lambda found: len(found.found.too_large)),
+    Column("slower_by_bounds", "those that bounds exclude", lambda found: found.found.bounded),
+    Column("left", "those that were neither excluded nor simulated", lambda found: len(found.found.left)),
+    Column(
+        "expected_regret",
+        "of the recommended one over those that were simulated",
+        lambda found: found.expected_regret,
+        when=lambda found: found.fits,
+    ),
+    Column(
+        "least_left_over_best",
+        "least time of a layout that is left, by its bound, over that of the recommended one; null if none is left",
+        lambda found: found.least_left if found.found.left else None,
+        when=lambda found: found.fits,
+    ),
+    Column(
+        "tokens_per_s_per_gpu",
+        "of the recommended layout",
+        lambda found: found.best.tokens_per_s / found.best.ranks,
+        when=lambda found: found.fits,
+    ),
+    Column("mfu", "likewise, or null", lambda found: found.best.mfu, when=lambda found: found.fits),
+)
+"""What the object of ``plan --json`` and the rows of studies have; those with `when` only if a layout fits."""
+
+
+def plan_fields(found: Plan) -> dict[str, Any]:
+    """The values of `PLAN_COLUMNS`."""
+    known = (each for each in PLAN_COLUMNS if each.when is None or each.when(found))
+    return {each.name: each.value(found) for each in known if each.value is not None}
 
 
 def _signed(share: float) -> str:

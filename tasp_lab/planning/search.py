@@ -327,6 +327,6 @@ def describe(plan: StepPlan) -> str:
         f"{layout.microbatches} micro-batches" if layout.microbatches > 1 else "",
         f"logits in {layout.logit_chunks} chunks" if layout.logit_chunks > 1 else "",
         "optimizer states on the host" if layout.offload else "",
-        "no checkpointing" if layout.checkpointing == "none" else f"{layout.checkpointing} checkpointing",
+        layout.recomputing,
     ]
     return ", ".join(each for each in found if each)

@@ -235,7 +235,7 @@ class StepPrediction(Report):
 
     def _extras(self) -> str:
         plan, layout = self.plan, self.layout
-        found = f", {layout.checkpointing} checkpointing" if plan.trains else ""
+        found = f", {layout.recomputing}" if plan.trains else ""
         found += f", matrices in {plan.matrix_dtype}" if plan.matrix_dtype != "bf16" else ""
         found += f", {layout.microbatches} micro-batches" if layout.microbatches > 1 else ""
         found += f", {layout.interleave} parts per stage" if layout.interleave > 1 else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cache
@@ -202,7 +202,7 @@ def axis_values(name: str, given: object) -> tuple[Value, ...]:
     >>> axis_values("seq", "geom(8Ki, 64Ki, 2)"), axis_values("seq", ["1Ki", 2000]), axis_values("mask", "causal")
     ((8192, 16384, 32768, 65536), (1024, 2000), ('causal',))
 
-    Raises `StudyError` for an empty axis, a value twice, one that is no text, number or truth value, and a sequence
+    Raises `StudyError` for an empty axis, a value that is no text, number or truth value, and a sequence
     that does not end.
     """
     if isinstance(given, str) and (found := _GEOM.fullmatch(given)):
@@ -210,9 +210,7 @@ def axis_values(name: str, given: object) -> tuple[Value, ...]:
     several = given if isinstance(given, list | tuple) else [given]
     if not several:
         raise StudyError(f"axis {name!r} is empty, expected one value or more")
-    values = tuple(_value(name, each) for each in several)
-    _check_once(name, values)
-    return values
+    return tuple(_value(name, each) for each in several)
 
 
 def _value(name: str, given: object) -> Value:
@@ -224,14 +222,6 @@ def _value(name: str, given: object) -> Value:
     if not isinstance(given, str | int | float):
         raise StudyError(f"axis {name!r}: {given!r}, expected a text, a number, true or false")
     return given
-
-
-def _check_once(name: str, values: Iterable[Value]) -> None:
-    seen: set[tuple[type, Value]] = set()
-    for each in values:
-        if (type(each), each) in seen:
-            raise StudyError(f"axis {name!r} has the value {each!r} twice, expected it once")
-        seen.add((type(each), each))
 
 
 def _geometric(name: str, text: str, arguments: str) -> tuple[Value, ...]:

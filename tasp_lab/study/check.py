@@ -14,6 +14,7 @@ from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
+from tasp_lab.planning.plan import ANY
 from tasp_lab.prediction.question import prepared
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import check_names, options_of
@@ -86,7 +87,7 @@ class StudyCheck(Report):
     combinations, points, questions : all combinations, those that filters keep, and those of them that differ.
     by_machine : the number of points of each machine.
     refused : reasons why variants do not apply to machines, with the numbers of points.
-    estimate : how long a run takes; None if that was not asked for.
+    estimate : how long a run takes; None if that was not asked for, and of plans, each of which takes a while.
     """
 
     study: str
@@ -140,7 +141,8 @@ def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallba
     by_machine: dict[str, int] = {}
     for each in points:
         by_machine[each.machine] = by_machine.get(each.machine, 0) + 1
-    expected = estimate_of(questions, progress=progress) if estimate else None
+    quick = [each for each in questions if each.job is None]
+    expected = estimate_of(quick, progress=progress) if estimate and quick else None
     return StudyCheck(study.name, study.count, len(points), len(questions), by_machine, refused, expected)
 
 
@@ -162,8 +164,9 @@ def _check_schedules(asked: Iterable[tuple[str, Workload, AttentionOptions]]) ->
     """Raise `ScheduleError` for an unknown schedule, and for an option that none of the schedules has."""
     known, given = {"passes"}, dict[str, object]()
     for name, layer, options in asked:
-        check_names([name], layer)
-        known |= set(options_of(name))
+        if name != ANY:
+            check_names([name], layer)
+            known |= set(options_of(name))
         given |= {option: value for option, value in vars(options).items() if value != getattr(DEFAULT_OPTIONS, option)}
     for option in given.keys() - known:
         raise ScheduleError(f"{option} {given[option]!r}: no schedule of the study has this option")

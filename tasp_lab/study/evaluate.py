@@ -6,20 +6,24 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 
 from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_line
 from tasp_lab.core.version import MODEL_VERSION, VERSION
+from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
+from tasp_lab.planning.plan import ANY, Job, plan, plan_fields
+from tasp_lab.planning.search import describe
 from tasp_lab.prediction.answer import Answer, Built, Status, build, refusal
 from tasp_lab.prediction.columns import fields_of
+from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.question import Question, Value, constants_of, key_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import check_names, is_own
-from tasp_lab.study.point import COLUMNS, Point, Row
+from tasp_lab.study.point import COLUMNS, OF_PLANS, Point, Row
 from tasp_lab.workload.layer import Workload
 
 CODE = f"{VERSION} with models {MODEL_VERSION}"
@@ -98,11 +102,15 @@ def batches(points: Iterable[Point]) -> Iterator[list[Point]]:
     for same in of_layer.values():
         batch: list[Point] = []
         for group in same:
+            if group[0].job is not None:  # a plan takes as long as a batch of layers
+                yield from ([point] for point in group)
+                continue
             if batch and len(batch) + len(group) > BATCH:
                 yield _by_schedule(batch)
                 batch = []
             batch += group
-        yield _by_schedule(batch)
+        if batch:
+            yield _by_schedule(batch)
 
 
 def _by_schedule(points: Sequence[Point]) -> list[Point]:
@@ -119,7 +127,7 @@ def sources_of(schedules: Iterable[str]) -> dict[str, str]:
     (other modules, a closure, the environment), so it has no such digest and is always built.
     """
     own = own_sources()
-    return {name: own if is_own(name) else "" for name in schedules}
+    return {name: own if name == ANY or is_own(name) else "" for name in schedules}
 
 
 def own_sources() -> str:
@@ -144,6 +152,8 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
     cells |= {"overrides": ", ".join(point.overrides), "library": point.library, **_of_layer(point.layer)}
     cells |= {"version": VERSION, "models": MODEL_VERSION, "constants": constants}
     cells |= {"inputs": json.dumps(point.inputs(), sort_keys=True)}
+    if point.job is not None:
+        return _planned(point, point.job, question, cells, known)
     try:
         _check_known(point)
         built = build(point)
@@ -162,6 +172,53 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
     except TaspLabError as error:
         status, found = "failed", {"error": first_line(error)}
     return {**cells, **found, "status": status}
+
+
+def _planned(point: Point, job: Job, question: str, cells: dict[str, Value], known: Collection[str]) -> Row | str:
+    """The row of the layout that `plan` recommends; its schedule is that layout in words."""
+    key = key_of(question, own_sources())
+    if key in known:
+        return key
+    cells |= {"passes": "both", "attention": point.schedule}
+    asked = {each.name: getattr(job, each.name) for each in fields(job) if each.name not in ("model", "batch_tokens")}
+    try:
+        found = plan(
+            point.machine,
+            job.model,
+            point.layer.sequence,
+            job.batch_tokens,
+            schedules=None if point.schedule == ANY else point.schedule,
+            library=point.library,
+            kernel=point.kernel,
+            contention=point.contention,
+            overrides=point.overrides,
+            changes=False,
+            **asked,
+        )
+    except TaspLabError as error:
+        return {**cells, "key": key, "status": refusal(point, error).status, "error": first_line(error)}
+    machine, numbers = found.setting.machine, plan_fields(found)
+    cells |= {"key": key, **_of_machine(machine), **dict.fromkeys(OF_PLANS)}
+    if not found.fits:
+        return {**cells, **numbers, "status": "does not apply", "error": found.nothing_fits}
+    step, interval = found.best, found.best.interval
+    return {
+        **cells,
+        **numbers,
+        "status": "ok",
+        "schedule": describe(step.plan),
+        "time_s": step.time_s,
+        "time_low_s": interval.low_s,
+        "time_high_s": interval.high_s,
+        "setting": setting_of(machine),
+        "compute_s": step.times.compute_s,
+        "exposed_s": step.times.exposed_s,
+        "bottleneck": max(found.shares, key=lambda name: found.shares[name]),
+        "buffer_bytes": step.memory.attention_buffers,
+        "memory_bytes": step.memory.total,
+        "fits": step.fits,
+        "settled_by": "simulation",
+    }
 
 
 RECENT = 8
@@ -200,14 +257,17 @@ def _of_layer(layer: Workload) -> dict[str, Value]:
 def _answered(built: Built, best_s: float | None) -> tuple[Status, dict[str, Value]]:
     """The cells of the answer: settled by a bound if that is above `best_s`, else simulated."""
     machine = built.on.machine
-    cells: dict[str, Value] = {
-        "ranks": machine.topology.world_size,
-        "nodes": len(set(machine.topology.node_of_rank)),
-        "library": machine.comm_library.name,
-    }
+    cells = _of_machine(machine)
     if best_s is not None and built.least_s > best_s:
         return "settled", {**cells, "bound_s": built.least_s, "settled_by": "bound"}
     return "ok", {**cells, **_numbers(built.answer())}
+
+
+def _of_machine(machine: Machine) -> dict[str, Value]:
+    """The cells of a machine: its size and its library."""
+    topology = machine.topology
+    nodes = len(set(topology.node_of_rank))
+    return {"ranks": topology.world_size, "nodes": nodes, "library": machine.comm_library.name}
 
 
 def _numbers(found: Answer) -> dict[str, Value]:

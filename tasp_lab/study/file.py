@@ -10,15 +10,20 @@ from typing import Any
 
 from tasp_lab.core.errors import StudyError, of_type, unknown
 from tasp_lab.machines.sampling import Sampling
+from tasp_lab.planning.plan import ANY
 from tasp_lab.schedules.files import beside
 from tasp_lab.study.axis import axis_values
-from tasp_lab.study.point import AS_IS, LAYER, OPTIONS, SETTINGS
+from tasp_lab.study.point import AS_IS, LAYER, OPTIONS, PLAN, SETTINGS
 from tasp_lab.study.study import DERIVED, POINT, Axis, Section, Study, check_zipped, places
 from tasp_lab.study.where import Where
 
-SECTIONS = ("study", "machine", "layer", "schedule", "what-if", "where", "points", "find")
+SECTIONS = ("study", "machine", "layer", "plan", "schedule", "what-if", "where", "points", "find")
 _STUDY = ("name", "seed", "samples", "zip")
 _FIND = ("crossover", "sensitivity")
+
+OF_MACHINES = tuple(name for name in SETTINGS if name != "runtime")
+OF_MODELS = ("model", "seq")
+"""Axes of machines and layers in studies of plans."""
 
 TEMPLATES = ("machine", "schedule")
 """Axes whose values may have other axes in braces."""
@@ -75,6 +80,12 @@ def _study(document: Mapping[str, Any], name: str) -> Study:
     where = Where.parse(sections["where"])
     where.check({*(each.name for each in axes), *DERIVED, *([POINT] if sections["points"] else [])})
     sampling = Sampling(of_study.get("samples", 0), of_study.get("seed", 0))
+    if sections["plan"]:
+        unused = {"[find]": sections["find"], "[schedule] baseline": sections["schedule"].get("baseline"),
+                  "[study] samples": sampling.samples}  # fmt: skip
+        for place, value in unused.items():
+            if value:
+                raise StudyError(f"{place} in a study of plans, expected none")
     found = Study(
         str(of_study.get("name", name)),
         axes,
@@ -122,11 +133,15 @@ def _axes(sections: Mapping[str, Mapping[str, Any]]) -> tuple[Axis, ...]:
         ("layer", LAYER),
         ("schedule", (*OPTIONS, "baseline")),
     )
+    if plans := bool(sections["plan"]):
+        kinds = (("machine", OF_MACHINES), ("layer", OF_MODELS), ("plan", PLAN), ("schedule", ("name",)))
     for section, _ in kinds:
         for name, given in sections[section].items():
             if (section, name) != ("schedule", "baseline"):
                 label = section if name == "name" and section != "layer" else name
                 found.append(Axis(label, section, axis_values(label, given)))
+    if plans and "name" not in sections["schedule"]:
+        found.append(Axis("schedule", "schedule", (ANY,)))
     _check_names(found, dict(kinds))
     return tuple(found)
 
@@ -140,10 +155,12 @@ def _with_first(axis: Axis, baseline: object) -> Axis:
 
 def _check_names(axes: list[Axis], known: Mapping[Section, tuple[str, ...]]) -> None:
     names = [each.name for each in axes]
-    for needed in ("machine", "seq", "schedule"):
-        if needed not in names:
-            section = "layer" if needed == "seq" else needed
-            raise StudyError(f"[{section}]: no {'seq' if needed == 'seq' else 'name'}, expected one or a list of them")
+    needed = {"machine": "machine", "seq": "layer", "schedule": "schedule"}
+    if "plan" in known:
+        needed |= {"model": "layer", "batch_tokens": "plan"}
+    for axis, section in needed.items():
+        if axis not in names:
+            raise StudyError(f"[{section}]: no {'name' if axis == section else axis}, expected one or a list of them")
     templates = [text for each in axes if each.name in TEMPLATES for text in each.values]
     used = {place for text in templates for place in places(text)}
     for each in axes:
@@ -151,9 +168,10 @@ def _check_names(axes: list[Axis], known: Mapping[Section, tuple[str, ...]]) -> 
             raise StudyError(f"axis {each.name!r} is in two sections, expected it in one")
         if each.name in TEMPLATES or each.name in known[each.section]:
             continue
-        if each.section == "layer" or each.name not in used:
+        is_fixed = each.section in ("layer", "plan")  # these have no names in braces
+        if is_fixed or each.name not in used:
             wanted = [name for name in known[each.section] if name != "baseline"]
-            where = "" if each.section == "layer" else ", or a name in braces in the name of a machine or schedule"
+            where = "" if is_fixed else ", or a name in braces in the name of a machine or schedule"
             raise StudyError(f"[{each.section}]: {unknown('name', each.name, wanted)}{where}")
     if missing := sorted(used - set(names)):
         raise StudyError(f"{{{missing[0]}}} in a name: no such axis, expected one of {', '.join(names)}")

@@ -24,14 +24,14 @@ from tasp_lab.core.units import format_count, format_size_about, format_time
 from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.paired import Rival, paired_errors, quantile_t
 from tasp_lab.prediction.recommend import CostsOf, choose, switches_of
-from tasp_lab.study.point import COLUMNS, POINT_COLUMNS, PREDICTED, STATUSES
+from tasp_lab.study.point import COLUMNS, OF_PLANS, POINT_COLUMNS, PREDICTED, STATUSES
 from tasp_lab.study.where import Expression
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-COUNTS = ("seq", "heads", "kv_heads", "head_dim", "batch", "nodes", "ranks")
+COUNTS = ("seq", "heads", "kv_heads", "head_dim", "batch", "batch_tokens", "nodes", "ranks")
 """Columns of whole numbers, shown with a binary prefix where it divides them."""
 
 SPEEDUPS = ("speedup", "speedup_low", "speedup_high")
@@ -51,6 +51,7 @@ TITLES = {
     "time_low_s": "5 %", "time_high_s": "95 %", "bound_s": "bound", "speedup": "speed-up", "bottleneck": "bottleneck",
     "speedup_low": "speed-up, 5 %", "speedup_high": "speed-up, 95 %", "settled_by": "decided by",
     "exposed_share": "exposed share", "bound_share": "share of bound", "too_close": "ties with",
+    "mfu": "MFU", "tokens_per_s_per_gpu": "tokens/s per GPU",
 }  # fmt: skip
 """What columns are called in tables; others by their own name, without unit and underscores."""
 
@@ -87,7 +88,7 @@ def _written(column: str) -> Callable[[float], str]:
     """How the numbers of a column are written."""
     if column in SPEEDUPS:
         return "{:.2f}x".format
-    if column in SHARES or column == "expected_regret":
+    if column in (*SHARES, "expected_regret", "mfu"):
         return "{:.1%}".format
     if column in COUNTS:
         return format_count
@@ -160,10 +161,15 @@ FOLLOWING = {
 # ------------------------------------------------------------------------------------- what tells points apart
 
 
+def are_plans(rows: pd.DataFrame) -> bool:
+    """Whether these are rows of plans, whose `schedule` is an answer: the recommended layout."""
+    return OF_PLANS[0] in rows
+
+
 def point_columns(rows: pd.DataFrame) -> list[str]:
     """The columns that say which point a row is: `POINT_COLUMNS`, and further axes."""
-    known = [column for column in POINT_COLUMNS if column in rows]
-    return known + [column for column in rows.columns if column not in (*COLUMNS, *DERIVED, *OF_WINNERS)]
+    known = [column for column in POINT_COLUMNS if column in rows and (column != "schedule" or not are_plans(rows))]
+    return known + [column for column in rows.columns if column not in (*COLUMNS, *OF_PLANS, *DERIVED, *OF_WINNERS)]
 
 
 def all_varying(rows: pd.DataFrame) -> list[str]:
@@ -328,9 +334,10 @@ def _compared_beside(rows: pd.DataFrame, column: str) -> list[str]:
     """The columns in which rows agree that differ in a column, and in what follows from it, such as its nodes."""
     if column == "schedule":
         return compared_columns(rows)
-    others = [each for each in (*varying(rows), "schedule") if each != column]
+    last = "model" if are_plans(rows) else "schedule"
+    others = [each for each in (*varying(rows), last) if each != column]
     values = rows.groupby(column, dropna=False)
-    return [each for each in dict.fromkeys(others) if values[each].nunique(dropna=False).max() > 1] or ["schedule"]
+    return [each for each in dict.fromkeys(others) if values[each].nunique(dropna=False).max() > 1] or [last]
 
 
 def _baseline_of(baseline: str, rows: pd.DataFrame) -> tuple[str, Any]:
@@ -409,7 +416,7 @@ def winners(rows: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     made = [_winner(each) for each in questions_of(rows, compared_columns(rows)).values()]
-    return pd.DataFrame(made, columns=[*rows.columns, *OF_WINNERS])
+    return pd.DataFrame(made, columns=list(dict.fromkeys([*rows.columns, *OF_WINNERS])))
 
 
 def questions_of(rows: pd.DataFrame, axes: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
@@ -435,7 +442,8 @@ def _winner(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "margin": None if second is None else second["time_s"] / first["time_s"],
         "too_close": [other["schedule"] for other in (*timed[1:], *bounds) if first_is_faster(first, other) < TIE],
         "recommended": None if number is None else timed[number]["schedule"],
-        "expected_regret": None if regrets is None or number is None else regrets[number],
+        # a plan has that over all layouts that it simulated, of which the row has one
+        "expected_regret": first.get("expected_regret", None if number is None or regrets is None else regrets[number]),
     }
 
 

@@ -108,9 +108,11 @@ def points_at(points: Iterable[Point], at: str = "") -> list[Point]:
     >>> [point.layer.sequence for point in points_at(points, "seq=16Ki")], len(points_at(points, "8Ki"))
     ([16384], 1)
 
-    Raises `StudyError` for an unknown name, and a value that no point has.
+    Raises `StudyError` for an unknown name, a value that no point has, and points that ask for plans.
     """
     left = list(points)
+    if any(point.job is not None for point in left):
+        raise StudyError("a study of plans, expected one of layers")
     for part in filter(None, (each.strip() for each in at.split(","))):
         name, equals, text = (each.strip() for each in part.partition("="))
         left = _with(left, name, text) if equals else _with_any(left, name)

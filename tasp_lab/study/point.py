@@ -1,4 +1,4 @@
-"""Points of a study, questions about a layer by names with the values of its axes as labels; and their rows."""
+"""Points of a study, questions about a layer or a plan by names with the values of axes as labels; and their rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from tasp_lab.core.errors import StudyError
+from tasp_lab.planning.plan import PLAN_COLUMNS, Job
 from tasp_lab.prediction.answer import Status
 from tasp_lab.prediction.columns import columns, names
 from tasp_lab.prediction.question import Question, Value
@@ -22,13 +25,19 @@ AS_IS = "as is"
 class Point(Question):
     """A question that a file can ask: its machine and its schedule are names.
 
-    The array engine is the faster one where no events are asked for.
+    With a `job` it asks which layout trains a model fastest, with this attention schedule or `ANY`; the work is then
+    an attention layer of the model. The array engine is the faster one where no events are asked for.
     """
 
     machine: str
     schedule: str
     work: Workload
     engine: Literal["auto", "simpy", "array"] = "array"
+    job: Job | None = None
+
+    def inputs(self) -> dict[str, object]:
+        found = super().inputs()
+        return found if self.job is None else found | {"job": msgspec.to_builtins(self.job)}
 
 
 LAYER_FIELDS = tuple(each.name for each in fields(Workload) if each.name not in ("sequence", "documents"))
@@ -41,6 +50,20 @@ OPTIONS = tuple(each.name for each in fields(AttentionOptions) if each.name != "
 _EXAMPLES = {"library": "nccl", "kernel": "flash-attention-3", "runtime": "ring-flash-attention-zigzag"}
 SETTINGS = (*_EXAMPLES, "contention")
 """Axes of the section ``[machine]``, beside its name."""
+
+
+PLAN = tuple(each.name for each in fields(Job) if each.name != "model")
+"""Axes of the section ``[plan]``, which makes a study one of plans; with it, layers have a model and a length alone."""
+
+
+def job_of(values: Mapping[str, Value]) -> Job | None:
+    """The job of a plan; None where these values ask about a layer. Raises `TaspLabError`."""
+    if "batch_tokens" not in values:
+        return None
+    given: dict[str, Any] = {name: values[name] for name in PLAN if name in values}
+    for name in ("batch_tokens", "logit_chunks", "simulations"):
+        _check_whole(name, values.get(name))
+    return Job(load_model(str(values["model"])), **given)
 
 
 def layer_of(values: Mapping[str, Value]) -> Workload:
@@ -98,6 +121,9 @@ PREDICTED: tuple[Status, ...] = ("ok", "settled")
 
 COLUMNS = names("study")
 """Columns of all rows, see `tasp_lab.prediction.columns`; further axes of a study have columns of their own."""
+
+OF_PLANS = tuple(column.name for column in PLAN_COLUMNS)
+"""Columns of the rows of plans besides; their `schedule` is the recommended layout in words."""
 
 POINT_COLUMNS = tuple(column.name for column in columns("study") if column.tells_apart)
 """Columns that say which point it is, with those of further axes."""

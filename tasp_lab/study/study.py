@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,11 +17,11 @@ from tasp_lab.core.tables import brief
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.question import Value
-from tasp_lab.study.point import AS_IS, Point, layer_of, options_of, settings_of
+from tasp_lab.study.point import AS_IS, Point, job_of, layer_of, options_of, settings_of
 from tasp_lab.study.where import NO_FILTER, Where
 from tasp_lab.workload.layer import Workload
 
-Section = Literal["machine", "layer", "schedule"]
+Section = Literal["machine", "layer", "plan", "schedule"]
 
 POINT = "point"
 """The column of the names of named points, in studies that have some."""
@@ -44,8 +45,8 @@ class Study:
     Parameters
     ----------
     name, seed, samples : of the study; samples of the constants per point, 0 for intervals by residuals alone.
-    axes : those of machines, then of layers, then of schedules; machines and schedules may be templates with the
-        values of other axes, ``h100-{nodes}x8``.
+    axes : those of machines, then of layers, of plans and of schedules; machines and schedules may be templates with
+        the values of other axes, ``h100-{nodes}x8``.
     zipped : groups of axes that move together.
     variants : names of what-if variants with their overrides; `AS_IS`, which changes nothing, is the first.
     where : filters.
@@ -84,7 +85,7 @@ class Study:
         for name, axes in self._grids():
             for machine_values in _products(axes, self.zipped, "machine"):
                 for variant, overrides in self.variants:
-                    for values in _products(axes, self.zipped, "layer", "schedule", fixed=machine_values):
+                    for values in _products(axes, self.zipped, "layer", "plan", "schedule", fixed=machine_values):
                         labels = {**values, "variant": variant, **({POINT: name} if self.named else {})}
                         if (point := self._point(labels, overrides)) is not None:
                             yield point
@@ -113,6 +114,7 @@ class Study:
             overrides=overrides,
             sampling=Sampling(self.samples, self.seed),
             labels=tuple(labels.items()),
+            job=job_of(labels),
             **settings_of(labels),
         )
 
@@ -188,7 +190,9 @@ def _products(
 
 
 def check_zipped(axes: tuple[Axis, ...], zipped: tuple[tuple[str, ...], ...]) -> None:
-    """Raise `StudyError` unless axes that move together exist, once each, and have equally many values."""
+    """Raise `StudyError` unless axes that move together exist, once each, and have equally many values, and no value,
+    or combination of those that move together, is there twice.
+    """
     of_name = {each.name: each for each in axes}
     seen: set[str] = set()
     for group in zipped:
@@ -201,3 +205,10 @@ def check_zipped(axes: tuple[Axis, ...], zipped: tuple[tuple[str, ...], ...]) ->
         if len({len(of_name[name].values) for name in group}) > 1:
             lengths = ", ".join(f"{name} {len(of_name[name].values)}" for name in group)
             raise StudyError(f"zip: axes of different lengths ({lengths}), expected equally many values")
+    for unit in _units(axes, zipped):
+        rows = Counter(map(repr, zip(*(each.values for each in unit), strict=True)))  # 1 and True are two values
+        (row, count), *_ = rows.most_common(1)
+        if count > 1:
+            value = row.strip("(),") if len(unit) == 1 else row
+            raise StudyError(f"axis {', '.join(each.name for each in unit)!r} has the value {value} twice, "
+                             "expected it once")  # fmt: skip

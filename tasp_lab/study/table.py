@@ -18,6 +18,7 @@ from tasp_lab.study.frames import (
     NO_VALUE,
     OF_WINNERS,
     SPEEDUPS,
+    are_plans,
     check_columns,
     counts,
     counts_text,
@@ -36,6 +37,7 @@ from tasp_lab.study.frames import (
     winners,
     with_derived,
 )
+from tasp_lab.study.point import OF_PLANS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,8 +193,11 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
     frame = (
         frame.rename(columns={"schedule": WINNER}).head(limit) if limit else frame.rename(columns={"schedule": WINNER})
     )
+    plans = are_plans(frame)
+    numbers = ("tokens_per_s_per_gpu", "mfu", "memory_bytes") if plans else ("recommended",)
     cells = ("time_s", "time_low_s", "time_high_s", "speedup", "speedup_low", "speedup_high")
-    records = records_of(frame[[*axes, WINNER, *cells, "bottleneck", *OF_WINNERS]])
+    more = dict.fromkeys([*OF_WINNERS, *((*OF_PLANS, "memory_bytes") if plans else ())])
+    records = records_of(frame[[*axes, WINNER, *cells, "bottleneck", *more]])
 
     def speedups(*cells: str) -> tuple[str, ...]:
         return cells if covered.baseline else ()
@@ -206,7 +211,7 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
             range_of("time_s", row["time_low_s"], row["time_high_s"]),
             *speedups(text_of("speedup", row["speedup"]), range_of("speedup", row["speedup_low"], row["speedup_high"])),
             text_of("bottleneck", row["bottleneck"]),
-            text_of("recommended", row["recommended"]),
+            *(text_of(column, row[column]) for column in numbers),
             text_of("expected_regret", row["expected_regret"]),
         ]
         for row in records
@@ -219,10 +224,10 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
         records,
         [
             Table(
-                f"{covered.name}: the fastest schedule that fits into memory",
-                (*columns, "bottleneck", "recommended", "expected regret"),
+                f"{covered.name}: the fastest {'layout' if plans else 'schedule'} that fits into memory",
+                (*columns, "bottleneck", *map(title_of, numbers), "expected regret"),
                 rows,
-                (*texts, len(axes), len(columns), len(columns) + 1),
+                (*texts, len(axes), len(columns), *(() if plans else (len(columns) + 1,))),
             ),
             *lines,
             *covered.lines((*axes, "schedule")),
@@ -231,9 +236,11 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
 
 
 def is_open(row: Mapping[str, Any]) -> bool:
-    """Whether a question is open: its recommendation has an expected regret above `DECIDED`, or none is known."""
-    regret = plain(row["expected_regret"])
-    return regret is None or regret > DECIDED
+    """Whether a question is open: its recommendation has an expected regret above `DECIDED`, or none is known, or a
+    layout that a plan left may take less than it does by as much.
+    """
+    regret, least = plain(row["expected_regret"]), plain(row.get("least_left_over_best"))
+    return regret is None or regret > DECIDED or (least is not None and least < 1 - DECIDED)
 
 
 def range_of(column: str, low: Any, high: Any) -> str:

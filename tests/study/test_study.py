@@ -22,7 +22,7 @@ from tasp_lab.study.run import run_study
 from tasp_lab.study.store import RESULTS
 from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT
-from tests.support.studies import SMALL, study_of
+from tests.support.studies import SMALL, plans_of, study_of
 
 
 @given(
@@ -95,6 +95,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (study_of(machine={"name": ["full-mesh:{n}", "full-mesh:{m}"]}), "{m} in a name: no such axis"),
     (study_of(study={"zip": [["n", "seq"]]}), "axes of different lengths (n 2, seq 4)"),
     (study_of(study={"zip": [["n", "sq"]]}), "zip: no axis 'sq'"),
+    (study_of(layer={"seq": [8, 8]}), "axis 'seq' has the value 8 twice"),
+    (study_of(study={"zip": [["n", "seq"]]}, layer={"seq": [8, 8]}, machine={"n": [2, 2]}), "value (2, 8) twice"),
+    (plans_of(layer={"heads": 4}), "[layer]: unknown name 'heads', expected one of model, seq"),
+    (plans_of(machine={"runtime": "x"}), "[machine]: unknown name 'runtime', expected one of library, kernel"),
+    (plans_of(plan={"simulation": 1}), "did you mean 'simulations'?"),
+    (plans_of(schedule={"buffers": 3}), "[schedule]: unknown name 'buffers', expected one of name"),
+    (plans_of(schedule={"name": "ulysses", "baseline": "ulysses"}), "[schedule] baseline in a study of plans"),
+    (plans_of(find={"crossover": {"along": "seq"}}), "[find] in a study of plans, expected none"),
+    (plans_of(study={"samples": 8}), "[study] samples in a study of plans, expected none"),
+    ({"machine": {"name": "h100-8"}, "layer": {"seq": 8}, "plan": {"batch_tokens": 8}}, "[layer]: no model"),
+    (
+        {"machine": {"name": "h100-8"}, "layer": {"seq": 8, "model": "x"}, "plan": {"offload": True}},
+        "[plan]: no batch_tokens",
+    ),
     (study_of(study={"seed": -1}), "seed: -1"),
     (study_of(study={"nam": "x"}), "did you mean 'name'?"),
     (study_of(schedule={"baseline": "tasp"}), "baseline: unknown schedule 'tasp'"),
@@ -134,6 +148,13 @@ def test_a_bad_study_is_refused(document: dict[str, Any], said: str) -> None:
         (study_of(machine={"runtime": 1.5}), "runtime: 1.5, expected a text"),
         (study_of(machine={"library": True}), "library 'True' is unknown: expected auto, nccl"),
         (study_of(layer={"layers": 3}), "layers: 3 of type int, expected a pattern such as LLSLLS"),
+        (plans_of(layer={"model": "lama-3-8b"}), "did you mean 'llama-3-8b'"),
+        (plans_of(plan={"checkpointing": "ful"}), "checkpointing: 'ful', expected one of none, selective, full"),
+        (plans_of(plan={"offload": "yes"}), "offload: 'yes' of type str, expected true or false"),
+        (plans_of(plan={"simulations": 0}), "simulations: 0, expected 1 or more"),
+        (plans_of(plan={"matrix_dtype": "int8"}), "matrix dtype: 'int8', expected one of bf16, fp8"),
+        (plans_of(plan={"logit_chunks": "a"}), "logit_chunks: 'a', expected a whole number"),
+        (plans_of(schedule={"name": "ulises"}), "did you mean 'ulysses'?"),
     ],
 )
 def test_bad_points_are_refused_before_anything_runs(document: dict[str, Any], said: str) -> None:

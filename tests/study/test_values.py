@@ -42,7 +42,6 @@ def test_a_geometric_axis_of_fractions_has_its_end() -> None:
         ("geom(8Ki, 1Mi)", "expected geom(FIRST, LAST, RATIO)"),
         ("geom(8Ki, soon, 2)", "'soon', expected a number"),
         ("8k", "ambiguous"),
-        ([8, 8], "the value 8 twice"),
         ([[1]], "expected a text, a number"),
         ({"a": 1}, "expected a text, a number"),
     ],

@@ -129,6 +129,15 @@ class Layout:
         return places.transpose([names.index(name) for name in ("pp", "dp", "cp", "tp")])
 
     @property
+    def recomputing(self) -> str:
+        """What is computed again, in words.
+
+        >>> Layout().recomputing, Layout(checkpointing="none").recomputing
+        ('full checkpointing', 'no checkpointing')
+        """
+        return f"{'no' if self.checkpointing == 'none' else self.checkpointing} checkpointing"
+
+    @property
     def chunks(self) -> int:
         """The parts of the model, of consecutive layers, over all stages: part c is of stage ``c % pp``."""
         return self.pp * self.interleave

@@ -1,1 +1,0 @@
-"""Ten plans, from 8 to 1,024 GPUs."""
