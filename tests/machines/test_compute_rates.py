@@ -300,13 +300,6 @@ def test_json_has_the_passes_that_were_asked_for(tell: Tell) -> None:
     assert document(tell, "h100-8", "--schedule", "ring", "--shard-bytes", "1MiB")["compute"] is None
 
 
-@pytest.mark.parametrize("topology", ["ascend-910b-8", "switch:8"])
-def test_a_machine_without_rates_computes_at_an_assumed_one(tell: Tell, topology: str) -> None:
-    rate = document(tell, topology, *LAYER)["compute"]["forward"]
-    assert (rate["flops_per_s"], rate["assumed"]) == (300e12, True)
-    assert "assumed" in rate["source"]
-
-
 @pytest.mark.parametrize("name", ["h100-8", "b200-8", "a10-4-pcie", "gaudi3-8", "ascend-910b-8", "switch:8"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_the_table_says_what_is_assumed_and_only_that(tell: Tell, name: str, dtype: str) -> None:

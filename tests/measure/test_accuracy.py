@@ -116,16 +116,6 @@ def test_the_command(command: Command, tmp_path: Path) -> None:
     assert "no header" in shown
 
 
-def test_a_broken_table_is_one_line(command: Command, tmp_path: Path) -> None:
-    path = tmp_path / "broken.csv"
-    path.write_text(HEAD + "1048576,-3\n")
-    result = command("accuracy", str(path))
-    assert (result.returncode, result.stdout) == (2, "")
-    assert len(result.stderr.splitlines()) == 1
-    assert "broken.csv" in result.stderr
-    assert "-3" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "content", "telling"),
     [
@@ -156,12 +146,6 @@ def test_several_tables_that_cannot_be_compared_are_counted(command: Command) ->
         (command.folder / name).write_text("size_B,time_us\n1024,5\n")
     assert "a.csv: nothing to compare: no header" in command.refused("accuracy", ".")
     assert "(and 2 other tables)" in command.refused("accuracy", ".")
-
-
-def test_nothing_at_a_path_is_one_line(command: Command, tmp_path: Path) -> None:
-    result = command("accuracy", str(tmp_path / "nowhere"))
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_the_whole_account_stands() -> None:

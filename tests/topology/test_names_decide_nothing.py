@@ -17,11 +17,10 @@ from tasp_lab.machines.importers.survey import Branch, Leaf, pcie_parts
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.machines.profile import member
-from tasp_lab.plots.ring_layout import lay_out
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.library_rings import library_rings
 from tasp_lab.timeline.critical_path import critical_path, kind_of
-from tasp_lab.topology.builders import circulant, full_mesh, hypercube, nodes, switch, torus
+from tasp_lab.topology.builders import nodes, switch
 from tasp_lab.topology.graph import Topology, Vertex, both_ways
 from tasp_lab.topology.links import Switch
 
@@ -114,14 +113,6 @@ def test_nodes_of_unequal_sizes_are_no_nodes_of_the_library() -> None:
     topology = Topology("uneven", 5, tuple(links))
     assert topology.node_of_rank == (0, 0, 0, 1, 1)
     assert (np.sort(library_rings(topology), axis=1) == np.arange(5)).all()
-
-
-@pytest.mark.parametrize("topology", [torus((2, 3)), torus((3, 4)), hypercube(3), circulant(8, (1, 3)), full_mesh(8)])
-def test_a_drawing_does_not_depend_on_the_name(topology: Topology) -> None:
-    rings = np.empty((0, topology.world_size), dtype=np.int32)
-    for name in ("torus:2x4", "torus:2x3", "hypercube:3", "anything"):
-        found = lay_out(Topology(name, topology.world_size, tuple(topology.links)), rings).points
-        assert (found == lay_out(topology, rings).points).all()
 
 
 def test_profiles_know_their_nodes() -> None:
