@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec.structs import replace as changed
+
 from tasp_lab import Layout, load_machine, load_model, predict_step
-from tasp_lab.machines.machine import Machine
+from tasp_lab.core.choices import MatrixDtype
+from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.step_results import StepPrediction
+from tasp_lab.prediction.training_step.rates import StepRates, step_rates
 from tasp_lab.topology.derived import induced
 from tasp_lab.workload.models.parameters import active_parameters
 
@@ -114,29 +118,50 @@ def _number(pattern: str, text: str, default: int = 1) -> int:
 
 
 def _torchtitan(cells: Cells) -> PublishedStep:
-    """Llama 3.1 with FSDP; in a pipeline micro-batches of one sequence."""
+    """Llama 3.1 with FSDP; in a pipeline as many micro-batches as stages."""
     step = _torchtitan_step(cells)
     row = _row("torchtitan", cells, step, step.tokens / (float(cells["tokens_per_s_per_gpu"]) * step.ranks))
     return replace(row, measured_bytes=float(cells["memory_gib"]) * 2**30)
 
 
 POWER = 500 / 700
-"""Power limit of torchtitan's GPUs over that at which rates were measured."""
+"""Power limit of torchtitan's GPUs over that at which kernels of attention were measured."""
+
+
+TORCHAO = "torchao eab345c, torchao/float8/roofline_utils.py, on such a GPU"
+"""What measured the rates beside attention of torchtitan's GPUs, in the version that its table names."""
+
+MATRICES, MEMORY_BYTES_PER_S = {"bf16": 0.6 * 989e12, "fp8": 0.6 * 1979e12}, 0.92 * 2.4e12
 
 
 def _grand_teton(gpus: int) -> Machine:
-    """H100 with a lower limit of power: their rates follow its cube root, as voltage follows the clock (assumed)."""
+    """H100 with a lower limit of power: attention follows its cube root, as voltage follows the clock (assumed)."""
     machine = load_machine("h100-8" if gpus == 8 else f"h100-{gpus // 8}x8")
-    return replace(machine, rank_speeds=(POWER ** (1 / 3),) * gpus)
+    return replace(machine, compute=machine.compute.scaled(POWER ** (1 / 3)))
+
+
+def _grand_teton_rates(machine: Machine, dtype: MatrixDtype) -> StepRates:
+    """What its GPUs reach besides attention; their memory has 2.4 TB/s."""
+    matrices, output = (ComputeRate(MATRICES[each], TORCHAO) for each in (dtype, "bf16"))
+    return replace(
+        step_rates(machine, dtype),
+        matrices=matrices,
+        output=output,
+        memory_bytes_per_s=MEMORY_BYTES_PER_S,
+        memory_source=TORCHAO,
+    )
 
 
 def _torchtitan_step(cells: Cells, compute: str | None = None) -> StepPrediction:
     said, gpus, batch = f"{cells['variant']}, {cells['what']}", int(cells["gpus"]), int(cells["batch"])
     tp, pp, cp = (_number(rf"{name} ?(\d+)", said) for name in ("TP", "PP", "CP"))
-    count = 1 if pp == 1 else batch
+    machine = _grand_teton(gpus)
+    dtype: MatrixDtype = "fp8" if "Float8" in said else "bf16"
+    count = 1 if pp == 1 else pp  # torchtitan 9dec370, pipelining_utils.py: as many as stages unless given
+    model = load_model(next(name for size, name in _LLAMA.items() if size in said))
     return predict_step(
-        _grand_teton(gpus),
-        next(name for size, name in _LLAMA.items() if size in said),
+        machine,
+        changed(model, attention=changed(model.attention, repeats_kv=True)),  # model.py there: repeat_kv
         int(cells["positions"]),
         "kv-all-gather",
         layout=Layout(
@@ -151,7 +176,8 @@ def _torchtitan_step(cells: Cells, compute: str | None = None) -> StepPrediction
             checkpointing="selective" if "selective" in said else "full",
         ),
         batch=batch // count,
-        matrix_dtype="fp8" if "Float8" in said else "bf16",
+        matrix_dtype=dtype,
+        rates=_grand_teton_rates(machine, dtype),
         compute=compute,
     )
 
@@ -174,25 +200,30 @@ def attention_rates(row: PublishedStep) -> tuple[float, float]:
 
 
 def _nemo(cells: Cells) -> PublishedStep:
-    """Steps of 4Mi tokens, one sequence per replica and micro-batch, sharded optimizer, nothing computed again."""
-    layout = re.search(r"TP (\d+) x CP (\d+)", cells["variant"])
+    """Steps of 4Mi tokens, one sequence per replica and micro-batch, sharded optimizer, nothing computed again.
+
+    With NeMo 24.03 attention on H100 was FlashAttention-2: NeMo-Framework-Launcher 24.03 switches cuDNN off
+    (``NVTE_FUSED_ATTN: 0``, launcher_scripts/conf/config.yaml), until July 2024.
+    """
+    layout = re.search(r"TP (\d+) x CP (\d+)(?: x PP (\d+))?", cells["variant"])
     if layout is None:
         return _row("nemo", cells, None, None, NO_LAYOUT)
     positions, gpus = int(cells["positions"]), int(cells["gpus"])
     if gpus > MANY_GPUS:
         return _row("nemo", cells, None, None, TOO_MANY)
-    tp, cp, replicas = int(layout[1]), int(layout[2]), gpus // (int(layout[1]) * int(layout[2]))
+    tp, cp, pp = (int(each or 1) for each in layout.groups())
+    replicas = gpus // (tp * cp * pp)
     b200 = "B200" in cells["what"]
     step = predict_step(
-        f"{'b200' if b200 else 'h100'}-{gpus // 8}x8",
+        f"{'b200' if b200 else 'h100'}-{gpus if gpus <= 8 else f'{gpus // 8}x8'}",
         "llama-3-8b" if b200 else "llama-2-7b",
         positions,
         "zigzag-ring-attention",
         layout=Layout(
-            tp, cp, 1, replicas, 1, checkpointing="none", microbatches=max(1, 2**22 // positions // replicas)
+            tp, cp, pp, replicas, 1, checkpointing="none", microbatches=max(1, 2**22 // positions // replicas)
         ),
         matrix_dtype="fp8",
-        kernel="cudnn",
+        kernel="cudnn" if b200 else "flash-attention-2",
     )
     rate = float(cells["tflops_per_gpu"]) * 1e12 * gpus
     matrices, attention = 6 * active_parameters(step.plan.model), 3 * _full_attention(positions)

@@ -21,26 +21,30 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 
 CLOSE = 0.15
-"""A row whose error is larger misses, and has a reason."""
+"""Errors up to this are counted as close."""
 
 HEAD = """\
 Published steps of whole models beside predictions, made by `python -m experiments.tables.whole_steps`. No constant \
-was fitted to them, but three readings were chosen with the errors in sight: what xDiT is compared by, the kernel of \
-prime-rl's rings, and how rates follow the power of torchtitan's GPUs. Error: predicted over measured time, less \
-one; for xDiT, of the time that more GPUs save. Exposed: the share of the predicted step that is waiting for \
-messages. GiB: published over predicted peak of memory. Rows that miss by more than 15 % have a reason; reasons are \
-what the prediction leaves out, and were not verified on these machines. Records with their sources: \
-`experiments/published/whole_steps`."""
+was fitted to them, but four readings were chosen with the errors in sight: what xDiT is compared by, the kernels of \
+prime-rl's rings and of NeMo on H100, and the rates of torchtitan's GPUs; all but the first have a source. Error: \
+predicted over measured time, less one; for xDiT, of the time that more GPUs save. Exposed: the share of the predicted \
+step that is waiting for messages. GiB: published over predicted peak of memory. Records with their sources: \
+`experiments/published/whole_steps`. What is known of the causes is in `docs/whole_steps.md`."""
 
 TEXTS = {
     "torchtitan": """\
-Llama 3.1 on H100 whose power is limited to 500 W instead of 700: all rates follow the cube root of the power, an \
-assumption. Context groups with KV all-gather. Pipelines keep gathered parameters, as ZeRO 1 here, and have a sequence \
-per micro-batch. The peak of memory is what PyTorch's allocator reserves, free blocks among it.""",
+Llama 3.1 on H100 with memory of 2.4 TB/s, whose power is limited to 500 W instead of 700. Matrices and memory as \
+torchao measured them on such a GPU (`torchao/float8/roofline_utils.py` of eab345c, the version of the table): 593 \
+TFLOP/s, 1187 in 8 bits, 2.2 TB/s. Attention follows the cube root of the power, an assumption. Context groups with KV \
+all-gather; keys and values are repeated for all heads before. Pipelines have as many micro-batches as stages, the \
+default, and keep gathered parameters, as ZeRO 1 here. The peak of memory is what PyTorch's allocator reserves, free \
+blocks among it.""",
     "nemo": """\
 Llama 2 7B on DGX H100 and Llama 3 8B on DGX B200: p2p ring in context groups, ZeRO 1, 4Mi tokens a step, FP8 \
-matrices, cuDNN attention, nothing computed again. Measured times follow from TFLOP/s with causal attention counted \
-in full, as nemo/utils/flops_formulas.py of NeMo did at first (later versions count half).""",
+matrices, nothing computed again. Attention is FlashAttention-2 on H100, as NeMo-Framework-Launcher 24.03 switches \
+cuDNN off (`launcher_scripts/conf/config.yaml`: `NVTE_FUSED_ATTN: 0`), and cuDNN on B200. Measured times follow from \
+TFLOP/s with causal attention counted in full, as nemo/utils/flops_formulas.py of NeMo did at first (later versions \
+count half).""",
     "prime-rl": """\
 GLM-4.5-Air on 8 H200: FSDP, FlashAttention-3, in rings FlashAttention-2, which ring-flash-attention calls; full \
 checkpointing is assumed. In mixed precision its states do not fit, so they are elsewhere or of another precision. \
@@ -56,36 +60,46 @@ OTHERWISE = {
 }
 """Other readings of a table."""
 
-REASONS = {
-    "a": "GPUs at 500 W with memory of 2.4 TB/s: how much slower their kernels are was not measured",
-    "b": "as a; and torch's context_parallel of 2024-12 calls a kernel per shard of keys and merges their results",
-    "c": "whether causal attention is counted in full is uncertain",
-    "d": "the kernel of rings is uncertain",
-    "e": "called eagerly: hosts and unfused element-wise work, which the compiled rows show",
-    "f": "modulations and second streams of layers are left out",
-    "g": "as f; called eagerly",
-    "h": "as f; which of the eight GPUs is not said, and between sockets PCIe is slower",
-    "i": "AsyncTP and NeMo's user buffers hide messages of tensor groups, which are exposed here",
+GROUPS = {
+    "torchtitan, FSDP, compiled": ("torchtitan", "selective AC, FSDP, compiled"),
+    "torchtitan, FSDP, eager": ("torchtitan", "selective AC, FSDP, eager"),
+    "torchtitan, tensor groups and pipelines": ("torchtitan", "full AC, FSDP|405B.*, CP 1 "),
+    "torchtitan, context groups on 8 GPUs": ("torchtitan", "Llama 3.1 8B.*, CP "),
+    "torchtitan, context groups on 512 GPUs": ("torchtitan", "405B.*, CP [248] "),
+    "NeMo, H100": ("nemo", "H100"),
+    "NeMo, B200": ("nemo", "B200"),
+    "prime-rl": ("prime-rl", ""),
+    "FLUX, compiled": ("xDiT", "FLUX.*torch.compile"),
+    "FLUX, eager": ("xDiT", "FLUX.*eager"),
+    "HunyuanVideo, H100": ("xDiT", "HunyuanVideo.*H100"),
+    "HunyuanVideo, L20": ("xDiT", "HunyuanVideo.*L20"),
+    "ConsisID": ("xDiT", "ConsisID"),
 }
+"""Rows that miss for the same cause: their source, and a pattern of model and variant."""
 
 
-def reason_of(row: PublishedStep) -> str:
-    """The letter of the reason why a row misses; empty for rows that do not."""
-    if row.error is None or abs(row.error) <= CLOSE:
-        return ""
-    if row.error > 0 and row.predicted is not None and row.predicted.layout.tp > 1:
-        return "i"
-    if row.source == "torchtitan":
-        return "b" if re.search("CP [248]", row.variant) else "e" if "eager" in row.variant else "a"
-    if row.source == "prime-rl":
-        return "d"
-    if row.source == "nemo":
-        return "c"
-    if "ConsisID" in row.what:
-        return "g"
-    if "eager" in row.what:
-        return "e"
-    return "h" if "L20" in row.what else "f"
+def groups_of(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The errors of each group, in the order of rows. Every predicted row is in one."""
+    errors: dict[str, list[float]] = {name: [] for name in GROUPS}
+    for row in records:
+        if row["error"] is not None:
+            said = f"{row['what']}, {row['variant']}"
+            (name,) = (
+                name
+                for name, (source, pattern) in GROUPS.items()
+                if row["source"] == source and re.search(pattern, said)
+            )
+            errors[name].append(row["error"])
+    return errors
+
+
+def groups_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Median and range of the errors of each group."""
+    rows = [
+        [name, str(len(own)), f"{median(map(abs, own)):.0%}", f"{min(own):+.0%} to {max(own):+.0%}"]
+        for name, own in groups_of(records).items()
+    ]
+    return markdown_table(("rows of", "rows", "median error", "from, to"), rows)
 
 
 def main() -> None:
@@ -94,21 +108,21 @@ def main() -> None:
     rates = [
         attention_rates(row) for row in rows if row.source == "torchtitan" and "CP" in row.variant and row.gpus == 8
     ]
-    records = [row.to_dict() | {"why": reason_of(row)} for row in rows]
+    records = [row.to_dict() for row in rows]
     write_record(RESULTS / "whole_steps.json", {"rows": records, "torchtitan_attention": rates})
     write_whole(RESULTS / "whole_steps.md", (text_of(rows, rates) + "\n").encode())
 
 
 def text_of(rows: Sequence[PublishedStep], rates: Sequence[tuple[float, float]]) -> str:
     """The page."""
-    parts = ["# Whole steps", HEAD, summary_of(rows), "## Which layout", *layouts_of([row.to_dict() for row in rows])]
+    records = [row.to_dict() for row in rows]
+    parts = ["# Whole steps", HEAD, summary_of(rows), groups_table(records), "## Which layout", *layouts_of(records)]
     for source, text in TEXTS.items():
         own = [row for row in rows if row.source == source]
         parts += [f"## {source}", text, table_of([row for row in own if row.error is not None])]
         parts += [rates_of(rates)] if source == "torchtitan" else []
         parts += [otherwise_of(own), left_out_of([row for row in own if row.error is None])]
-    reasons = "\n".join(f"- {letter}: {reason}." for letter, reason in REASONS.items())
-    return "\n\n".join(part for part in [*parts, "## Reasons", reasons] if part)
+    return "\n\n".join(part for part in parts if part)
 
 
 def summary_of(rows: Sequence[PublishedStep]) -> str:
@@ -187,7 +201,6 @@ def table_of(rows: Sequence[PublishedStep]) -> str:
         "MFU",
         "exposed",
         "GiB",
-        "why",
     )
     return markdown_table(columns, [_cells(row) for row in rows])
 
@@ -207,7 +220,6 @@ def _cells(row: PublishedStep) -> list[str]:
         f"{step.mfu:.0%}",
         f"{step.times.exposed_s / step.time_s:.0%}",
         "" if row.measured_bytes is None else f"{row.measured_bytes / 2**30:.0f} / {step.memory.total / 2**30:.0f}",
-        reason_of(row),
     ]
 
 
@@ -216,7 +228,7 @@ def rates_of(rates: Sequence[tuple[float, float]]) -> str:
     measured, predicted = (", ".join(f"{each / 1e12:.0f}" for each in column) for column in zip(*rates, strict=True))
     return (
         f"If all else is as predicted, attention reaches {measured} TFLOP/s per GPU in the rows on 8 GPUs with CP, "
-        f"and {predicted} in the predictions. The rate is as low without groups (CP 1), so messages are not the reason."
+        f"and {predicted} in the predictions."
     )
 
 

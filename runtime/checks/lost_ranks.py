@@ -1,32 +1,26 @@
 """A group of processes that loses a rank on purpose: does the end name it, how long does it take, is anything left?
 
-`lose_rank` starts ``python -m runtime.checks.lost_ranks HOW BACKEND RANKS``, which is torchrun and starts this module
-without RANKS for each rank. While a schedule runs, the last rank raises an error (``raise``) or kills itself
-(``kill``); the others do what any program of this package does then. All ranks print a line with the number of their
-process first. Torchrun ends with the process that has started it, and ranks with torchrun.
+While a schedule runs, the last rank raises an error (``raise``) or kills itself (``kill``); the others do what any
+program of this package does then.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 
 import torch
 
+from runtime.checks.groups import be_member, run_group
 from runtime.executor.transports import default_device, make_transport
-from runtime.linux import die_with_parent
-from runtime.protocol.jobs import our_module
 from runtime.ranks.torchrun import TorchrunRanks, join
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.core.choices import BackendKind
-from tasp_lab.core.errors import RunError, TaspLabError
-from tasp_lab.core.process import leave
+from tasp_lab.core.errors import RunError
 from tasp_lab.core.progress import print_line
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
@@ -35,13 +29,6 @@ MODULE = "runtime.checks.lost_ranks"
 RAISED = "raised on purpose by gpu-check"
 SHARD_BYTES = 2**20
 ROUNDS_BEFORE = 3
-
-START_LIMIT_S = 120.0
-"""For the processes to start and to lose a rank."""
-
-_OF_THIS_JOB = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_")
-"""What torchrun or Slurm has set for this rank, which the new group must not inherit."""
 
 
 @dataclass(frozen=True)
@@ -78,42 +65,10 @@ class Loss:
 
 def lose_rank(how: str, backend: BackendKind, ranks: int, limit_s: float) -> Loss:
     """Start `ranks` processes by torchrun of which the last one fails: ``raise`` an error, or ``kill`` itself."""
-    process = subprocess.Popen(
-        our_module(MODULE, how, backend, str(ranks)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL, text=True, start_new_session=True,
-        env={name: value for name, value in os.environ.items()
-             if name not in _OF_THIS_JOB and not name.startswith(_PREFIXES)},
-    )  # fmt: skip
-    ended: float | None = None
-    try:
-        output, _ = process.communicate(timeout=START_LIMIT_S + limit_s)
-        ended = time.time()
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            output, _ = process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-    orphans = _kill_ranks([int(number) for number in re.findall(r"^process (\d+)$", output, re.MULTILINE)])
-    failed = re.search(r"^failing ([\d.]+)$", output, re.MULTILINE)
-    ended_s = ended - float(failed[1]) if failed and ended is not None else None
-    return Loss(how, process.returncode, ended_s, _is_named(how, ranks - 1, output), orphans, output)
-
-
-def _kill_ranks(processes: list[int]) -> tuple[int, ...]:
-    """Kill what is left of the processes; returns which were."""
-    left = []
-    for number in processes:
-        try:
-            with open(f"/proc/{number}/cmdline", "rb") as stream:
-                is_rank = MODULE.encode() in stream.read()  # its number may have been given to another process since
-        except OSError:
-            continue
-        if is_rank:
-            os.kill(number, signal.SIGKILL)
-            left.append(number)
-    return tuple(left)
+    end = run_group(MODULE, (how, backend), ranks, limit_s)
+    failed = re.search(r"^failing ([\d.]+)$", end.output, re.MULTILINE)
+    ended_s = end.ended - float(failed[1]) if failed and end.ended is not None else None
+    return Loss(how, end.exit_code, ended_s, _is_named(how, ranks - 1, end.output), end.orphans, end.output)
 
 
 def _is_named(how: str, rank: int, output: str) -> bool:
@@ -125,22 +80,9 @@ def _is_named(how: str, rank: int, output: str) -> bool:
     return bool(by_peers or by_torchrun)
 
 
-def main() -> None:
-    """The program of torchrun, or of one rank."""
-    how, backend, *ranks = sys.argv[1:]
-    if ranks:
-        die_with_parent(signal.SIGTERM)  # torchrun then ends its ranks
-        run = importlib.import_module("torch.distributed.run")
-        run.main(["--standalone", "--nproc-per-node", *ranks, "--no-python", *our_module(MODULE, how, backend)])
-        return
-    die_with_parent()
-    print_line(f"process {os.getpid()}", sys.stdout)
-    try:
-        with join("gloo" if backend == "gloo" else "nccl") as joined:
-            _run_until_lost(joined, how)
-    except TaspLabError as error:
-        print_line(f"gpu-check: {error}", sys.stderr)
-        leave(2)
+def _run_rank(how: str, backend: str) -> None:
+    with join("gloo" if backend == "gloo" else "nccl") as joined:
+        _run_until_lost(joined, how)
 
 
 def _run_until_lost(ranks: TorchrunRanks, how: str) -> None:
@@ -162,4 +104,4 @@ def _run_until_lost(ranks: TorchrunRanks, how: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    be_member(MODULE, 2, _run_rank)

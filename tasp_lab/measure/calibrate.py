@@ -1,22 +1,25 @@
-"""Calibration: a profile fitted to measurements in files, or a machine measured on running ranks.
+"""Calibration: a profile fitted to measurements in files.
 
 A fit is accepted if it predicts better than the profile it began with, also rows that it was not fitted to
 (`tasp_lab.measure.fit.acceptance`). One that is not accepted is saved with `force` only.
+
+Tables of pairs give the effective bandwidth of links: a single active pair uses a link, or a GPU's port into a switch,
+alone. With all pairs active, the figures of a mesh are those of its links; on a switch, the figure of a port is the sum
+of a row.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.core.choices import BackendKind, FabricKind
 from tasp_lab.core.errors import FitError, QuantityError, TableError
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -25,8 +28,7 @@ from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.profile import Profile, profile_document
 from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
-from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, choose, choose_for, measured
-from tasp_lab.measure.fit.fit_pairs import PairFigure, pair_figures, pair_findings
+from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, choose, choose_for, file_of, measured
 from tasp_lab.measure.fit.fit_profile import Calibrated, Finding, with_findings
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.inputs import table_inputs
@@ -39,11 +41,98 @@ from tasp_lab.measure.readers import (
     parse_transfer_bench,
 )
 from tasp_lab.measure.readers.file_position import check_is_text, read_text
-from tasp_lab.prediction.inputs import MachineLike, wires
 from tasp_lab.prediction.provenance import Provenance, machine_constants, plain, sha256
-from tasp_lab.validation.fabrics import FabricCalibration, measure_fabric
 
 _EXPECTED = "a CSV table (.csv), or a log of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest"
+
+
+@dataclass(frozen=True)
+class PairFigure:
+    """Median of one table's `count` figures, with the interval of 95 % of them, in SI units.
+
+    `what` is the table's kind, or ``latency``. `constant` is the constant that it identifies, empty for information
+    only; `note` describes how the figures were measured.
+    """
+
+    table: str
+    what: str
+    constant: str
+    note: str
+    count: int
+    value: float
+    low: float
+    high: float
+
+
+def pair_figures(table: PairTable, profile: Profile) -> list[PairFigure]:
+    """Figures of a table of pairs on a machine of this profile.
+
+    One transfer at a time identifies `link_payload`, all at once `link_many_payload`. Transfers in both directions,
+    those through host memory, and latencies are for information: the tools measure the latency of a waiting kernel, not
+    of a wire.
+
+    Raises `FitError` for more GPUs than a node of the profile has, and for a figure above the rate of its links.
+    """
+    count = len(table.bandwidth_bytes_per_s)
+    if count > profile.ranks_per_node:
+        raise FitError(f"{table.name}: {count} GPUs, but a node of {profile.name} has {profile.ranks_per_node}")
+    constant, note = _identified(table, profile)
+    others = _others(table.bandwidth_bytes_per_s)
+    is_port = constant == "link_many_payload" and profile.inside == "switch"
+    figures = np.nansum(others, axis=1) if is_port else others
+    found = _figure(table, table.kind, constant if constant in profile.parameters else "", note, figures)
+    if any(figure.constant for figure in found):
+        _check_line_rate(found[0], profile)
+    if table.latency_s is not None:
+        note = "of a kernel that waits, not of the link"
+        found += _figure(table, "latency", "", note, _others(table.latency_s))
+    return found
+
+
+def _identified(table: PairTable, profile: Profile) -> tuple[str, str]:
+    """The constant that a table identifies, empty for none, and how its figures were measured."""
+    if table.peer_to_peer is False:
+        return "", "without peer access, through the host's memory"
+    alone = table.kind == "transfers" and np.isfinite(_others(table.bandwidth_bytes_per_s)).sum() == 1
+    if table.kind == "unidirectional" or alone:
+        return "link_payload", "one transfer at a time"
+    if table.kind == "all-to-all":
+        what = "link" if profile.inside == "full-mesh" else "GPU's port"
+        return "link_many_payload", f"each {what}, all transfers at once"
+    return "", "several transfers at once"
+
+
+def _others(matrix: FloatArray) -> FloatArray:
+    """The figures between different GPUs; nan on the diagonal."""
+    return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+
+
+def _figure(table: PairTable, what: str, constant: str, note: str, figures: FloatArray) -> list[PairFigure]:
+    """The figure in a list; empty without measurements."""
+    known = figures[np.isfinite(figures)]
+    if not len(known):
+        return []
+    low, middle, high = np.quantile(known, [0.025, 0.5, 0.975]).tolist()
+    return [PairFigure(table.name, what, constant, note, len(known), middle, low, high)]
+
+
+def _check_line_rate(figure: PairFigure, profile: Profile) -> None:
+    line = profile.parameters.numbers["link_bandwidth"]
+    if figure.value > line:
+        texts = [CONSTANTS["link_bandwidth"].format(value, 4) for value in (figure.value, line)]
+        raise FitError(f"{figure.table}: {texts[0]} between GPUs, but links of {profile.name} carry {texts[1]}")
+
+
+def pair_findings(figures: Iterable[PairFigure], profile: Profile) -> Sequence[Finding]:
+    """The constants that these figures identify; of several figures of a constant, the last."""
+    found = {}
+    for figure in figures:
+        if figure.constant:
+            before, origin = profile.parameters.numbers[figure.constant], f"{file_of(figure.table)} ({figure.note})"
+            found[figure.constant] = Finding(
+                figure.constant, before, figure.value, figure.low, figure.high, origin=origin
+            )
+    return list(found.values())
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,8 +153,6 @@ class FileCalibration(Report):
     notes: tuple[str, ...]
     acceptance: Acceptance | None
     provenance: Provenance
-
-    is_reporter: ClassVar[bool] = True
 
     @property
     def accepted(self) -> bool:
@@ -132,91 +219,34 @@ class FileCalibration(Report):
         }
 
 
-@overload
 def calibrate(
-    *measurements: Path | MachineLike,
+    *measurements: Path | str,
     profile: str | None = None,
     fit: Sequence[str] = (),
     algorithm: Literal["ring"] | None = None,
     in_place: bool = False,
-    fabric: None = None,
-    scale: float | None = None,
-    backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
-) -> FileCalibration: ...
-@overload
-def calibrate(
-    *measurements: Path | MachineLike,
-    profile: str | None = None,
-    fit: Sequence[str] = (),
-    algorithm: Literal["ring"] | None = None,
-    in_place: bool = False,
-    fabric: FabricKind,
-    scale: float | None = None,
-    backend: BackendKind = "auto",
-    progress: ProgressCallback = no_progress,
-) -> FabricCalibration: ...
-def calibrate(
-    *measurements: Path | MachineLike,
-    profile: str | None = None,
-    fit: Sequence[str] = (),
-    algorithm: Literal["ring"] | None = None,
-    in_place: bool = False,
-    fabric: FabricKind | None = None,
-    scale: float | None = None,
-    backend: BackendKind = "auto",
-    progress: ProgressCallback = no_progress,
-) -> FileCalibration | FabricCalibration:
-    """Fit a profile to measurements in files, or measure a machine on running ranks.
+) -> FileCalibration:
+    """Fit a profile to measurements in files; `tasp_lab.validation.fabrics.measure_fabric` measures running ranks.
 
     Parameters
     ----------
     measurements : logs of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest, CSV tables, and folders of
-        them; with `fabric` one machine or its name.
+        them. Tables of pairs come first: the fit to tables of collectives starts from their findings.
     profile : the profile to start from and, for logs, the machine: ``h100-8``, ``h100-2x8`` or ``my.toml:2x8``.
     fit : the constants to fit; all that the measurements identify when empty.
     algorithm : ``ring`` if AllReduce used rings and the measurement does not state its algorithm.
     in_place : whether to read the in-place columns of logs.
-    fabric : measure running ranks instead, see `tasp_lab.validation.validate.validate`; `scale` and `backend` as there.
     progress : called with lines of progress.
 
-    Raises `TableError`, `ProfileError` and `FitError`; with `fabric` `RunError` and `FabricError`; `QuantityError` for
-    arguments that do not fit together.
+    Raises `TableError`, `ProfileError` and `FitError`, and `QuantityError` for what is no file.
     """
     if not measurements:
         raise QuantityError("nothing to calibrate from: expected logs or CSV tables, or a fabric and a machine")
-    if fabric is not None:
-        given = {"profile": profile, "fit": fit, "algorithm": algorithm, "in-place": in_place}
-        if unused := [option for option, value in given.items() if value]:
-            raise QuantityError(f"{', '.join(unused)}: for measurements in files only, not with a fabric")
-        machine = measurements[0]
-        if len(measurements) != 1 or isinstance(machine, Path):
-            raise QuantityError(f"fabric {fabric}: {len(measurements)} machines, expected one")
-        return measure_fabric(wires(machine), fabric, scale, progress, backend)
-    if scale is not None:
-        raise QuantityError("scale: applies to the emulated fabric only")
-    if backend != "auto":
-        raise QuantityError("backend: applies to the fabric torchrun only")
     if objects := [each for each in measurements if not isinstance(each, (str, Path))]:
-        raise QuantityError(f"{type(objects[0]).__name__}: expected files of measurements, or a fabric")
+        raise QuantityError(f"{type(objects[0]).__name__}: expected files of measurements")
     paths = [Path(each) for each in dict.fromkeys(map(str, measurements))]
-    return calibrate_files(paths, profile, fit, by_rings=algorithm == "ring", in_place=in_place, progress=progress)
-
-
-def calibrate_files(
-    paths: Sequence[Path],
-    profile: str | None,
-    names: Sequence[str] = (),
-    *,
-    by_rings: bool = False,
-    in_place: bool = False,
-    progress: ProgressCallback = no_progress,
-) -> FileCalibration:
-    """The profile that follows from measurements in files; the parameters are those of `calibrate`.
-
-    Tables of pairs come first: the fit to tables of collectives starts from their findings.
-    """
-    read = read_measurements(paths, profile, names, by_rings=by_rings, in_place=in_place)
+    read = read_measurements(paths, profile, fit, by_rings=algorithm == "ring", in_place=in_place)
     cases, date = read.cases, datetime.date.today().isoformat()
     if not cases:
         if not read.of_pairs:
@@ -227,11 +257,11 @@ def calibrate_files(
     for line in read.left_out:
         progress(line)
     predict = Simulated(read.profile, cases)
-    found = fit_profile(read.start, cases, predict, names, date=date, progress=progress)
+    found = fit_profile(read.start, cases, predict, fit, date=date, progress=progress)
     fitted = {finding.name for finding in found.findings if finding.identifiable}
     kept = tuple(finding for finding in read.of_pairs if finding.name not in fitted)
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
-    held_out_s, too_few = _held_out(read, predict, names, progress)
+    held_out_s, too_few = _held_out(read, predict, fit, progress)
     found = replace(found, findings=kept + others, before_s=predict(read.profile.parameters), held_out_s=held_out_s)
     return FileCalibration(found, read.figures, read.left_out, _acceptance(found, too_few), read.provenance)
 
@@ -289,7 +319,7 @@ class Measurements(NamedTuple):
 def read_measurements(
     paths: Sequence[Path], profile: str | None, names: Sequence[str], *, by_rings: bool, in_place: bool
 ) -> Measurements:
-    """Read the measurements in files and folders; the parameters are those of `calibrate_files`."""
+    """Read the measurements in files and folders; the parameters are those of `calibrate`."""
     tables, pairs = _read(paths, in_place)
     choice = choose(profile) if profile is not None else choose_for(tables)
     left_out: list[str] = []

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -57,8 +56,6 @@ class KernelCalibration(Report):
     residuals: dict[str, tuple[float, ...]]
     acceptances: dict[str, Acceptance]
     notes: tuple[str, ...] = ()
-
-    is_reporter: ClassVar[bool] = True
 
     @property
     def accepted(self) -> bool:

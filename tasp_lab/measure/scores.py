@@ -64,16 +64,6 @@ class Pair:
         chance = self.probability_first_faster
         return None if chance is None else (chance - (self.measured_ratio < 1)) ** 2
 
-    def to_dict(self) -> dict[str, object]:
-        """The object of ``accuracy --pairs --json``."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "predicted_ratio": self.predicted_ratio,
-            "probability_first_faster": self.probability_first_faster,
-            "measured_ratio": self.measured_ratio,
-        }
-
 
 class Span(NamedTuple):
     """An interval of `COVERED` and the measured time, in seconds."""

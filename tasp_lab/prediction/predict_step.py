@@ -101,6 +101,7 @@ def predict_step(
     passes: Pass = "both",
     matrix_dtype: MatrixDtype = "bf16",
     matrix_rate: ComputeLike | None = None,
+    rates: StepRates | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
     library: str = "auto",
     compute: ComputeLike | None = None,
@@ -127,6 +128,8 @@ def predict_step(
     passes : ``both`` for training, ``forward`` without.
     matrix_dtype : of multiplications with parameters.
     matrix_rate : of multiplications with parameters in FLOP/s; that of the accelerator if None.
+    rates : of all that is no attention, such as those measured on your GPU, instead of `matrix_rate` and the rates of
+        the accelerator.
     options : of the schedule, besides the passes.
     library, compute, kernel, contention : see `tasp_lab.prediction.predict.predict`.
     overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; the layer is the
@@ -159,17 +162,17 @@ def predict_step(
     def step_of(name: str) -> StepPrediction:
         own = replace(plan, schedule=name)
         on = with_assumptions(machine, own.layer) if compute is None else machine
-        rates = step_rates(on, matrix_dtype, _rate(matrix_rate))
-        step = _Step(replace(on, compute=StepCompute(on.compute, rates)), own, rates, layers, progress)
+        beside = rates or step_rates(on, matrix_dtype, _rate(matrix_rate))
+        step = _Step(replace(on, compute=StepCompute(on.compute, beside)), own, beside, layers, progress)
         return StepPrediction(
             own,
             on,
-            rates,
+            beside,
             step.times(),
             step.model_flops(),
             memory_use(own, step.phases.passes, step.phases.most_tokens),
             tuple((len(run.unit) * few, len(run.unit) * run.times) for run, few in step.fewest.items()),
-            _provenance(on, own, rates, overrides),
+            _provenance(on, own, beside, overrides),
         )
 
     if schedule:

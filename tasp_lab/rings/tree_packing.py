@@ -120,10 +120,11 @@ def reduce_depth(parents: IntArray, costs: FloatArray, detour: float) -> IntArra
         parents = np.where(nearer, reached.argmin(axis=0), parents)
 
 
-_ROUNDS, _STEEPNESS, _DETOUR = 8, 15.0, 0.3
-"""Parameters of the initial trees: the number per root, prices that rise by exp(15) from idle to busiest, and the extra
-cost that a rank may pay for a smaller depth, as a fraction of the mean price of a hop. On meshes, tori, nodes and
-switches of up to 64 ranks, uniform or not, the packing of these trees is nearly always optimal, and few levels deep."""
+_ROUNDS, _TREES, _STEEPNESS, _DETOUR = 8, 128, 15.0, 0.3
+"""Parameters of the initial trees: the most per root, how many in all before optimal ones suffice, prices that rise by
+exp(15) from idle to busiest, and the extra cost that a rank may pay for a smaller depth, as a fraction of the mean
+price of a hop. On meshes, tori, nodes and switches of up to 64 ranks, uniform or not, the packing of these trees is
+nearly always optimal, and few levels deep."""
 
 _MIN_COST = 1e-6
 """If the cheapest trees of all roots cost less than this in total (1 is typical), the prices are rounding errors."""
@@ -266,10 +267,14 @@ class _Search:
         """Add trees until the packing is optimal, no better tree is found, or the budget is exhausted."""
         self._budget.progress(f"packing trees within {self._budget.left:,} operations")
         hops = np.ones(len(self._problem.arcs))
-        nearest = [self._add(self._cheapest(root, hops)) for root in range(self._problem.world_size)]
+        n = self._problem.world_size
+        load = np.sum([self._add(self._cheapest(root, hops)) for root in range(n)], axis=0)
         self._solve()
-        if not self._is_done():
-            self._spread(np.sum(nearest, axis=0))
+        for trees in range(0, _ROUNDS * n, n):
+            is_enough = self._is_done() and (not trees or trees >= _TREES)
+            if is_enough or self._budget.left < n**3:
+                break
+            load = self._spread(load)
             self._solve()
         while not self._is_done() and self._improve():
             self._solve()
@@ -312,22 +317,23 @@ class _Search:
     def _is_done(self) -> bool:
         return self.rate >= self.limit * (1 - RELATIVE_TOLERANCE) or not self._budget.allows_more()
 
-    def _spread(self, total: FloatArray) -> None:
-        """Add trees one by one, at prices that rise with the load of the earlier ones, initially `total`.
+    def _spread(self, load: FloatArray) -> FloatArray:
+        """Add a tree of each root, at prices that rise with the load of the earlier ones; returns the load of all.
 
         Multiplicative weights (N. Garg, J. Koenemann, SIAM J. Comput. 37, 2007), which start close to the optimum.
         """
-        for root in [*range(self._problem.world_size)] * _ROUNDS:
-            if not self._budget.allows_more():
-                return
-            costs = self._loads_of_arc @ np.exp(_STEEPNESS * (total / total.max() - 1))
-            total = total + self._add(self._cheapest(root, costs, _DETOUR * float(costs.mean())))
+        for root in range(self._problem.world_size):
+            costs = self._loads_of_arc @ np.exp(_STEEPNESS * (load / load.max() - 1))
+            load = load + self._add(self._cheapest(root, costs, _DETOUR * float(costs.mean())))
+            self._budget.spend(self._problem.world_size**2)
+        return load
 
     def _improve(self) -> bool:
         """Lower the limit and add the trees that are cheaper than all others of their root; returns whether any are."""
         costs = self._loads_of_arc @ self._prices
         paid = np.where(self._of_root() > 0, self._prices @ self._all_loads(), np.inf).min(axis=1)
         cheapest = [self._cheapest(root, costs) for root in range(len(paid))]
+        self._budget.spend(len(paid) ** 3)
         needed = np.array([costs[self._arcs_of(tree)].sum() for tree in cheapest])
         if needed.sum() > _MIN_COST:
             self.limit = min(self.limit, float(self._prices.sum() / needed.sum()))
@@ -338,7 +344,6 @@ class _Search:
 
     def _cheapest(self, root: int, costs: FloatArray, detour: float = 0.0) -> IntArray:
         """The cheapest tree for the cost of each arc, of reduced depth: each rank may pay up to `detour` more."""
-        self._budget.spend(self._problem.world_size**2)
         matrix = np.full((self._problem.world_size,) * 2, np.inf)
         matrix[tuple(self._problem.arcs.T)] = costs
         return reduce_depth(cheapest_tree(matrix, root), matrix, detour + 1e-12)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.checks import hardware
+from runtime.checks import hardware, shared_gpu
 from runtime.checks.one_device import (
     Device,
     GhostRun,
@@ -243,10 +243,19 @@ def check_graph(context: OneDevice) -> Outcome:
     return Outcome({"replays": 50}, failure="; ".join(failures))
 
 
-@_step("shared GPU", "two ranks on one GPU by NCCL", _FAULT)
+@_step(
+    "shared GPU",
+    "layers of two ranks on one GPU by NCCL are those of a single process",
+    "NCCL or its use differs from what tests on hosts assume. " + _FAULT,
+    on_gpu=True,
+)
 def share_gpu(context: OneDevice) -> Outcome:
-    return Outcome({}, skipped="NCCL takes two ranks on one GPU from 2.30 on, with NCCL_MULTI_RANK_GPU_ENABLE=1; "
-                               "gpu-check does not try it yet")  # fmt: skip
+    """Run layers with two processes beside this one, which leaves them the memory that it does not use."""
+    if reason := shared_gpu.reason_against(context.device):
+        return Outcome({}, skipped=reason)
+    context.progress("two ranks on this GPU")
+    shared = shared_gpu.share("nccl")
+    return Outcome({"passed": list(shared.passed)}, failure=shared.failure, skipped=shared.refusal)
 
 
 @_step("faults", "planted faults of messages, waits and memory are found", "What passed above proves little. " + _FAULT)

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError, TaspLabError
-from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import ASSUMED_COMPUTE
-from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.columns import names
 from tasp_lab.prediction.predict import predict
@@ -122,14 +121,6 @@ def test_a_single_rank_has_no_ratio(tell: Tell) -> None:
     assert row["time_s"] == row["bound_s"] == row["compute_s"]
 
 
-def test_fewer_lanes_carry_less(tell: Tell) -> None:
-    """Seven hops of the largest part of a shard, which has 512 positions."""
-    instant = (*LAYER, "--compute", "timed:1e30", "--link-latency", "0s")
-    for lanes, largest in ((7, 74), (2, 256)):
-        row = one(tell, "full-mesh:8", "tasp", *instant, "--lanes", str(lanes))
-        assert row["time_s"] == pytest.approx(7 * largest * KV_BYTES / 4096 / 50e9)
-
-
 def test_explain_lists_transfers_and_calls(tell: Tell) -> None:
     arguments = ("full-mesh:4", "--schedule", "zigzag-ring-attention", *LAYER, "--mask", "causal")
     (row,) = rows(tell, *arguments, "--explain")
@@ -172,13 +163,6 @@ def test_rows_of_all_gather_stay_as_they_are(tell: Tell) -> None:
     }  # fmt: skip
 
 
-def test_trace_and_picture_of_a_layer(command: Command) -> None:
-    done = command("predict", "full-mesh:4", "--schedule", "tasp", *LAYER, "--trace", "t.json", "--plot", "p.svg")
-    assert done.returncode == 0, done.stderr
-    assert json.loads((command.folder / "t.json").read_text())["traceEvents"]
-    assert (command.folder / "p.svg").read_text().startswith("<?xml")
-
-
 # From Python
 
 
@@ -195,15 +179,6 @@ def test_what_a_prediction_adds_up_to(world_size: int, layer: Workload, name: st
     assert p.compute_s == Fraction(int(schedule.flops().sum(axis=0).max()), 300)
     assert (p.flops, p.bytes_sent) == (schedule.flops().sum(), schedule.bytes_sent().sum())
     assert p.buffer_bytes == max(rank_part(schedule, rank).memory_bytes for rank in range(world_size))
-
-
-def test_a_machine_without_a_rate_has_the_assumed_one() -> None:
-    machine = load_machine("full-mesh:4")
-    assert machine.compute == INSTANT
-    (p,) = predict(machine, ["tasp"], Workload(4096, heads=1))
-    assert isinstance(p, Answer)
-    assert p.compute_flops_per_s == ASSUMED_COMPUTE.flops_per_s
-    assert p.rates == {"forward": ASSUMED_COMPUTE}
 
 
 @pytest.mark.parametrize("name", [*COLLECTIVES, *attention_names_on(4), "bogus"])
@@ -239,27 +214,6 @@ def test_validate_with_cached_keys(command: Command) -> None:
     assert all(row["measured_s"] > 0 for row in rows)
 
 
-@pytest.mark.alone
-@pytest.mark.fabric
-def test_validate_with_timed_compute(command: Command) -> None:
-    """Compute and communication of about the same length, so that both show in the time."""
-    document = command.json(
-        "validate full-mesh:4 --schedule zigzag-ring-attention --schedule tasp --seq 1024 --heads 2 "
-        "--mask causal --compute timed:300MFLOP/s --scale 2e-5 --repeat 2 --trace both.json --plot "
-        "both.svg"
-    )
-    assert set(document) == {"fabric", "scale", "compute", "calibration", "runs", "provenance"}
-    assert all("pairs" in entry for entry in document["calibration"])
-    assert [run["schedule"] for run in document["runs"]] == ["zigzag-ring-attention", "tasp"]
-    for run in document["runs"]:
-        assert set(run) == PREDICTED | MEASURED
-        assert (run["compute"], run["compute_flops_per_s"]) == ("timed", 3e8)
-        assert run["predicted_s"] == run["time_s"]
-        assert run["bound_s"] <= run["nominal_s"] * (1 + 1e-9)
-        assert abs(run["relative_error"]) < 0.25
-    assert (command.folder / "both.svg").exists()
-
-
 @pytest.mark.fabric
 def test_usual_compute_keeps_the_ratio_of_the_machine(command: Command) -> None:
     layer = ("--schedule", "tasp", "--seq", "1024", "--heads", "1", "--head-dim", "64", "--link-latency", "0s")
@@ -267,23 +221,3 @@ def test_usual_compute_keeps_the_ratio_of_the_machine(command: Command) -> None:
     assert run["compute_flops_per_s"] == pytest.approx(300e12 * 2e-5)
     (predicted,) = command.json("predict", "full-mesh:2", *layer)["predictions"]
     assert run["nominal_s"] == pytest.approx(predicted["time_s"] / 2e-5)
-
-
-@pytest.mark.distributed
-def test_validate_with_real_kernels(command: Command) -> None:
-    """A rate for each schedule is among what was calibrated. Accuracy is not looked at: see README."""
-    done = command(
-        "validate full-mesh:2 --schedule ring-attention --schedule tasp --seq 256 --heads 2 "
-        "--head-dim 32 --dtype fp32 --mask causal --fabric local --repeat 1 --json"
-    )
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    runs = document["runs"]
-    assert document["calibration"][1:] == [
-        {key: run[key] for key in ("schedule", "pass", "compute_flops_per_s")} for run in runs
-    ]
-    for run in runs:
-        assert run["compute"] == "real"
-        assert run["compute_flops_per_s"] > 0
-        assert run["measured_s"] > 0
-        assert f"kernels of {run['schedule']}: " in done.stderr

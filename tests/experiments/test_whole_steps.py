@@ -1,15 +1,16 @@
-"""Published steps beside predictions: every row is predicted or says why not, and a miss has a reason."""
+"""Published steps beside predictions: every row is predicted or says why not, and has a group with a cause."""
 
 from __future__ import annotations
 
 import csv
 import json
+from statistics import median
 
 import pytest
 
 from experiments.common import RESULTS
 from experiments.tables.published_steps import FOLDER
-from experiments.tables.whole_steps import CLOSE, REASONS, layouts_of, regrets_of
+from experiments.tables.whole_steps import GROUPS, groups_of, groups_table, layouts_of, regrets_of
 from tasp_lab import load_model
 from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.residuals import STEPS
@@ -36,7 +37,7 @@ def test_every_published_row_has_a_place_in_the_result() -> None:
     )
 
 
-def test_rows_are_predicted_or_say_why_not_and_misses_have_a_reason() -> None:
+def test_rows_are_predicted_or_say_why_not() -> None:
     for row in ROWS:
         assert (row["predicted"] is None) == bool(row["reason"])
         if row["predicted"] is None:
@@ -44,7 +45,6 @@ def test_rows_are_predicted_or_say_why_not_and_misses_have_a_reason() -> None:
             continue
         measured_s, predicted_s = row["saved_s"] or (row["measured_s"], row["predicted"]["time_s"])
         assert row["error"] == pytest.approx(predicted_s / measured_s - 1)
-        assert (abs(row["error"]) > CLOSE) == (row["why"] in REASONS)
 
 
 def layout(variant: str, measured_s: float, predicted_s: float, **other: object) -> dict[str, object]:
@@ -66,9 +66,18 @@ def test_regret_is_what_the_predicted_layout_takes_longer() -> None:
     ]
 
 
-def test_the_page_has_the_regrets_of_its_rows() -> None:
+def test_the_page_has_the_regrets_and_the_groups_of_its_rows() -> None:
     page = (RESULTS / "whole_steps.md").read_text()
-    assert all(part in page for part in layouts_of(ROWS))
+    assert all(part in page for part in [*layouts_of(ROWS), groups_table(ROWS)])
+
+
+def test_each_predicted_row_is_in_one_group_whose_cause_the_guide_gives() -> None:
+    groups = groups_of(ROWS)
+    assert sum(map(len, groups.values())) == sum(row["error"] is not None for row in ROWS)
+    guide = [line.split(" | ") for line in (RESULTS.parents[1] / "docs" / "whole_steps.md").read_text().splitlines()]
+    stated = {cells[0].removeprefix("| "): cells[1] for cells in guide if len(cells) == 3}
+    for name in GROUPS:
+        assert stated[name] == f"{median(map(abs, groups[name])):.0%}".replace("%", " %")
 
 
 def test_savings_are_those_on_one_gpu() -> None:
@@ -81,10 +90,16 @@ def test_savings_are_those_on_one_gpu() -> None:
 
 
 def test_predicted_peaks_are_within_the_published_ones() -> None:
-    """What an allocator reserves is at least what is in use; on 8 to 256 GPUs without a pipeline most of it is."""
+    """What an allocator reserves is at least what is in use; on 8 to 256 GPUs without a pipeline most of it is.
+
+    Without attention buffers: PyTorch passes gradients of keys around a ring, the schedule here holds those of all.
+    """
     peaks = [(row["measured_bytes"], row["predicted"]) for row in ROWS if row["measured_bytes"] is not None]
-    assert all(predicted["memory_bytes"] <= published for published, predicted in peaks)
-    shares = [each["memory_bytes"] / published for published, each in peaks if each["pp"] == 1]
+    beside = [
+        (published, each["memory_bytes"] - each["memory"]["attention_buffers"], each["pp"]) for published, each in peaks
+    ]
+    assert all(predicted <= published for published, predicted, _ in beside)
+    shares = [predicted / published for published, predicted, stages in beside if stages == 1]
     assert len(shares) >= 12
     assert min(shares) > 0.75
 

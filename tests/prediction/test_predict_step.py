@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tasp_lab import Layout, compare, predict_step
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.step_results import StepPrediction
-from tasp_lab.prediction.training_step.rates import HOST_BYTES_PER_S, HOST_LINK_BYTES_PER_S
+from tasp_lab.prediction.training_step.rates import HOST_BYTES_PER_S, HOST_LINK_BYTES_PER_S, step_rates
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.models.catalogue import load_model
+from tasp_lab.workload.models.model import Attention
 from tasp_lab.workload.models.parameters import active_parameters, parameter_count
-from tests.support.steps import small_experts, small_hybrid, small_model
+from tests.support.schedules import bytes_between
+from tests.support.steps import exact_machine, phases_of, plan_of, small_experts, small_hybrid, small_model
 
 
 def test_parts_add_up_and_tokens_are_those_of_all_groups() -> None:
@@ -124,6 +127,35 @@ def test_a_rate_above_all_others_makes_no_difference_but_time() -> None:
     assert fast.time_s < slow.time_s
     assert fast.model_flops == slow.model_flops
     assert fast.memory == slow.memory
+
+
+def test_rates_that_are_given_replace_those_of_the_accelerator() -> None:
+    rates = step_rates(load_machine("h100-8"))
+    slower = replace(rates, memory_bytes_per_s=2.2e12, memory_source="mine")
+    own, same, slow = (
+        predict_step("h100-8", "llama-3-8b", 4096, "ulysses", rates=each) for each in (None, rates, slower)
+    )
+    assert same.times == own.times
+    assert slow.times.optimizer_s == pytest.approx(
+        own.times.optimizer_s * float(rates.memory_bytes_per_s or 0) / 2.2e12
+    )
+    assert slow.time_s > own.time_s
+    assert ("memory_bandwidth", "mine") in [(each.name, each.source) for each in slow.provenance.constants]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_repeated_keys_travel_for_all_heads(tp: int) -> None:
+    """Keys and values of 2 heads for 4 query heads are twice as many bytes then; parameters and FLOPs are the same."""
+    attention = Attention(heads=4, head_dim=8, kv_heads=2)
+    moved, flops = [], []
+    for repeats in (False, True):
+        model = small_model(attention=structs.replace(attention, repeats_kv=repeats))
+        plan = plan_of(model, schedule="kv-all-gather", ranks=2 * tp, tp=tp, cp=2)
+        passes = phases_of(plan, exact_machine(2 * tp)).passes.layers["S"]
+        moved.append(int(bytes_between(passes.forward.schedule).sum()))
+        flops.append((passes.forward.flops, parameter_count(model), active_parameters(model)))
+    assert moved[1] == 2 * moved[0] > 0
+    assert flops[0] == flops[1]
 
 
 def test_results_name_their_constants_and_are_marked() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tasp_lab.core.errors import QuantityError, TaspLabError, TopologyError
 from tasp_lab.topology.builders import circulant, full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.derived import between_groups, equal_parts, induced, renumbered, with_links, without_links
-from tasp_lab.topology.graph import Link, Route, SharedCapacity, Topology, Vertex, both_ways
+from tasp_lab.topology.graph import Route, SharedCapacity, Topology, Vertex, both_ways
 from tasp_lab.topology.links import MeshLinks
 from tests.support.strategies import complete_topologies
 
@@ -95,21 +95,8 @@ def test_shared_capacities_shrink_to_the_links_that_are_left(case: TopologyAndNa
         assert without_links(topology, names).shared == expected
 
 
-def test_a_capacity_without_links_is_gone() -> None:
-    assert [each.name for each in without_links(awkward(), ["0-a", "0>1"]).shared] == ["port"]
-    assert [each.links for each in without_links(awkward(), ["a>a-b", "0>a"]).shared] == [("a->0", "0->1")]
-
-
 def test_a_switch_without_links_is_gone() -> None:
     assert without_links(awkward(), ["1-x>y", "2-x>y"]).vertices == (0, 1, 2, "a", "a-b", "a-b-c", "x=y")
-
-
-def test_one_direction_and_both() -> None:
-    left = {link.name for link in full_mesh(4).links}
-    assert {link.name for link in without_links(full_mesh(4), ["3>0"]).links} == left - {"3->0"}
-    assert {link.name for link in without_links(full_mesh(4), ["3-0"]).links} == left - {"3->0", "0->3"}
-    one_way = circulant(5, (1, 2))
-    assert without_links(one_way, ["0-1"]).links == without_links(one_way, ["0>1"]).links
 
 
 def test_names_of_switches_may_contain_the_marks() -> None:
@@ -284,14 +271,6 @@ def test_any_text_is_a_link_or_refused_in_a_line(text: str, topology: Topology) 
 def test_a_name_is_one_line_whatever_surrounds_the_bandwidth() -> None:
     """It is part of later messages, each of which is one line."""
     assert with_links(full_mesh(4), ["0-3= 10GB/s\n"]).name.isprintable()
-
-
-def test_a_link_between_switches_of_every_vertex_type() -> None:
-    ends: list[tuple[Vertex, Vertex]] = [(0, "left"), (1, "right"), ("left", "right")]
-    links = tuple(link for a, b in ends for link in both_ways(a, b, 1.0 * GB, 0.0))
-    changed = with_links(Topology("pair", 2, links), ["left-right=0.5GB/s"])
-    slow = [link for link in changed.links if link.bandwidth_bytes_per_s == 0.5e9]
-    assert slow == [Link("left", "right", 0.5e9, 0.0), Link("right", "left", 0.5e9, 0.0)]
 
 
 # Parts of a topology: the routes among some ranks are those of the whole, and nothing else is left.

@@ -37,21 +37,6 @@ def spread(numbers: list[int]) -> int:
     return max(numbers) - min(numbers)
 
 
-@given(names, sequences, world_sizes)
-def test_every_position_is_held_once(name: str, sequence: int, world_size: int) -> None:
-    shards = held(LAYOUTS[name](sequence, world_size))
-    assert len(shards) == world_size
-    assert sorted(position for shard in shards for position in shard) == list(range(sequence))
-
-
-@given(names, sequences, world_sizes)
-def test_a_shard_is_in_ascending_order(name: str, sequence: int, world_size: int) -> None:
-    layout = LAYOUTS[name](sequence, world_size)
-    for rank, shard in enumerate(held(layout)):
-        assert shard == sorted(shard)
-        assert len(shard) == layout.length(rank)
-
-
 @given(names, sequences, world_sizes, st.data())
 def test_what_is_after_a_position_is_held_as_before(
     name: str, sequence: int, world_size: int, data: st.DataObject
@@ -59,14 +44,6 @@ def test_what_is_after_a_position_is_held_as_before(
     layout, first = LAYOUTS[name](sequence, world_size), data.draw(st.integers(0, sequence))
     after = [[position + first for position in shard] for shard in held(layout.after(first))]
     assert after == [[position for position in shard if position >= first] for shard in held(layout)]
-
-
-@given(names, sequences, world_sizes)
-def test_spans_have_one_stride_and_positions(name: str, sequence: int, world_size: int) -> None:
-    layout = LAYOUTS[name](sequence, world_size)
-    spans = [span for each in layout.spans for span in each]
-    assert {span.stride for span in spans} == {layout.stride}
-    assert min(span.count for span in spans) >= 1
 
 
 @given(st.sampled_from(["contiguous", "striped"]), sequences, world_sizes)
@@ -85,13 +62,6 @@ def test_zigzag_stretches_differ_by_one_position_at_most(sequence: int, world_si
     assert max(lengths) - min(lengths) <= 1
     shards = [len(shard) for shard in held(layout)]
     assert max(shards) - min(shards) <= 1
-
-
-@given(st.integers(1, 12), world_sizes)
-def test_zigzag_ranks_have_equal_causal_work(stretch: int, world_size: int) -> None:
-    """Position p sees p + 1 keys: a front stretch and its mirror image see as many together as any other two."""
-    shards = held(LAYOUTS["zigzag"](2 * world_size * stretch, world_size))
-    assert len({sum(position + 1 for position in shard) for shard in shards}) == 1
 
 
 @given(st.integers(1, 12), st.integers(2, 40))
@@ -208,15 +178,6 @@ def test_position_spans_are_the_positions_of_each_rank(name: str, documents: lis
     layout = LAYOUTS[name](sum(documents), world_size, documents)
     for rank, spans in enumerate(layout.position_spans):
         assert [position for span in spans for position in span.positions.tolist()] == held(layout)[rank]
-
-
-@given(names, packings, world_sizes)
-def test_documents_change_no_length_of_a_shard(name: str, documents: list[int], world_size: int) -> None:
-    """The odd positions go round, so together they are those of one document of the whole sequence."""
-    packed, whole = (LAYOUTS[name](sum(documents), world_size, each) for each in (documents, None))
-    lengths = [packed.length(rank) for rank in range(world_size)]
-    assert lengths == [whole.length(rank) for rank in range(world_size)]
-    assert spread(lengths) <= 1
 
 
 @given(names, sequences, world_sizes)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -30,6 +31,9 @@ from tasp_lab.core.errors import OutputError, QuantityError
 from tasp_lab.core.files import check_writable
 from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import print_progress
+
+if TYPE_CHECKING:
+    from tasp_lab.core.report import Report
 
 
 def accuracy(
@@ -143,7 +147,9 @@ def calibrate(
 
     Example: tasp-lab calibrate full-mesh:4 --fabric emulated --output my.json
     """
-    from tasp_lab.measure import calibrate as calibration
+    from tasp_lab.measure.calibrate import calibrate as calibrate_files
+    from tasp_lab.prediction.inputs import wires
+    from tasp_lab.validation.fabrics import measure_fabric
 
     if judge:
         _check_judge(
@@ -165,30 +171,35 @@ def calibrate(
         others = {"measurements": measurements, "--fit": fit, "--algorithm": algorithm, "--fabric": fabric}
         _fit_kernel(kernels, profile, [name for name, value in others.items() if value], output, force, json)
         return
-    found = calibration.calibrate(
-        *measurements,
-        profile=profile,
-        fit=fit,
-        algorithm=algorithm,
-        in_place=in_place,
-        fabric=fabric,
-        scale=scale,
-        backend=backend,
-        progress=print_progress,
-    )
-    if not found.is_reporter:
+    if fabric is None:
+        given = {"scale": scale is not None, "backend": backend != "auto"}
+        if unused := [name for name, value in given.items() if value]:
+            raise QuantityError(f"{unused[0]}: applies to a fabric only")
+        fitted = calibrate_files(
+            *measurements, profile=profile, fit=fit, algorithm=algorithm, in_place=in_place, progress=print_progress
+        )
+        _finish(fitted, output, json, partial(fitted.save, force=force), "profile")
         return
+    of_files = {"profile": profile, "fit": fit, "algorithm": algorithm, "in-place": in_place}
+    if unused := [name for name, value in of_files.items() if value]:
+        raise QuantityError(f"{', '.join(unused)}: for measurements in files only, not with a fabric")
+    if len(measurements) != 1:
+        raise QuantityError(f"fabric {fabric}: {len(measurements)} machines, expected one")
+    measured = measure_fabric(wires(measurements[0]), fabric, scale, print_progress, backend)
+    if measured.is_reporter:
+        _finish(measured, output, json, measured.save, "machine")
+
+
+def _finish(found: Report, output: Path | None, json: bool, save: Callable[[Path], None], what: str) -> None:
+    """Show what was found, and write it if there is an output."""
     if not json:
         print_parts(found.parts())
     if output is not None:
-        if isinstance(found, calibration.FileCalibration):
-            found.save(output, force)
-        else:
-            found.save(output)
+        save(output)
     if json:
         print_json(found.to_dict() | {"output": None if output is None else str(output)})
     elif output is not None:
-        print_progress(f"{'profile' if fabric is None else 'machine'}: {output}")
+        print_progress(f"{what}: {output}")
 
 
 def _check_judge(given: Mapping[str, object]) -> None:
@@ -216,12 +227,7 @@ def _fit_kernel(
     if others:
         raise QuantityError(f"{others[0]}: not with --kernels, which takes tables of kernel times only")
     found = calibrate_kernels(tables, profile, print_progress)
-    if not json:
-        print_parts(found.parts())
-    if output is not None:
-        found.save(output, force)
-    if json:
-        print_json(found.to_dict() | {"output": None if output is None else str(output)})
+    _finish(found, output, json, partial(found.save, force=force), "kernel")
 
 
 def _check_output(measurements: Sequence[str], output: Path | None, endings: tuple[str, ...]) -> None:

@@ -311,7 +311,7 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
 
     def _table(self, table: TableAccuracy) -> dict[str, object]:
         has_pairs = self.with_pairs and table.kind == "layer"
-        return table.to_dict() | ({"pairs": [each.to_dict() for each in table_pairs(table)]} if has_pairs else {})
+        return table.to_dict() | ({"pairs": [asdict(each) for each in table_pairs(table)]} if has_pairs else {})
 
     def records(self) -> list[dict[str, object]]:
         """A row per table."""

@@ -62,7 +62,7 @@ class StepPlan:
         tp, attention = self.layout.tp, self.model.attention
         if tp == 1:
             return self.model.layer(self.sequence, self.batch)
-        kv_heads = max(1, attention.kv_head_count // tp)
+        kv_heads = max(1, attention.passed_kv_heads // tp)
         return self.model.layer(self.sequence, self.batch, heads=attention.heads // tp, kv_heads=kv_heads)
 
     @property

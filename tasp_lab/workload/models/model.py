@@ -38,6 +38,8 @@ class Attention(Record, frozen=True, forbid_unknown_fields=True):
     biases : whether projections of queries, keys and values have biases.
     head_norms : whether each head of queries and keys is normalised.
     latent : the low ranks of latent attention, if it is that.
+    repeats_kv : whether keys and values are repeated for all query heads before attention, as by software whose kernel
+        has no groups of heads. They travel like that; projections stay the same.
     """
 
     heads: Count
@@ -48,11 +50,17 @@ class Attention(Record, frozen=True, forbid_unknown_fields=True):
     biases: bool = False
     head_norms: bool = False
     latent: Latent | None = None
+    repeats_kv: bool = False
 
     @property
     def kv_head_count(self) -> int:
         """The number of KV heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def passed_kv_heads(self) -> int:
+        """The number of KV heads that attention is given: of all query heads if they are repeated."""
+        return self.heads if self.repeats_kv else self.kv_head_count
 
     @property
     def value_size(self) -> int:
@@ -197,7 +205,7 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
         attention, period = self.attention, self.period
         values: dict[str, Any] = {
             "heads": attention.heads,
-            "kv_heads": attention.kv_head_count,
+            "kv_heads": attention.passed_kv_heads,
             "head_dim": self.layer_head_dim,
             "mask": self.mask,
         }

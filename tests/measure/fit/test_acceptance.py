@@ -10,7 +10,7 @@ import pytest
 
 import tasp_lab
 from tasp_lab.core.errors import FitError, RejectedFitError
-from tasp_lab.measure.calibrate import FileCalibration, calibrate_files
+from tasp_lab.measure.calibrate import calibrate
 from tasp_lab.measure.fit.acceptance import FOLDS, Acceptance, folds
 from tasp_lab.measure.fit.cases import Choice, Simulated, cases_of
 from tasp_lab.measure.fit.fit_profile import Calibrated
@@ -63,7 +63,7 @@ def test_a_machine_whose_protocols_are_all_slow_is_found() -> None:
 
     A fit that finds only a lower rate makes the large sizes worse than before.
     """
-    found = calibrate_files([SAMPLES / "h100-8-all_gather.log"], "h100-8")
+    found = calibrate(SAMPLES / "h100-8-all_gather.log", profile="h100-8")
     judged = found.acceptance
     assert judged is not None
     assert judged.before is not None
@@ -97,7 +97,7 @@ def test_a_held_out_row_does_not_judge_itself(tmp_path: Path) -> None:
         (tmp_path / name / "all_gather.csv").write_text(
             csv(MeasuredTable("", "", "all_gather", 8, {}, tuple(measured)), "h100-8")
         )
-        found.append(calibrate_files([tmp_path / name], None, ["ring_rate"]).found)
+        found.append(calibrate(tmp_path / name, fit=["ring_rate"]).found)
     part = folds(len(rows))[1]
     assert found[0].held_out_s[part] == pytest.approx(found[1].held_out_s[part], rel=1e-9)
     assert found[0].after_s[part] != pytest.approx(found[1].after_s[part], rel=1e-3)
@@ -130,7 +130,6 @@ def test_save_refuses_what_the_command_refuses(tmp_path: Path) -> None:
     path = tmp_path / "all_gather.csv"
     path.write_text(csv(exact(list(SIZES[::2])), "h100-8"))
     found = tasp_lab.calibrate(path)
-    assert isinstance(found, FileCalibration)
     assert not found.accepted
     with pytest.raises(RejectedFitError, match=r"my\.toml: not written"):
         found.save(tmp_path / "my.toml")
@@ -144,7 +143,7 @@ def test_few_rows_are_judged_by_themselves(tmp_path: Path) -> None:
     """Three rows determine two constants, but two of them do not."""
     path = tmp_path / "sendrecv.csv"
     path.write_text(csv(made("sendrecv", sizes=[2**14, 2**16, 2**33]), "h100-8"))
-    found = calibrate_files([path], None, ["link_payload", "message_launch"])
+    found = calibrate(path, fit=["link_payload", "message_launch"])
     assert found.acceptance is not None
     assert found.acceptance.held_out is None
     assert found.acceptance.why.startswith("too few for a fit to 2 of them: 2 points cannot determine 2 parameters")
