@@ -160,8 +160,8 @@ class Topology:
 
     @property
     def is_exact(self) -> bool:
-        """Whether bandwidths are fractions, judged by the first link."""
-        return any(isinstance(link.bandwidth_bytes_per_s, Fraction) for link in self.links[:1])
+        """Whether bandwidths are fractions, judged by the first link; without links nothing is inexact."""
+        return all(isinstance(link.bandwidth_bytes_per_s, Fraction) for link in self.links[:1])
 
     @cached_property
     def constraints(self) -> Sequence[Constraint]:
