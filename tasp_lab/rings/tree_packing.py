@@ -46,35 +46,97 @@ if TYPE_CHECKING:
 def cheapest_tree(costs: FloatArray, root: int) -> IntArray:
     """The minimum-cost arborescence rooted at `root`, as an array of parents.
 
-    `costs` is a float array (ranks, ranks), from row to column, infinite where no hop is possible. Each rank selects
-    its cheapest incoming hop. A cycle of selected hops is contracted, and entered where that adds the least cost
-    (Y. Chu, T. Liu, Scientia Sinica 14, 1965; J. Edmonds, "Optimum branchings", J. Res. NBS 71B, 1967). At most n
-    contractions of O(n^2) each; networkx takes 5 times as long for 8 ranks and over 100 times for 64.
+    `costs` is a float array (ranks, ranks), from row to column, infinite where no hop is possible. From any rank a path
+    grows against its cheapest incoming hops, until it comes from the tree of the root, which it then joins, or from
+    itself: the cycle becomes one *part*, entered where that adds the least cost (J. Edmonds, "Optimum branchings",
+    J. Res. NBS 71B, 1967; R. Tarjan, "Finding optimum branchings", Networks 7, 1977). O(n^2) numbers are touched.
 
     >>> cheapest_tree(np.array([[9.0, 9, 5], [9, 9, 1], [9, 1, 9]]), 0)
     array([0, 2, 0])
     """
-    costs = costs.copy()
-    np.fill_diagonal(costs, np.inf)
-    parents: IntArray = costs.argmin(axis=0)
-    parents[root] = root
-    ends = distant_ancestors(parents)
-    if (ends == root).all():
+    parts = _Parts(costs, root)
+    for rank in range(len(costs)):
+        path = [rank] if parts.is_outside[rank] else []
+        while path:
+            before = parts.enter(path[-1])
+            if before in path:
+                cycle = path[path.index(before) :]
+                path = [*path[: -len(cycle)], parts.contract(cycle)]
+            elif parts.is_outside[before]:
+                path.append(before)
+            else:
+                parts.join(path)
+                path = []
+    return parts.parents()
+
+
+class _Parts:
+    """Ranks and contracted cycles of them, of a tree that grows; part k below the number of ranks is rank k.
+
+    `cost` and `hop` are arrays (parts, parts): what the cheapest hop into a part from another one adds, and which it
+    is, as source * ranks + destination. Only parts `is_outside` the tree have such hops; the tree is part `root`.
+    """
+
+    def __init__(self, costs: FloatArray, root: int) -> None:
+        n = len(costs)
+        self._ranks, self._root, self._count = n, root, n
+        self._cost = np.full((2 * n, 2 * n), np.inf)
+        self._cost[:n, :n] = costs.T
+        np.fill_diagonal(self._cost, np.inf)
+        self._hop = np.zeros((2 * n, 2 * n), dtype=np.int64)
+        self._hop[:n, :n] = np.arange(n) * n + np.arange(n)[:, None]
+        self.is_outside = np.zeros(2 * n, dtype=bool)
+        self.is_outside[:n] = np.arange(n) != root
+        self._entered, self._added = np.zeros(2 * n, dtype=np.int64), np.zeros(2 * n)
+        self._whole, self._members = np.full(2 * n, -1), dict[int, list[int]]()
+
+    def enter(self, part: int) -> int:
+        """Enter a part by its cheapest hop; returns the part from which it comes."""
+        before = int(self._cost[part].argmin())
+        self._entered[part], self._added[part] = self._hop[part, before], self._cost[part, before]
+        return before
+
+    def contract(self, cycle: list[int]) -> int:
+        """Make a cycle one part; returns it."""
+        part = self._count
+        self._count += 1
+        costs = self._cost[cycle] - self._added[cycle, None]
+        cheapest, others = costs.argmin(axis=0), np.arange(len(self._cost))
+        self._cost[part], self._hop[part] = costs[cheapest, others], self._hop[np.array(cycle)[cheapest], others]
+        self._cost[part, cycle] = np.inf
+        self._leave(cycle, part)
+        self._whole[cycle], self._members[part] = part, cycle
+        self.is_outside[cycle], self.is_outside[part] = False, True
+        return part
+
+    def join(self, path: list[int]) -> None:
+        """Let all parts of a path be of the tree."""
+        self._leave([self._root, *path], self._root)
+        self.is_outside[path] = False
+
+    def _leave(self, parts: list[int], whole: int) -> None:
+        """Hops out of some parts now come from one."""
+        cheapest, others = self._cost[:, parts].argmin(axis=1), np.arange(len(self._cost))
+        source = np.array(parts)[cheapest]
+        cost, hop = self._cost[others, source], self._hop[others, source]
+        self._cost[:, parts] = np.inf
+        self._cost[:, whole], self._hop[:, whole] = cost, hop
+
+    def parents(self) -> IntArray:
+        """The tree: where a hop enters a contracted cycle, the hop of the cycle to that place is dropped."""
+        parents = np.arange(self._ranks)
+        found = [(part, int(self._entered[part])) for part in range(self._count)
+                 if self._whole[part] < 0 and part != self._root]  # fmt: skip
+        while found:
+            part, hop = found.pop()
+            if part < self._ranks:
+                parents[part] = hop // self._ranks
+                continue
+            entered = hop % self._ranks
+            while self._whole[entered] != part:
+                entered = self._whole[entered]
+            found += [(each, hop if each == entered else int(self._entered[each])) for each in self._members[part]]
         return parents
-    cycle = [int(ends[ends != root][0])]
-    while (above := int(parents[cycle[-1]])) != cycle[0]:
-        cycle.append(above)
-    ring, others = np.array(cycle), np.setdiff1d(np.arange(len(costs)), cycle)
-    into = costs[np.ix_(others, ring)] - costs[parents[ring], ring]
-    out = costs[np.ix_(ring, others)]
-    merged = np.full((len(others) + 1,) * 2, np.inf)  # the cycle comes last
-    merged[:-1, :-1] = costs[np.ix_(others, others)]
-    merged[:-1, -1], merged[-1, :-1] = into.min(axis=1), out.min(axis=0)
-    contracted = cheapest_tree(merged, int(np.searchsorted(others, root)))
-    parents[others] = np.append(others, -1)[contracted[:-1]]
-    parents[others] = np.where(parents[others] < 0, ring[out.argmin(axis=0)], parents[others])
-    parents[ring[into[contracted[-1]].argmin()]] = others[contracted[-1]]
-    return parents
 
 
 def distant_ancestors(parents: IntArray) -> IntArray:
