@@ -116,6 +116,10 @@ class LazySteps(Sequence[Step]):
     def step(self, index: int) -> Step:
         """Step `index`, which is in range."""
 
+    def sends(self, index: int) -> Step:
+        """The transfers of step `index`; it may have calls, where these take no time to find."""
+        return self.step(index)
+
     def keep(self) -> None:
         """Keep each step from when it is first made, for a schedule that is walked several times."""
         if self._kept is None:

@@ -25,10 +25,9 @@ bytes. With one rank in each inner ring, or with one inner ring, it is a single 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain
 
 import numpy as np
 
@@ -210,23 +209,23 @@ class DoubleRingSteps(LazySteps):
     @property
     def bytes_sent(self) -> int:
         """The bytes that all ranks send."""
-        return sum(int(self.task.block_bytes[sent.block].sum()) for sent in self._all_sends())
+        return sum(int(self.task.block_bytes[self.sends(index).block].sum()) for index in range(len(self)))
 
     def busiest_link_s(self, topology: Topology) -> float:
         """The seconds that the busiest link needs for all transfers."""
-        return busiest_link_s(topology, self._all_sends(), self.task.block_bytes)
-
-    def _all_sends(self) -> Iterator[Step]:
-        return chain.from_iterable(map(self._sends, range(len(self))))
+        return busiest_link_s(topology, map(self.sends, range(len(self))), self.task.block_bytes)
 
     def __len__(self) -> int:
         return 1 + int(np.flatnonzero(self._moves.any(axis=1)).max(initial=0))
 
     def step(self, index: int) -> Step:
         if index >= len(self._moves):
-            return joined(self._sends(index))
+            return self.sends(index)
         calls = self.circulation.calls_at(index, np.flatnonzero(self._moves[index]))
-        return joined([Step.of((), calls), *self._sends(index)])
+        return joined([Step.of((), calls), self.sends(index)])
+
+    def sends(self, index: int) -> Step:
+        return joined(self._sends(index))
 
     def _sends(self, index: int) -> list[Step]:
         """The transfers of a step: those of keys."""

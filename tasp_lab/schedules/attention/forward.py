@@ -85,6 +85,9 @@ class CirculationSteps(LazySteps):
     def step(self, index: int) -> Step:
         return Step(*self.transfers(index), self._calls(index))
 
+    def sends(self, index: int) -> Step:
+        return Step(*self.transfers(index))
+
     def bytes_by_rank(self, size_bytes: IntArray) -> IntArray:
         return self.paths().bytes_by_rank(size_bytes)
 

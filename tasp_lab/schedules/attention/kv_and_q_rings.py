@@ -119,7 +119,7 @@ def kv_and_q_rings(
 
     @cache
     def busiest_s(steps: _Steps) -> float:
-        return busiest_link_s(topology, steps, steps.task.block_bytes)
+        return busiest_link_s(topology, map(steps.sends, range(len(steps))), steps.task.block_bytes)
 
     keys = forward_steps(circulation_of("tasp", topology, workload, rings), trim=True)
     forwards: list[_Steps] = [*straight_home(backward=False)]
@@ -197,7 +197,10 @@ def _on_the_wire(task: AttentionTask, dtype: str) -> AttentionTask:
 
 
 def busiest_link_s(topology: Topology, steps: Iterable[Step], block_bytes: IntArray) -> float:
-    """The seconds that the busiest link, port or shared capacity needs for all that these steps send over it."""
+    """The seconds that the busiest link, port or shared capacity needs for all that these steps send over it.
+
+    Their calls are not looked at.
+    """
     bytes_between = np.zeros((topology.world_size, topology.world_size), dtype=np.int64)
     for step in steps:
         np.add.at(bytes_between, (step.source, step.destination), block_bytes[step.block])

@@ -40,7 +40,7 @@ from itertools import chain
 
 import numpy as np
 
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.rings.closed_forms import balanced_rings
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.blocks import Pool
@@ -194,15 +194,22 @@ class StraightHomeSteps(LazySteps):
         return 1 + max([_last_step(each) for each in self.circulations])
 
     def step(self, index: int) -> Step:
+        making = self.circulations if index else self.circulations[:1]
+        calls = [each.calls_at(index, np.flatnonzero(each.last >= index)) for each in making]
+        return Step(*self._transfers(index), tuple(chain.from_iterable(calls)))
+
+    def sends(self, index: int) -> Step:
+        return Step(*self._transfers(index))
+
+    def _transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray, BoolArray]:
+        """The columns of `Step`."""
         onward = [_onward(each, index, each.last) for each in self.circulations]
         home = [_home(each, index - 1, each.last) for each in self.circulations]
         source, destination, block = np.concatenate([*onward, *home], axis=1)
         returns = np.arange(len(source)) >= sum(each.shape[1] for each in onward)
         distance = (destination - source) % self._world_size
         lane = np.where(returns, len(self._distances) - 1 + distance, np.searchsorted(self._distances, distance))
-        making = self.circulations if index else self.circulations[:1]
-        calls = [each.calls_at(index, np.flatnonzero(each.last >= index)) for each in making]
-        return Step(source, destination, lane, block, returns, tuple(chain.from_iterable(calls)))
+        return source, destination, lane, block, returns
 
 
 def _last_step(circulation: Circulation) -> int:

@@ -21,8 +21,8 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
-MAX_CHUNKS = 64
-"""More chunks gain less than a 64th of the time per level and lengthen the schedule."""
+MAX_CHUNKS, MAX_TRANSFERS = 64, 2**19
+"""More chunks gain less than a 64th of the time per level and lengthen the schedule; on more than 90 ranks fewer do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,9 @@ def tree_all_gather(
 
 
 def best_chunks(packing: TreePacking, shard_bytes: int) -> int:
-    """The number of chunks per part, at most `MAX_CHUNKS`, that minimises the estimated time of all steps.
+    """The number of chunks per part that minimises the estimated time of all steps, up to `MAX_CHUNKS`.
+
+    There are no more than make `MAX_TRANSFERS`, if each tree has that many.
 
     A step is estimated as the time of its busiest constraint plus the latency of the slowest hop. C chunks and
     D levels make D - 1 + C steps; in step s, the levels from s - C + 1 to s each pass on one of C chunks.
@@ -110,7 +112,9 @@ def best_chunks(packing: TreePacking, shard_bytes: int) -> int:
         active_s = above_s[np.minimum(ends, levels)] - above_s[np.maximum(ends - chunks, 0)]
         return float(active_s.max(axis=1).sum()) / chunks + len(ends) * latency_s
 
-    return min(range(1, MAX_CHUNKS + 1), key=time_s) if levels else 1
+    hops = len(packing.parents) * (packing.world_size - 1)
+    most = max(1, min(MAX_CHUNKS, MAX_TRANSFERS // max(hops, 1)))
+    return min(range(1, most + 1), key=time_s) if levels else 1
 
 
 def _levels(packing: TreePacking, shard_bytes: int) -> tuple[FloatArray, float]:
