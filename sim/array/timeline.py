@@ -210,6 +210,8 @@ class EventBuilder:
             among = (each for each in route if self._class_of_constraint.get(each) in classes)
             first = min(among, default=OWN_LIMIT)
             by_constraint[first] = by_constraint.get(first, 0.0) + seconds
+        if not by_constraint:  # the message takes less time than rounding leaves of the time at which it begins
+            by_constraint[min(route, key=lambda each: self._topology.constraints[each].bandwidth_bytes_per_s)] = 0.0
         return by_constraint
 
     def _bound_by(self, number: int, bounds: dict[int, float], cost: Cost, launch_s: float) -> str:

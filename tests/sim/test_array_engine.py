@@ -20,7 +20,7 @@ from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
-from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.build import collective, linear_schedules
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
 from tasp_lab.schedules.registry import COLLECTIVES
 from tasp_lab.timeline.events import Event, Timeline
@@ -322,3 +322,17 @@ def test_slow_motion_takes_longer_by_the_scale() -> None:
         for each in (topology, topology.scaled(1 / 7))
     ]
     assert times_s[1] == pytest.approx(7 * times_s[0], rel=1e-9)
+
+
+def test_a_message_shorter_than_rounding_is_bound_by_its_narrowest_link() -> None:
+    """Calls take seconds, messages 1e-12 s, of which nothing is left in a time of millions of seconds."""
+    mesh = full_mesh(4, 1e15, 0.0)
+    layer = Workload(4 * 512, batch=2, heads=8, kv_heads=4, head_dim=8, mask="causal", kind="linear")
+    (schedule,) = linear_schedules("lasp", mesh, layer)
+    machine = Machine(mesh, compute=ComputeRate(1.0))
+
+    def bound_by(timeline: Timeline) -> dict[tuple[str, int, int], str]:
+        return {(event.kind, event.rank, event.step): event.bound_by for event in timeline.events}
+
+    found = bound_by(array_engine.run(schedule, machine, explain=True).timeline())
+    assert found == bound_by(engine.simulate(schedule, machine))
