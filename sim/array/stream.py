@@ -273,18 +273,18 @@ class _Stream:
         steps = len(self._schedule.steps)
         self._count_lanes()
         self._shape, window = self._tables_of_window()
-        self._window, self._kept = window, Kept(window)
+        self._window = Kept(window)
         for first in range(0, steps, self._batch):
             self._take(self._batch_from(first))
             end = min(first + self._batch, steps)
             until = _LAST if end == steps else end - 1 - self._ahead
-            self._check(call(run_events, until, self._kept, self._shape, fast=self._fast))
+            self._check(call(run_events, until, self._window, self._shape, fast=self._fast))
             if end < steps and end * STAGES // steps > first * STAGES // steps:
                 progress(end / steps)
-        if self._window.sizes[OPEN]:
+        if self._window.value.sizes[OPEN]:
             raise _NotSimpleError
         keep_shapes(self._schedule, self._counted, tuple(self._shapes))
-        return float(self._window.end_s[0])
+        return float(self._window.value.end_s[0])
 
     def _count_lanes(self) -> None:
         """Account for the lanes of the first and the last step, or of all if any messages share bandwidth."""
@@ -388,7 +388,7 @@ class _Stream:
         order = np.zeros(len(moved.block) + len(adds.block), dtype=np.int64)
         starts = np.zeros(self._schedule.world_size + 2, dtype=np.int64)
         status = call(
-            find_messages, first, bounds, moved, reads, adds, self._size, order, starts, self._kept, self._shape,
+            find_messages, first, bounds, moved, reads, adds, self._size, order, starts, self._window, self._shape,
             fast=self._fast,
         )  # fmt: skip
         self._check(status)
@@ -402,10 +402,9 @@ class _Stream:
         of_step = np.searchsorted(step[firsts], np.arange(len(bounds.moved) - 1))
         call_cost = self._costs_of_calls(calls, bounds.calls[-2])
         issued = Issued(of_step, message, source, destination, lane, cost, route, calls.rank, call_cost)
-        if len(self._window.costs) < len(self._costs):
-            self._window = self._window._replace(costs=cost_table(list(self._costs)))
-            self._kept = Kept(self._window)
-        status = call(issue, first, bounds, moved, reads, adds, issued, self._kept, self._shape, fast=self._fast)
+        if len(self._window.value.costs) < len(self._costs):
+            self._window = Kept(self._window.value._replace(costs=cost_table(list(self._costs))))
+        status = call(issue, first, bounds, moved, reads, adds, issued, self._window, self._shape, fast=self._fast)
         self._check(status)
 
     def _message_costs(

@@ -231,7 +231,7 @@ def find_messages(
     """
     before = window.sizes[_LANDINGS]
     for at in range(len(bounds.moved) - 2):
-        if not _find(step + at, at, bounds, moved, reads, adds, shape, window):
+        if not _find(step + at, at, bounds, moved, reads, adds, window, shape):
             return UNSUPPORTED
         # Half of the table, as the landings of the step before this batch are still needed.
         if 2 * (window.sizes[_LANDINGS] - before) > len(window.landings):
@@ -246,7 +246,7 @@ def find_messages(
 
 @compilable
 def _find(
-    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, shape: Shape, window: Window
+    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, window: Window, shape: Shape
 ) -> bool:
     """Find what a step reads and where arrivals land; whether each block arrives once."""
     first, end = bounds.moved[at_step], bounds.moved[at_step + 1]

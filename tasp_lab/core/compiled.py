@@ -56,7 +56,7 @@ def table(rows: int, **columns: str) -> Any:
 class Kept:
     """An argument of many calls: what machine code takes for it is found once. Its tables must stay where they are."""
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: Any) -> None:
         self.value = value
         self.values: list[Any] = []
         self.type = _flatten(value, self.values)
