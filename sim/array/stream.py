@@ -65,6 +65,7 @@ from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.buffer_layout import outside, resident_offsets, wide_at_home
 from tasp_lab.schedule.dependencies import CallTable, keep_shapes, operations_of
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
@@ -232,9 +233,10 @@ class _Rates:
 
 
 class _Batch(NamedTuple):
-    """The transfers and calls of steps from `first` on, and of one step more, as `find_messages` takes them.
+    """The transfers and calls of steps from `first` on, as `find_messages` takes them.
 
-    `step` is an int array (transfers,), from 0 on.
+    `step` is an int array (transfers,), from 0 on. What moves and is read at one step more is at the ends of `moved`
+    and `reads`.
     """
 
     first: int
@@ -263,6 +265,7 @@ class _Stream:
         self._shapes: dict[KernelShape, int] = {}
         self._counted: list[tuple[IntArray, IntArray]] = []
         self._offsets: dict[int, int] | None = None
+        self._ahead_step: Step | None = None
 
     def time_s(self, progress: ShareCallback) -> float:
         """The end of the last operation. Raises the errors of this module."""
@@ -319,8 +322,12 @@ class _Stream:
             raise _NotSimpleError
 
     def _batch_from(self, first: int) -> _Batch:
-        transfers, calls = operations_of(self._schedule, self._schedule.steps[first : first + self._batch + 1])
-        schedule, blocks = self._schedule, self._blocks
+        schedule, blocks, count = self._schedule, self._blocks, len(self._schedule.steps)
+        end = min(first + self._batch, count)
+        steps = [schedule.steps[first] if self._ahead_step is None else self._ahead_step]
+        steps += schedule.steps[first + 1 : end]
+        self._ahead_step = ahead = schedule.steps[end] if end < count else Step.of([])
+        transfers, calls = operations_of(schedule, steps)
         if calls.lane.any():
             raise _NotSimpleError
         stays = schedule.is_resident(transfers.destination, transfers.block)
@@ -338,17 +345,32 @@ class _Stream:
             lies[at] = self._places(transfers.source[at], transfers.block[at])
         if self._offsets is not None:
             self._check_reads(first, np.isin(calls.step, transfers.step[leaves], invert=True), calls)
-        empty = (np.full(count, -1) for count in (len(stays), len(stays), len(stays)))
-        columns = (transfers.source, transfers.destination, transfers.lane, transfers.block)
-        moved = Moved(*columns, stays, lies, *empty)
-        reads = Used(read_call, calls.rank[read_call], read_block, np.zeros(0, dtype=bool), np.full(len(read_call), -1))
+        moved = Moved(
+            np.concatenate([transfers.source, ahead.source]),
+            np.concatenate([transfers.destination, ahead.destination]),
+            np.concatenate([transfers.lane, ahead.lane]),
+            np.concatenate([transfers.block, ahead.block]),
+            stays, lies, *(np.full(len(stays), -1) for _ in range(3)),
+        )  # fmt: skip
+        operands = [(group.rank[each.owner], each.block) for group in ahead.calls for each in group.operands]
+        read_rank, block_ahead = zip((calls.rank[read_call], read_block), *operands, strict=True)
+        none = np.zeros(0, dtype=bool)
+        reads = Used(
+            read_call, np.concatenate(read_rank), np.concatenate(block_ahead), none, np.full(len(read_call), -1)
+        )
         add_rank = calls.rank[add_call]
         adds = Used(
             add_call, add_rank, add_block, schedule.is_resident(add_rank, add_block), np.full(len(add_call), -1)
         )
-        steps = min(self._batch, len(schedule.steps) - first)
         of_use = (calls.step[read_call], calls.step[add_call])
-        bounds = (np.searchsorted(each, np.arange(steps + 2)) for each in (transfers.step, *of_use, calls.step))
+        bounds = (
+            np.append(np.searchsorted(step, np.arange(len(steps) + 1)), total)
+            for step, total in zip(
+                (transfers.step, *of_use, calls.step),
+                (len(moved.source), len(reads.rank), len(adds.rank), len(calls.rank)),
+                strict=True,
+            )
+        )
         return _Batch(first, transfers.step, Bounds(*bounds), moved, reads, adds, calls)
 
     def _places(self, rank: IntArray, block: IntArray) -> IntArray:
@@ -382,18 +404,18 @@ class _Stream:
             self._shape, fast=self._fast,
         )  # fmt: skip
         self._check(status)
-        end = bounds.moved[-2]
-        self._check_start(moved.source[:end], moved.block[:end], moved.read[:end])
-        end_reads = bounds.reads[-2]
-        self._check_start(reads.rank[:end_reads], reads.block[:end_reads], reads.landing[:end_reads])
-        is_first = moved.message[:end] == np.arange(end)
-        message = (np.cumsum(is_first) - 1)[moved.message[:end]]
+        end = len(moved.message)
+        self._check_start(moved.source[:end], moved.block[:end], moved.read)
+        end_reads = len(reads.landing)
+        self._check_start(reads.rank[:end_reads], reads.block[:end_reads], reads.landing)
+        is_first = moved.message == np.arange(end)
+        message = (np.cumsum(is_first) - 1)[moved.message]
         firsts = np.flatnonzero(is_first)
         size_bytes = np.bincount(message, self._size[moved.block[:end]], len(firsts)).astype(np.int64)
-        source, destination, lane = (column[firsts] for column in moved[:3])
+        source, destination, lane = (column[firsts] for column in (moved.source, moved.destination, moved.lane))
         cost, route = self._message_costs(first + step[firsts], source, destination, lane, size_bytes)
         of_step = np.searchsorted(step[firsts], np.arange(len(bounds.moved) - 1))
-        call_cost = self._costs_of_calls(calls, bounds.calls[-2])
+        call_cost = self._costs_of_calls(calls)
         issued = Issued(of_step, message, source, destination, lane, cost, route, calls.rank, call_cost)
         window = self._window.value
         if len(window.costs) < len(self._costs):
@@ -446,13 +468,13 @@ class _Stream:
         shared = np.where(self._rates.shares(route), route, -1)
         return np.array(costs, dtype=np.int64)[number], shared
 
-    def _costs_of_calls(self, calls: CallTable, own: int) -> IntArray:
-        """The number of the cost of each call; the first `own` ones are counted."""
+    def _costs_of_calls(self, calls: CallTable) -> IntArray:
+        """The number of the cost of each call."""
         machine, speeds = self._machine, bool(self._machine.rank_speeds)
         if not len(calls.rank):
             return np.zeros(0, dtype=np.int64)
         shapes = np.array([self._shapes.setdefault(shape, len(self._shapes)) for shape in calls.shapes])
-        self._counted.append((calls.rank[:own].astype(np.int32), shapes[calls.shape[:own]].astype(np.int32)))
+        self._counted.append((calls.rank.astype(np.int32), shapes[calls.shape].astype(np.int32)))
         firsts, number = numbered(calls.shape, calls.rank) if speeds else numbered(calls.shape)
         costs = []
         for at in firsts.tolist():

@@ -57,13 +57,15 @@ class Window(NamedTuple):
 
     Attributes
     ----------
-    operations : a pool: for how many others it `waits`; the `first` edge of those that wait for its arrival, or -1; the
-        one that `follows` on its lane, or -1; the release of the buffer that it `reads`, and of the one that it
+    operations : a pool: the `first` edge of those that wait for its arrival, or -1; the one that `follows` on its lane,
+        or -1; the release of the buffer that it `reads`, and of the one that it
         `fills`, or -1; the `next` one that waits for the same release; whether it `is_call`, whether it `is_done`,
         whether it is the last one on its lane so far, `is_last`, and of the latest two steps, `is_recent`: until then
-        others may be found that wait for it; its `step`; the ranks that it `leaves` and `enters`; its `cost`; `sent_s`
-        is when its last byte left, and before it is done the earliest time at which it can start; `end_s`. Of a message
-        that may share bandwidth the `route`, else -1; its `slot` in `flows`, or -1; and the columns of `EventQueue`.
+        others may be found that wait for it; its `step`; the ranks that it `leaves` and `enters`; its `cost`; when its
+        last byte left, `sent_s`, and its `end_s`. Of a message that may share bandwidth the `route`, else -1; its
+        `slot` in `flows`, or -1; and the columns of `EventQueue`.
+    starts : a table by operation: for how many others it `waits`, and the earliest time at which it can start, `at_s`.
+        It is small, as each of the others comes by.
     edges : a pool: who waits `after`, and the `next` edge of the same operation.
     releases : a table, one for each rank and step at which a buffer was filled: for how many uses it `waits`, the end
         of the latest one, `time_s`; the `first` operation that waits for it, or -1.
@@ -95,6 +97,7 @@ class Window(NamedTuple):
     """
 
     operations: Pool
+    starts: Table
     edges: Pool
     releases: Table
     costs: Table
@@ -124,7 +127,7 @@ class Window(NamedTuple):
     ) -> Window:  # fmt: skip
         """No operations yet, and room for `rows`; `fills`: how often buffers are filled at most."""
         operations = Pool.of(
-            0, waits="i4", first="i4", follows="i4", reads="i4", fills="i4", is_call="i1", is_done="i1", is_last="i1",
+            0, first="i4", follows="i4", reads="i4", fills="i4", is_call="i1", is_done="i1", is_last="i1",
             is_recent="i1", step="i4", leaves="i4", enters="i4", cost="i4", route="i4", slot="i4", place="i4",
             sent_s="f8", end_s="f8", due="f8",
         )  # fmt: skip
@@ -139,6 +142,7 @@ class Window(NamedTuple):
         nothing = np.zeros(0, dtype=np.int32)
         return cls(
             operations=operations,
+            starts=table(0, waits="i4", at_s="f8"),
             edges=Pool.of(0, after="i4"),
             releases=table(fills, waits="i4", first="i4", time_s="f8"),
             costs=cost_table([]),
@@ -174,6 +178,7 @@ class Window(NamedTuple):
         changes[:, : old.shape[1]] = old
         return self._replace(
             operations=operations,
+            starts=np.concatenate([self.starts, np.zeros(rows, dtype=self.starts.dtype)]),
             edges=self.edges.with_room(_EDGES * rows),
             changes=changes.ravel(),
             issued=issued.ravel(),
@@ -525,9 +530,10 @@ def _issue(
         row = _take_row(window.operations)
         window.issued[base + number] = row
         operation = window.operations.rows[row]
-        operation.waits, operation.is_done, operation.is_last, operation.is_recent = 1, 0, 1, 1
+        window.starts[row].waits, window.starts[row].at_s = 1, 0.0
+        operation.is_done, operation.is_last, operation.is_recent = 0, 1, 1
         operation.first = operation.follows = operation.reads = operation.fills = operation.next = -1
-        operation.step, operation.sent_s, operation.route, operation.slot = step, 0.0, -1, -1
+        operation.step, operation.route, operation.slot = step, -1, -1
         if number < messages:
             at = first_message + number
             operation.is_call, operation.cost, operation.route = 0, issued.cost[at], issued.route[at]
@@ -561,7 +567,7 @@ def _issue(
     _forget_step(window, step - 1)
     window.sizes[_ISSUED + step % 2] = messages + calls
     for number in range(base, base + messages + calls):
-        _release(window, window.issued[number])
+        _let_go(window, window.issued[number], 0.0)
 
 
 @compilable
@@ -600,11 +606,11 @@ def _give_row(pool: Pool, row: int) -> None:
 def _follow(window: Window, row: int, before: int) -> None:
     """Let an operation wait until the one before it on its lane, if there is one, has been sent."""
     if before >= 0:
-        operation, other = window.operations.rows[row], window.operations.rows[before]
+        start, other = window.starts[row], window.operations.rows[before]
         if other.is_done:
-            operation.sent_s = max(operation.sent_s, other.sent_s)
+            start.at_s = max(start.at_s, other.sent_s)
         else:
-            operation.waits += 1
+            start.waits += 1
             other.follows = row
         other.is_last = 0
         _forget(window, before)
@@ -613,14 +619,14 @@ def _follow(window: Window, row: int, before: int) -> None:
 @compilable
 def _wait(window: Window, row: int, before: int) -> None:
     """Let an operation wait for the arrival of another one."""
-    operation, other = window.operations.rows[row], window.operations.rows[before]
+    start, other = window.starts[row], window.operations.rows[before]
     if other.is_done:
-        operation.sent_s = max(operation.sent_s, other.end_s)
+        start.at_s = max(start.at_s, other.end_s)
     elif other.first < 0 or window.edges.rows[other.first].after != row:  # else it waits for another block of the same
         number = _take_row(window.edges)
         edge = window.edges.rows[number]
         edge.after, edge.next = row, other.first
-        operation.waits += 1
+        start.waits += 1
         other.first = number
 
 
@@ -657,10 +663,10 @@ def _fill(window: Window, row: int, landing_number: int, shape: Shape) -> None:
         if buffer.before >= 0:
             before = window.releases[buffer.before]
             if before.waits:
-                operation.waits += 1
+                window.starts[row].waits += 1
                 operation.next, before.first = before.first, row
             else:
-                operation.sent_s = max(operation.sent_s, before.time_s)
+                window.starts[row].at_s = max(window.starts[row].at_s, before.time_s)
 
 
 def run_events(step: int, window: Window) -> int:
@@ -776,11 +782,12 @@ def _call_end_s(window: Window, number: int) -> float:
 
 
 @compilable
-def _release(window: Window, row: int) -> None:
-    """Let an operation wait for one other less."""
-    operation = window.operations.rows[row]
-    operation.waits -= 1
-    if not operation.waits:
+def _let_go(window: Window, row: int, time_s: float) -> None:
+    """Let an operation go on after this time, if it waits for nothing else."""
+    start = window.starts[row]
+    start.at_s = max(start.at_s, time_s)
+    start.waits -= 1
+    if not start.waits:
         window.stack[window.sizes[_STACK]] = row
         window.sizes[_STACK] += 1
 
@@ -793,7 +800,7 @@ def _advance(window: Window) -> None:
         row = window.stack[window.sizes[_STACK]]
         operation = window.operations.rows[row]
         cost = window.costs[operation.cost]
-        start_s = operation.sent_s
+        start_s = window.starts[row].at_s
         launched_s = start_s + cost.launch_s
         if operation.is_call and cost.launch_s and window.share[0]:
             rank = window.ranks[operation.leaves]
@@ -886,14 +893,6 @@ def _end(window: Window, row: int) -> None:
         _give_row(window.edges, number)
         number = following
     _forget(window, row)
-
-
-@compilable
-def _let_go(window: Window, row: int, time_s: float) -> None:
-    """Let an operation go on after this time, if it waits for nothing else."""
-    operation = window.operations.rows[row]
-    operation.sent_s = max(operation.sent_s, time_s)
-    _release(window, row)
 
 
 @compilable
