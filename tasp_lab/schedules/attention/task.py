@@ -186,7 +186,7 @@ class AttentionTask(LayerBlocks):
     def effects(self, calls: Calls) -> Effects:
         """One part per tile. Raises `ScheduleError` for other operands than queries and their keys, or another mask."""
         queries, keys = self._operands(calls)
-        call, query, key = _tiles(queries, keys)
+        call, query, key = tiles(queries, keys)
         query_block, key_block = queries.block[query], keys.block[key]
         self._check_same_heads(calls, queries, call, query_block, key_block)
         shift = _first_positions(keys, self.count)[key] - _first_positions(queries, self.count)[query]
@@ -379,8 +379,8 @@ class AttentionTask(LayerBlocks):
         return queries, keys
 
 
-def _tiles(queries: BlockLists, keys: BlockLists) -> tuple[IntArray, IntArray, IntArray]:
-    """All pairs of queries and keys of one call: the call, and the indices in ``queries.block`` and ``keys.block``."""
+def tiles(queries: BlockLists, keys: BlockLists) -> tuple[IntArray, IntArray, IntArray]:
+    """All pairs of queries and keys of each call: the call, and the indices in ``queries.block`` and ``keys.block``."""
     widths = keys.sizes
     sizes = queries.sizes * widths
     call = np.repeat(np.arange(len(sizes)), sizes)
