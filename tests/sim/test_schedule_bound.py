@@ -1,4 +1,4 @@
-"""No simulation of a schedule takes less than its bound, which is close where messages of one lane take all the time."""
+"""No simulation of a schedule takes less than its bound, which is close where one lane sends all the time."""
 
 from __future__ import annotations
 
