@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from experiments.accuracy.fabric import buildable
-from experiments.accuracy.report import families, report_text, summary
+from experiments.accuracy.report import families
 from experiments.accuracy.step_curve import curve, draw_curves, measured_steps, predict_step
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.measure.accuracy import SizeRow, TableAccuracy, own_tables
@@ -122,21 +122,6 @@ class TestPictures:
 
 
 class TestReport:
-    @given(tables)
-    def test_every_table_is_named(self, found: list[TableAccuracy]) -> None:
-        named = [replace(each, table=replace(each.table, name=f"table{i}.csv")) for i, each in enumerate(found)]
-        text = report_text(named)
-        assert all(text.count(f"| table{i} |") == 1 for i in range(len(named)))
-
-    def test_the_summary_is_of_tables_in_scope(self) -> None:
-        compared = [
-            Compared(name, [SizeRow.of(2**20, 1.0, 1.0 + error, True)]).accuracy(reason)
-            for name, error, reason in (("a", 0.01, ""), ("b", -0.07, ""), ("c", 0.5, ""), ("d", 0.9, "not a ring"))
-        ]
-        text = summary(compared)
-        assert "3 of 4 tables" in text
-        assert "median table is 7.0%. Within 5%: 1 tables; within 10%: 2. The worst is c: 50.0%" in text
-
     def test_families_have_what_is_predicted(self) -> None:
         some, none = Compared("a", [SizeRow.of(1, 1.0, 1.0, True)]).accuracy(), Compared("b", []).accuracy("none")
         assert families([some, none]) == {"h100": [some]}

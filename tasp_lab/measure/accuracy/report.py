@@ -27,6 +27,7 @@ from tasp_lab.measure.accuracy.decisions import decision_parts, decisions_of, sp
 from tasp_lab.measure.accuracy.kernel import evaluate_kernel
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.table_accuracy import (
+    CLOSE,
     CollectiveAccuracy,
     Kind,
     SizeRow,
@@ -246,11 +247,14 @@ def left_out_parts(found: Sequence[LeftOut]) -> list[Part]:
 
 
 def _line(tables: Sequence[TableAccuracy], kind: Kind) -> str:
-    means = [float(abs(each.errors).mean()) for each in tables if each.kind == kind and each.in_scope]
-    if not means:
+    compared = [each for each in tables if each.kind == kind and each.in_scope]
+    if not compared:
         return ""
+    means = [float(abs(each.errors).mean()) for each in compared]
     what = "" if kind == "collective" else f" of {kind}s"
-    return f"median of the mean errors of {len(means)} tables{what}: {median(means):.1%}"
+    within = ", ".join(f"{sum(mean <= limit for mean in means)} within {limit:.0%}" for limit in CLOSE)
+    worst = f"{_name(compared[means.index(max(means))])}, {max(means):.1%}"
+    return f"median of the mean errors of {len(means)} tables{what}: {median(means):.1%}; {within}; worst: {worst}"
 
 
 def own_tables() -> Path:
