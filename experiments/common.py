@@ -5,18 +5,17 @@ from __future__ import annotations
 import datetime
 import json
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.process import usable_cores
+from tasp_lab.core.tables import Formats as Formats
 from tasp_lab.core.tables import Part, cells_of
 
 Record = dict[str, Any]
-Formats = Mapping[str, str | Callable[[Any], str]]
-"""The columns of a table of records, as `tasp_lab.core.tables.Formats`."""
 
 RESULTS = Path(__file__).parent / "results"
 """The folder of records and tables."""

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasp_lab.core.units import format_bandwidth, format_size, format_time
 
@@ -35,7 +35,7 @@ def brief(value: object, *facts: str) -> str:
 Row = Mapping[str, object]
 """A row by field, as JSON has it."""
 
-Formats = Mapping[str, "str | Callable[[Row], str]"]
+Formats = Mapping[str, "str | Callable[[Any], str]"]
 """The columns of a table: under each title a format of fields, like ``"{error:+.1%}"``, or a function of a row.
 
 Besides those of Python, formats have ``time``, ``size`` and ``bandwidth``; None is a dash, a list is its elements.
