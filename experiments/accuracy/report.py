@@ -27,7 +27,7 @@ from sim.simulate import simulate
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.machine import INSTANT
-from tasp_lab.measure.accuracy import AccuracyReport, CollectiveAccuracy, TableAccuracy, accuracy, own_tables
+from tasp_lab.measure.accuracy import AccuracyReport, TableAccuracy, accuracy, own_tables
 from tasp_lab.measure.accuracy.layer import check_row, row_run
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, row_dict, summary
 from tasp_lab.measure.readers import LayerTable
@@ -52,7 +52,7 @@ def main() -> None:
 
 def write_collectives(found: AccuracyReport) -> None:
     """The report of tables of collectives."""
-    tables = [each for each in found if isinstance(each, CollectiveAccuracy)]
+    tables = [each for each in found if each.kind == "collective"]
     named = [each.to_dict() | {"file": Path(each.table.name).name} for each in found]
     _write_json("accuracy.json", found.to_dict() | {"tables": named})
     write_page(FOLDER / "accuracy.md", f"{ABOUT}\n\n{markdown(found.parts())}")
@@ -63,12 +63,12 @@ def write_collectives(found: AccuracyReport) -> None:
         write_whole(FOLDER / f"accuracy_{family}.png", render(figure, "png"))
 
 
-def families(tables: Sequence[CollectiveAccuracy]) -> dict[str, list[CollectiveAccuracy]]:
+def families(tables: Sequence[TableAccuracy]) -> dict[str, list[TableAccuracy]]:
     """The tables that have a prediction, by the machine family of their profile."""
-    found: dict[str, list[CollectiveAccuracy]] = defaultdict(list)
+    found: dict[str, list[TableAccuracy]] = defaultdict(list)
     for each in tables:
         if each.rows:
-            found[str(each.table.profile).partition("-")[0]].append(each)
+            found[str(each.profile).partition("-")[0]].append(each)
     return dict(found)
 
 
