@@ -71,7 +71,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     return "\n".join("| " + " | ".join(row) + " |" for row in (columns, rule, *rows))
 
 
-def table(rows: Iterable[Record], columns: Formats) -> str:
+def table(rows: Iterable[Any], columns: Formats) -> str:
     """A Markdown table of rows by field, with a format for each column.
 
     >>> print(table([{"what": "ring", "time_s": 5}], {"what": "{what}", "time": "{time_s:time}"}))
