@@ -157,7 +157,7 @@ def test_the_entry_of_tasp_lab_has_the_scores_of_accuracy(tmp_path: Path) -> Non
     (tmp_path / "entries").mkdir()
     write(tables, tmp_path)
     entry = leaderboard(load_questions(tmp_path / "questions.csv"), tmp_path / "entries")["tasp-lab"]
-    figures = decisions_of(tables)["all"].to_dict()
+    figures = decisions_of(tables)["all"].figures
     assert entry["questions"]
     assert entry == pytest.approx({name: figures[name] for name in entry}, rel=1e-5)
 

@@ -159,7 +159,8 @@ class Decisions:
         picks = ((question, RULES[rule](question.ways)) for question in self.questions)
         return [question.regret(pick) for question, pick in picks if pick is not None]
 
-    def to_dict(self) -> dict[str, object]:
+    @cached_property
+    def figures(self) -> dict[str, object]:
         """The field `decisions` of ``accuracy --json``; numbers are null where there is nothing to count."""
         decisions = [
             Decision(regret, question.expected_regret)
@@ -186,7 +187,7 @@ def decision_parts(tables: Sequence[TableAccuracy]) -> list[Part]:
     everything = figures["all"]
     if not everything.questions:
         return []
-    rows = [{"name": name, **decisions.to_dict()} for name, decisions in figures.items()]
+    rows = [{"name": name, **decisions.figures} for name, decisions in figures.items()]
     rules = [{"rule": rule, **regret_figures(regrets)} for rule in RULES if (regrets := everything.regrets_of(rule))]
     regret = {
         "questions": "{questions}", "mean": "{mean_regret:.1%}", "90 %": "{p90_regret:.1%}",

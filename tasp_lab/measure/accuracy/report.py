@@ -260,7 +260,7 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return left_out_of(self.tables)
 
     def to_dict(self) -> dict[str, object]:
-        decisions = {name: found.to_dict() for name, found in decisions_of(self.tables).items()}
+        decisions = {name: found.figures for name, found in decisions_of(self.tables).items()}
         return {
             "left_out": list(map(asdict, self.left_out)),
             "median_relative_error": self.median_relative_error,
