@@ -134,8 +134,8 @@ def draw_comparison(rows: Sequence[Bar], title: str) -> Figure:
         ends = ((row.predicted_s, 0.0, at - 0.19), (row.measured_s, half_s, at + 0.19))
         for time_s, whisker_s, y in ends:
             axes.annotate(
-                format_time(time_s), (time_s + whisker_s, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8,
-                color=INK,
+                format_time(time_s), (time_s + whisker_s, y), (4, 0), textcoords="offset points", va="center",
+                fontsize=8, color=INK,
             )  # fmt: skip
     bounds_s = [row.bound_s for row in rows]
     axes.vlines(bounds_s, place - 0.43, place + 0.43, colors=INK, linewidth=1.6, label="bound")
