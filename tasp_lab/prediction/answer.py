@@ -46,7 +46,7 @@ from tasp_lab.prediction.question import PreparedMachine, Question, prepared
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.for_work import build_schedules, check_schedules
@@ -198,7 +198,7 @@ class PassAnswer:
     @cached_property
     def bytes_sent(self) -> IntArray:
         """The bytes that each rank sends, an int array (ranks,)."""
-        return self.schedule.bytes_by_rank()
+        return _bytes_by_rank(self.schedule)
 
     @cached_property
     def buffer_bytes(self) -> int:
@@ -210,8 +210,7 @@ class PassAnswer:
     @cached_property
     def flops(self) -> list[int]:
         """The FLOPs of each rank."""
-        flops: list[int] = self.schedule.flops().sum(axis=0).tolist()
-        return flops
+        return _flops_by_rank(self.schedule)
 
     @cached_property
     def spent(self) -> Mapping[str, float]:
@@ -920,16 +919,34 @@ def one_after_the_other(first: Timeline, second: Timeline, schedule: str) -> Tim
 def link_bytes(schedules: Sequence[Schedule], topology: Topology) -> IntArray:
     """The bytes on each constraint of the topology, of all schedules together: int array (constraints,)."""
     load = np.zeros(len(topology.constraints), dtype=np.int64)
-    n = topology.world_size
     for schedule in schedules:
-        between = np.zeros(n * n, dtype=np.int64)
-        for step in schedule.steps:
-            np.add.at(between, step.source * n + step.destination, schedule.block_bytes[step.block])
-        pairs = np.flatnonzero(between)
-        routes, _ = topology.routes(pairs // n, pairs % n)
+        pairs, between = _bytes_between(schedule)
+        routes, _ = topology.routes(*pairs)
         hop, column = np.nonzero(routes >= 0)
-        np.add.at(load, routes[hop, column], between[pairs[hop]])
+        np.add.at(load, routes[hop, column], between[hop])
     return load
+
+
+@OncePerSchedule
+def _bytes_between(schedule: Schedule) -> tuple[IntArray, IntArray]:
+    """Sources and destinations, an int array (2, pairs), and the bytes from one to the other."""
+    n = schedule.world_size
+    between = np.zeros(n * n, dtype=np.int64)
+    for step in schedule.steps:
+        np.add.at(between, step.source * n + step.destination, schedule.block_bytes[step.block])
+    pairs = np.flatnonzero(between)
+    return np.stack([pairs // n, pairs % n]), between[pairs]
+
+
+@OncePerSchedule
+def _bytes_by_rank(schedule: Schedule) -> IntArray:
+    return schedule.bytes_by_rank()
+
+
+@OncePerSchedule
+def _flops_by_rank(schedule: Schedule) -> list[int]:
+    flops: list[int] = schedule.flops().sum(axis=0).tolist()
+    return flops
 
 
 def link_rates(topology: Topology) -> FloatArray:
