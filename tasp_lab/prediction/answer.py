@@ -48,12 +48,12 @@ from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.build import followed
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.for_work import build_schedules, check_schedules
 from tasp_lab.schedules.registry import (
     NOT_APPLICABLE,
     check_names,
-    follows_rates,
     is_own,
     kind_of,
     reason_of,
@@ -789,12 +789,11 @@ def build_once(
 ) -> tuple[Schedule, ...]:
     """The passes of a schedule: questions that differ in numbers of the machine alone often have the same.
 
-    The last ones are kept. Without rates in it, a schedule follows from its rings and the structure; but where some
-    pairs of ranks are not linked, rates decide which rings are found.
+    The last ones are kept.
     """
-    links = topology.structure if topology.is_complete and not follows_rates(name) else topology
+    searched = rings is None and uses_rings(name)
     around = None if rings is None else (rings.rings.tobytes(), rings.shares, rings.fold)
-    key = name, links, work, around, options
+    key = name, topology if searched else followed(name, topology, options), work, around, options
     passes = _kept.pop(key, None) or _build(name, topology, work, rings, options)
     _kept[key] = passes  # the last one used is the last one
     if len(_kept) > MOST_KEPT:
