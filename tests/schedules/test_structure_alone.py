@@ -1,4 +1,4 @@
-"""Schedules that do not follow rates are built once for all machines of a structure or of a size that links all pairs."""
+"""Schedules that do not follow rates are built once for all machines of a structure, or size, that links all pairs."""
 
 from __future__ import annotations
 
