@@ -92,8 +92,9 @@ class Program:
 
     def with_numbers(self, costs: Sequence[Cost], capacity_bytes_per_s: FloatArray, contention: Contention) -> Program:
         """The program with other costs and capacities, in the order of those of its operations."""
-        numbers = {"costs": costs, "capacity_bytes_per_s": capacity_bytes_per_s, "contention": contention}
-        operations = replace(self.operations, **numbers)
+        operations = replace(
+            self.operations, costs=costs, capacity_bytes_per_s=capacity_bytes_per_s, contention=contention
+        )
         plan, capacities = self.plan._replace(costs=_costs(costs)), _capacities(operations, self.classes)
         return replace(self, operations=operations, plan=plan, capacity_bytes_per_s=capacities)
 

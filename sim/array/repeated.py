@@ -49,6 +49,10 @@ MOST_RUNS = 4
 """Runs that are kept of a schedule: machines of so many forms, such as meshes and switches, take turns in a study."""
 
 
+MOST_KNOWN = 1024
+"""Times that a run keeps."""
+
+
 def time_s(schedule: Schedule, machine: Machine, progress: ShareCallback = no_share) -> float:
     """The end of the last message or call, in seconds; arguments and errors as of `sim.array.engine.run`.
 
@@ -66,7 +70,7 @@ def time_s(schedule: Schedule, machine: Machine, progress: ShareCallback = no_sh
     return runs[0].time_s(machine)
 
 
-@remembered
+@remembered(most=16)  # of both passes around some rings
 def _runs(schedule: Schedule) -> list[RepeatedRun]:
     return []
 
@@ -126,6 +130,8 @@ class RepeatedRun:
             return None
         key = costs, network.capacity_bytes_per_s.tobytes(), machine.contention
         if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             program = self._program(costs, network.capacity_bytes_per_s, machine.contention)
             self._known[key] = end_s(program) if is_contention_free(program) else Run(program).end_s()
         return self._known[key]
@@ -148,15 +154,16 @@ class RepeatedRun:
             return None
         costs = []
         for cost, latency_s in zip(self._operations.costs, network.latency_s[self._hop_of_cost], strict=True):
-            number, slows = int(cost.launch_s) - _FIRST, cost.channels > 0
-            if number >= 0 and isinstance(kind := self._kinds[number], _CallKind):
-                cost = cost._replace(launch_s=kind.time_s(compute))
-                is_same = cost.launch_s > 0
-            elif number >= 0:
-                cost = Cost.of(kind.message(library), float(latency_s))
-                is_same = slows == (cost.channels > 0)
-            if number >= 0 and machine.contention.slows and not is_same:
-                return None
+            if (number := int(cost.launch_s) - _FIRST) >= 0:
+                kind, slows = self._kinds[number], cost.channels > 0
+                if isinstance(kind, _CallKind):
+                    cost = cost._replace(launch_s=kind.time_s(compute))
+                    alike = cost.launch_s > 0
+                else:
+                    cost = Cost.of(kind.message(library), float(latency_s))
+                    alike = slows == (cost.channels > 0)
+                if machine.contention.slows and not alike:
+                    return None
             costs.append(cost)
         return tuple(costs)
 

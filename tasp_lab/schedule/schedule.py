@@ -204,27 +204,32 @@ class OncePerSchedule(Generic[Result]):
 
 
 KEPT_TRANSFERS = 200_000
-"""Transfers of all schedules whose results `remembered` keeps."""
+"""Transfers of all schedules whose results a `remembered` function keeps."""
 
 
-def remembered(function: Function) -> Function:
-    """A function of a schedule that keeps its results of the last schedules, of one at least.
+def remembered(most: int) -> Callable[[Function], Function]:
+    """Let a function of a schedule keep its last results: at most so many, of schedules with `KEPT_TRANSFERS` or of one.
 
     Both passes of a layer are simulated several times, a comparison returns to some of its schedules, and points of a
     study often have equal schedules on machines of two kinds.
     """
-    kept: dict[tuple[Schedule, Hashable], object] = {}
 
-    @wraps(function)
-    def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
-        key = schedule, (arguments, tuple(named.items()))
-        if key in kept:
-            kept[key] = kept.pop(key)  # the last one used is last
+    def keeping(function: Function) -> Function:
+        kept: dict[tuple[Schedule, Hashable], object] = {}
+
+        @wraps(function)
+        def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
+            key = schedule, (arguments, tuple(named.items()))
+            if key in kept:
+                kept[key] = kept.pop(key)  # the last one used is last
+                return kept[key]
+            room = KEPT_TRANSFERS - schedule.transfers
+            # before the next result takes memory, too
+            while kept and (len(kept) >= most or sum(each.transfers for each, _ in kept) > room):
+                del kept[next(iter(kept))]
+            kept[key] = function(schedule, *arguments, **named)
             return kept[key]
-        room = KEPT_TRANSFERS - schedule.transfers
-        while kept and sum(each.transfers for each, _ in kept) > room:  # before the next result takes memory, too
-            del kept[next(iter(kept))]
-        kept[key] = function(schedule, *arguments, **named)
-        return kept[key]
 
-    return cast(Function, recall)
+        return cast(Function, recall)
+
+    return keeping
