@@ -33,7 +33,7 @@ imports, rings) counts.
 | transfers, both passes | {transfers[0]:.2g} | {transfers[1]:.2g} |
 | calls | {calls[0]:.2g} | {calls[1]:.2g} |
 | who starts and ends with what, coverage: 3 bytes each | {masks_gb[0]:.2g} GB | {masks_gb[1]:,.0f} GB |
-| operations of one step, 350 bytes each with what waits for them, backward | {window_gb[0]:.2g} GB | {window_gb[1]:.2g} GB |
+| operations of a step backward, 350 bytes each | {window_gb[0]:.2g} GB | {window_gb[1]:.2g} GB |
 
 Ranks drift apart, so operations of some tens of steps are in progress at once. What is in buffers takes no more than
 these: a copy is looked up among those that came at the step before.
