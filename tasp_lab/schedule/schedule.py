@@ -208,7 +208,7 @@ KEPT_TRANSFERS = 200_000
 
 
 def remembered(most: int) -> Callable[[Function], Function]:
-    """Let a function of a schedule keep its last results: at most so many, with `KEPT_TRANSFERS` in all, or one.
+    """Let a function of a schedule keep its last results: at most so many, of schedules with `KEPT_TRANSFERS` or one.
 
     Both passes of a layer are simulated several times, a comparison returns to some of its schedules, and points of a
     study often have equal schedules on machines of two kinds.
