@@ -102,6 +102,19 @@ def plan_of(schedule: Schedule, part: RankPart) -> Plan:
     )
 
 
+@lru_cache(maxsize=16)
+def lanes_are_alike(plan: Plan) -> bool:
+    """Whether all lanes on which a rank receives do so in the same steps, messages of the same sizes.
+
+    A thread that waits for them in the order of steps then delays none: each link carries as much for each lane, so
+    the slowest link sets the pace either way.
+    """
+    lanes: dict[int, list[tuple[int, int]]] = {}
+    for each in plan.receives:
+        lanes.setdefault(each.lane, []).append((each.step, each.size_bytes))
+    return len(set(map(tuple, lanes.values()))) <= 1
+
+
 def _planned(
     messages: Sequence[tuple[Row, ...]], first: int, sizes: Sequence[int], lanes: int
 ) -> tuple[PlannedMessage, ...]:

@@ -196,16 +196,34 @@ def test_an_all_gather_again_costs_its_messages_only(name: str) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("short_bytes", "threads"), [(1 << 20, 0), (0, RANKS - 1)])
-def test_lanes_have_threads_only_where_messages_are_long(short_bytes: int, threads: int) -> None:
+@pytest.mark.parametrize(
+    ("shard", "short_bytes", "threads"),
+    [(56, 1, 0), (57, 1, RANKS - 1), (57, 1 << 20, 0), (56, 0, RANKS - 1)],
+    ids=["alike", "long", "short", "free threads"],
+)
+def test_lanes_have_threads_only_where_they_delay_each_other(shard: int, short_bytes: int, threads: int) -> None:
+    """Seven lanes share a shard: 56 bytes give them messages of one size."""
     library = Nothing(whole_steps=False)
     library.short_bytes = short_bytes
-    executor = Executor(collective("multi-ring", full_mesh(RANKS), 64), RANK, library)
+    assert threads_of(Executor(collective("multi-ring", full_mesh(RANKS), shard), RANK, library)) == threads
+
+
+@pytest.mark.parametrize(("sequence", "threads"), [(RANKS, 0), (256 * RANKS, 1)])
+def test_a_ring_has_a_thread_only_beside_long_calls(sequence: int, threads: int) -> None:
+    """Calls of one row of keys take no time, those of 256 a core about 100 us."""
+    layer = Workload(sequence=sequence, head_dim=8, heads=1, dtype="fp32")
+    (schedule,) = attention_schedules("ring-attention", full_mesh(RANKS), layer, options=AttentionOptions("forward"))
+    library = Nothing(whole_steps=False)
+    library.short_bytes = 1
+    assert threads_of(Executor(schedule, RANK, library, Zeros(schedule), as_bytes=True)) == threads
+
+
+def threads_of(executor: Executor) -> int:
+    """How many threads a run has beside the calling one."""
     executor.prepare()
-    started: list[object] = []
-    with patch.object(per_lane, "run_beside", lambda task: (started.append(task), task())):
+    with patch.object(per_lane, "run_beside", wraps=per_lane.run_beside) as started:
         executor.run()
-    assert len(started) == threads
+    return started.call_count
 
 
 def test_a_batch_is_made_once() -> None:
