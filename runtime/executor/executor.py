@@ -127,7 +127,7 @@ class Executor:
         by_steps = transport.whole_steps or torch.are_deterministic_algorithms_enabled()
         ahead = 0 if transport.whole_steps else transport.receives_ahead
         if not by_steps and not _one_thread_does(plan, transport.short_bytes):
-            return PerLane(io, plan, ahead)
+            return PerLane(io, plan, ahead, together=bool(transport.short_bytes) and lanes_are_alike(plan))
         every_step, prompt = transport.whole_steps and not transport.channels, self.streams.queues
         return PerStep(io, step_plan(plan, len(self.schedule.steps), self._channels, every_step, prompt, ahead))
 

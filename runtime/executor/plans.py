@@ -104,15 +104,16 @@ def plan_of(schedule: Schedule, part: RankPart) -> Plan:
 
 @lru_cache(maxsize=16)
 def lanes_are_alike(plan: Plan) -> bool:
-    """Whether all lanes on which a rank receives do so in the same steps, messages of the same sizes.
+    """Whether all lanes of a rank are waited for in the same steps, for messages of the same sizes.
 
     A thread that waits for them in the order of steps then delays none: each link carries as much for each lane, so
-    the slowest link sets the pace either way.
+    the slowest link sets the pace either way. Receives are always waited for, sends where something needs their memory.
     """
-    lanes: dict[int, list[tuple[int, int]]] = {}
-    for each in plan.receives:
-        lanes.setdefault(each.lane, []).append((each.step, each.size_bytes))
-    return len(set(map(tuple, lanes.values()))) <= 1
+    awaited = plan.receives + tuple(each for each in plan.sends if plan.releases[each.node])
+    lanes: dict[int, list[tuple[int, int, bool]]] = {}
+    for each in awaited:
+        lanes.setdefault(each.lane, []).append((each.step, each.size_bytes, each.node < plan.first_receive))
+    return len({tuple(sorted(messages)) for messages in lanes.values()}) <= 1
 
 
 def _planned(

@@ -209,13 +209,21 @@ def test_lanes_have_threads_only_where_they_delay_each_other(shard: int, short_b
     assert threads_of(Executor(collective("multi-ring", full_mesh(RANKS), shard), RANK, library)) == threads
 
 
-@pytest.mark.parametrize(("sequence", "threads"), [(RANKS, 0), (256 * RANKS, 1)])
-def test_a_ring_has_a_thread_only_beside_long_calls(sequence: int, threads: int) -> None:
-    """Calls of one row of keys take no time, those of 256 a core about 100 us."""
-    layer = Workload(sequence=sequence, head_dim=8, heads=1, dtype="fp32")
-    (schedule,) = attention_schedules("ring-attention", full_mesh(RANKS), layer, options=AttentionOptions("forward"))
+@pytest.mark.parametrize(
+    ("name", "positions", "short_bytes", "threads"),
+    [
+        ("ring-attention", 1, 1, 0), ("ring-attention", 256, 1, 1),
+        ("tasp", 7 * 32, 1, 1), ("tasp", 7 * 32 + 1, 1, RANKS - 1), ("tasp", 7 * 32, 0, RANKS - 1),
+    ],
+)  # fmt: skip
+def test_messages_have_a_thread_only_beside_long_calls(
+    name: str, positions: int, short_bytes: int, threads: int
+) -> None:
+    """One for lanes that are alike. Calls with one row of keys take no time, those with 200 a core about 100 us."""
+    layer = Workload(sequence=positions * RANKS, head_dim=8, heads=1, dtype="fp32")
+    (schedule,) = attention_schedules(name, full_mesh(RANKS), layer, options=AttentionOptions("forward"))
     library = Nothing(whole_steps=False)
-    library.short_bytes = 1
+    library.short_bytes = short_bytes
     assert threads_of(Executor(schedule, RANK, library, Zeros(schedule), as_bytes=True)) == threads
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from runtime.checks.delays import DelayedTransport, DelayedWork
+from runtime.executor import executor as executors
 from runtime.executor.executor import Executor
 from runtime.executor.loopback import Board, Loopback
 from runtime.executor.per_lane import PerLane
@@ -55,20 +56,28 @@ def schedules(name: str, work: Work) -> list[Schedule]:
     return list(build_schedules(name, full_mesh(RANKS), work, options=options))
 
 
-@pytest.mark.parametrize(("ahead", "by_lanes"), [(0, True), (1, True), (4, True), (0, False), (2, False)])
+@pytest.mark.parametrize(
+    ("ahead", "how"),
+    [(0, "lanes"), (1, "lanes"), (4, "lanes"), (0, "together"), (2, "together"), (0, "steps"), (2, "steps")],
+)
 @pytest.mark.parametrize(("name", "work"), WORK, ids=[name for name, _ in WORK])
-def test_lanes_that_overtake_each_other(name: str, work: Work, ahead: int, by_lanes: bool) -> None:
+def test_lanes_that_overtake_each_other(
+    monkeypatch: pytest.MonkeyPatch, name: str, work: Work, ahead: int, how: str
+) -> None:
+    """A thread per lane, one for those that are alike, and one for all and calls."""
+    if how == "together":
+        monkeypatch.setattr(executors, "SHORT_FLOPS", -1)  # calls are long
     for seed, schedule in enumerate(schedules(name, work)):
-        run(schedule, ahead, by_lanes, seed)
+        run(schedule, ahead, how, seed)
 
 
-def run(schedule: Schedule, ahead: int, by_lanes: bool, seed: int) -> None:
+def run(schedule: Schedule, ahead: int, how: str, seed: int) -> None:
     """Run all ranks, each in a thread, and check their results."""
     board, errors = Board(LIMIT_S), list[BaseException]()
 
     def be(rank: int) -> None:
         try:
-            run_rank(schedule, rank, board, ahead, by_lanes, seed * RANKS + rank)
+            run_rank(schedule, rank, board, ahead, how, seed * RANKS + rank)
         except BaseException as error:
             errors.append(error)
 
@@ -81,7 +90,7 @@ def run(schedule: Schedule, ahead: int, by_lanes: bool, seed: int) -> None:
     assert not any(each.is_alive() for each in ranks)
 
 
-def run_rank(schedule: Schedule, rank: int, board: Board, ahead: int, by_lanes: bool, seed: int) -> None:
+def run_rank(schedule: Schedule, rank: int, board: Board, ahead: int, how: str, seed: int) -> None:
     drawn, device = random.Random(seed), torch.device("cpu")
 
     def delay() -> None:
@@ -89,7 +98,7 @@ def run_rank(schedule: Schedule, rank: int, board: Board, ahead: int, by_lanes: 
             time.sleep(drawn.random() * 1e-3)
 
     loopback = Loopback(board, rank, ahead, whole_steps=False)
-    loopback.short_bytes = 0 if by_lanes else 1 << 30
+    loopback.short_bytes = 0 if how == "lanes" else 1 << 30
     transport = DelayedTransport(loopback)
     work = DelayedWork(schedule, rank, device)
     executor = Executor(schedule, rank, transport, work, device, as_bytes=True)
@@ -97,7 +106,7 @@ def run_rank(schedule: Schedule, rank: int, board: Board, ahead: int, by_lanes: 
     work.expect(executor.part.calls, device)
     work.delay = transport.delay = delay
     executor.prepare()
-    assert isinstance(executor.strategy, PerLane if by_lanes else PerStep)
+    assert isinstance(executor.strategy, PerStep if how == "steps" else PerLane)
     executor.run()
     work.verify_reads()
     verify(executor, work)
