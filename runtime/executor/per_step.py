@@ -203,9 +203,19 @@ class _StepPlan:
         self.found = StepPlan(first, runs, self._marks, on_host)
 
     def _early(self, step: int, sends: Sequence[PlannedMessage] = ()) -> Batch:
-        """The batch of a step, with what is received in later steps, too, if its memory is free."""
-        early = [each for each in self._unposted if each.step <= step + self._ahead and self._may_post(each.node)]
-        self._unposted = [each for each in self._unposted if each not in early]
+        """The batch of a step, with what is received in later steps, too, if its memory is free.
+
+        The receives of a lane are posted in order, as several of one step may have one peer and tag.
+        """
+        early, later = list[PlannedMessage](), list[PlannedMessage]()
+        held = set[int]()  # lanes whose next receive must wait
+        for message in self._unposted:
+            if message.lane in held or message.step > step + self._ahead or not self._may_post(message.node):
+                held.add(message.lane)
+                later.append(message)
+            else:
+                early.append(message)
+        self._unposted = later
         return _batch(0, early, sends)
 
     def _may_post(self, node: int) -> bool:

@@ -65,7 +65,8 @@ def test_what_nothing_waits_for_is_received_when_the_next_batch_is_posted(name: 
 def test_single_messages_are_received_ahead(schedule: Schedule, ahead: int) -> None:
     """Each message is posted once, with all that it waits for behind it; receives up to `ahead` steps early.
 
-    Of those that may be posted with a batch, none is left for a later one.
+    Those of a lane are posted in order, as several of one step have one tag. Of those that may be posted with a batch,
+    none is left for a later one.
     """
     for rank in range(schedule.world_size):
         plan = plan_of(schedule, rank_part(schedule, rank))
@@ -79,6 +80,9 @@ def test_single_messages_are_received_ahead(schedule: Schedule, ahead: int) -> N
             else:
                 happened |= nodes_of(plan, kind, what)
         assert sorted(posted) == list(range(plan.first_call))
+        for lane in range(schedule.lanes):
+            of_lane = [node for node in posted if plan.first_receive <= node and lane_of(plan, node) == lane]
+            assert of_lane == sorted(of_lane)
 
 
 def post(plan: Plan, batch: Batch, step: int | None, ahead: int, happened: set[int], posted: list[int]) -> None:
@@ -87,9 +91,15 @@ def post(plan: Plan, batch: Batch, step: int | None, ahead: int, happened: set[i
         assert has_happened(plan, plan.waits[message.node], happened)
         assert step is None or message.step <= step + ahead
     posted += batch.nodes
-    for message in plan.receives:
-        if step is not None and message.node not in posted and message.step <= step + ahead:
+    left = [message for message in plan.receives if message.node not in posted]
+    first_of_lanes = {message.lane: message for message in reversed(left)}.values()
+    for message in first_of_lanes:
+        if step is not None and message.step <= step + ahead:
             assert not has_happened(plan, plan.waits[message.node], happened)
+
+
+def lane_of(plan: Plan, node: int) -> int:
+    return plan.receives[node - plan.first_receive].lane
 
 
 def has_happened(plan: Plan, nodes: Iterable[int], happened: set[int]) -> bool:
