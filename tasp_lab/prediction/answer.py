@@ -21,6 +21,7 @@ import numpy as np
 
 from sim.bounds.collectives import collective_bound_s
 from sim.bounds.least import least_s
+from sim.bounds.schedules import busiest_link_bytes, least_of_schedule_s, link_bytes
 from sim.host import busy_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.arrays import FloatArray, IntArray
@@ -46,14 +47,14 @@ from tasp_lab.prediction.question import PreparedMachine, Question, prepared
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.build import followed
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.for_work import build_schedules, check_schedules
 from tasp_lab.schedules.registry import (
     NOT_APPLICABLE,
     check_names,
-    follows_rates,
     is_own,
     kind_of,
     reason_of,
@@ -201,6 +202,11 @@ class PassAnswer:
         return self.schedule.bytes_by_rank()
 
     @cached_property
+    def link_bytes(self) -> FloatArray:
+        """The bytes on each constraint of the topology, a float array (constraints,)."""
+        return link_bytes(self.schedule, self.machine.topology)
+
+    @cached_property
     def buffer_bytes(self) -> int:
         """The largest memory of a rank for blocks of others and sums that are sent."""
         from tasp_lab.schedule.buffer_layout import memory_bytes
@@ -210,8 +216,7 @@ class PassAnswer:
     @cached_property
     def flops(self) -> list[int]:
         """The FLOPs of each rank."""
-        flops: list[int] = self.schedule.flops().sum(axis=0).tolist()
-        return flops
+        return _flops_by_rank(self.schedule)
 
     @cached_property
     def spent(self) -> Mapping[str, float]:
@@ -497,7 +502,7 @@ class Answer:
     @property
     def link_bytes(self) -> int:
         """The bytes on the link that all transfers together occupy longest."""
-        return busiest_link_bytes([each.schedule for each in self.passes], self._machine.topology)
+        return busiest_link_bytes((each.link_bytes for each in self.passes), self._machine.topology)
 
     @property
     def buffer_bytes(self) -> int:
@@ -637,12 +642,8 @@ class Candidate:
 
     @cached_property
     def least_s(self) -> float:
-        """A time that these very passes do not fall below: of the busiest rank, and of the busiest link."""
-        machine, least_s = self.machine, 0.0
-        for schedule in self.passes:
-            busiest_s = max(map(float, busy_s(schedule, machine.compute, machine.rank_speeds)))
-            least_s += max(busiest_s, link_busy_s(schedule, machine.topology))
-        return least_s
+        """A time that these very passes do not fall below."""
+        return sum(least_of_schedule_s(each, self.machine) for each in self.passes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -790,12 +791,11 @@ def build_once(
 ) -> tuple[Schedule, ...]:
     """The passes of a schedule: questions that differ in numbers of the machine alone often have the same.
 
-    The last ones are kept. Without rates in it, a schedule follows from its rings and the structure; but where some
-    pairs of ranks are not linked, rates decide which rings are found.
+    The last ones are kept.
     """
-    links = topology.structure if topology.is_complete and not follows_rates(name) else topology
+    searched = rings is None and uses_rings(name)
     around = None if rings is None else (rings.rings.tobytes(), rings.shares, rings.fold)
-    key = name, links, work, around, options
+    key = name, topology if searched else followed(name, topology, options), work, around, options
     passes = _kept.pop(key, None) or _build(name, topology, work, rings, options)
     _kept[key] = passes  # the last one used is the last one
     if len(_kept) > MOST_KEPT:
@@ -917,32 +917,7 @@ def one_after_the_other(first: Timeline, second: Timeline, schedule: str) -> Tim
     return replace(first, schedule=schedule, events=first.events + tuple(map(later, second.events)), total_s=total_s)
 
 
-def link_bytes(schedules: Sequence[Schedule], topology: Topology) -> IntArray:
-    """The bytes on each constraint of the topology, of all schedules together: int array (constraints,)."""
-    load = np.zeros(len(topology.constraints), dtype=np.int64)
-    n = topology.world_size
-    for schedule in schedules:
-        between = np.zeros(n * n, dtype=np.int64)
-        for step in schedule.steps:
-            np.add.at(between, step.source * n + step.destination, schedule.block_bytes[step.block])
-        pairs = np.flatnonzero(between)
-        routes, _ = topology.routes(pairs // n, pairs % n)
-        hop, column = np.nonzero(routes >= 0)
-        np.add.at(load, routes[hop, column], between[pairs[hop]])
-    return load
-
-
-def link_rates(topology: Topology) -> FloatArray:
-    """The line rate of each constraint in bytes/s: float array (constraints,)."""
-    return np.array([float(each.bandwidth_bytes_per_s) for each in topology.constraints])
-
-
-def busiest_link_bytes(schedules: Sequence[Schedule], topology: Topology) -> int:
-    """The bytes on the link that all transfers together occupy longest."""
-    load = link_bytes(schedules, topology)
-    return int(load[np.argmax(load / link_rates(topology))]) if len(load) else 0
-
-
-def link_busy_s(schedule: Schedule, topology: Topology) -> float:
-    """How long the busiest link or shared capacity carries the bytes of a schedule at its line rate, in seconds."""
-    return float((link_bytes([schedule], topology) / link_rates(topology)).max(initial=0.0))
+@OncePerSchedule
+def _flops_by_rank(schedule: Schedule) -> list[int]:
+    flops: list[int] = schedule.flops().sum(axis=0).tolist()
+    return flops
