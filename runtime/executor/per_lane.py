@@ -1,9 +1,9 @@
 """The per-lane executor, for transports of single messages.
 
-One thread per lane waits for its messages, in the order of steps. Receives are posted several steps ahead, sends in
-turn, as soon as the previous message of the lane is posted and what they wait for has happened. Lanes do not wait for
-each other. Kernel calls of the first compute lane are made by the calling thread, those of each further one by a thread
-of its own, in the order of the schedule.
+One thread per lane waits for its messages, in the order of steps; lanes that are alike may share a thread. Receives are
+posted several steps ahead, sends in turn, as soon as the previous message of the lane is posted and what they wait for
+has happened. Unlike lanes do not wait for each other. Kernel calls of the first compute lane are made by the calling
+thread, those of each further one by a thread of its own, in the order of the schedule.
 
 What a message or a call of one step waits for belongs to earlier steps of any rank, so there is no deadlock.
 """
@@ -73,9 +73,8 @@ def _threads(plan: Plan, awaited: Sequence[PlannedMessage], together: bool) -> t
 
 
 class PerLane:
-    """One thread per lane waits for arrivals; each arrival may release messages and kernel calls of any lane.
+    """One thread per lane, or one for all `together`, waits for arrivals, which release messages and calls of any lane.
 
-    Lanes that are alike may be waited for `together`, by one thread in the order of steps.
     If nothing waits for sends, all are waited for at the end. Waits are kept until the next run (`messages.Wait`).
     """
 
