@@ -1,11 +1,12 @@
 """Overhead of the executor: schedules against hand-written loops of the same messages, in one run.
 
 ``python -m experiments.benchmarks.executor_cost`` starts gloo processes on this machine and writes
-``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, or are long enough that lanes have threads
-(`runtime.executor.transports.PointToPoint.short_bytes`). There are two loops: of the messages alone, and with the same
-kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They have their
-tensors and operations beforehand. Where lanes have threads, which a loop by steps does not need, a third program has
-such threads, too, written by hand. Samples of all alternate.
+``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, or are longer than what one thread always
+sends (`runtime.executor.transports.PointToPoint.short_bytes`). There are two loops: of the messages alone, and with the
+same kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They have
+their tensors and operations beforehand. Of long blocks a third program has a thread per lane, written by hand, which a
+loop by steps does not need; the executor has threads beside the calls of the last two cases, as it takes them for long.
+Samples of all alternate.
 
 A second table has the time that a pass of attention takes the host: its messages, tensors and additions, without
 messages that arrive and kernels that compute. On a GPU the host must queue a step faster than the device executes it.
@@ -95,8 +96,8 @@ def main() -> None:
     head = (
         f"Processor time, user and system, of the threads of all ranks that run Python: schedules with shards of "
         f"{SHARD_BYTES[0]} and {SHARD_BYTES[1]} bytes, or {LAYERS[0].sequence} positions and kernel calls of no time, "
-        f"against hand-written loops of the same messages, without and with the same kernel calls, and, where lanes "
-        f"have threads, a hand-written thread per lane; medians and quartiles of the ratios of neighbouring samples, "
+        f"against hand-written loops of the same messages, without and with the same kernel calls, and, of long blocks, "
+        f"a hand-written thread per lane; medians and quartiles of the ratios of neighbouring samples, "
         f"{SAMPLES} of each, of {PASSES} passes, made by "
         f"`python -m experiments.benchmarks.executor_cost` on {made['cores']} cores "
         f"({made['date']}, torch {torch.__version__.split('+')[0]}), which others used, too."
