@@ -96,8 +96,8 @@ def main() -> None:
     head = (
         f"Processor time, user and system, of the threads of all ranks that run Python: schedules with shards of "
         f"{SHARD_BYTES[0]} and {SHARD_BYTES[1]} bytes, or {LAYERS[0].sequence} positions and kernel calls of no time, "
-        f"against hand-written loops of the same messages, without and with the same kernel calls, and, of long blocks, "
-        f"a hand-written thread per lane; medians and quartiles of the ratios of neighbouring samples, "
+        f"against hand-written loops of the same messages, without and with the same kernel calls, and, of long "
+        f"blocks, a hand-written thread per lane; medians and quartiles of the ratios of neighbouring samples, "
         f"{SAMPLES} of each, of {PASSES} passes, made by "
         f"`python -m experiments.benchmarks.executor_cost` on {made['cores']} cores "
         f"({made['date']}, torch {torch.__version__.split('+')[0]}), which others used, too."
