@@ -1,7 +1,7 @@
 """Speed-up of TASP over one ring against the compute-to-communication ratio (CCR), predicted and measured.
 
 Eight processes on an emulated full mesh run attention layers. Kernel calls are waits, whose rate sets the CCR: compute
-over communication time of the ring. ``python -m experiments.curves.attention`` writes
+over communication time of the ring. ``python -m experiments.tables.attention_curve`` writes
 ``experiments/results/attention_curve.json``, its table ``.md`` and its picture ``.png``.
 
 Without contention and with equal steps an attention layer takes T = K/n + max(K(n-1)/n, C) on n ranks, where K is the
@@ -90,7 +90,7 @@ def _table(record: Record) -> str:
     head = (
         f"Speed-up of TASP over one ring (zigzag under the causal mask) for an attention layer on {record['topology']} "
         f"emulated at scale {record['scale']:.3g}, medians of {record['repeats']} repeats, made by "
-        f"`python -m experiments.curves.attention` on {record['machine']['cores']} cores "
+        f"`python -m experiments.tables.attention_curve` on {record['machine']['cores']} cores "
         f"({record['machine']['date']}). "
         "Law: T = K/n + max(K(n-1)/n, C). Error: predicted over measured time, less one."
     )
