@@ -21,6 +21,7 @@ import numpy as np
 
 from sim.bounds.collectives import collective_bound_s
 from sim.bounds.least import least_s
+from sim.bounds.schedules import busiest_link_bytes, least_of_schedule_s, link_bytes
 from sim.host import busy_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.arrays import FloatArray, IntArray
@@ -199,6 +200,11 @@ class PassAnswer:
     def bytes_sent(self) -> IntArray:
         """The bytes that each rank sends, an int array (ranks,)."""
         return self.schedule.bytes_by_rank()
+
+    @cached_property
+    def link_bytes(self) -> FloatArray:
+        """The bytes on each constraint of the topology, a float array (constraints,)."""
+        return link_bytes(self.schedule, self.machine.topology)
 
     @cached_property
     def buffer_bytes(self) -> int:
@@ -497,7 +503,7 @@ class Answer:
     @property
     def link_bytes(self) -> int:
         """The bytes on the link that all transfers together occupy longest."""
-        return busiest_link_bytes([each.schedule for each in self.passes], self._machine.topology)
+        return busiest_link_bytes((each.link_bytes for each in self.passes), self._machine.topology)
 
     @property
     def buffer_bytes(self) -> int:
@@ -637,12 +643,8 @@ class Candidate:
 
     @cached_property
     def least_s(self) -> float:
-        """A time that these very passes do not fall below: of the busiest rank, and of the busiest link."""
-        machine, least_s = self.machine, 0.0
-        for schedule in self.passes:
-            busiest_s = max(map(float, busy_s(schedule, machine.compute, machine.rank_speeds)))
-            least_s += max(busiest_s, link_busy_s(schedule, machine.topology))
-        return least_s
+        """A time that these very passes do not fall below."""
+        return sum(least_of_schedule_s(each, self.machine) for each in self.passes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -915,34 +917,3 @@ def one_after_the_other(first: Timeline, second: Timeline, schedule: str) -> Tim
 
     total_s = None if first.total_s is None and second.total_s is None else time_s + second.time_s
     return replace(first, schedule=schedule, events=first.events + tuple(map(later, second.events)), total_s=total_s)
-
-
-def link_bytes(schedules: Sequence[Schedule], topology: Topology) -> IntArray:
-    """The bytes on each constraint of the topology, of all schedules together: int array (constraints,)."""
-    load = np.zeros(len(topology.constraints), dtype=np.int64)
-    n = topology.world_size
-    for schedule in schedules:
-        between = np.zeros(n * n, dtype=np.int64)
-        for step in schedule.steps:
-            np.add.at(between, step.source * n + step.destination, schedule.block_bytes[step.block])
-        pairs = np.flatnonzero(between)
-        routes, _ = topology.routes(pairs // n, pairs % n)
-        hop, column = np.nonzero(routes >= 0)
-        np.add.at(load, routes[hop, column], between[pairs[hop]])
-    return load
-
-
-def link_rates(topology: Topology) -> FloatArray:
-    """The line rate of each constraint in bytes/s: float array (constraints,)."""
-    return np.array([float(each.bandwidth_bytes_per_s) for each in topology.constraints])
-
-
-def busiest_link_bytes(schedules: Sequence[Schedule], topology: Topology) -> int:
-    """The bytes on the link that all transfers together occupy longest."""
-    load = link_bytes(schedules, topology)
-    return int(load[np.argmax(load / link_rates(topology))]) if len(load) else 0
-
-
-def link_busy_s(schedule: Schedule, topology: Topology) -> float:
-    """How long the busiest link or shared capacity carries the bytes of a schedule at its line rate, in seconds."""
-    return float((link_bytes([schedule], topology) / link_rates(topology)).max(initial=0.0))

@@ -16,16 +16,18 @@ bandwidth over the total cost of the cheapest tree of each root.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.arrays import FloatArray, IntArray, Table
 from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
+from tasp_lab.core.compiled import call, compilable, table
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.rings.problem import RingProblem
@@ -54,89 +56,144 @@ def cheapest_tree(costs: FloatArray, root: int) -> IntArray:
     >>> cheapest_tree(np.array([[9.0, 9, 5], [9, 9, 1], [9, 1, 9]]), 0)
     array([0, 2, 0])
     """
-    parts = _Parts(costs, root)
-    for rank in range(len(costs)):
-        path = [rank] if parts.is_outside[rank] else []
-        while path:
-            before = parts.enter(path[-1])
-            if before in path:
-                cycle = path[path.index(before) :]
-                path = [*path[: -len(cycle)], parts.contract(cycle)]
-            elif parts.is_outside[before]:
-                path.append(before)
-            else:
-                parts.join(path)
-                path = []
-    return parts.parents()
+    growth = _Growth.of(costs, root)
+    call(grow, growth, len(costs), root, fast=len(costs) > _FEW)
+    return _parents_of(growth, len(costs), root)
 
 
-class _Parts:
+_FEW = 24
+"""So many ranks take Python no longer than loading machine code."""
+
+
+class _Growth(NamedTuple):
     """Ranks and contracted cycles of them, of a tree that grows; part k below the number of ranks is rank k.
 
-    `cost` and `hop` are arrays (parts, parts): what the cheapest hop into a part from another one adds, and which it
-    is, as source * ranks + destination. Only parts `is_outside` the tree have such hops; the tree is part `root`.
+    Attributes
+    ----------
+    cost, hop : arrays (parts * parts,), row by row: what the cheapest hop into a part from another one adds, and which
+        it is, as source * ranks + destination. Only parts `is_outside` the tree have such hops; the tree is the part of
+        its root.
+    parts : a table: whether each part `is_outside`; the hop by which it was `entered`, and the cost that this `added`;
+        the cycle that it became part of (`whole`, or -1), and its own, the parts from `first` on in `members`.
+    path : int array (1 + parts,), the root, and the parts that lead to the rank that is to be joined.
+    members : int array (parts,), the parts of contracted cycles.
+    counts : int array (2,), how many parts there are, and how many of them are members of others.
     """
 
-    def __init__(self, costs: FloatArray, root: int) -> None:
+    cost: FloatArray
+    hop: IntArray
+    parts: Table
+    path: IntArray
+    members: IntArray
+    counts: IntArray
+
+    @classmethod
+    def of(cls, costs: FloatArray, root: int) -> _Growth:
+        """The root alone."""
         n = len(costs)
-        self._ranks, self._root, self._count = n, root, n
-        self._cost = np.full((2 * n, 2 * n), np.inf)
-        self._cost[:n, :n] = costs.T
-        np.fill_diagonal(self._cost, np.inf)
-        self._hop = np.zeros((2 * n, 2 * n), dtype=np.int64)
-        self._hop[:n, :n] = np.arange(n) * n + np.arange(n)[:, None]
-        self.is_outside = np.zeros(2 * n, dtype=bool)
-        self.is_outside[:n] = np.arange(n) != root
-        self._entered, self._added = np.zeros(2 * n, dtype=np.int64), np.zeros(2 * n)
-        self._whole, self._members = np.full(2 * n, -1), dict[int, list[int]]()
+        cost, hop = np.full((2 * n, 2 * n), np.inf), np.zeros((2 * n, 2 * n), dtype=np.int64)
+        cost[:n, :n] = costs.T
+        np.fill_diagonal(cost, np.inf)
+        hop[:n, :n] = np.arange(n) * n + np.arange(n)[:, None]
+        parts = table(2 * n, added="f8", entered="i8", is_outside="i4", whole="i4", first="i4", end="i4")
+        parts["is_outside"][:n], parts["whole"] = np.arange(n) != root, -1
+        path, members = np.zeros((2, 2 * n + 1), dtype=np.int64)
+        return cls(cost.ravel(), hop.ravel(), parts, path, members, np.array([n, 0]))
 
-    def enter(self, part: int) -> int:
-        """Enter a part by its cheapest hop; returns the part from which it comes."""
-        before = int(self._cost[part].argmin())
-        self._entered[part], self._added[part] = self._hop[part, before], self._cost[part, before]
-        return before
 
-    def contract(self, cycle: list[int]) -> int:
-        """Make a cycle one part; returns it."""
-        part = self._count
-        self._count += 1
-        costs = self._cost[cycle] - self._added[cycle, None]
-        cheapest, others = costs.argmin(axis=0), np.arange(len(self._cost))
-        self._cost[part], self._hop[part] = costs[cheapest, others], self._hop[np.array(cycle)[cheapest], others]
-        self._cost[part, cycle] = np.inf
-        self._leave(cycle, part)
-        self._whole[cycle], self._members[part] = part, cycle
-        self.is_outside[cycle], self.is_outside[part] = False, True
-        return part
+def grow(growth: _Growth, ranks: int, root: int) -> None:
+    """Join all ranks to the tree of the root."""
+    path, parts = growth.path, growth.parts
+    path[0] = root
+    for rank in range(ranks):
+        path[1], end = rank, 2
+        while parts[path[end - 1]].is_outside:
+            before = _enter(growth, path[end - 1], 2 * ranks)
+            at = end - 1
+            while at > 0 and path[at] != before:
+                at -= 1
+            if at > 0:
+                path[at], end = _contract(growth, at, end, 2 * ranks), at + 1
+            elif parts[before].is_outside:
+                path[end] = before
+                end += 1
+            else:
+                _leave(growth, 0, end, root, 2 * ranks)
+                for place in range(1, end):
+                    parts[path[place]].is_outside = False
 
-    def join(self, path: list[int]) -> None:
-        """Let all parts of a path be of the tree."""
-        self._leave([self._root, *path], self._root)
-        self.is_outside[path] = False
 
-    def _leave(self, parts: list[int], whole: int) -> None:
-        """Hops out of some parts now come from one."""
-        cheapest, others = self._cost[:, parts].argmin(axis=1), np.arange(len(self._cost))
-        source = np.array(parts)[cheapest]
-        cost, hop = self._cost[others, source], self._hop[others, source]
-        self._cost[:, parts] = np.inf
-        self._cost[:, whole], self._hop[:, whole] = cost, hop
+@compilable
+def _enter(growth: _Growth, part: int, width: int) -> int:
+    """Enter a part by its cheapest hop; returns the part from which it comes."""
+    before = 0
+    for other in range(growth.counts[0]):
+        if growth.cost[part * width + other] < growth.cost[part * width + before]:
+            before = other
+    growth.parts[part].entered = growth.hop[part * width + before]
+    growth.parts[part].added = growth.cost[part * width + before]
+    return before
 
-    def parents(self) -> IntArray:
-        """The tree: where a hop enters a contracted cycle, the hop of the cycle to that place is dropped."""
-        parents = np.arange(self._ranks)
-        found = [(part, int(self._entered[part])) for part in range(self._count)
-                 if self._whole[part] < 0 and part != self._root]  # fmt: skip
-        while found:
-            part, hop = found.pop()
-            if part < self._ranks:
-                parents[part] = hop // self._ranks
-                continue
-            entered = hop % self._ranks
-            while self._whole[entered] != part:
-                entered = self._whole[entered]
-            found += [(each, hop if each == entered else int(self._entered[each])) for each in self._members[part]]
-        return parents
+
+@compilable
+def _contract(growth: _Growth, first: int, end: int, width: int) -> int:
+    """Make the cycle from `first` to `end` of the path one part; returns it."""
+    part, parts, path, cost = growth.counts[0], growth.parts, growth.path, growth.cost
+    growth.counts[0] += 1
+    for other in range(part):
+        cheapest, least = path[first], math.inf
+        for place in range(first, end):
+            entered = cost[path[place] * width + other] - parts[path[place]].added
+            if entered < least:
+                cheapest, least = path[place], entered
+        cost[part * width + other] = least
+        growth.hop[part * width + other] = growth.hop[cheapest * width + other]
+    parts[part].first, parts[part].is_outside = growth.counts[1], True
+    for place in range(first, end):
+        member = path[place]
+        cost[part * width + member] = math.inf
+        parts[member].whole, parts[member].is_outside = part, False
+        growth.members[growth.counts[1]] = member
+        growth.counts[1] += 1
+    parts[part].end = growth.counts[1]
+    _leave(growth, first, end, part, width)
+    return int(part)
+
+
+@compilable
+def _leave(growth: _Growth, first: int, end: int, whole: int, width: int) -> None:
+    """Hops out of the parts from `first` to `end` of the path now come from one."""
+    path, cost = growth.path, growth.cost
+    for part in range(growth.counts[0]):
+        if not growth.parts[part].is_outside:
+            continue
+        cheapest, least = whole, math.inf
+        for place in range(first, end):
+            if cost[part * width + path[place]] < least:
+                cheapest, least = path[place], cost[part * width + path[place]]
+            cost[part * width + path[place]] = math.inf
+        growth.hop[part * width + whole] = growth.hop[part * width + cheapest]
+        cost[part * width + whole] = least
+
+
+def _parents_of(growth: _Growth, ranks: int, root: int) -> IntArray:
+    """The tree: where a hop enters a contracted cycle, the hop of the cycle to that place is dropped."""
+    parents, (entered, whole, first, end) = (
+        np.arange(ranks),
+        (growth.parts[name].tolist() for name in ("entered", "whole", "first", "end")),
+    )
+    found = [(part, entered[part]) for part in range(growth.counts[0]) if whole[part] < 0 and part != root]
+    while found:
+        part, hop = found.pop()
+        if part < ranks:
+            parents[part] = hop // ranks
+            continue
+        inside = hop % ranks
+        while whole[inside] != part:
+            inside = whole[inside]
+        members = growth.members[first[part] : end[part]].tolist()
+        found += [(each, hop if each == inside else entered[each]) for each in members]
+    return parents
 
 
 def distant_ancestors(parents: IntArray) -> IntArray:

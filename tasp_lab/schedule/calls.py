@@ -45,6 +45,11 @@ class BlockLists:
         """Lists of these sizes, one after another."""
         return cls(np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)]), block)
 
+    @classmethod
+    def joined(cls, parts: Sequence[BlockLists]) -> BlockLists:
+        """The lists of all parts, in this order."""
+        return cls.of_sizes(*(np.concatenate([getattr(each, name) for each in parts]) for name in ("sizes", "block")))
+
     def __len__(self) -> int:
         return len(self.offset) - 1
 
@@ -142,6 +147,17 @@ class Calls:
         operands = tuple(BlockLists.of(each) for each in zip(*(row[1] for row in rows), strict=True))
         params = np.array([list(row[2]) for row in rows], dtype=np.int64).reshape(len(rows), -1)
         return cls(kernel, rank, operands, params, lane)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Calls]) -> Calls:
+        """The calls of one or more parts, all of one kernel and lane, in this order."""
+        first, *others = parts
+        if not others:
+            return first
+        operands = tuple(map(BlockLists.joined, zip(*(each.operands for each in parts), strict=True)))
+        columns = ([each.rank for each in parts], [each.params for each in parts])
+        rank, params = map(np.concatenate, columns)
+        return cls(first.kernel, rank, operands, params, first.lane)
 
     def __repr__(self) -> str:
         return brief(self, f"{len(self)} of {self.kernel}")

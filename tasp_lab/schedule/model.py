@@ -12,11 +12,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, overload
+from functools import cached_property
+from typing import ClassVar, Literal, NamedTuple, overload
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, stable_order
 from tasp_lab.core.errors import ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
@@ -98,6 +99,19 @@ class Step:
     def __str__(self) -> str:
         rows = zip(self.rows(), self.gives.tolist(), strict=True)
         return "\n".join(f"{s}->{d} lane {lane} block {b}{' given' * given}" for (s, d, lane, b), given in rows)
+
+
+class Traffic(NamedTuple):
+    """What a schedule sends in all, for each two ranks and lane on which it sends anything: int arrays (entries,).
+
+    `bytes` are those of all steps, `most_bytes` those of the step with most.
+    """
+
+    source: IntArray
+    destination: IntArray
+    lane: IntArray
+    bytes: IntArray
+    most_bytes: IntArray
 
 
 def _is_whole(value: object) -> bool:
@@ -211,9 +225,26 @@ class ScheduleModel:
         if known is not None:
             return known
         found = np.zeros(self.world_size, dtype=np.int64)
-        for step in steps:
-            np.add.at(found, step.source, self.block_bytes[step.block])
+        np.add.at(found, self.traffic.source, self.traffic.bytes)
         return found
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """Between which ranks the schedule sends on which lane, and how much; a walk through all steps."""
+        steps, ranks, parts = self.steps, self.world_size, []
+        for index in range(len(steps)):
+            step = steps.sends(index) if isinstance(steps, LazySteps) else steps[index]
+            if len(step):
+                key = (step.lane.astype(np.int64) * ranks + step.source) * ranks + step.destination
+                keys, sizes, starts = _grouped(key, self.block_bytes[step.block])
+                parts.append((keys, np.add.reduceat(sizes, starts)))
+        if not parts:
+            return Traffic(*np.zeros((5, 0), dtype=np.int64))
+        keys, sizes, starts = _grouped(*map(np.concatenate, zip(*parts, strict=True)))
+        lane, pair = np.divmod(keys, ranks * ranks)
+        return Traffic(
+            *np.divmod(pair, ranks), lane, np.add.reduceat(sizes, starts), np.maximum.reduceat(sizes, starts)
+        )
 
     def flops(self) -> IntArray:
         """The FLOPs that each rank computes at each step, as an int array (steps, world_size)."""
@@ -223,3 +254,11 @@ class ScheduleModel:
                 assert self.task is not None, "a schedule with calls has a task"
                 np.add.at(ledger[index], calls.rank, self.task.flops(calls))
         return ledger
+
+
+def _grouped(key: IntArray, values: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """The distinct keys, one or more, the values in the order of keys, and where those of each key begin."""
+    order = stable_order(key)
+    ordered = key[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return ordered[starts], values[order], starts

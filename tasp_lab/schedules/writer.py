@@ -12,6 +12,7 @@
 
 The steps are the arrays of `tasp_lab.schedule.model.Step`, and the proof is the same; an error of it has the line that
 wrote the transfer. Large worlds need `tasp_lab.schedule.model.LazySteps`: here every transfer is a Python object.
+Calls are arrays, as a pass has many more of them: on n ranks n^2 tiles or more.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Pool
-from tasp_lab.schedule.calls import Calls
+from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
-from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask, tiles
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
 from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, states_of
 from tasp_lab.schedules.linear.task import CHAIN_LANE, LinearTask
@@ -42,9 +44,6 @@ from tasp_lab.workload.layer import Workload
 Written = tuple[int, int, int, int, bool]
 """A transfer: source, destination, lane, block, and whether it is given."""
 
-Row = tuple[int, list[list[int]], tuple[int, ...]]
-"""A call: rank, blocks per operand, parameters."""
-
 
 class Writer:
     """The steps of a schedule on a topology, in the order in which they are written."""
@@ -52,7 +51,7 @@ class Writer:
     def __init__(self, name: str, topology: Topology) -> None:
         self.name, self.topology, self.world_size = name, topology, topology.world_size
         self._kept: list[tuple[int, int]] = []  # ranks and blocks
-        self._steps: list[tuple[list[Written], dict[tuple[str, int], list[Row]]]] = []
+        self._steps: list[tuple[list[Written], dict[tuple[str, int], list[Calls]]]] = []
         self._lines: list[list[tuple[int, int, int]]] = []  # source, block and line of the transfers of each step
         self._is_open = False
 
@@ -94,9 +93,11 @@ class Writer:
 
     def call(self, kernel: str, rank: int, *operands: Iterable[int], params: Sequence[int] = (), lane: int = 0) -> None:
         """Call a kernel of the task on blocks, one list per operand, on a compute lane."""
+        self._call(Calls.of(kernel, [(rank, [[*map(int, each)] for each in operands], tuple(params))], lane))
+
+    def _call(self, calls: Calls) -> None:
         self._check_open()
-        _, calls = self._steps[-1]
-        calls.setdefault((kernel, lane), []).append((rank, [[*map(int, each)] for each in operands], tuple(params)))
+        self._steps[-1][1].setdefault((calls.kernel, calls.lane), []).append(calls)
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -106,7 +107,7 @@ class Writer:
     def steps(self) -> list[Step]:
         """The steps; one in which nothing happens is left out."""
         return [
-            Step.of(transfers, [Calls.of(kernel, rows, lane) for (kernel, lane), rows in calls.items()])
+            Step.of(transfers, map(Calls.joined, calls.values()))
             for transfers, calls in self._steps if transfers or calls
         ]  # fmt: skip
 
@@ -183,7 +184,9 @@ class LayerWriter(Writer):
         super().__init__(name, topology)
         self.task, self._circulating = task, circulating
         self._parts: BoolArray = no_copies(self.world_size, len(task.tensor))
-        self._arriving: list[tuple[int, int]] = []
+        self._attending: list[tuple[int, Sequence[int], Sequence[int]]] = []  # ranks, queries and keys
+        self._leaving: list[tuple[int, list[int]]] = []
+        self._arriving: list[tuple[int | IntArray, IntArray | list[int]]] = []  # ranks and blocks
 
     def keys(self, rank: int) -> list[int]:
         """The blocks of keys and values that a rank owns."""
@@ -194,20 +197,46 @@ class LayerWriter(Writer):
         return self._owned(QUERIES, rank)
 
     def _owned(self, tensor: int, rank: int) -> list[int]:
-        blocks: IntArray = self.task.blocks_of(tensor)
-        owned: list[int] = blocks[self.task.owner[blocks] == rank].tolist()
-        return owned
+        return [*self._blocks_of_ranks[tensor][rank]]
+
+    @cached_property
+    def _blocks_of_ranks(self) -> Mapping[int, list[list[int]]]:
+        """The blocks of keys and of queries that each rank owns."""
+        found: dict[int, list[list[int]]] = {each: [[] for _ in range(self.world_size)] for each in (KEYS, QUERIES)}
+        for tensor, of_ranks in found.items():
+            blocks = self.task.blocks_of(tensor)
+            for block, rank in zip(blocks.tolist(), self.task.owner[blocks].tolist(), strict=True):
+                of_ranks[rank].append(block)
+        return found
 
     def attend(self, rank: int, queries: Sequence[int], keys: Sequence[int]) -> None:
         """Attend with queries to keys, or backward add to the gradients of both; without pairs that the mask hides."""
-        pairs = np.array([(query, key) for query in queries for key in keys], dtype=np.int64).reshape(-1, 2)
-        low, high = self.task.tile_bands(*pairs.T)
-        seen = low <= high
-        for (query, key), *band in zip(pairs[seen].tolist(), low[seen].tolist(), high[seen].tolist(), strict=True):
-            self.call(self.task.kernel, rank, [query], [key], params=band)
-            self._arriving.append((rank, int(self.task.output_of[query])))
-            if self.task.is_backward:
-                self._arriving.append((rank, int(self.task.output_of[key])))
+        self._check_open()
+        self._attending.append((rank, queries, keys))
+
+    def call(self, kernel: str, rank: int, *operands: Iterable[int], params: Sequence[int] = (), lane: int = 0) -> None:
+        """As that of `Writer`."""
+        self._attend()  # calls of a kernel stay in the order in which they are written
+        super().call(kernel, rank, *operands, params=params, lane=lane)
+
+    def _attend(self) -> None:
+        """Make calls of what the step attends to: of all ranks at once, as each look at the mask takes a while."""
+        if not self._attending:
+            return
+        ranks, queries, keys = zip(*self._attending, strict=True)
+        self._attending.clear()
+        operands = BlockLists.of(queries), BlockLists.of(keys)
+        which, query, key = tiles(*operands)
+        rank, query, key = np.array(ranks)[which], operands[0].block[query], operands[1].block[key]
+        low, high = self.task.tile_bands(query, key)
+        seen = np.flatnonzero(low <= high)
+        if not len(seen):
+            return
+        rank, query, key, single = rank[seen], query[seen], key[seen], np.ones(len(seen), dtype=np.int64)
+        pairs = BlockLists.of_sizes(single, query), BlockLists.of_sizes(single, key)
+        self._call(Calls(self.task.kernel, rank, pairs, np.stack([low[seen], high[seen]], axis=1)))
+        for blocks in (query, key) if self.task.is_backward else (query,):
+            self._arriving.append((rank, self.task.output_of[blocks]))
 
     def sums(self, rank: int, blocks: Iterable[int]) -> list[int]:
         """The results or gradients of blocks, those of which the rank has parts when the step begins."""
@@ -218,19 +247,19 @@ class LayerWriter(Writer):
         """Send what rank `source` has of blocks, which then has nothing of them."""
         blocks = [*_listed(blocks)]
         self._transfer(blocks, source, to, lane, True)
-        self._leaving += [(source, each) for each in blocks]
-        self._arriving += [(to, each) for each in blocks]
+        self._leaving.append((source, blocks))
+        self._arriving.append((to, blocks))
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """As that of `Writer`."""
-        self._arriving, self._leaving = [], list[tuple[int, int]]()
         with super().step():
             yield
-        for each in self._leaving:
-            self._parts[each] = False
-        for each in self._arriving:
-            self._parts[each] = True
+            self._attend()
+        for changed, are_there in ((self._leaving, False), (self._arriving, True)):
+            for rank, blocks in changed:
+                self._parts[rank, blocks] = are_there
+            changed.clear()
 
     def schedule(self) -> Schedule:
         """The pass, proved. Raises `ScheduleError` and `NoLinkError`."""

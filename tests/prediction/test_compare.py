@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import tasp_lab
 from runtime.calibration import expected_duration_s, route_classes
+from sim.bounds.schedules import busiest_link_bytes, link_bytes
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import QuantityError, ScheduleError, TaspLabError
 from tasp_lab.core.units import format_time
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.prediction.answer import busiest_link_bytes
 from tasp_lab.prediction.compare import SINGLE_RINGS, compare
 from tasp_lab.prediction.predict import predict
 from tasp_lab.prediction.uncertainty import Uncertainty
@@ -98,7 +98,7 @@ def test_the_busiest_link_carries_what_the_routes_say(topology: Topology, data: 
         each: Fraction(size) / Fraction(topology.constraints[each].bandwidth_bytes_per_s) for each, size in load.items()
     }
     longest = {load[each] for each, time_s in busy.items() if time_s == max(busy.values())}
-    assert busiest_link_bytes(schedules, topology) in longest
+    assert busiest_link_bytes([link_bytes(each, topology) for each in schedules], topology) in longest
 
 
 def test_the_bytes_of_one_ring_on_a_mesh_are_all_on_its_links() -> None:

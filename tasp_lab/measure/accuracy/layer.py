@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sim.bounds.schedules import link_rates
 from sim.host import busy_s
 from sim.simulate import simulate
 from tasp_lab.core.choices import WHAT_IF_DTYPE, Pass
@@ -34,7 +35,7 @@ from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.measure.readers.kernel_table import attention_flops
 from tasp_lab.measure.readers.layer_table import PASSES
-from tasp_lab.prediction.answer import build_once, link_rates
+from tasp_lab.prediction.answer import build_once
 from tasp_lab.prediction.inputs import with_compute, with_runtime
 from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.paired import setting_of

@@ -11,7 +11,7 @@ gradients of queries are given to their owners as results are. A rank sends (T/C
 
 Shards are zigzag, which is nearly balanced under a causal mask: of a team, the rank that meets its own keys has more to
 compute, by the tiles on the diagonal. The steps are written transfer by transfer, as the paper describes
-them, which takes a while from some hundred ranks on.
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
 MAX_RANKS = 256
-"""A pass takes about 3 s to write on so many ranks, and four times as long on twice as many."""
+"""A pass takes up to 0.5 s to write on so many ranks, and four times as long on twice as many."""
 
 
 @schedule(

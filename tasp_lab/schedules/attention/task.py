@@ -27,7 +27,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, numbered
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Join, Kind, Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks, ranges
@@ -130,25 +130,33 @@ class AttentionTask(LayerBlocks):
         source[self.output_of[has]] = has
         return source
 
+    @cached_property
+    def _spans(self) -> tuple[IntArray, IntArray]:
+        """The first block of each start and count, and for each block the number of its own."""
+        return numbered(self.start, self.count)
+
     def check(self, blocks: Blocks) -> None:
         """Raise `ScheduleError` unless these are the blocks of the task, up to their pools."""
         check_blocks(blocks, self.blocks({}, ()))
 
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         """Which parts of results or gradients exist: the tiles whose mask is not empty; all parts of data."""
-        source = self._source_of[blocks]
+        source, (first, span) = self._source_of[blocks], self._spans
         found = np.zeros((len(blocks), int(self.parts[blocks].max(initial=1))), dtype=bool)
         found[source < 0, 0] = True
         for own, other in ((QUERIES, KEYS), (KEYS, QUERIES)):
             rows = np.flatnonzero((source >= 0) & (self.tensor[source] == own))
             if not len(rows):
                 continue
-            others = self._members(other)[self.group[source[rows]]]
-            mine = np.broadcast_to(source[rows][:, None], others.shape)
-            queries, keys = (mine, others) if own == QUERIES else (others, mine)
-            low, high = self.tile_bands(queries, keys)
-            width = min(others.shape[1], found.shape[1])
-            found[rows, :width] = ((low <= high) & (others >= 0))[:, :width]
+            # Whether a tile is empty follows from its spans, which groups of heads have in common.
+            members, group = self._members(other), self.group[source[rows]]
+            of_rows, row = np.unique(span[source[rows]], return_inverse=True)
+            of_others, column = np.unique(span[members], return_inverse=True)
+            mine, others = np.broadcast_arrays(first[of_rows][:, None], first[of_others])
+            low, high = self.tile_bands(*(mine, others) if own == QUERIES else (others, mine))
+            seen = (low <= high)[row[:, None], column.reshape(members.shape)[group]] & (members[group] >= 0)
+            width = min(seen.shape[1], found.shape[1])
+            found[rows, :width] = seen[:, :width]
         return found
 
     def blocks(self, pools: Mapping[int, Pool | None], bound: Collection[int]) -> Blocks:
@@ -186,7 +194,7 @@ class AttentionTask(LayerBlocks):
     def effects(self, calls: Calls) -> Effects:
         """One part per tile. Raises `ScheduleError` for other operands than queries and their keys, or another mask."""
         queries, keys = self._operands(calls)
-        call, query, key = _tiles(queries, keys)
+        call, query, key = tiles(queries, keys)
         query_block, key_block = queries.block[query], keys.block[key]
         self._check_same_heads(calls, queries, call, query_block, key_block)
         shift = _first_positions(keys, self.count)[key] - _first_positions(queries, self.count)[query]
@@ -379,8 +387,8 @@ class AttentionTask(LayerBlocks):
         return queries, keys
 
 
-def _tiles(queries: BlockLists, keys: BlockLists) -> tuple[IntArray, IntArray, IntArray]:
-    """All pairs of queries and keys of one call: the call, and the indices in ``queries.block`` and ``keys.block``."""
+def tiles(queries: BlockLists, keys: BlockLists) -> tuple[IntArray, IntArray, IntArray]:
+    """All pairs of queries and keys of each call: the call, and the indices in ``queries.block`` and ``keys.block``."""
     widths = keys.sizes
     sizes = queries.sizes * widths
     call = np.repeat(np.arange(len(sizes)), sizes)
