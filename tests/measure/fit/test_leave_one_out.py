@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 from tasp_lab.core.errors import FitError, TableError, TaspLabError
 from tasp_lab.machines.profile import load_profile, profile_document
@@ -17,6 +16,7 @@ from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.leave_one_out import leave_one_out
 from tasp_lab.measure.readers import MeasuredTable, read_table
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import Command
 from tests.measure.fit.test_fit_profile import H100, SIZES, made, simulated_anew
 
