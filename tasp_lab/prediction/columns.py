@@ -560,6 +560,8 @@ def table_of(
 ) -> Table:
     """The table of answers that apply; `first` is the one that speed-ups of a row are over, None without one.
 
+    Of a schedule that was not simulated it has the least time and what follows without one (`UNTIMED`).
+
     A column without any text is left out, and one that not all rows have; those that take simulations of their own
     are in it with `explain` only.
     """
@@ -567,7 +569,7 @@ def table_of(
     for column in (column for column in COLUMNS if view in column.tables and explain >= column.explains):
         if column.when is not None and not all(column.when(answer) for answer in answers):
             continue
-        cells = [column.text(answer, first(answer)) for answer in answers]
+        cells = [_cell(column, answer, first) for answer in answers]
         if any(cells):
             titles.append(column.title)
             for row, cell in zip(rows, cells, strict=True):
@@ -577,6 +579,17 @@ def table_of(
     order = sorted(range(len(titles)), key=lambda place: (known.get(titles[place], len(known)), place))
     return Table(title, titles, rows, texts, order)
 
+
+def _cell(column: Column[Answer], answer: Answer, first: Callable[[Answer], Answer | None]) -> str:
+    if answer.status != "settled":
+        return column.text(answer, first(answer))
+    if column.name == "time_s":
+        return f"at least {format_time(answer.rank_s, 3)}"
+    return column.text(answer, None) if column.name in UNTIMED else ""
+
+
+UNTIMED = ("schedule", "options", "bytes_per_rank", "link_bytes", "buffer_bytes")
+"""The columns of a schedule that do not need its time."""
 
 FIRST = (
     "schedule",

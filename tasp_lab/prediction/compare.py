@@ -23,7 +23,7 @@ from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
-from tasp_lab.core.units import format_size_about, format_time
+from tasp_lab.core.units import format_size_about
 from tasp_lab.core.workers import deal
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES
@@ -443,7 +443,8 @@ class Ranking(Report):
         found += [versus_table(self.versus)] if self.versus else []
         if first.applies:
             title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
-            found.append(table_of(title, "ranking", self._applying, lambda _: self.single_ring))
+            rows = [*self._applying, *self.settled]
+            found.append(table_of(title, "ranking", rows, lambda _: self.single_ring))
             found += [self._too_large] if self._too_large else []
             found += [self._settled_line] if self.settled else []
             found += self.machine.changes
@@ -473,10 +474,10 @@ class Ranking(Report):
 
     @property
     def _settled_line(self) -> str:
-        """Which schedules were not simulated, and why."""
-        times = self.settled[0].rank_s / float(self.best.time_s)
-        least = ", ".join(f"{each.schedule} {format_time(each.rank_s, 3)}" for each in self.settled)
-        return f"not simulated, as bounds are at least {times:.2f} times the time of {self.best.schedule}: {least}"
+        """How many schedules were not simulated, and why."""
+        times, count = self.settled[0].rank_s / float(self.best.time_s), len(self.settled)
+        rows = "the last row" if count == 1 else f"the last {count} rows"
+        return f"not simulated, as bounds are at least {times:.2f} times the time of {self.best.schedule}: {rows}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tasp_lab import Workload
 from tasp_lab.core.choices import Pass
+from tasp_lab.core.tables import Table
 from tasp_lab.prediction.compare import SINGLE_RINGS, Ranking, compare
 from tasp_lab.prediction.paired import Rival, Setting, paired_errors
 from tasp_lab.schedules.registry import attention_names_on
@@ -76,7 +77,13 @@ def test_short_layers_between_nodes_are_settled_by_bounds() -> None:
     assert [row["schedule"] for row in found.to_dict()["not_simulated"]] == [  # type: ignore[attr-defined]
         each.schedule for each in found.settled
     ]
-    assert "not simulated, as bounds are at least" in str(found)
+    parts, last = found.parts(), f"times the time of {found.best.schedule}: the last {len(found.settled)} rows"
+    assert any(isinstance(part, str) and part.endswith(last) for part in parts)
+    table = next(part for part in parts if isinstance(part, Table) and "regret" in part.columns)
+    for row, each in zip(table.rows[-len(found.settled) :], found.settled, strict=True):
+        assert row[0] == each.schedule
+        assert "at least" in row[1]
+        assert not any("timeline" in vars(passed) for passed in each.passes), "its row needs no simulation"
     assert {each.schedule for each in (*found.settled, *found.candidates)} == set(attention_names_on(16))
 
 

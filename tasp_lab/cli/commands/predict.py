@@ -118,7 +118,8 @@ def compare(
         bool, option("Search the options of each schedule for the shortest time; dtypes are not varied.", PASSES)
     ] = False,
     every: Annotated[
-        bool, option("Also simulate schedules that cannot be recommended by their lower bounds.", RUN, name="--all")
+        bool,
+        option("Also simulate schedules whose lower bounds show that they cannot be recommended.", RUN, name="--all"),
     ] = False,
     prefer: Annotated[
         Preference, Parameter(group=PASSES, help="What decides between schedules that are expected to be equally fast.")
