@@ -47,7 +47,6 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.layer_errors
 	$(BIN)/python -m experiments.tables.training
 	$(BIN)/python -m experiments.tables.hybrids
-	$(BIN)/python -m experiments.tables.ranking
 	$(BIN)/python -m experiments.tables.search
 	$(BIN)/python -m experiments.tables.search_optimum
 	-$(BIN)/python -m experiments.tables.astra_sim

@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.process import usable_cores
+from tasp_lab.core.tables import Formats as Formats
+from tasp_lab.core.tables import Part, cells_of
 
 Record = dict[str, Any]
 
@@ -45,6 +47,12 @@ def write_record(path: Path, document: dict[str, object]) -> None:
     write_whole(path, (json.dumps({"machine": machine_record()} | document, indent=1) + "\n").encode())
 
 
+def read_record(path: Path) -> Record:
+    """A result that `write_record` wrote."""
+    found: Record = json.loads(path.read_text())
+    return found
+
+
 def write_page(path: Path, text: str) -> None:
     """Write a page of Markdown, and print it."""
     write_whole(path, f"{text.rstrip()}\n".encode())
@@ -63,25 +71,42 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     return "\n".join("| " + " | ".join(row) + " |" for row in (columns, rule, *rows))
 
 
+def table(rows: Iterable[Any], columns: Formats) -> str:
+    """A Markdown table of rows by field, with a format for each column.
+
+    >>> print(table([{"what": "ring", "time_s": 5}], {"what": "{what}", "time": "{time_s:time}"}))
+    | what | time |
+    | :-- | --: |
+    | ring | 5 s |
+    """
+    return markdown_table(tuple(columns), [cells_of(row, columns) for row in rows])
+
+
+def markdown(parts: Iterable[Part]) -> str:
+    """Tables and lines of a report of tasp-lab."""
+    return "\n\n".join(
+        part if isinstance(part, str) else f"**{part.title}**\n\n{markdown_table(part.columns, part.rows)}"
+        for part in parts
+    )
+
+
+TIMES: Formats = {
+    "predicted s": "{predicted_s:.3f}", "measured s": "{measured_s:.3f}", "spread s": "{measured_spread_s:.3f}",
+    "error": "{relative_error:+.1%}",
+}  # fmt: skip
+"""The times of a run on the emulated fabric; spread is the slowest repeat minus the fastest."""
+
+BUSY: Formats = {"cores busy": "{cpu_busy_share:.0%}"}
+
+
 def comparison_table(comparisons: Sequence[Record]) -> str:
     """A table of comparison documents of the command line, a row per schedule; speed-ups are over the first one."""
-    columns = (
-        "topology, schedule", "predicted s", "measured s", "spread s", "error", "speed-up predicted",
-        "speed-up measured", "measured share of bound", "cores busy",
-    )  # fmt: skip
-    rows = [_row(run, comparison["runs"][0]) for comparison in comparisons for run in comparison["runs"]]
-    return markdown_table(columns, rows)
-
-
-def _row(run: Record, ring: Record) -> list[str]:
-    return [
-        f"{run['topology']}, {run['schedule']}",
-        f"{run['predicted_s']:.3f}",
-        f"{run['measured_s']:.3f}",
-        f"{run['measured_spread_s']:.3f}",
-        f"{run['relative_error']:+.1%}",
-        f"{ring['predicted_s'] / run['predicted_s']:.2f}",
-        f"{ring['measured_s'] / run['measured_s']:.2f}",
-        f"{run['bound_s'] / run['measured_s']:.1%}",
-        f"{run['cpu_busy_share']:.0%}",
-    ]
+    rows = [{**run, "ring": comparison["runs"][0]} for comparison in comparisons for run in comparison["runs"]]
+    return table(rows, {
+        "topology, schedule": "{topology}, {schedule}",
+        **TIMES,
+        "speed-up predicted": lambda row: f"{row['ring']['predicted_s'] / row['predicted_s']:.2f}",
+        "speed-up measured": lambda row: f"{row['ring']['measured_s'] / row['measured_s']:.2f}",
+        "measured share of bound": lambda row: f"{row['bound_s'] / row['measured_s']:.1%}",
+        **BUSY,
+    })  # fmt: skip

@@ -2,8 +2,7 @@
 
 ``python -m experiments.accuracy.paired`` compares every pair of measured rows of one question with its prediction, fits
 `tasp_lab.prediction.paired` to all sources and without each of them, and writes
-``tasp_lab/prediction/paired_errors.toml``, and beside this module ``decisions.md`` and ``decisions.json``: what the
-picks would have cost.
+``tasp_lab/prediction/paired_errors.toml``. What picks would have cost by them is in ``layers.md``, beside this module.
 
 A fit has two parts. First the shape of the errors: the likelihood of the measured ratios, with equal weight for each
 source. Then their scale: the least one with which calls at 95 % are right in 95 % of the sources that were left out of
@@ -12,7 +11,6 @@ the shape, one after another. A source decides nothing that it is judged by: wha
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +20,9 @@ import numpy as np
 from scipy import optimize, stats
 
 import tasp_lab.prediction
-from experiments.common import markdown_table
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
-from tasp_lab.core.tables import Table
-from tasp_lab.measure.accuracy.decisions import decision_parts, decisions_of, measured, questions_of
+from tasp_lab.measure.accuracy.decisions import measured, questions_of
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.accuracy.table_accuracy import TableAccuracy
@@ -36,7 +32,6 @@ from tasp_lab.prediction.paired import FREEDOM, PairedErrors, Setting, paired_do
 from tasp_lab.schedules.registry import family_of
 
 FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "paired_errors.toml"
-RESULTS = Path(__file__).with_name("decisions.md")
 
 START = PairedErrors(own=0.06, family=0.05, exposed=0.3, steps=0.03, links_alone=4.0, pairs=0, sources=0)
 """Where fits start, and what they are drawn to where a source says little: by half a unit of each logarithm."""
@@ -69,7 +64,7 @@ class Rows(NamedTuple):
 
 
 def main() -> None:
-    """Fit the errors and write them, and the table of decisions."""
+    """Fit the errors, and write them."""
     evaluator = LayerEvaluator()
     tables: list[TableAccuracy] = []
     for table in find_all_tables([own_tables() / "layers"]):
@@ -80,24 +75,6 @@ def main() -> None:
     sources = sorted(set(rows.source))
     without = {source: fit(rows.of(rows.source != source)) for source in sources}
     write_whole(FILE, paired_document(fit(rows), without))
-    write_results(tables)
-
-
-def write_results(tables: Sequence[TableAccuracy]) -> None:
-    """The table of decisions with the errors that were just written, each source without its own."""
-    from tasp_lab.prediction import paired
-
-    paired._file.cache_clear()
-    parts = [part for part in decision_parts(tables) if isinstance(part, Table)]
-    text = "\n\n".join([
-        "What picks would have cost, made by `python -m experiments.accuracy.paired`. A question is one layer on one "
-        "machine that several schedules or libraries were measured on. Errors of ratios are fitted without the source "
-        "that is shown.",
-        *(markdown_table(part.columns, part.rows) for part in parts),
-    ])  # fmt: skip
-    write_whole(RESULTS, (text + "\n").encode())
-    document = {name: each.to_dict() for name, each in decisions_of(tables).items()}
-    write_whole(RESULTS.with_suffix(".json"), json.dumps(document, indent=1).encode() + b"\n")
 
 
 def rows_of(tables: Sequence[TableAccuracy]) -> Rows:

@@ -1,115 +1,179 @@
-"""The accuracy report: predictions for every published measured table.
+"""The accuracy report: every published measured table beside its prediction.
 
-``python -m experiments.accuracy.report`` writes ``experiments/accuracy/accuracy.json``, its tables ``accuracy.md``,
-the picture ``accuracy.png`` of all errors, and one picture per machine family, such as ``accuracy_h100.png``. All
-measurements are third-party.
+``python -m experiments.accuracy.report`` writes, beside this module, what `tasp-lab accuracy` prints and its JSON:
+
+- ``accuracy.md`` and ``accuracy.json`` of collectives, with the picture ``accuracy.png`` of all errors and one picture
+  per machine family, such as ``accuracy_h100.png``;
+- ``layers.md``, ``layers.json`` and ``layers.png`` of attention layers, with what kernels and messages alone would take
+  of the rows with the largest errors, and with what is known of the causes (``layer_findings.csv``).
+
+All measurements are third-party. No constant was fitted to a row that counts.
 """
 
 from __future__ import annotations
 
+import csv
 import json
-import statistics
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from experiments.common import markdown_table
-from tasp_lab import accuracy
+from experiments.common import Record, markdown, markdown_table, table, write_page
+from sim.host import busy_s
+from sim.simulate import simulate
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
-from tasp_lab.core.tables import Table
-from tasp_lab.core.units import format_size_about
-from tasp_lab.measure.accuracy import AccuracyReport, CollectiveAccuracy, own_tables
-from tasp_lab.measure.accuracy.report import left_out_of, left_out_parts
-from tasp_lab.plots.accuracy import TARGET_ERROR, draw_tables
+from tasp_lab.machines.machine import INSTANT
+from tasp_lab.measure.accuracy import AccuracyReport, TableAccuracy, accuracy, own_tables
+from tasp_lab.measure.accuracy.layer import check_row, row_run
+from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, row_dict, summary
+from tasp_lab.measure.readers import LayerTable
+from tasp_lab.plots.accuracy import draw_rows, draw_tables
 from tasp_lab.plots.timelines import render
 
 FOLDER = Path(__file__).parent
+WORST = 3
+"""So many rows of each source are shown with their terms."""
+
+ABOUT = (
+    "Made by `python -m experiments.accuracy.report`. Error: predicted over measured time, less one; mean, worst, "
+    "median and 90 % are of absolute errors, the bias is of signed ones."
+)
 
 
 def main() -> None:
-    """Judge the repository's own tables and write what was found."""
-    found = accuracy(*sorted(own_tables().glob("*.csv")), progress=progress)
-    tables = [each for each in found if isinstance(each, CollectiveAccuracy)]
-    write_whole(FOLDER / "accuracy.json", (json.dumps(_document(found), indent=1) + "\n").encode())
-    write_whole(FOLDER / "accuracy.md", (report_text(tables) + "\n").encode())
+    """Compare all tables, and write what was found."""
+    write_collectives(accuracy(*sorted(own_tables().glob("*.csv")), progress=progress))
+    write_layers(accuracy(own_tables() / "layers", progress=progress))
+
+
+def write_collectives(found: AccuracyReport) -> None:
+    """The report of tables of collectives."""
+    tables = [each for each in found if each.kind == "collective"]
+    named = [each.to_dict() | {"file": Path(each.table.name).name} for each in found]
+    _write_json("accuracy.json", found.to_dict() | {"tables": named})
+    write_page(FOLDER / "accuracy.md", f"{ABOUT}\n\n{markdown(found.parts())}")
     overview = draw_tables([each for each in tables if each.rows], "Predicted over measured time of every table")
     write_whole(FOLDER / "accuracy.png", render(overview, "png"))
     for family, members in families(tables).items():
         figure = draw_tables(members, f"{family.upper()}: measured times beside predictions")
         write_whole(FOLDER / f"accuracy_{family}.png", render(figure, "png"))
-    print(summary(tables))
 
 
-def title(name: str) -> str:
-    """The name of a table without folders and the ending of its file."""
-    return Path(name).name.replace(".csv", "")
-
-
-def families(tables: Sequence[CollectiveAccuracy]) -> dict[str, list[CollectiveAccuracy]]:
+def families(tables: Sequence[TableAccuracy]) -> dict[str, list[TableAccuracy]]:
     """The tables that have a prediction, by the machine family of their profile."""
-    found: dict[str, list[CollectiveAccuracy]] = defaultdict(list)
+    found: dict[str, list[TableAccuracy]] = defaultdict(list)
     for each in tables:
         if each.rows:
-            found[str(each.table.profile).partition("-")[0]].append(each)
+            found[str(each.profile).partition("-")[0]].append(each)
     return dict(found)
 
 
-def report_text(tables: Sequence[CollectiveAccuracy]) -> str:
-    """Summary, tables in scope with their errors, and the others with their reasons, in Markdown."""
-    in_scope = markdown_table(
-        ("table", "profile", "collective", "ranks", "sizes", "mean", "worst", "bias", "dominant rule"),
-        [_row(each) for each in tables if each.in_scope],
+def write_layers(found: AccuracyReport) -> None:
+    """The report of tables of layers."""
+    sources = by_source(found)
+    documents = {
+        source: {
+            Path(each.table.name).stem: {
+                **summary(each.errors),
+                "ranking_right": each.ranking_right,
+                "ranking_groups": each.ranking_groups,
+                "rows": [row_dict(row) for row in each.rows if row.relative_error is not None],
+            }
+            for each in tables
+        }
+        for source, tables in sources.items()
+    }
+    _write_json("layers.json", documents)
+    figure = draw_rows(
+        [each for tables in sources.values() for each in tables], "Measured layers: error of predictions"
     )
-    others = markdown_table(
-        ("table", "profile", "collective", "ranks", "not compared, because"),
-        [(*_name(each), each.reason or "no size is in scope") for each in tables if not each.in_scope],
-    )
-    left_out = markdown_table(
-        ("collectives", "tables", "rows", "mean error", "inside", "interval score", "in sample"),
-        [row for part in left_out_parts(left_out_of(tables)) if isinstance(part, Table) for row in part.rows],
-    )
-    return (
-        "Each system predicted without its own tables: the median over tables of mean errors, rows inside intervals of "
-        "90 %, and the score of these intervals; in sample with the constants from tables of the same system, too.\n\n"
-        f"{left_out}\n\n{summary(tables)}\n\n"
-        "Made by `python -m experiments.accuracy.report`. Error of a size: predicted over measured time, less one. "
-        "Mean and worst are of absolute errors, the bias is of signed ones. The dominant rule took most of the "
-        f"predicted time.\n\n{in_scope}\n\n{others}"
-    )
+    write_whole(FOLDER / "layers.png", render(figure, "png"))
+    with (FOLDER / "layer_findings.csv").open(newline="", encoding="utf-8") as file:
+        columns, *findings = csv.reader(file)
+    times = ("measured", "predicted", "kernels", "messages")
+    worst = {
+        "source": "{source}",
+        "row": "{row}",
+        **{name: f"{{{name}_ms:.4g}}" for name in times},
+        "error": "{error:+.0%}",
+    }
+    parts = [
+        ABOUT,
+        markdown(found.parts()),
+        f"The {WORST} rows of each source with the largest errors, in ms: measured, predicted, and what kernels on the "
+        "busiest rank and messages without kernels would take alone.",
+        table((row for source, tables in sources.items() for row in worst_rows(source, tables)), worst),
+        "What misses, why, and what would settle it. Causes are from code, from tables of components, and from rows in "
+        "which one thing differs; percentages of modelled ones are those of before.",
+        markdown_table(columns, findings),
+    ]
+    write_page(FOLDER / "layers.md", "\n\n".join(parts))
 
 
-def summary(tables: Sequence[CollectiveAccuracy]) -> str:
-    """The mean error of the median table, the number of tables within the target, and the worst table."""
-    means = {title(each.table.name): float(abs(each.errors).mean()) for each in tables if each.in_scope}
-    if not means:
-        return "No table is in scope."
-    worst = max(means, key=lambda name: means[name])
-    within, near = (sum(mean <= limit for mean in means.values()) for limit in (TARGET_ERROR, 2 * TARGET_ERROR))
-    return (
-        f"{len(means)} of {len(tables)} tables are in scope. The mean error of the median table is "
-        f"{statistics.median(means.values()):.1%}. "
-        f"Within {TARGET_ERROR:.0%}: {within} tables; within {2 * TARGET_ERROR:.0%}: {near}. "
-        f"The worst is {worst}: {means[worst]:.1%}."
-    )
+def by_source(tables: Iterable[TableAccuracy]) -> dict[str, list[TableAccuracy]]:
+    """The tables with a prediction, by repository and machine."""
+    found: dict[str, list[TableAccuracy]] = defaultdict(list)
+    for each in tables:
+        if any(row.relative_error is not None for row in each.rows):
+            found[f"{source_name(each)} on {each.profile}"].append(each)
+    return dict(found)
 
 
-def _name(each: CollectiveAccuracy) -> tuple[str, str, str, str]:
-    table = each.table
-    return title(table.name), str(table.profile), str(table.collective), str(table.ranks)
+def source_name(of: TableAccuracy) -> str:
+    """The repository of a table.
+
+    >>> from tasp_lab.measure.accuracy import evaluate
+    >>> from tasp_lab.measure.readers import parse_any_table
+    >>> source_name(evaluate(parse_any_table("# source: github.com/a/b 1234 README.md\\nsystem,seq_total\\n", "t.csv")))
+    'a/b'
+    """
+    source = of.table.headers.get("source", "")
+    found = re.search(r"github\.com/([\w.-]+/[\w.-]+)", source)
+    return found[1] if found else source.split(",")[0]
 
 
-def _row(each: CollectiveAccuracy) -> tuple[str, ...]:
-    errors, sizes = each.errors, [row.size_bytes for row in each.rows if row.in_scope]
-    ends = " to ".join(format_size_about(size) for size in dict.fromkeys((min(sizes), max(sizes))))
-    of_errors = (f"{abs(errors).mean():.1%}", f"{abs(errors).max():.1%}", f"{errors.mean():+.1%}")
-    return (*_name(each), f"{len(sizes)}: {ends}", *of_errors, each.dominant_rule)
+def worst_rows(source: str, tables: Sequence[TableAccuracy]) -> Iterator[Record]:
+    """The rows of a source with the largest errors, each with its terms."""
+    counted = [(each, row) for each in tables for row in each.rows if row.in_scope]
+    counted.sort(key=lambda pair: -abs(pair[1].relative_error or 0.0))
+    for each, row in counted[:WORST]:
+        shape, terms = row.shape, terms_of(each, row)
+        what = f"{row.schedule}, {shape['pass']}, {shape['mask']}, {shape['gpus']} GPUs, {shape['seq_total']} positions"
+        times = (row.measured_s or 0.0, row.predicted_s or 0.0, terms.kernels_s, terms.messages_s)
+        names = ("measured_ms", "predicted_ms", "kernels_ms", "messages_ms")
+        yield {"source": source, "row": f"{what}, {shape['heads']} heads", "error": row.relative_error} | {
+            name: 1e3 * time_s for name, time_s in zip(names, times, strict=True)
+        }
 
 
-def _document(found: AccuracyReport) -> dict[str, object]:
-    """The document of `tasp-lab accuracy --json`, files by their names only."""
-    named = [each.to_dict() | {"file": Path(each.table.name).name} for each in found]
-    return found.to_dict() | {"tables": named}
+class Terms(NamedTuple):
+    """What a layer would take in seconds: its kernels on the busiest rank, and its messages without any kernel."""
+
+    kernels_s: float
+    messages_s: float
+
+
+def terms_of(of: TableAccuracy, row: MeasuredRow) -> Terms:
+    """The terms of a row that has a prediction; of several packings their mean."""
+    assert isinstance(of.table, LayerTable), "the tables are of layers"
+    measured = next(each for each in of.table.rows if each.line == row.shape["line"])
+    layers = check_row(of.table, measured)
+    run = row_run(of.table, measured, layers)
+    alone = replace(run.machine, compute=INSTANT)
+    kernels_s = messages_s = 0.0
+    for layer in layers:
+        for schedule in run.passes(layer):
+            kernels_s += float(max(busy_s(schedule, run.machine.compute))) / len(layers)
+            messages_s += float(simulate(schedule, alone, "array", events=False).time_s) / len(layers)
+    return Terms(kernels_s, messages_s)
+
+
+def _write_json(name: str, document: object) -> None:
+    write_whole(FOLDER / name, (json.dumps(document, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ def collectives(library: str) -> Iterator[Row]:
     for table in find_tables([own_tables()]):
         progress(f"{library}: {Path(table.name).name}")
         for row in evaluate_collective(table, DEFAULT_SAMPLING, library).rows:
-            if row.in_scope and row.interval is not None:
-                error = math.log(row.measured_s / row.predicted_s)
+            if row.in_scope and row.interval is not None and row.relative_error is not None:
+                error = -math.log1p(row.relative_error)
                 samples_s = row.interval.samples_s
                 variance = float(np.log(samples_s).var()) if len(samples_s) else 0.0
                 machine = table.headers.get("system") or str(table.profile)

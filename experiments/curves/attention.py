@@ -10,27 +10,17 @@ compute and C the communication time of a rank; the picture shows this law as a 
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from experiments.common import RESULTS, Record, markdown_table, write_record
-from runtime.calibration import calibrate
-from runtime.fabric.emulated import emulate
-from runtime.protocol.jobs import Ranks, RunSchedule
-from runtime.protocol.records import RankRecord, duration_s
-from runtime.ranks.launcher import launch
-from sim.event.engine import simulate
+from experiments.common import RESULTS, Formats, Record, read_record, table, write_page, write_record
+from experiments.tables.on_the_fabric import Part, rate_of
+from tasp_lab import validate
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
-from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.plots.timelines import render
-from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.topology.builders import full_mesh
-from tasp_lab.validation.fabrics import default_scale
 from tasp_lab.workload.layer import Workload
 
 WORLD_SIZE = 8
@@ -42,51 +32,32 @@ REPEATS = 3
 
 def main() -> None:
     """Measure every ratio with both masks, and write the record, the table and the picture."""
-    topology = full_mesh(WORLD_SIZE)
-    scale = default_scale(topology, nominal_s=1.0)
-    topology = topology.scaled(scale)
-    with emulate(topology) as built, launch(built.locations) as ranks:
-        machine = calibrate(topology, ranks, progress).machine
-        points = [point for mask in PAIRS for point in _curve(machine, ranks, mask)]
+    part = Part(f"full-mesh:{WORLD_SIZE}", LAYER)
     layer = {name: getattr(LAYER, name) for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "dtype")}
-    document = {"topology": topology.name, "scale": scale, "repeats": REPEATS, "layer": layer, "points": points}
+    points = [_point(replace(part, layer=replace(LAYER, mask=mask)), ratio) for mask in PAIRS for ratio in RATIOS]
+    document = {"topology": part.topology, "scale": part.scale, "repeats": REPEATS, "layer": layer, "points": points}
     write_record(RESULTS / "attention_curve.json", document)
     publish()
 
 
 def publish() -> None:
     """Write the table and the picture from the record."""
-    record = json.loads((RESULTS / "attention_curve.json").read_text())
-    write_whole(RESULTS / "attention_curve.md", (_table(record) + "\n").encode())
+    record = read_record(RESULTS / "attention_curve.json")
     write_whole(RESULTS / "attention_curve.png", render(_draw(record), "png"))
-    print(_table(record))
+    write_page(RESULTS / "attention_curve.md", _table(record))
 
 
-def _curve(machine: Machine, ranks: Ranks, mask: str) -> list[Record]:
-    schedules = [attention(name, machine.topology, replace(LAYER, mask=mask)) for name in PAIRS[mask]]
-    communication_s = [float(simulate(schedule, machine).time_s) for schedule in schedules]
-    flops = int(schedules[0].flops().sum(axis=0).max())
-    points = []
-    for ratio in RATIOS:
-        rate = flops / (ratio * communication_s[0])
-        point: Record = {"mask": mask, "ccr": ratio, "flops_per_s": rate, "law": _law(ratio, WORLD_SIZE - 1)}
-        for schedule in schedules:
-            kind = "tasp" if schedule.name == "tasp" else "ring"
-            predicted_s = float(simulate(schedule, replace(machine, compute=ComputeRate(rate))).time_s)
-            measured = _measure(ranks, schedule, rate, predicted_s)
-            point |= {f"{kind}_predicted_s": predicted_s, f"{kind}_measured_s": measured}
-        points.append(point)
-        progress(f"{mask}, CCR {ratio}: predicted {_predicted(point):.2f}, measured {_measured(point):.2f}")
-    return points
-
-
-def _measure(ranks: Ranks, schedule: Schedule, rate: float, predicted_s: float) -> list[float]:
-    """The seconds of each repeat, on the slowest rank."""
-    job = RunSchedule(schedule, "auto", REPEATS, warm_ups=1, compute=ComputeRate(rate))
-    results = ranks.perform(job, longest_silence_s=10 + predicted_s)
-    records = [[record for record in of_rank if isinstance(record, RankRecord)]
-               for of_rank in results if isinstance(of_rank, list)]  # fmt: skip
-    return [duration_s([of_rank[repeat] for of_rank in records]) for repeat in range(REPEATS)]
+def _point(part: Part, ratio: float) -> Record:
+    """Both schedules of a mask at a CCR."""
+    mask = part.layer.mask
+    rate = rate_of(part, ratio, PAIRS[mask][0])
+    point: Record = {"mask": mask, "ccr": ratio, "flops_per_s": rate, "law": _law(ratio, WORLD_SIZE - 1)}
+    found = validate(part.links, PAIRS[mask], part.layer, compute=rate, scale=part.scale, repeats=REPEATS,
+                     progress=progress)  # fmt: skip
+    for kind, run in zip(("ring", "tasp"), found.runs, strict=True):
+        point |= {f"{kind}_predicted_s": float(run.prediction.time_s), f"{kind}_measured_s": list(run.measured)}
+    progress(f"{mask}, CCR {ratio}: predicted {_predicted(point):.2f}, measured {_measured(point):.2f}")
+    return point
 
 
 def _law(ratio: float, rings: int) -> float:
@@ -107,18 +78,15 @@ def _measured(point: Record) -> float:
 
 
 def _table(record: Record) -> str:
-    columns = ("mask, CCR", "law", "predicted", "measured", "measured / predicted", "ring s, error", "TASP s, error")
-    rows = [
-        (
-            f"{point['mask']}, {point['ccr']}",
-            f"{point['law']:.2f}",
-            f"{_predicted(point):.2f}",
-            f"{_measured(point):.2f}",
-            f"{_measured(point) / _predicted(point) - 1:+.1%}",
-            *(_time(point, kind) for kind in ("ring", "tasp")),
-        )
-        for point in record["points"]
-    ]
+    columns: Formats = {
+        "mask, CCR": "{mask}, {ccr}",
+        "law": "{law:.2f}",
+        "predicted": lambda point: f"{_predicted(point):.2f}",
+        "measured": lambda point: f"{_measured(point):.2f}",
+        "measured / predicted": lambda point: f"{_measured(point) / _predicted(point) - 1:+.1%}",
+        "ring s, error": lambda point: _time(point, "ring"),
+        "TASP s, error": lambda point: _time(point, "tasp"),
+    }
     head = (
         f"Speed-up of TASP over one ring (zigzag under the causal mask) for an attention layer on {record['topology']} "
         f"emulated at scale {record['scale']:.3g}, medians of {record['repeats']} repeats, made by "
@@ -126,7 +94,7 @@ def _table(record: Record) -> str:
         f"({record['machine']['date']}). "
         "Law: T = K/n + max(K(n-1)/n, C). Error: predicted over measured time, less one."
     )
-    return f"{head}\n\n{markdown_table(columns, rows)}"
+    return f"{head}\n\n{table(record['points'], columns)}"
 
 
 def _time(point: Record, kind: str) -> str:

@@ -7,14 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.ranking_benchmark.benchmark import (
-    COLUMNS,
-    cells_of,
-    leaderboard,
-    load_questions,
-    read_submission,
-    score,
-)
+from experiments.common import table
+from experiments.ranking_benchmark.benchmark import COLUMNS, leaderboard, load_questions, read_submission, score
 from tasp_lab.core.errors import TaspLabError
 
 
@@ -33,14 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TaspLabError as error:
         print(error, file=sys.stderr)
         return 2
-    rows = [["predictor", *COLUMNS.values()], *(cells_of(name, figures) for name, figures in found.items())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        print(
-            "  ".join(
-                [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-            )
-        )
+    print(table([{"predictor": name, **figures} for name, figures in found.items()], COLUMNS))
     return 0
 
 

@@ -8,7 +8,6 @@ are those of ``tasp-lab accuracy`` (`tasp_lab.measure.scores`).
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,8 @@ from itertools import combinations, groupby
 from pathlib import Path
 
 from tasp_lab.core.errors import TableError, nearest
+from tasp_lab.core.tables import Formats
+from tasp_lab.measure.readers.file_position import FilePosition, parse_csv, read_text
 from tasp_lab.measure.scores import RULES, Decision, Pair, Span, Way, figures_of, regret_figures, regret_of
 
 FOLDER = Path(__file__).parent
@@ -58,10 +59,10 @@ def load_questions(path: Path = QUESTIONS) -> list[list[Row]]:
     rows = [
         Row(
             cells["question"], cells["row"],
-            Way(cells["schedule"], *(_number(path, line, cells, name) for name in WAY)),
-            _number(path, line, cells, "measured_s"),
+            Way(cells["schedule"], *(place.positive(cells[name], name) for name in WAY)),
+            place.positive(cells["measured_s"], "measured_s"),
         )
-        for line, cells in _lines(path, ("question", "row", "schedule", *WAY, "measured_s"))
+        for place, cells in _lines(path, ("question", "row", "schedule", *WAY, "measured_s"))
     ]  # fmt: skip
     return [list(group) for _, group in groupby(rows, key=lambda row: row.question)]
 
@@ -81,18 +82,18 @@ def read_submission(path: Path, questions: Sequence[Sequence[Row]], pairs: Path 
     times_s: dict[str, float] = {}
     intervals_s: dict[str, tuple[float, float]] = {}
     regrets: dict[str, float] = {}
-    for line, cells in _lines(path, ("row", "time_s")):
-        name = _known(path, line, cells["row"], names)
+    for place, cells in _lines(path, ("row", "time_s")):
+        name = _known(place, cells["row"], names)
         if name in times_s:
-            raise TableError(f"{path}, line {line}: row {name!r} occurs twice")
-        times_s[name] = _number(path, line, cells, "time_s")
+            raise TableError(f"{place}: row {name!r} occurs twice")
+        times_s[name] = place.positive(cells["time_s"], "time_s")
         if cells.get("time_low_s") or cells.get("time_high_s"):
-            low_s, high_s = (_number(path, line, cells, end) for end in ("time_low_s", "time_high_s"))
+            low_s, high_s = (place.positive(cells.get(end, ""), end) for end in ("time_low_s", "time_high_s"))
             if low_s > high_s:
-                raise TableError(f"{path}, line {line}: time_low_s {low_s:g} is above time_high_s {high_s:g}")
+                raise TableError(f"{place}: time_low_s {low_s:g} is above time_high_s {high_s:g}")
             intervals_s[name] = low_s, high_s
         if cells.get("expected_regret"):
-            regrets[name] = _number(path, line, cells, "expected_regret", least=0.0)
+            regrets[name] = _share(place, cells["expected_regret"], "expected_regret")
     if not times_s:
         raise TableError(f"{path}: no rows, expected a predicted time for rows of {QUESTIONS.name}")
     return Submission(times_s, intervals_s, regrets, {} if pairs is None else _probabilities(pairs, names))
@@ -101,11 +102,11 @@ def read_submission(path: Path, questions: Sequence[Sequence[Row]], pairs: Path 
 def _probabilities(path: Path, questions: Mapping[str, str]) -> dict[tuple[str, str], float]:
     """The probabilities of pairs, in both orders; `questions` are those of the rows by name."""
     chances: dict[tuple[str, str], float] = {}
-    for line, cells in _lines(path, ("first", "second", "probability_first_faster")):
-        first, second = (_known(path, line, cells[end], questions) for end in ("first", "second"))
+    for place, cells in _lines(path, ("first", "second", "probability_first_faster")):
+        first, second = (_known(place, cells[end], questions) for end in ("first", "second"))
         if first == second or questions[first] != questions[second]:
-            raise TableError(f"{path}, line {line}: {first!r} and {second!r}, expected two rows of one question")
-        chance = _number(path, line, cells, "probability_first_faster", least=0.0, most=1.0)
+            raise place.error(f"{first!r} and {second!r}", "two rows of one question")
+        chance = _share(place, cells["probability_first_faster"], "probability_first_faster", most=1.0)
         chances[first, second], chances[second, first] = chance, 1 - chance
     return chances
 
@@ -156,52 +157,34 @@ def leaderboard(questions: Sequence[Sequence[Row]], entries: Path = ENTRIES) -> 
     return dict(sorted(found.items(), key=lambda each: (-(each[1]["questions"] or 0), each[1]["mean_regret"] or 0.0)))
 
 
-COLUMNS = {
-    "questions": "questions", "mean_regret": "mean regret", "p90_regret": "90 %", "worst_regret": "largest",
-    "within_2": "within 2 %", "decided": "decided", "mean_regret_of_decided": "their regret", "pairs": "pairs",
-    "right": "right", "called": "called at 95 %", "called_right": "of these right", "brier": "Brier",
-    "inside": "inside", "interval_score": "interval score",
+COLUMNS: Formats = {
+    "predictor": "{predictor}", "questions": "{questions:.0f}", "mean regret": "{mean_regret:.1%}",
+    "90 %": "{p90_regret:.1%}", "largest": "{worst_regret:.1%}", "within 2 %": "{within_2:.1%}",
+    "decided": "{decided:.1%}", "their regret": "{mean_regret_of_decided:.1%}", "pairs": "{pairs:.0f}",
+    "right": "{right:.1%}", "called at 95 %": "{called:.1%}", "of these right": "{called_right:.1%}",
+    "Brier": "{brier:.3f}", "inside": "{inside:.1%}", "interval score": "{interval_score:.2f}",
 }  # fmt: skip
-"""The scores that are shown, with their headings."""
+"""The scores that are shown."""
 
 
-def cells_of(name: str, figures: Figures) -> list[str]:
-    """A line of the leaderboard."""
-    plain = {"questions": "{:.0f}", "pairs": "{:.0f}", "brier": "{:.3f}", "interval_score": "{:.2f}"}
-    values = ((figures[column], plain.get(column, "{:.1%}")) for column in COLUMNS)
-    return [name, *("-" if value is None else form.format(value) for value, form in values)]
+def _lines(path: Path, required: Sequence[str]) -> Iterator[tuple[FilePosition, dict[str, str]]]:
+    """The cells of each line of a CSV file by column, with its place."""
+    content = parse_csv(read_text(path), str(path))
+    if missing := [name for name in required if name not in content.columns]:
+        raise FilePosition(str(path), 1).error(f"no column {missing[0]!r}", ", ".join(required))
+    return content.rows()
 
 
-def _lines(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The cells of each line of a CSV file by column, with the number of the line."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in required if name not in (reader.fieldnames or ())]
-            if missing:
-                raise TableError(f"{path}, line 1: no column {missing[0]!r}, expected {', '.join(required)}")
-            for cells in reader:
-                yield reader.line_num, {name: text or "" for name, text in cells.items() if name}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TableError(f"{path}: cannot be read: {error}") from None
-
-
-def _known(path: Path, line: int, name: str, names: Mapping[str, object]) -> str:
+def _known(place: FilePosition, name: str, names: Mapping[str, object]) -> str:
     if name in names:
         return name
     near = "".join(f", did you mean {each!r}?" for each in nearest(name, names))
-    raise TableError(f"{path}, line {line}: no row {name!r} in {QUESTIONS.name}{near}")
+    raise TableError(f"{place}: no row {name!r} in {QUESTIONS.name}{near}")
 
 
-def _number(
-    path: Path, line: int, cells: Mapping[str, str], column: str, least: float | None = None, most: float = math.inf
-) -> float:
-    """A number above 0, or from `least` to `most`."""
-    try:
-        value = float(cells[column])
-    except (KeyError, ValueError):
-        value = math.nan
-    if math.isfinite(value) and (value > 0 if least is None else least <= value <= most):
-        return value
-    wanted = "a number above 0" if least is None else f"a number from {least:g}" + f" to {most:g}" * math.isfinite(most)
-    raise TableError(f"{path}, line {line}: {column} {cells.get(column, '')!r}, expected {wanted}")
+def _share(place: FilePosition, text: str, what: str, most: float = math.inf) -> float:
+    """A number from 0 to `most`."""
+    value = place.number(text, what)
+    if not 0 <= value <= most:
+        raise place.error(f"{what} {text!r}", "a number from 0" + f" to {most:g}" * math.isfinite(most))
+    return value

@@ -13,14 +13,13 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from experiments.common import markdown_table
+from experiments import common
 from experiments.ranking_benchmark.benchmark import (
     COLUMNS,
     ENTRIES,
     FOLDER,
     PAIRS,
     QUESTIONS,
-    cells_of,
     leaderboard,
     load_questions,
 )
@@ -66,11 +65,9 @@ def write(tables: Sequence[TableAccuracy], folder: Path = FOLDER) -> None:
     _write_csv(folder / ENTRIES.name / "tasp-lab.csv", entry)
     _write_csv(folder / ENTRIES.name / f"tasp-lab{PAIRS}", pairs)
     found = leaderboard(load_questions(folder / QUESTIONS.name), folder / ENTRIES.name)
-    rows = [cells_of(name, figures) for name, figures in found.items()]
+    rows = [{"predictor": name, **figures} for name, figures in found.items()]
     head = "Made by `python -m experiments.ranking_benchmark.make`; [what the columns mean](README.md#scores).\n\n"
-    write_whole(
-        folder / "leaderboard.md", (head + markdown_table(["predictor", *COLUMNS.values()], rows) + "\n").encode()
-    )
+    write_whole(folder / "leaderboard.md", (head + common.table(rows, COLUMNS) + "\n").encode())
 
 
 def row_name(stem: str, row: MeasuredRow) -> str:

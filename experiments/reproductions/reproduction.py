@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import csv
+import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
 
 from experiments.common import Record
-from tasp_lab.core.errors import TableError
+from tasp_lab import Workload, predict
+from tasp_lab.core.choices import Pass
+from tasp_lab.machines.machine import Machine
+from tasp_lab.measure.readers.file_position import parse_csv, read_text
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.residuals import Residual, residual_of
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.registry import options_for
 
 NOT_EXPLAINED = "not explained"
 
@@ -125,15 +135,16 @@ class Reproduction:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a record by column; lines with ``#`` are its headers.
+    """The rows of a record by column; lines with ``#`` are its headers. Raises `TableError` as `parse_csv` does."""
+    return [cells for _, cells in parse_csv(read_text(path), str(path)).rows()]
 
-    Raises `TableError` for rows of another length than the header.
-    """
-    header, *rows = csv.reader(line for line in path.read_text().splitlines() if not line.startswith("#"))
-    for row in rows:
-        if len(row) != len(header):
-            raise TableError(f"{path}: {','.join(row)}: {len(row)} fields, expected {len(header)}")
-    return [dict(zip(header, row, strict=True)) for row in rows]
+
+def numbers_of(path: Path) -> list[dict[str, float | None]]:
+    """The numbers of a record by column, None where nothing was published. Raises `TableError` for other texts."""
+    return [
+        {name: place.number(cell, name) if cell else None for name, cell in row.items()}
+        for place, row in parse_csv(read_text(path), str(path)).rows()
+    ]
 
 
 def inside_of(figures: Sequence[Figure]) -> int:
@@ -144,3 +155,95 @@ def inside_of(figures: Sequence[Figure]) -> int:
 def median_error(figures: Sequence[Figure]) -> float:
     """The median of their absolute errors."""
     return statistics.median(abs(figure.error) for figure in figures)
+
+
+# Published and assumed quantities as ranges, with what communication can be of them, and claims held against them.
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from `low` to `high`, which a published or an assumed quantity may have.
+
+    >>> (Range.of(3, 1) - Range.of(1)) / Range.of(2)
+    Range(low=0.0, high=1.0)
+    """
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, *values: float) -> Self:
+        """The least interval around these values."""
+        return cls(min(values), max(values))
+
+    def __sub__(self, other: Range) -> Range:
+        return Range(self.low - other.high, self.high - other.low)
+
+    def __truediv__(self, other: Range) -> Range:
+        """The quotients by positive numbers."""
+        return Range.of(*(a / b for a in (self.low, self.high) for b in (other.low, other.high)))
+
+    def scaled(self, factor: float) -> Range:
+        """All numbers times a positive factor."""
+        return Range(self.low * factor, self.high * factor)
+
+    @property
+    def middle(self) -> float:
+        """The geometric mean of both ends, which are positive."""
+        return math.sqrt(self.low * self.high)
+
+    def text(self, form: str = ".3g") -> str:
+        """The number, or both ends.
+
+        >>> Range.of(1, 2).text(), Range.of(-0.5).text("+.0%")
+        ('1 to 2', '-50%')
+        """
+        low, high = format(self.low, form), format(self.high, form)
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A published claim, the numbers that it is held against, and a verdict of one sentence."""
+
+    claim: str
+    found: str
+    verdict: str
+
+
+def figure_of(
+    what: str, unit: str, published: float, possible: Range, residual: Residual, reason: str = NOT_EXPLAINED
+) -> Figure:
+    """A figure whose prediction is any of a range, beside the residual of its regime."""
+    low, high = (Interval(1.0, np.zeros(0), residual).quantile_s(share) for share in (0.05, 0.95))
+    ends = min(low, 1.0) * possible.low, max(high, 1.0) * possible.high
+    return Figure(what, unit, published, possible.middle, *ends, reason)
+
+
+def checks_text(checks: Iterable[Check]) -> str:
+    """A list of checks in Markdown."""
+    return "\n".join(f"- *{each.claim}* {each.found} **{each.verdict}**" for each in checks)
+
+
+# Predictions of layers as published code runs them.
+
+
+def predicted(
+    machine: str | Machine, schedule: str, layer: Workload, passes: Pass = "forward", **changes: Any
+) -> Answer:
+    """The prediction of a schedule that sends all blocks, as published code does; `changes` go to `predict`."""
+    options = options_for(schedule, AttentionOptions(passes, trim=False))
+    found = predict(machine, schedule, layer, events=False, options=options, **changes)[-1]
+    assert isinstance(found, Answer), "only layers are predicted"
+    return found
+
+
+def interval_of(prediction: Answer) -> Interval:
+    """The interval of a prediction."""
+    assert prediction.interval is not None, "intervals were asked for"
+    return prediction.interval
+
+
+def without(source: str, interval: Interval) -> Interval:
+    """The interval with the residual of all sources but one."""
+    return replace(interval, residual=residual_of(interval.residual.asked, source))

@@ -6,11 +6,10 @@ each topology, and the table ``experiments/results/all_gather.md`` from all exis
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
-from experiments.common import RESULTS, Record, comparison_table, write_page, write_record
+from experiments.common import RESULTS, Record, comparison_table, read_record, write_page, write_record
 from tasp_lab import validate
 from tasp_lab.core.progress import print_progress as progress
 
@@ -25,9 +24,8 @@ def main() -> None:
     for text in sys.argv[1:] or TOPOLOGIES:
         comparison = validate(text, SCHEDULES, SHARD_BYTES, repeats=REPEATS, progress=progress)
         write_record(_file(text), comparison.to_dict())
-    records = [json.loads(_file(text).read_text()) for text in TOPOLOGIES if _file(text).exists()]
-    table = _table(records)
-    write_page(RESULTS / "all_gather.md", table)
+    records = [read_record(_file(text)) for text in TOPOLOGIES if _file(text).exists()]
+    write_page(RESULTS / "all_gather.md", _table(records))
 
 
 def _file(topology: str) -> Path:
@@ -35,13 +33,12 @@ def _file(topology: str) -> Path:
 
 
 def _table(records: list[Record]) -> str:
-    made = "python -m experiments.tables.all_gather"
     dates = sorted({record["machine"]["date"] for record in records})
     head = (
         f"AllGather of {SHARD_BYTES} bytes per rank on the emulated fabric, medians of {REPEATS} repeats, made by "
-        f"`{made}` on {records[0]['machine']['cores']} cores ({', '.join(dates)}). Spread: slowest minus fastest "
-        "repeat. Speed-up: over ring. Bound: the topology's nominal bandwidth at the fabric's scale, packet headers "
-        "not counted."
+        f"`python -m experiments.tables.all_gather` on {records[0]['machine']['cores']} cores ({', '.join(dates)}). "
+        "Spread: slowest minus fastest repeat. Speed-up: over ring. Bound: the topology's nominal bandwidth at the "
+        "fabric's scale, packet headers not counted."
     )
     return f"{head}\n\n{comparison_table(records)}"
 

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 
-from experiments.common import RESULTS, markdown_table, write_page
+from experiments.common import RESULTS, Formats, table, write_page
 from sim.simulate import simulate
 from tasp_lab.core.errors import RunError, TaspLabError
-from tasp_lab.core.units import format_size, format_time
 from tasp_lab.formats import chakra
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
@@ -170,20 +169,16 @@ def rows(binary: str) -> list[Row]:
     return found
 
 
-def page(table: list[Row]) -> str:
+def page(rows: list[Row]) -> str:
     """The page, with a line per row."""
-    columns = ("topology, schedule", "bytes per rank", "ASTRA-sim", "tasp-lab", "difference")
-    lines = [
-        [
-            f"{row.topology}, {row.schedule}",
-            format_size(row.shard_bytes),
-            format_time(row.astra_s),
-            format_time(row.own_s),
-            f"{row.own_s / row.astra_s - 1:+.1%}",
-        ]
-        for row in table
-    ]
-    return ABOUT + markdown_table(columns, lines) + WHY
+    columns: Formats = {
+        "topology, schedule": "{topology}, {schedule}",
+        "bytes per rank": "{shard_bytes:size}",
+        "ASTRA-sim": "{astra_s:time}",
+        "tasp-lab": "{own_s:time}",
+        "difference": lambda row: f"{row['own_s'] / row['astra_s'] - 1:+.1%}",
+    }
+    return ABOUT + table((row._asdict() for row in rows), columns) + WHY
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.common import RESULTS, markdown_table, write_page
+from experiments.common import RESULTS, Formats, markdown_table, table, write_page
 from sim.simulate import simulate
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import accelerator_parameters
@@ -41,13 +41,6 @@ class Slowdown:
     def predicted(self) -> float:
         """Together / alone, if messages are in flight all the time."""
         return float(1 / (1 - contention(self.gpu, self.channels).share(self.channels, self.channels)))
-
-    def row(self) -> tuple[str, ...]:
-        measured = f"{self.low:.2f}" if self.low == self.high else f"{self.low:.2f} to {self.high:.2f}"
-        middle = (self.low + self.high) / 2
-        error = f"{self.predicted / middle - 1:+.0%}"
-        what = f"{self.gpu}: {self.kernel}, beside {self.beside}"
-        return what, str(self.channels), measured, f"{self.predicted:.2f}", error, self.remark, self.source
 
 
 def contention(gpu: str, channels: int) -> Contention:
@@ -85,8 +78,11 @@ def slowdowns() -> list[Slowdown]:
     ]  # fmt: skip
 
 
-def overlapped_matmul() -> Sequence[tuple[str, ...]]:
-    """8192^3 in fp16 beside an all-gather of 64 MiB on eight H100: the one source with all times of both."""
+def overlapped_matmul() -> Sequence[tuple[str, float | None, float | None]]:
+    """8192^3 in fp16 beside an all-gather of 64 MiB on eight H100: the one source with all times of both.
+
+    Measured and predicted seconds.
+    """
     in_turn_s, together_s, by_copies_s = 2960e-6, 2020e-6, 1770e-6
     machine = load_machine("h100-8")
     gather = library_schedule("all_gather", machine.topology, machine.topology.world_size * 64 * MIB)
@@ -95,41 +91,47 @@ def overlapped_matmul() -> Sequence[tuple[str, ...]]:
     share = float(contention("h100", _channels("h100")).share(_channels("h100"), 0))
     predicted_s = matmul_s + share * min(gather_s, matmul_s / (1 - share))
     return [
-        ("one after the other", _us(in_turn_s), "", ""),
-        ("of these the all-gather", "", _us(gather_s), ""),
-        _beside("together, channels", together_s, predicted_s),
-        _beside("together, copy engines", by_copies_s, matmul_s),
-        _beside("what channels cost", together_s - by_copies_s, predicted_s - matmul_s),
+        ("one after the other", in_turn_s, None),
+        ("of these the all-gather", None, gather_s),
+        ("together, channels", together_s, predicted_s),
+        ("together, copy engines", by_copies_s, matmul_s),
+        ("what channels cost", together_s - by_copies_s, predicted_s - matmul_s),
     ]
-
-
-def _beside(what: str, measured_s: float, predicted_s: float) -> tuple[str, ...]:
-    return what, _us(measured_s), _us(predicted_s), f"{predicted_s / measured_s - 1:+.0%}"
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} us"
 
 
 def main() -> None:
     """Write the table."""
     rows = slowdowns()
-    columns = ("kernel", "channels", "measured", "model", "error", "remark", "source")
-    beside = ("h100-8", "measured", "model", "error")
     errors = sorted(abs(2 * each.predicted / (each.low + each.high) - 1) for each in rows)
+    columns: Formats = {
+        "kernel": lambda row: f"{row.gpu}: {row.kernel}, beside {row.beside}",
+        "channels": lambda row: str(row.channels),
+        "measured": lambda row: f"{row.low:.2f}" if row.low == row.high else f"{row.low:.2f} to {row.high:.2f}",
+        "model": lambda row: f"{row.predicted:.2f}",
+        "error": lambda row: f"{2 * row.predicted / (row.low + row.high) - 1:+.0%}",
+        "remark": lambda row: row.remark,
+        "source": lambda row: row.source,
+    }
+    beside = [
+        (
+            what,
+            *("" if time_s is None else f"{time_s * 1e6:.0f} us" for time_s in (measured_s, predicted_s)),
+            f"{predicted_s / measured_s - 1:+.0%}" if measured_s and predicted_s else "",
+        )
+        for what, measured_s, predicted_s in overlapped_matmul()
+    ]
     parts = [
         "Slowdowns of kernels beside communication, together / alone, by `python -m experiments.tables.contention`."
         f" Median error {errors[len(errors) // 2]:.0%}, largest {errors[-1]:.0%}; nothing is tuned to these rows, and a"
         " row's error tells what the model leaves out (decision 22).",
-        markdown_table(columns, [each.row() for each in rows]),
+        table(rows, columns),
         "A matmul of 8192 x 8192 x 8192 in fp16 beside an all-gather of 64 MiB on eight H100"
         " (pytorch/pytorch pull 172714). The source does not say whether 64 MiB are of one GPU or of all; if of all,"
         " the matmul alone would have to take longer than both together did. The all-gather alone is our prediction,"
         " the matmul alone the rest of both in turn:",
-        markdown_table(beside, overlapped_matmul()),
+        markdown_table(("h100-8", "measured", "model", "error"), beside),
     ]
-    text = "\n\n".join(parts) + "\n"
-    write_page(RESULTS / "contention.md", text)
+    write_page(RESULTS / "contention.md", "\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":

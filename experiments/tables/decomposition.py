@@ -7,16 +7,14 @@ writes them to ``experiments/results/decompositions_measured.json``.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import dataclass, replace
 
-from experiments.common import RESULTS, Record, comparison_table, markdown_table, write_page, write_record
+from experiments.common import RESULTS, Formats, Record, comparison_table, read_record, table, write_page, write_record
 from tasp_lab import decompose, predict, validate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.progress import print_progress as progress
-from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.rings import Decomposition
@@ -83,9 +81,8 @@ def main() -> None:
         write_record(RESULTS / "decompositions_measured.json", {"comparisons": [_measure(case) for case in MEASURED]})
     rows = [_find(case) for case in [*(Case(name) for name in catalogue_names()), *OTHERS]]
     write_record(RESULTS / "decompositions.json", {"shard_bytes": PREDICTED_SHARD_BYTES, "decompositions": rows})
-    measured = json.loads((RESULTS / "decompositions_measured.json").read_text())
-    text = f"{_found_table(rows)}\n\n{_measured_table(measured)}\n"
-    write_page(RESULTS / "decompositions.md", text)
+    measured = read_record(RESULTS / "decompositions_measured.json")
+    write_page(RESULTS / "decompositions.md", f"{_found_table(rows)}\n\n{_measured_table(measured)}")
 
 
 def _find(case: Case) -> Record:
@@ -116,26 +113,22 @@ def _measure(case: Case) -> Record:
 
 
 def _found_table(rows: list[Record]) -> str:
-    columns = ("topology", "rings", "fold", "share of bound", "most for rings", "found in", *schedules_of("AllGather"))
     head = (
         f"Rings found, and AllGather of {PREDICTED_SHARD_BYTES // 2**20} MiB per rank predicted, made by "
         "`python -m experiments.tables.decomposition`. Share of bound: of what the bottleneck cut lets any AllGather "
         "reach. Most for rings: whether it is proved that no rings (of so many lanes, where these are given) carry "
         "more. A dash: some pair of ranks has no link."
     )
-    cells = [
-        [
-            row["case"],
-            str(len(row["rings"])),
-            str(row["fold"]),
-            f"{row['share_of_bound']:.1%}",
-            "proved" if row["proved_optimal"] else "not proved",
-            f"{row['seconds']:.2g} s",
-            *("-" if time_s is None else format_time(time_s) for time_s in row["predicted_s"].values()),
-        ]
-        for row in rows
-    ]
-    return f"{head}\n\n{markdown_table(columns, cells)}"
+    columns: Formats = {
+        "topology": "{case}",
+        "rings": lambda row: str(len(row["rings"])),
+        "fold": "{fold}",
+        "share of bound": "{share_of_bound:.1%}",
+        "most for rings": lambda row: "proved" if row["proved_optimal"] else "not proved",
+        "found in": "{seconds:.2g} s",
+        **{name: f"{{predicted_s[{name}]:time}}" for name in schedules_of("AllGather")},
+    }
+    return f"{head}\n\n{table(rows, columns)}"
 
 
 def _measured_table(record: Record) -> str:

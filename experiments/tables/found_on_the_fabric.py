@@ -11,17 +11,16 @@ real kernels in 32 bits, and ranks compare results and gradients with float64. T
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.common import RESULTS, Record, markdown_table, write_page
+from experiments.common import RESULTS, Formats, Record, read_record, table, write_page
 from experiments.tables import on_the_fabric
-from experiments.tables.on_the_fabric import chosen, layer_text, replace_part
-from experiments.tables.ranking_on_the_fabric import CCR, rate_of
+from experiments.tables.on_the_fabric import chosen, layer_text, rate_of, replace_part
+from experiments.tables.ranking_on_the_fabric import CCR
 from tasp_lab import Workload, search, validate
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.topology.derived import without_links
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(key: str, part: Part, turns: int = TURNS, effort: int = EFFORT, folder: Path = RESULTS) -> None:
     """Search, run both schedules in turns, check the found one, and put all into the record."""
-    rate, broken = rate_of(part), part.without_links
+    rate, broken = rate_of(part, CCR), part.without_links
     found = search(part.fabric, part.layer, effort=effort, passes="both", compute=rate)
     assert found.named is not None, "ring attention applies to every layer"
     named = found.named.schedule
@@ -116,7 +115,7 @@ def saved(row: Record) -> tuple[float, float]:
 
 def publish(folder: Path = RESULTS) -> None:
     """Write the page from the record."""
-    record = json.loads((folder / "found_on_the_fabric.json").read_text())
+    record = read_record(folder / "found_on_the_fabric.json")
     rows = [record["parts"][key] for key in PARTS if key in record["parts"]]
     near = sum(abs(predicted - measured) <= TARGET for predicted, measured in map(saved, rows))
     head = (
@@ -133,23 +132,21 @@ def publish(folder: Path = RESULTS) -> None:
         f"- Each found schedule ran once with real kernels in 32 bits: on all ranks, results and gradients were those "
         "of float64 within rounding."
     )
-    columns = (
-        "topology", "best named", "predicted", "measured", "found, predicted", "measured", "saved, predicted",
-        "measured", "load",
-    )  # fmt: skip
-    table = markdown_table(columns, [
-        [
-            row["topology"], row["named"], f"{row['named_predicted_s']:.3f} s",
-            f"{statistics.median(row['named_measured_s']):.3f} s", f"{row['found_predicted_s']:.3f} s",
-            f"{statistics.median(row['found_measured_s']):.3f} s", *(f"{each:.1%}" for each in saved(row)),
-            f"{row['load_before']:.0f} to {row['load_after']:.0f}",
-        ]
-        for row in rows
-    ])  # fmt: skip
+    columns: Formats = {
+        "topology": "{topology}",
+        "best named": "{named}",
+        "predicted": "{named_predicted_s:.3f} s",
+        "measured": lambda row: f"{statistics.median(row['named_measured_s']):.3f} s",
+        "found, predicted": "{found_predicted_s:.3f} s",
+        "found, measured": lambda row: f"{statistics.median(row['found_measured_s']):.3f} s",
+        "saved, predicted": lambda row: f"{saved(row)[0]:.1%}",
+        "saved, measured": lambda row: f"{saved(row)[1]:.1%}",
+        "load": "{load_before:.0f} to {load_after:.0f}",
+    }
     words = "\n".join(
         f"- {row['topology']}, {row['layer']}, scale {row['scale']:.3g}: {'; '.join(row['explained'])}." for row in rows
     )
-    write_page(folder / "found_on_the_fabric.md", f"{head}\n\n{table}\n\n## What was found\n\n{words}")
+    write_page(folder / "found_on_the_fabric.md", f"{head}\n\n{table(rows, columns)}\n\n## What was found\n\n{words}")
 
 
 if __name__ == "__main__":

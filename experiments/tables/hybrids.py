@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from experiments.common import RESULTS, Record, markdown_table, write_record
+from experiments.common import RESULTS, Record, markdown_table, read_record, table, write_record
 from experiments.train_gpt.__main__ import WARM_UP
 from experiments.train_gpt.options import Recipe, RunOptions
 from tasp_lab.core.choices import Decay
@@ -84,11 +84,11 @@ PARTS: Mapping[str, Sequence[Case]] = {
 def main(only: Iterable[str] = PARTS) -> None:
     """Train all parts, or these only, and write the record and its tables after each."""
     file = RESULTS / "hybrids.json"
-    parts = json.loads(file.read_text())["parts"] if file.exists() else {}
+    parts = read_record(file)["parts"] if file.exists() else {}
     for name in only:
         parts[name] = _on_ranks(name, 1 if name == "alone" else RANKS)
         write_record(file, {"parts": {each: parts[each] for each in PARTS if each in parts}})
-        write_whole(RESULTS / "hybrids.md", text(json.loads(file.read_text())).encode())
+        write_whole(RESULTS / "hybrids.md", text(read_record(file)).encode())
 
 
 def _on_ranks(part: str, processes: int) -> list[Record]:
@@ -144,17 +144,23 @@ def text(record: Record) -> str:
         f"Steps of {recipe.tokens} tokens, one sequence. Every case is run two or three times, with others in between: "
         f"of the medians of {STEPS - WARM_UP} steps the median, the lowest and the highest. Shares are of the time of "
         "rank 0; that of attention includes re-layouts.",
-        markdown_table(
-            (
-                "stack, schedules",
-                "step s",
-                "rounds s",
-                "speed of one process",
-                "attention",
-                "re-layouts",
-                f"loss of step {STEPS}",
-            ),
-            [_row(run, alone) for run in [*alone.values(), *cases]],
+        table(
+            [*alone.values(), *cases],
+            {
+                "stack, schedules": lambda run: (
+                    f"{_stack(run)}: {_names(run) if run['sequence_parallel'] > 1 else 'one process'}"
+                ),
+                "step s": lambda run: f"{median(run['step_s']):.2f}",
+                "rounds s": lambda run: f"{min(run['step_s']):.2f} to {max(run['step_s']):.2f}",
+                "speed of one process": lambda run: (
+                    f"{median(alone[_stack(run)]['step_s']) / median(run['step_s']):.2f}"
+                    if _stack(run) in alone
+                    else ""
+                ),
+                "attention": "{attention_share:.0%}",
+                "re-layouts": lambda run: f"{run['relayout_share']:.1%}" if run["relayout_share"] else "",
+                f"loss of step {STEPS}": lambda run: f"{run['losses'][0][-1]:.4f}",
+            },
         ),
     ]
     if cases:
@@ -178,19 +184,9 @@ def _stack(run: Record) -> str:
     return str(run["layers"]) + ("" if run["decay"] == "none" else f", decay {run['decay']}")
 
 
-def _row(run: Record, alone: Mapping[str, Record]) -> list[str]:
-    stack, step_s = _stack(run), median(run["step_s"])
-    names = " + ".join(each for each in (run["linear_schedule"], run["schedule"]) if each)
-    here = alone.get(stack)
-    return [
-        f"{stack}: {names}" if run["sequence_parallel"] > 1 else f"{stack}: one process",
-        f"{step_s:.2f}",
-        f"{min(run['step_s']):.2f} to {max(run['step_s']):.2f}",
-        "" if here is None else f"{median(here['step_s']) / step_s:.2f}",
-        f"{run['attention_share']:.0%}",
-        f"{run['relayout_share']:.1%}" if run["relayout_share"] else "",
-        f"{run['losses'][0][-1]:.4f}",
-    ]
+def _names(run: Record) -> str:
+    """The schedules of both kinds of layers."""
+    return " + ".join(each for each in (run["linear_schedule"], run["schedule"]) if each)
 
 
 def largest_difference(runs: Sequence[Record]) -> float:

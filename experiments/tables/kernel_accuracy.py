@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.common import RESULTS, Record, markdown_table, write_record
+from experiments.common import RESULTS, Formats, Record, markdown_table, table, write_record
 from experiments.tables.kernel_fits import LINEAR_KERNELS, kernel_tables, split_alternately
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import ProfileError
@@ -61,17 +61,17 @@ Groups = dict[tuple[str, str, Passing], dict[str, list[KernelTime]]]
 def groups(tables: Iterable[KernelTable], timing: str) -> Groups:
     """Rows of one call each, by GPU, kernel and pass, then table."""
     found: Groups = defaultdict(dict)
-    for table in tables:
-        for row in table.rows:
+    for measured in tables:
+        for row in measured.rows:
             if (
-                table.timing == timing
+                measured.timing == timing
                 and len(row.shapes) == 1
                 and row.gpu in gpus()
                 and row.kernel not in LINEAR_KERNELS
             ):
                 key = row.gpu, row.kernel, row.shapes[0].passing
-                found[key].setdefault(Path(table.name).stem, []).append(
-                    KernelTime(row.shapes[0], row.measured_s, table.name)
+                found[key].setdefault(Path(measured.name).stem, []).append(
+                    KernelTime(row.shapes[0], row.measured_s, measured.name)
                 )
     return dict(found)
 
@@ -148,12 +148,11 @@ def summary(found: Sequence[Judged]) -> dict[str, float]:
     }
 
 
-_SUMMARY = ("rows", "mean", "median", "90 % within", "rows within 12 %", "worst", "one rate: mean", "median")
-
-
-def _cells(shares: dict[str, float]) -> list[str]:
-    names = ("mean", "median", "quantile_90", "within_12", "worst", "one_rate_mean", "one_rate_median")
-    return [f"{shares['rows']:.0f}", *(f"{shares[name]:.1%}" for name in names)]
+_SUMMARY: Formats = {
+    "rows": "{rows:.0f}", "mean": "{mean:.1%}", "median": "{median:.1%}", "90 % within": "{quantile_90:.1%}",
+    "rows within 12 %": "{within_12:.1%}", "worst": "{worst:.1%}", "one rate: mean": "{one_rate_mean:.1%}",
+    "one rate: median": "{one_rate_median:.1%}",
+}  # fmt: skip
 
 
 def _worst(found: Sequence[Judged], count: int) -> list[list[str]]:
@@ -180,20 +179,20 @@ def _shape_text(row: KernelTime) -> str:
 def document(kept: Sequence[Judged], hosts: Sequence[Judged], relatives: Sequence[Judged]) -> str:
     """The report in Markdown."""
     parts = ["# Times of attention kernels", (__doc__ or "").split("\n\n", 1)[1].strip()]
-    every = [["kernels of a GPU whose tables were left out", *_cells(summary(relatives))]]
-    every.append(["rows kept aside, other tables of the GPU known", *_cells(summary(kept))])
-    parts.append(markdown_table(["all", *_SUMMARY], every))
-    columns = ["GPU, kernel, pass", "table", "from", *_SUMMARY]
+    every = {
+        "kernels of a GPU whose tables were left out": relatives,
+        "rows kept aside, other tables of the GPU known": kept,
+    }
+    parts.append(
+        table(({"what": what, **summary(each)} for what, each in every.items()), {"all": "{what}", **_SUMMARY})
+    )
+    columns = {"GPU, kernel, pass": "{gpu} {kernel} {pass}", "table": "{table}", "from": "{fitted_to}", **_SUMMARY}
     for title, found in (
         ("## Kernels of a GPU whose tables were left out", relatives),
         ("## Rows kept aside", kept),
         ("## Eager calls: the host's share is in what was measured", hosts),
     ):
-        lines = [
-            [f"{each.gpu} {each.kernel} {each.passing}", each.table, each.fitted_to, *_cells(summary([each]))]
-            for each in found
-        ]
-        parts += [title, markdown_table(columns, lines)]
+        parts += [title, table(map(_record, found), columns)]
     parts += ["## The worst rows kept aside"]
     parts.append(
         markdown_table(

@@ -2,7 +2,7 @@
 
 ``python -m experiments.tables.layer_errors`` runs both passes of `LAYERS` by all schedules on 2, 3, 4 and 8 processes
 over gloo and writes ``experiments/results/layer_errors.md``; a case that fails is in the table with its error.
-The float64 reference is `exact`, a formula in this module.
+The float64 reference is the formula of the tests.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.registry import NOT_APPLICABLE, attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
+from tests.support.rank_layers import by_formula, seen_by
 
 WORLD_SIZES = (2, 3, 4, 8)
 DOCUMENTS = (13, 0, 1, 40, 16)
@@ -72,38 +73,13 @@ def draw(layer: Workload) -> Tensors:
     return tuple(torch.randn(shape, generator=drawn).to(DTYPES[layer.dtype]) for shape in shapes)
 
 
-def hidden(layer: Workload) -> torch.Tensor:
-    """Which query row does not see which key row."""
-    distance = torch.arange(layer.sequence)[:, None] - torch.arange(layer.sequence)
-    lengths = torch.tensor(layer.documents or (layer.sequence,))
-    document = torch.arange(len(lengths)).repeat_interleave(lengths)
-    seen = document[:, None] == document
-    if layer.mask == "causal":
-        seen &= distance >= 0
-    return ~(seen if layer.window is None else seen & (distance < layer.window))
-
-
 def exact(layer: Workload, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor) -> Tensors:
-    """out, the log-sum-exp [batch, positions, heads], dq, dk and dv in float64, head by head.
-
-    P = softmax(scale Q K'), O = P V, dV = P' dO, dS = P (dO V' - rowsum(dO O)), dQ = scale dS K, dK = scale dS' Q.
-    """
-    mask, scale, group = hidden(layer), layer.head_dim**-0.5, layer.heads // layer.kv_head_count
-    out, dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64) for x in (q, q, k, v))
-    lse = torch.zeros(q.shape[:3], dtype=torch.float64)
-    for b in range(layer.batch):
-        for h in range(layer.heads):
-            one_q, one_k, one_v, one_dout = (
-                x[b, :, at].double() for x, at in ((q, h), (k, h // group), (v, h // group), (dout, h))
-            )
-            scores = (scale * one_q @ one_k.T).masked_fill(mask, -torch.inf)
-            p = scores.softmax(-1)
-            out[b, :, h], lse[b, :, h] = p @ one_v, scores.logsumexp(-1)
-            ds = p * (one_dout @ one_v.T - (one_dout * out[b, :, h]).sum(-1, keepdim=True))
-            dq[b, :, h] = scale * ds @ one_k
-            dk[b, :, h // group] += scale * ds.T @ one_q
-            dv[b, :, h // group] += p.T @ one_dout
-    return out, lse, dq, dk, dv
+    """out, the log-sum-exp [batch, positions, heads], dq, dk and dv in float64 (`tests.support.rank_layers`)."""
+    out, *gradients = by_formula(layer, q, k, v, dout)
+    keys = k.double().repeat_interleave(layer.heads // layer.kv_head_count, 2)
+    scores = layer.head_dim**-0.5 * torch.einsum("bihd,bjhd->bhij", q.double(), keys)
+    lse = scores.masked_fill(~seen_by(layer), -torch.inf).logsumexp(-1).transpose(1, 2)
+    return out, lse, *gradients
 
 
 @cache

@@ -12,15 +12,15 @@ several rings share them, and straight to all it is tau on a mesh, but a port ca
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.common import RESULTS, Record, markdown_table, write_page
+from experiments.common import BUSY, RESULTS, TIMES, Formats, Record, read_record, table, write_page
 from experiments.tables.on_the_fabric import (
     NO_COMPUTE,
     Part,
@@ -74,10 +74,9 @@ def all_scan(pieces: int, passes: Any = "both") -> Variant:
     return Variant("all-scan", AttentionOptions(passes, pieces=pieces))
 
 
-def times_of(row: Record) -> list[str]:
-    """Predicted and measured time, spread, error and busy cores."""
-    times = [f"{row[time]:.4g}" for time in ("predicted_s", "measured_s", "measured_spread_s")]
-    return [*times, f"{row['relative_error']:+.1%}", f"{row['cpu_busy_share']:.0%}"]
+def in_tau(row: Record) -> str:
+    """The time without latency and headers, in times of a state."""
+    return f"{row['nominal_s'] / row['state_s']:.3f}"
 
 
 def kib(size_bytes: int) -> str:
@@ -109,22 +108,19 @@ def measure_hops(part: Part, repeats: int = REPEATS, head_dims: Sequence[int] = 
 
 
 def hops_text(part: Record) -> str:
-    columns = ("schedule, pass", "state", "theory, tau", "predicted s", "measured s", "spread s", "error", "cores busy")
-    cells = [
-        [
-            f"{row['schedule']}, {row['pass']}",
-            kib(row["state_bytes"]),
-            f"{row['nominal_s'] / row['state_s']:.3f}",
-            *times_of(row),
-        ]
-        for row in part["rows"]
-    ]
+    columns: Formats = {
+        "schedule, pass": "{schedule}, {pass}",
+        "state": lambda row: kib(row["state_bytes"]),
+        "theory, tau": in_tau,
+        **TIMES,
+        **BUSY,
+    }
     fits = ", ".join(
         f"{start:.3f} + {hops:.2f} / K ({kib(size)}, {passing})" for size, passing, start, hops in chain_fits(part)
     )
     return (
         f"Without compute on {part['topology']}, scale {part['scale']:.3g}, medians of {part['repeats']}:\n\n"
-        f"{markdown_table(columns, cells)}\n\nMeasured times of LASP and All-Scan as a line in 1 / K, in tau: {fits}. "
+        f"{table(part['rows'], columns)}\n\nMeasured times of LASP and All-Scan as a line in 1 / K, in tau: {fits}. "
         f"Per hop they are {saved_per_hop_s(part) * 1e3:.1f} ms shorter than predicted, in the median: on a link that "
         f"has been idle, a token bucket lets {BUCKET_PACKETS} packets pass at once, which are "
         f"{bucket_s(part) * 1e3:.1f} ms of its time, and gloo and TCP add a few milliseconds."
@@ -272,38 +268,25 @@ def crossover(rows: Sequence[Record], pair: tuple[str, str]) -> Crossover:
     def at(one: Callable[[Record], float], other: Callable[[Record], float]) -> float:
         return crossing(list(first), [one(each) for each in first.values()], [other(second[each]) for each in first])
 
-    ends = at(_fastest, _slowest), at(_slowest, _fastest)
-    return Crossover(*pair, at(_predicted, _predicted), at(_measured, _measured), min(ends), max(ends))
+    def fastest(row: Record) -> float:
+        return float(min(row["measured_repeats_s"]))
 
+    def slowest(row: Record) -> float:
+        return float(max(row["measured_repeats_s"]))
 
-def _predicted(row: Record) -> float:
-    return float(row["predicted_s"])
-
-
-def _measured(row: Record) -> float:
-    return float(row["measured_s"])
-
-
-def _fastest(row: Record) -> float:
-    return float(min(row["measured_repeats_s"]))
-
-
-def _slowest(row: Record) -> float:
-    return float(max(row["measured_repeats_s"]))
+    predicted, measured = (at(time, time) for time in (itemgetter("predicted_s"), itemgetter("measured_s")))
+    ends = at(fastest, slowest), at(slowest, fastest)
+    return Crossover(*pair, predicted, measured, min(ends), max(ends))
 
 
 def sweep_text(sweep: Sweep, part: Record) -> str:
-    columns = ("schedule", sweep.quantity, "theory, tau", "predicted s", "measured s", "spread s", "error",
-               "cores busy")  # fmt: skip
-    cells = [
-        [
-            row["schedule"],
-            "" if row["is_fixed"] else f"{row['value']:g}",
-            f"{row['nominal_s'] / row['state_s']:.3f}",
-            *times_of(row),
-        ]
-        for row in part["rows"]
-    ]
+    columns: Formats = {
+        "schedule": "{schedule}",
+        sweep.quantity: lambda row: "" if row["is_fixed"] else f"{row['value']:g}",
+        "theory, tau": in_tau,
+        **TIMES,
+        **BUSY,
+    }
     found = "; ".join(
         f"{each.first} and {each.second} at {each.predicted:.2f} {sweep.quantity} predicted, {each.measured:.2f} "
         f"measured ({each.low:.2f} to {each.high:.2f})"
@@ -312,7 +295,7 @@ def sweep_text(sweep: Sweep, part: Record) -> str:
     size = kib(part["rows"][0]["state_bytes"])
     return (
         f"Forward on {part['topology']} without compute, states of {size}, by {sweep.quantity}, scale "
-        f"{part['scale']:.3g}, medians of {part['repeats']}:\n\n{markdown_table(columns, cells)}\n\nCrossovers, "
+        f"{part['scale']:.3g}, medians of {part['repeats']}:\n\n{table(part['rows'], columns)}\n\nCrossovers, "
         f"interpolated, with those of the fastest repeats of one against the slowest of the other: {found}."
     )
 
@@ -414,21 +397,18 @@ def write_timelines(run: Run, folder: Path = RESULTS) -> None:
 
 
 def overlap_text(part: Record) -> str:
-    columns = ("schedule, pass", "attention / gather", "beside attention, predicted", "measured", "predicted s",
-               "measured s", "spread s", "error", "cores busy")  # fmt: skip
-    cells = [
-        [
-            f"{row['schedule']}, {row['pass']}",
-            f"{row['ratio']:g}",
-            *(f"{row[name]:.1%}" for name in ("hidden_predicted", "hidden_measured")),
-            *times_of(row),
-        ]
-        for row in part["rows"]
-    ]
+    columns: Formats = {
+        "schedule, pass": "{schedule}, {pass}",
+        "attention / gather": "{ratio:g}",
+        "beside attention, predicted": "{hidden_predicted:.1%}",
+        "measured": "{hidden_measured:.1%}",
+        **TIMES,
+        **BUSY,
+    }
     return (
         f"With compute on {part['topology']}, scale {part['scale']:.3g}, medians of {part['repeats']}; forward, the "
         "attention within a chunk takes this share of a gather around one ring, and beside attention is the share of "
-        f"the time with transfers:\n\n{markdown_table(columns, cells)}"
+        f"the time with transfers:\n\n{table(part['rows'], columns)}"
     )
 
 
@@ -455,7 +435,7 @@ def measure(key: str) -> Record:
 
 def publish(folder: Path = RESULTS) -> None:
     """Write the table from the record."""
-    record = json.loads((folder / f"{NAME}.json").read_text())
+    record = read_record(folder / f"{NAME}.json")
     parts: dict[str, Record] = {key: record["parts"][key] for key in PARTS if key in record["parts"]}
     head = (
         f"Causal layers of linear attention with {KV_HEADS} KV heads on eight emulated ranks; made by "

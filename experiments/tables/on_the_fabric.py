@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.common import Record, write_record
+from experiments.common import Record, read_record, write_record
+from sim.simulate import simulate
 from tasp_lab import Workload, validate
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.prediction.answer import Answer
+from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.question import RingOptions
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.registry import balanced_ring
 from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import default_scale
@@ -80,7 +81,7 @@ def chosen(description: str, parts: Iterable[str], arguments: Sequence[str] | No
 
 def replace_part(path: Path, key: str, part: Record) -> None:
     """Put a part into a record, replacing that of an earlier run."""
-    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    parts = read_record(path)["parts"] if path.exists() else {}
     write_record(path, {"parts": parts | {key: part}})
 
 
@@ -119,19 +120,18 @@ def rows_on_fabric(part: Part, variants: Sequence[Variant], flops_per_s: float, 
 
 def row_of(variant: Variant, run: Run) -> Record:
     """A run as a row of a record."""
-    assert isinstance(run.prediction, Answer), "a layer's"
-    return {
-        "schedule": variant.label,
-        "pass": run.prediction.passing,
-        "buffers": variant.options.buffers,
-        "predicted_s": float(run.prediction.time_s),
-        "nominal_s": float(run.nominal_s),
-        "measured_s": run.measured_s,
-        "measured_spread_s": run.measured_spread_s,
-        "measured_repeats_s": list(run.measured),
-        "relative_error": run.relative_error,
-        "cpu_busy_share": run.cpu_busy_share,
-    }
+    names = ("pass", "predicted_s", "nominal_s", "measured_s", "measured_spread_s", "measured_repeats_s",
+             "relative_error", "cpu_busy_share")  # fmt: skip
+    found = run.to_dict()
+    return {"schedule": variant.label, "buffers": variant.options.buffers, **{name: found[name] for name in names}}
+
+
+def rate_of(part: Part, ccr: float, schedule: str = "", options: AttentionOptions = DEFAULT_OPTIONS) -> float:
+    """The FLOP/s at which the calls of a schedule, by default of the balanced ring, take `ccr` of its communication."""
+    topology = part.links.scaled(part.scale)
+    passes = passes_of(Variant(schedule or balanced_ring(part.layer), options), topology, part.layer)
+    flops = sum(int(each.flops().sum(axis=0).max()) for each in passes)
+    return flops / (ccr * sum(float(simulate(each, Machine(topology)).time_s) for each in passes))
 
 
 def verdict(parts: Iterable[Record]) -> str:

@@ -8,20 +8,16 @@ the schedule is run.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import NamedTuple
 
-from experiments.common import RESULTS, Record, markdown_table, write_record
-from tasp_lab import predict, validate
-from tasp_lab.core.files import write_whole
+from experiments.common import RESULTS, TIMES, Record, read_record, table, write_page, write_record
+from experiments.tables.on_the_fabric import Part, rate_of
+from tasp_lab import validate
 from tasp_lab.core.progress import print_progress as progress
-from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.schedules.attention.backward import Dataflow
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.validation.fabrics import default_scale
 from tasp_lab.validation.validate import Run
 from tasp_lab.workload.layer import Workload
 
@@ -31,11 +27,7 @@ REPEATS = 3
 
 
 class Case(NamedTuple):
-    """A layer on a topology at a CCR.
-
-    `slow_motion` is an additional slow-down of the fabric: at the default scale, the ports of a switch are so fast that
-    a step takes only a few times as long as its host overhead.
-    """
+    """A layer on a topology at a CCR, in slow motion as a `Part`."""
 
     topology: str
     ccr: float
@@ -62,58 +54,51 @@ def main() -> None:
 
 
 def publish() -> None:
-    """Write the table from the record."""
-    rows = json.loads((RESULTS / "passes.json").read_text())["rows"]
+    """Write the table from the record. The speed-up of both passes is over the first schedule in the same setting."""
+    rows = read_record(RESULTS / "passes.json")["rows"]
     head = (
         f"Attention layers of {LAYER.sequence} positions, {LAYER.heads} heads of {LAYER.head_dim}, {LAYER.dtype}, "
         "gradients that travel in float32, on eight emulated ranks; made by `python -m experiments.tables.passes`."
     )
-    columns = ("topology, mask, KV heads, CCR, schedule", "pass", "predicted s", "measured s", "error", "speed-up")
-    table = markdown_table(columns, [_cells(row, rows) for row in rows])
-    write_whole(RESULTS / "passes.md", f"{head}\n\n{table}\n".encode())
-    print(table)
+
+    def speed_up(row: Record) -> str:
+        if not row["is_sum"]:
+            return ""
+        ring = next(each for each in rows if each["is_sum"] and each["setting"] == row["setting"])
+        predicted, measured = (ring[name] / row[name] for name in ("predicted_s", "measured_s"))
+        return f"{measured:.2f} ({predicted:.2f} predicted)"
+
+    times = {name: TIMES[name] for name in ("predicted s", "measured s", "error")}
+    first = "topology, mask, KV heads, CCR, schedule"
+    write_page(
+        RESULTS / "passes.md",
+        f"{head}\n\n{table(rows, {first: '{case}', 'pass': '{pass}', **times, 'speed-up': speed_up})}",
+    )
 
 
 def _rows(case: Case) -> list[Record]:
-    machine = load_machine(case.topology)
-    layer = replace(LAYER, mask=case.mask, kv_heads=case.kv_heads)
+    part = Part(case.topology, replace(LAYER, mask=case.mask, kv_heads=case.kv_heads), case.slow_motion)
     options = AttentionOptions(passes="both", dataflow=case.dataflow)
-    scale = default_scale(machine.topology, nominal_s=1.0) / case.slow_motion
-    scaled = Machine(machine.topology.scaled(scale), compute=ComputeRate(1e30))
-    ring = predict(scaled, SCHEDULES[:1], layer, options=options)[-1]
-    assert isinstance(ring, Answer), "a layer's"
-    rate = ring.flops / scaled.topology.world_size / (case.ccr * float(ring.communication_s))
+    rate = rate_of(part, case.ccr, SCHEDULES[0], options)
     progress(f"{case}: {rate / 1e9:.3g} GFLOP/s")
     comparison = validate(
-        machine, SCHEDULES, layer, options=options, compute=rate, scale=scale, repeats=REPEATS, progress=progress
-    )
+        part.links, SCHEDULES, part.layer, options=options, compute=rate, scale=part.scale, repeats=REPEATS,
+        progress=progress,
+    )  # fmt: skip
     return [_row(case, run) for run in comparison.runs]
 
 
 def _row(case: Case, run: Run) -> Record:
     prediction = run.prediction
     assert isinstance(prediction, Answer), "a layer's"
+    names = ("predicted_s", "measured_s", "relative_error", "cpu_busy_share")
     return {
         "case": ", ".join([case.topology, case.mask, str(case.kv_heads), str(case.ccr), prediction.schedule]),
         "setting": list(case),
         "pass": prediction.passing if prediction.dataflow is None else f"{prediction.passing}, {prediction.dataflow}",
         "is_sum": prediction.is_sum,
-        "predicted_s": float(prediction.time_s),
-        "measured_s": run.measured_s,
-        "relative_error": run.relative_error,
-        "cpu_busy_share": run.cpu_busy_share,
+        **{name: run.to_dict()[name] for name in names},
     }
-
-
-def _cells(row: Record, rows: list[Record]) -> list[str]:
-    """A row of the table; the speed-up of both passes is relative to the first schedule in the same setting."""
-    speed_up = ""
-    if row["is_sum"]:
-        ring = next(each for each in rows if each["is_sum"] and each["setting"] == row["setting"])
-        predicted, measured = (ring[name] / row[name] for name in ("predicted_s", "measured_s"))
-        speed_up = f"{measured:.2f} ({predicted:.2f} predicted)"
-    times = [f"{row[name]:.3f}" for name in ("predicted_s", "measured_s")]
-    return [row["case"], row["pass"], *times, f"{row['relative_error']:+.1%}", speed_up]
 
 
 if __name__ == "__main__":

@@ -9,35 +9,20 @@ repeats some topologies and keeps the others.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
-from experiments.common import RESULTS, Record, markdown_table, write_page
-from experiments.tables import on_the_fabric
-from experiments.tables.on_the_fabric import (
-    Variant,
-    chosen,
-    layer_text,
-    one_pass,
-    replace_part,
-    rows_on_fabric,
-)
+from experiments.common import BUSY, RESULTS, TIMES, Formats, Record, read_record, table, write_page
+from experiments.tables.on_the_fabric import chosen, layer_text, rate_of, replace_part, rows_on_fabric
 from experiments.tables.schedules_on_the_fabric import Part, applying
-from sim.simulate import simulate
 from tasp_lab import Workload
-from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.machine import Machine
-from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import balanced_ring
 
+LAYER = Workload(8 * 28 * 3, heads=16, kv_heads=8, head_dim=128, mask="causal")
 PARTS = {
-    "mesh": Part("full-mesh:8", Workload(8 * 28 * 3, heads=16, kv_heads=8, head_dim=128, mask="causal")),
-    "switch": Part(
-        "switch:8", Workload(8 * 28 * 3, heads=16, kv_heads=8, head_dim=128, mask="causal"), slow_motion=1.5
-    ),
-    "nodes": Part("nodes:2x4", Workload(8 * 28 * 3, heads=16, kv_heads=8, head_dim=128, mask="causal")),
+    "mesh": Part("full-mesh:8", LAYER),
+    "switch": Part("switch:8", LAYER, slow_motion=1.5),
+    "nodes": Part("nodes:2x4", LAYER),
 }
 CCR = 0.25
 REPEATS = 3
@@ -53,21 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(key: str, part: Part, repeats: int = REPEATS, folder: Path = RESULTS) -> None:
     """Run all schedules on the fabric of a part and put them into the record, replacing those of an earlier one."""
-    rate = rate_of(part)
+    rate = rate_of(part, CCR)
     rows = rows_on_fabric(part, applying(part)[0], rate, repeats)
     found = {
         "topology": part.topology, "scale": part.scale, "repeats": repeats, "layer": layer_text(part.layer),
         "flops_per_s": rate, "rows": sorted(rows, key=lambda row: float(row["predicted_s"])),
     }  # fmt: skip
     replace_part(folder / "ranking_on_the_fabric.json", key, found)
-
-
-def rate_of(part: on_the_fabric.Part) -> float:
-    """The FLOP/s at which the calls of the balanced ring take `CCR` of its communication on the fabric."""
-    topology = load_machine(part.topology).topology.scaled(part.scale)
-    ring = one_pass(Variant(balanced_ring(part.layer), AttentionOptions()), topology, part.layer)
-    communication_s = float(simulate(ring, Machine(topology)).time_s)
-    return int(ring.flops().sum(axis=0).max()) / (CCR * communication_s)
 
 
 def out_of_order(rows: Sequence[Record]) -> list[tuple[str, str]]:
@@ -81,18 +58,18 @@ def out_of_order(rows: Sequence[Record]) -> list[tuple[str, str]]:
     """
     found = []
     for first, second in combinations(sorted(rows, key=lambda row: float(row["predicted_s"])), 2):
-        tie = any(abs(first[time] - second[time]) <= TIE * max(first[time], second[time]) for time in TIMES)
+        tie = any(
+            abs(first[time] - second[time]) <= TIE * max(first[time], second[time])
+            for time in ("predicted_s", "measured_s")
+        )
         if not tie and first["measured_s"] > second["measured_s"]:
             found.append((first["schedule"], second["schedule"]))
     return found
 
 
-TIMES = ("predicted_s", "measured_s")
-
-
 def publish(folder: Path = RESULTS) -> None:
     """Write the tables from the record."""
-    record = json.loads((folder / "ranking_on_the_fabric.json").read_text())
+    record = read_record(folder / "ranking_on_the_fabric.json")
     parts = [record["parts"][key] for key in PARTS if key in record["parts"]]
     head = (
         "All schedules that apply to a layer, by predicted time, forward, on eight emulated ranks; kernel calls are "
@@ -107,20 +84,10 @@ def publish(folder: Path = RESULTS) -> None:
 def _part_text(part: Record) -> str:
     by_time = sorted(part["rows"], key=lambda row: float(row["measured_s"]))
     place = {row["schedule"]: str(number) for number, row in enumerate(by_time, start=1)}
-    cells = [
-        [
-            row["schedule"],
-            place[row["schedule"]],
-            *(f"{row[time]:.3f}" for time in (*TIMES, "measured_spread_s")),
-            f"{row['relative_error']:+.1%}",
-            f"{row['cpu_busy_share']:.0%}",
-        ]
-        for row in part["rows"]
-    ]
-    columns = ("schedule", "measured place", "predicted s", "measured s", "spread s", "error", "cores busy")
+    columns: Formats = {"schedule": "{schedule}", "measured place": lambda row: place[row["schedule"]], **TIMES, **BUSY}
     head = f"{part['topology']}, {part['layer']}, scale {part['scale']:.3g}, medians of {part['repeats']} repeats:"
     pairs = "; ".join(f"{first} before {second}" for first, second in out_of_order(part["rows"])) or "none"
-    return f"{head}\n\n{markdown_table(columns, cells)}\n\nPredicted in the wrong order, ties apart: {pairs}."
+    return f"{head}\n\n{table(part['rows'], columns)}\n\nPredicted in the wrong order, ties apart: {pairs}."
 
 
 def verdict(parts: Sequence[Record]) -> str:

@@ -13,7 +13,6 @@ of log-sum-exps, 1/64 of a tensor with heads of 128 in 16 bits, are left out of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.common import RESULTS, Record, markdown_table, write_page
+from experiments.common import BUSY, RESULTS, TIMES, Formats, Record, read_record, table, write_page
 from experiments.tables import on_the_fabric
 from experiments.tables.on_the_fabric import (
     NO_COMPUTE,
@@ -167,7 +166,7 @@ def _tensor_bytes(schedule: Schedule) -> IntArray:
 
 def publish(folder: Path = RESULTS) -> None:
     """Write the table from the record."""
-    record = json.loads((folder / "schedules_on_the_fabric.json").read_text())
+    record = read_record(folder / "schedules_on_the_fabric.json")
     parts = {key: record["parts"][key] for key in PARTS if key in record["parts"]}
     head = (
         "Forward passes of attention layers with a full mask, whose kernel calls take no time, on eight emulated "
@@ -182,26 +181,20 @@ def publish(folder: Path = RESULTS) -> None:
 
 
 def _part_text(part: Record) -> str:
-    columns = ("schedule", "on the busiest link", "theory", "speed-up predicted", "speed-up measured", "predicted s",
-               "measured s", "spread s", "error", "cores busy")  # fmt: skip
     ring = next(row for row in part["rows"] if row["schedule"] == RING)
+    columns: Formats = {
+        "schedule": "{schedule}",
+        "on the busiest link": "{tensors}",
+        "theory": lambda row: str(Fraction(ring["tensors"]) / Fraction(row["tensors"])),
+        "speed-up predicted": lambda row: f"{ring['predicted_s'] / row['predicted_s']:.2f}",
+        "speed-up measured": lambda row: f"{ring['measured_s'] / row['measured_s']:.2f}",
+        **TIMES,
+        **BUSY,
+    }
     head = f"{part['topology']}, {part['layer']}, scale {part['scale']:.3g}, medians of {part['repeats']} repeats:"
-    table = markdown_table(columns, [_cells(row, ring) for row in part["rows"]])
     alike = ", ".join(f"{name} as {other}" for name, other in part["alike"].items())
-    return f"{head}\n\n{table}" + (f"\n\nNot run, as they load links like another one: {alike}." if alike else "")
-
-
-def _cells(row: Record, ring: Record) -> list[str]:
-    gains = [ring[time] / row[time] for time in ("predicted_s", "measured_s")]
-    return [
-        row["schedule"],
-        row["tensors"],
-        str(Fraction(ring["tensors"]) / Fraction(row["tensors"])),
-        *(f"{gain:.2f}" for gain in gains),
-        *(f"{row[time]:.3f}" for time in ("predicted_s", "measured_s", "measured_spread_s")),
-        f"{row['relative_error']:+.1%}",
-        f"{row['cpu_busy_share']:.0%}",
-    ]
+    left_out = f"\n\nNot run, as they load links like another one: {alike}." if alike else ""
+    return f"{head}\n\n{table(part['rows'], columns)}{left_out}"
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ import json
 import time
 from typing import Any, NamedTuple
 
-from experiments.common import RESULTS, Record, markdown_table, write_page, write_record
+from experiments.common import RESULTS, Formats, Record, read_record, table, write_page, write_record
 from tasp_lab import Workload, search
-from tasp_lab.core.units import format_time
 
 LEARNED = ("staged-ulysses",)
 """Named schedules that came out of these searches, which those of others are compared with."""
@@ -116,22 +115,27 @@ def ask(case: Case, effort: int) -> Record:
 
 def publish() -> None:
     """Write the page from the record."""
-    record = json.loads(JSON.read_text())
+    record = read_record(JSON)
     rows = record["rows"]
-    gains = [1 - row["found_s"] / row["named_s"] for row in rows]
-    gaps = [(row["named_s"] / row["bound_s"] - 1, row["found_s"] / row["bound_s"] - 1) for row in rows]
-    wide = [(gain, gap) for gain, gap in zip(gains, gaps, strict=True) if gap[0] > 0.1]
-    eight, twenty = (sum(gain >= least for gain, _ in wide) for least in (0.08, 0.2))
-    left = sum(after / before for _, (before, after) in wide) / max(len(wide), 1)
-    apart = [row for row in rows if row["named_s"] > 1.1 * row["bound_s"]]
-    exposed = sum(row["exposed_s"] / row["named_exposed_s"] for row in apart) / max(len(apart), 1)
-    waits = sum(min(row["exposed_s"] / (row["found_s"] - row["bound_s"]), 1) for row in apart) / max(len(apart), 1)
+    for row in rows:
+        row["gain"] = 1 - row["found_s"] / row["named_s"]
+        row["before"], row["after"] = (max(row[name] / row["bound_s"] - 1, 0) for name in ("named_s", "found_s"))
+    wide = [row for row in rows if row["before"] > 0.1]
+    eight, twenty = (sum(row["gain"] >= least for row in wide) for least in (0.08, 0.2))
+    left, exposed, waits = (
+        sum(map(share, wide)) / max(len(wide), 1)
+        for share in (
+            lambda row: row["after"] / row["before"],
+            lambda row: row["exposed_s"] / row["named_exposed_s"],
+            lambda row: min(row["exposed_s"] / (row["found_s"] - row["bound_s"]), 1),
+        )
+    )
     seconds = sum(row["processor_s"] for row in rows) / len(rows)
     head = (
         f"# Schedules that were found\n\n{len(rows)} of {len(CASES)} questions, at most {record['effort']} simulated "
         "passes each, 32 heads of 128, bf16;\nmade by `python -m experiments.tables.search`. Times are predictions. "
         f"Named are all schedules but `{'`, `'.join(LEARNED)}`,\nwhich came out of these searches.\n\n"
-        f"- Found is faster than every named schedule on {sum(gain > 1e-9 for gain in gains)} of {len(rows)} "
+        f"- Found is faster than every named schedule on {sum(row['gain'] > 1e-9 for row in rows)} of {len(rows)} "
         f"questions, and never slower.\n- On {len(wide)} questions the best named schedule is more than 10 % above the "
         f"bound. There found saves 8 % or more on {eight}, 20 % or\n  more on {twenty}, and of the gap to the bound "
         f"{left:.0%} is left on average.\n  Exposed communication is {1 - exposed:.0%} less. "
@@ -140,32 +144,20 @@ def publish() -> None:
         f"- A question takes {seconds:.0f} s of processor time, the prediction of all "
         "named schedules included.\n"
     )
-    columns = (
-        "question",
-        "best named",
-        "its time",
-        "found",
-        "saved",
-        "bound",
-        "gap before",
-        "after",
-        "passes",
-        "CPU s",
-    )
-    table = markdown_table(columns, [
-        [
-            row["question"], row["named"], format_time(row["named_s"]), format_time(row["found_s"]), f"{gain:.1%}",
-            format_time(row["bound_s"]), f"{max(before, 0):.0%}", f"{max(after, 0):.0%}", str(row["simulated"]),
-            str(row["processor_s"]),
-        ]
-        for row, gain, (before, after) in zip(rows, gains, gaps, strict=True)
-    ])  # fmt: skip
-    words = "\n".join(
-        f"- {row['question']}: {'; '.join(row['explained'])}."
-        for row, gain in zip(rows, gains, strict=True)
-        if gain > 0.02
-    )
-    write_page(PAGE, f"{head}\n{table}\n\n## What was found\n\nWhere it saves more than 2 %.\n\n{words}")
+    columns: Formats = {
+        "question": "{question}",
+        "best named": "{named}",
+        "its time": "{named_s:time}",
+        "found": "{found_s:time}",
+        "saved": "{gain:.1%}",
+        "bound": "{bound_s:time}",
+        "gap before": "{before:.0%}",
+        "after": "{after:.0%}",
+        "passes": "{simulated}",
+        "CPU s": "{processor_s}",
+    }
+    words = "\n".join(f"- {row['question']}: {'; '.join(row['explained'])}." for row in rows if row["gain"] > 0.02)
+    write_page(PAGE, f"{head}\n{table(rows, columns)}\n\n## What was found\n\nWhere it saves more than 2 %.\n\n{words}")
 
 
 def main() -> None:
@@ -175,7 +167,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--resume", action="store_true", help="keep the answers of the record")
     given = parser.parse_args()
-    rows = json.loads(JSON.read_text())["rows"] if given.resume else []
+    rows = read_record(JSON)["rows"] if given.resume else []
     known = {row["question"] for row in rows}
     for case in CASES:
         if given.only in case.name and case.name not in known:

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.common import RESULTS, markdown_table, write_page, write_record
+from experiments.common import RESULTS, Formats, read_record, table, write_page, write_record
 from sim.simulate import simulate
 from tasp_lab import Workload, search
-from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -314,7 +313,7 @@ def ask(machine: str, kv_heads: int, ccr: float) -> dict[str, Any]:
 
 def publish() -> None:
     """Write the page from the record."""
-    rows = json.loads(JSON.read_text())["rows"]
+    rows = read_record(JSON)["rows"]
     proved = [row["optimum_s"] / row["proved_s"] - 1 for row in rows]
     compared = [row["found_in_model_s"] / row["optimum_s"] - 1 for row in rows if row["found_in_model_s"]]
     simulated = [row["found_s"] / min(row["found_s"], row["optimum_simulated_s"]) - 1 for row in rows]
@@ -335,27 +334,18 @@ def publish() -> None:
         "pieces that follow each other both ways.\n  Behind switches and NICs CP-SAT's is not faster: its messages go "
         "one by one, those of the simulator share links."
     )
-    columns = (
-        "question",
-        "pieces",
-        "CP-SAT",
-        "its bound",
-        "found",
-        "simulated: CP-SAT",
-        "found",
-        "best named",
-        "its time",
-    )
-    table = markdown_table(columns, [
-        [
-            row["question"], str(row["pieces"]), format_time(row["optimum_s"]), format_time(row["proved_s"]),
-            format_time(row["found_in_model_s"]) if row["found_in_model_s"] else "-",
-            format_time(row["optimum_simulated_s"]), format_time(row["found_s"]), row["named"],
-            format_time(row["named_s"]),
-        ]
-        for row in rows
-    ])  # fmt: skip
-    write_page(PAGE, f"{head}\n\n{table}")
+    columns: Formats = {
+        "question": "{question}",
+        "pieces": "{pieces}",
+        "CP-SAT": "{optimum_s:time}",
+        "its bound": "{proved_s:time}",
+        "found": "{found_in_model_s:time}",
+        "simulated: CP-SAT": "{optimum_simulated_s:time}",
+        "simulated: found": "{found_s:time}",
+        "best named": "{named}",
+        "its time": "{named_s:time}",
+    }
+    write_page(PAGE, f"{head}\n\n{table(rows, columns)}")
 
 
 def main() -> None:

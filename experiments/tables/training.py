@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.common import RESULTS, markdown_table, write_page, write_record
+from experiments.common import RESULTS, Formats, read_record, table, write_page, write_record
 from experiments.train_gpt.options import Recipe
 from runtime.calibration import calibrate
 from runtime.fabric.emulated import emulate
@@ -53,34 +53,29 @@ def main() -> None:
 
 def publish() -> None:
     """Write the table from the record."""
-    record = json.loads((RESULTS / "training.json").read_text())
-    mesh = [_mesh_row(run) for run in record["on_mesh"]]
-    head = (
-        f"The training example ({len(RECIPE.layers)} layers, {RECIPE.heads} heads of {RECIPE.head_dim}, {RECIPE.seq} "
-        f"positions, batch {RECIPE.batch}, float32), made by `python -m experiments.tables.training`."
-    )
+    record = read_record(RESULTS / "training.json")
+    rows = record["on_mesh"]
+    for run in rows:
+        run["step_s"] = RECIPE.tokens / run["tokens_per_s"]
+        run["measured_s"] = run["attention_share"] * run["step_s"]
+    columns: Formats = {
+        "ranks, schedule": "{processes}, {schedule}",
+        "step s": "{step_s:.2f}",
+        "attention s": "{measured_s:.2f}",
+        "predicted s": "{attention_s:.2f}",
+        "error": lambda run: f"{run['attention_s'] / run['measured_s'] - 1:+.0%}",
+        "communication": lambda run: f"{(run['measured_s'] - run['kernels_s']) / run['step_s']:.0%}",
+        "predicted": lambda run: f"{(run['attention_s'] - run['kernels_s']) / run['step_s']:.0%}",
+    }
     parts = [
-        head,
+        f"The training example ({len(RECIPE.layers)} layers, {RECIPE.heads} heads of {RECIPE.head_dim}, {RECIPE.seq} "
+        f"positions, batch {RECIPE.batch}, float32), made by `python -m experiments.tables.training`.",
         "Ranks on an emulated mesh: attention of a step, and the communication in it as a share of the step. "
         f"They share {record['machine']['cores']} cores with their own threads of communication, which are in no "
         "prediction; with fewer cores than ranks the error is not that of the communication.",
-        markdown_table(
-            ("ranks, schedule", "step s", "attention s", "predicted s", "error", "communication", "predicted"), mesh
-        ),
+        table(rows, columns),
     ]
-    text = "\n\n".join(parts) + "\n"
-    write_page(RESULTS / "training.md", text)
-
-
-def _mesh_row(run: dict[str, Any]) -> list[str]:
-    step_s = RECIPE.tokens / run["tokens_per_s"]
-    measured_s, predicted_s = run["attention_share"] * step_s, run["attention_s"]
-    return [
-        f"{run['processes']}, {run['schedule']}",
-        *(f"{seconds:.2f}" for seconds in (step_s, measured_s, predicted_s)),
-        f"{predicted_s / measured_s - 1:+.0%}",
-        *(f"{(seconds - run['kernels_s']) / step_s:.0%}" for seconds in (measured_s, predicted_s)),
-    ]
+    write_page(RESULTS / "training.md", "\n\n".join(parts))
 
 
 def _on_mesh(world_size: int) -> list[dict[str, Any]]:

@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import RESULTS, markdown_table, write_record
-from experiments.tables.published_steps import PublishedStep, attention_rates, published_steps
-from tasp_lab.core.files import write_whole
+from experiments.common import RESULTS, Formats, markdown_table, read_record, table, write_page, write_record
+from experiments.tables.published_steps import attention_rates, published_steps
 from tasp_lab.core.progress import print_progress as progress
+
+Row = Mapping[str, Any]
+"""A row of the record."""
 
 CLOSE = 0.15
 """Errors up to this are counted as close."""
@@ -78,7 +80,7 @@ GROUPS = {
 """Rows that miss for the same cause: their source, and a pattern of model and variant."""
 
 
-def groups_of(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def groups_of(records: Sequence[Row]) -> dict[str, list[float]]:
     """The errors of each group, in the order of rows. Every predicted row is in one."""
     errors: dict[str, list[float]] = {name: [] for name in GROUPS}
     for row in records:
@@ -93,7 +95,7 @@ def groups_of(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return errors
 
 
-def groups_table(records: Sequence[Mapping[str, Any]]) -> str:
+def groups_table(records: Sequence[Row]) -> str:
     """Median and range of the errors of each group."""
     rows = [
         [name, str(len(own)), f"{median(map(abs, own)):.0%}", f"{min(own):+.0%} to {max(own):+.0%}"]
@@ -103,31 +105,31 @@ def groups_table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Predict everything, and write the record and the table."""
+    """Predict everything, and write the record and the page."""
     rows = list(published_steps(progress))
     rates = [
         attention_rates(row) for row in rows if row.source == "torchtitan" and "CP" in row.variant and row.gpus == 8
     ]
-    records = [row.to_dict() for row in rows]
-    write_record(RESULTS / "whole_steps.json", {"rows": records, "torchtitan_attention": rates})
-    write_whole(RESULTS / "whole_steps.md", (text_of(rows, rates) + "\n").encode())
+    write_record(RESULTS / "whole_steps.json", {"rows": [row.to_dict() for row in rows], "torchtitan_attention": rates})
+    publish()
 
 
-def text_of(rows: Sequence[PublishedStep], rates: Sequence[tuple[float, float]]) -> str:
-    """The page."""
-    records = [row.to_dict() for row in rows]
-    parts = ["# Whole steps", HEAD, summary_of(rows), groups_table(records), "## Which layout", *layouts_of(records)]
+def publish() -> None:
+    """Write the page from the record."""
+    record = read_record(RESULTS / "whole_steps.json")
+    rows, rates = record["rows"], record["torchtitan_attention"]
+    parts = ["# Whole steps", HEAD, summary_of(rows), groups_table(rows), "## Which layout", *layouts_of(rows)]
     for source, text in TEXTS.items():
-        own = [row for row in rows if row.source == source]
-        parts += [f"## {source}", text, table_of([row for row in own if row.error is not None])]
+        own = [row for row in rows if row["source"] == source]
+        parts += [f"## {source}", text, table((row for row in own if row["error"] is not None), COLUMNS)]
         parts += [rates_of(rates)] if source == "torchtitan" else []
-        parts += [otherwise_of(own), left_out_of([row for row in own if row.error is None])]
-    return "\n\n".join(part for part in parts if part)
+        parts += [otherwise_of(own), left_out_of([row for row in own if row["error"] is None])]
+    write_page(RESULTS / "whole_steps.md", "\n\n".join(part for part in parts if part))
 
 
-def summary_of(rows: Sequence[PublishedStep]) -> str:
+def summary_of(rows: Sequence[Row]) -> str:
     """How many rows there are, and how far they are off."""
-    errors = [row.error for row in rows if row.error is not None]
+    errors = [row["error"] for row in rows if row["error"] is not None]
     close = sum(abs(error) <= CLOSE for error in errors)
     middle = median(abs(error) for error in errors)
     corrected, inside = left_out(rows)
@@ -139,12 +141,12 @@ def summary_of(rows: Sequence[PublishedStep]) -> str:
     )
 
 
-def left_out(rows: Sequence[PublishedStep]) -> tuple[float, int]:
+def left_out(rows: Sequence[Row]) -> tuple[float, int]:
     """The median error of rows that are corrected by other sources, and how many lie within their interval."""
-    ratios = {
-        source: [1 / (1 + row.error) for row in rows if row.source == source and row.error is not None]
-        for source in dict.fromkeys(row.source for row in rows)
-    }
+    ratios: dict[str, list[float]] = {row["source"]: [] for row in rows}
+    for row in rows:
+        if row["error"] is not None:
+            ratios[row["source"]].append(1 / (1 + row["error"]))
     errors, inside = [], 0
     for source, own in ratios.items():
         others = np.array([ratio for other, found in ratios.items() if other != source for ratio in found])
@@ -154,7 +156,7 @@ def left_out(rows: Sequence[PublishedStep]) -> tuple[float, int]:
     return median(errors), inside
 
 
-def layouts_of(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def layouts_of(records: Sequence[Row]) -> list[str]:
     """What the layout that is predicted to be fastest costs, of those that a source measured of one model."""
     found = regrets_of(records)
     regrets = [regret for *_, regret in found]
@@ -168,7 +170,7 @@ def layouts_of(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [text, markdown_table(("model", "GPUs", "layouts", "predicted fastest", "measured fastest", "regret"), rows)]
 
 
-def regrets_of(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int, str, str, float]]:
+def regrets_of(records: Sequence[Row]) -> list[tuple[str, int, int, str, str, float]]:
     """A row per model, GPUs, positions and dtype of which a source measured several layouts: their number, the variants
     that are predicted and measured to be fastest, and how much longer the former takes than the latter, measured.
     """
@@ -188,42 +190,24 @@ def regrets_of(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int
     return found
 
 
-def table_of(rows: Sequence[PublishedStep]) -> str:
-    """The rows of a source with a prediction."""
-    columns = (
-        "model",
-        "variant",
-        "GPUs",
-        "positions",
-        "measured s",
-        "predicted s",
-        "error",
-        "MFU",
-        "exposed",
-        "GiB",
-    )
-    return markdown_table(columns, [_cells(row) for row in rows])
+COLUMNS: Formats = {
+    "model": "{what}",
+    "variant": "{variant}",
+    "GPUs": "{gpus}",
+    "positions": "{positions}",
+    "measured s": "{measured_s:.3g}",
+    "predicted s": "{predicted[time_s]:.3g}",
+    "error": "{error:+.0%}",
+    "MFU": "{predicted[mfu]:.0%}",
+    "exposed": lambda row: f"{row['predicted']['exposed_s'] / row['predicted']['time_s']:.0%}",
+    "GiB": lambda row: "" if row["measured_bytes"] is None else (
+        f"{row['measured_bytes'] / 2**30:.0f} / {row['predicted']['memory_bytes'] / 2**30:.0f}"
+    ),
+}  # fmt: skip
+"""The columns of rows with a prediction."""
 
 
-def _cells(row: PublishedStep) -> list[str]:
-    step = row.predicted
-    assert step is not None, "rows of the table are predicted"
-    assert step.mfu is not None, "the peaks of all machines of these rows are known"
-    return [
-        row.what,
-        row.variant,
-        str(row.gpus),
-        str(row.positions),
-        f"{row.measured_s:.3g}",
-        f"{step.time_s:.3g}",
-        "" if row.error is None else f"{row.error:+.0%}",
-        f"{step.mfu:.0%}",
-        f"{step.times.exposed_s / step.time_s:.0%}",
-        "" if row.measured_bytes is None else f"{row.measured_bytes / 2**30:.0f} / {step.memory.total / 2**30:.0f}",
-    ]
-
-
-def rates_of(rates: Sequence[tuple[float, float]]) -> str:
+def rates_of(rates: Sequence[Sequence[float]]) -> str:
     """What attention reaches in torchtitan's rows, if all else is as predicted."""
     measured, predicted = (", ".join(f"{each / 1e12:.0f}" for each in column) for column in zip(*rates, strict=True))
     return (
@@ -232,15 +216,15 @@ def rates_of(rates: Sequence[tuple[float, float]]) -> str:
     )
 
 
-def otherwise_of(rows: Sequence[PublishedStep]) -> str:
+def otherwise_of(rows: Sequence[Row]) -> str:
     """What errors would be if something that the table does not say is otherwise."""
-    errors = [f"{row.other_error:+.0%}" for row in rows if row.other_error is not None]
-    return f"{OTHERWISE[rows[0].source]}, errors would be {' and '.join(errors)}." if errors else ""
+    errors = [f"{row['other_error']:+.0%}" for row in rows if row["other_error"] is not None]
+    return f"{OTHERWISE[rows[0]['source']]}, errors would be {' and '.join(errors)}." if errors else ""
 
 
-def left_out_of(rows: Sequence[PublishedStep]) -> str:
+def left_out_of(rows: Sequence[Row]) -> str:
     """Which rows have no prediction, and why."""
-    counts = Counter(row.reason for row in rows)
+    counts = Counter(row["reason"] for row in rows)
     found = "; ".join(f"{count} rows, {reason}" for reason, count in counts.items())
     return f"Not predicted: {found}." if found else ""
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from string import Formatter
+from typing import TYPE_CHECKING, Any, Literal
+
+from tasp_lab.core.units import format_bandwidth, format_size, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +32,40 @@ def brief(value: object, *facts: str) -> str:
     return f"<{type(value).__name__}: {text if len(text) <= MAX_BRIEF else text[: MAX_BRIEF - 3] + '...'}>"
 
 
+Row = Mapping[str, object]
+"""A row by field, as JSON has it."""
+
+Formats = Mapping[str, "str | Callable[[Any], str]"]
+"""The columns of a table: under each title a format of fields, like ``"{error:+.1%}"``, or a function of a row.
+
+Besides those of Python, formats have ``time``, ``size`` and ``bandwidth``; None is a dash, a list is its elements.
+"""
+
+
+class _CellFormatter(Formatter):
+    UNITS: Mapping[str, Callable[..., str]] = {"time": format_time, "size": format_size, "bandwidth": format_bandwidth}
+
+    def format_field(self, value: object, format_spec: str) -> str:
+        if value is None:
+            return "-"
+        if isinstance(value, (list, tuple)):
+            return ", ".join(self.format_field(each, format_spec) for each in value)
+        unit = self.UNITS.get(format_spec)
+        return format(value, format_spec) if unit is None else unit(value)
+
+
+_FORMATTER = _CellFormatter()
+
+
+def cells_of(row: Row, columns: Formats) -> list[str]:
+    """The texts of a row.
+
+    >>> cells_of({"name": "ring", "time_s": 0.25, "error": None}, {"": "{name}, {time_s:time}", "error": "{error:.1%}"})
+    ['ring, 250 ms', '-']
+    """
+    return [each(row) if callable(each) else _FORMATTER.vformat(each, (), row) for each in columns.values()]
+
+
 @dataclass(frozen=True)
 class Table:
     """A titled table of texts.
@@ -46,6 +83,12 @@ class Table:
     rows: Sequence[Sequence[str]]
     texts: Sequence[int] = (0,)
     order: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, title: str, rows: Iterable[Row], columns: Formats, texts: Sequence[int] = (0,)) -> list[Table]:
+        """The table of some rows; none without a row."""
+        cells = [cells_of(row, columns) for row in rows]
+        return [cls(title, tuple(columns), cells, texts)] if cells else []
 
     def print_on(self, console: Console) -> None:
         """Print the table on a console of rich. Numbers are never broken over lines."""

@@ -24,7 +24,7 @@ from tasp_lab.core.errors import FitError, QuantityError, TableError
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
-from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.tables import Formats, Part, Table
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.profile import Profile, profile_document
 from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
@@ -179,7 +179,28 @@ class FileCalibration(Report):
         parts: list[Part] = [*_pairs(self.figures)]
         parts.append(Table(f"{found.profile.name}: fitted parameters", columns, rows, (0, 5)))
         decision = [] if self.acceptance is None else [self.acceptance.line()]
-        return [*parts, *_unidentified(unsure), *_errors(found), *decision]
+        errors = Table.of("predicted against measured", self._tables(), _ERRORS, (0, 1, 2))
+        return [*parts, *_unidentified(unsure), *errors, *decision]
+
+    def _tables(self) -> list[dict[str, object]]:
+        """The tables of collectives with their mean errors before and after, and of rows by fits without them."""
+        found = self.found
+        known = [found.before_s, found.after_s, *([found.held_out_s] if len(found.held_out_s) else [])]
+        means = [[float(abs(errors).mean()) for errors in found.errors(times_s)] for times_s in known]
+        held_out = means[2] if len(means) > 2 else [None] * len(found.cases)
+        return [
+            {
+                "file": case.table.name,
+                "profile": f"{found.profile.name}-{case.size}",
+                "collective": case.collective,
+                "ranks": case.table.ranks,
+                "rows": len(case.rows),
+                "mean_relative_error_before": before,
+                "mean_relative_error": after,
+                "mean_relative_error_held_out": held_out,
+            }
+            for case, before, after, held_out in zip(found.cases, means[0], means[1], held_out, strict=True)
+        ]
 
     def to_dict(self) -> dict[str, object]:
         found = self.found
@@ -190,19 +211,7 @@ class FileCalibration(Report):
             "accepted": self.accepted,
             "acceptance": None if self.acceptance is None else self.acceptance.to_dict(),
             "constants": [_constant_document(finding, sources[finding.name]) for finding in found.findings],
-            "tables": [
-                {
-                    "file": case.table.name,
-                    "profile": machine_name(found, case),
-                    "collective": case.collective,
-                    "ranks": case.table.ranks,
-                    "rows": len(case.rows),
-                    "mean_relative_error_before": before,
-                    "mean_relative_error": after,
-                    "mean_relative_error_held_out": held_out,
-                }
-                for case, before, after, held_out in errors_of(found)
-            ],
+            "tables": self._tables(),
             "pairs": [
                 {
                     "file": figure.table,
@@ -383,17 +392,11 @@ def _constant_document(finding: Finding, source: str) -> dict[str, object]:
     }
 
 
-def machine_name(found: Calibrated, case: Case) -> str:
-    """The name of the machine of a case."""
-    return f"{found.profile.name}-{case.size}"
-
-
-def errors_of(found: Calibrated) -> list[tuple[Case, float, float, float | None]]:
-    """The mean relative error of each table before and after, and that of rows by fits without them, if any."""
-    known = [found.before_s, found.after_s, *([found.held_out_s] if len(found.held_out_s) else [])]
-    means = [[float(abs(errors).mean()) for errors in found.errors(times_s)] for times_s in known]
-    held_out = means[2] if len(means) > 2 else [None] * len(found.cases)
-    return list(zip(found.cases, means[0], means[1], held_out, strict=True))
+_ERRORS: Formats = {
+    "table": lambda row: Path(row["file"]).name, "machine": "{profile}", "collective": "{collective}", "rows": "{rows}",
+    "mean error before": "{mean_relative_error_before:.1%}", "after the fit": "{mean_relative_error:.1%}",
+    "held out": "{mean_relative_error_held_out:.1%}",
+}  # fmt: skip
 
 
 def _unidentified(findings: Sequence[Finding]) -> list[Part]:
@@ -420,13 +423,3 @@ def _pairs(figures: Sequence[PairFigure]) -> list[Part]:
         tells = f"{each.constant or 'for information'}: {each.note}"
         rows.append((Path(each.table).name, each.what, *texts, str(each.count), tells))
     return [Table("pairs", columns, rows, (0, 1, 6))] if rows else []
-
-
-def _errors(found: Calibrated) -> list[Part]:
-    columns = ("table", "machine", "collective", "rows", "mean error before", "after the fit", "held out")
-    rows = [
-        (Path(case.table.name).name, machine_name(found, case), case.collective, str(len(case.rows)),
-         f"{before:.1%}", f"{after:.1%}", "-" if held_out is None else f"{held_out:.1%}")
-        for case, before, after, held_out in errors_of(found)
-    ]  # fmt: skip
-    return [Table("predicted against measured", columns, rows, (0, 1, 2))] if rows else []

@@ -90,28 +90,20 @@ class KernelCalibration(Report):
         }
 
     def parts(self) -> list[Part]:
-        rows = [
-            (variant.passing, str(variant.head_dim), name, *_numbers(value), value.source)
-            for variant in self.file.variants
-            for name, value in constants_in(variant).items()
-        ]
-        columns = ("pass", "head dim", "constant", "value", "90 % from", "to", "source")
-        fits = [(passing, *_errors(each)) for passing, each in self.acceptances.items()]
+        constants = {
+            "pass": "{pass}", "head dim": "{head_dim}", "constant": "{name}", "value": "{value:.4g}",
+            "90 % from": "{low:.4g}", "to": "{high:.4g}", "source": "{source}",
+        }  # fmt: skip
+        errors = {
+            "pass": "{what}", "rows": "{rows}", "mean error before": "{before:.1%}", "after": "{after:.1%}",
+            "held out": "{held_out:.1%}",
+        }  # fmt: skip
         return [
-            Table(f"{self.file.kernel} on {self.file.gpu}", columns, rows, (0, 2, 6)),
-            Table("predicted against measured", ("pass", "rows", "mean error before", "after", "held out"), fits, (0,)),
+            *Table.of(f"{self.file.kernel} on {self.file.gpu}", self.records(), constants, (0, 2, 6)),
+            *Table.of("predicted against measured", map(vars, self.acceptances.values()), errors),
             *(each.line() for each in self.acceptances.values()),
             *self.notes,
         ]
-
-
-def _numbers(constant: KernelConstant) -> list[str]:
-    return [f"{each:.4g}" for each in (constant.value, constant.low, constant.high)]
-
-
-def _errors(found: Acceptance) -> list[str]:
-    shares = (found.before, found.after, found.held_out)
-    return [str(found.rows), *("-" if share is None else f"{share:.1%}" for share in shares)]
 
 
 def calibrate_kernels(

@@ -77,23 +77,14 @@ class Judgement(Report):
 
     def parts(self) -> list[Part]:
         title = f"{self.profile.name}: each collective predicted by a fit to the others"
-        rows = [_cells(each) for each in self.collectives]
+        columns = {
+            "left out": "{collective}", "fitted from": "{fitted_from}", "constants fitted": "{constants}",
+            "rows": "{rows}", "median error before": "{median_relative_error_before:.1%}",
+            "median error after": "{median_relative_error:.1%}", "worst before": "{worst_relative_error_before:.1%}",
+            "worst after": "{worst_relative_error:.1%}",
+        }  # fmt: skip
         reasons = [f"{each.collective}: {each.reason}" for each in self.collectives if each.reason]
-        return [Table(title, _COLUMNS, rows, (0, 1, 2)), *reasons]
-
-
-_COLUMNS = (
-    "left out", "fitted from", "constants fitted", "rows", "median error before", "after", "worst before", "after",
-)  # fmt: skip
-
-
-def _cells(each: JudgedCollective) -> tuple[str, ...]:
-    found = (each.median_relative_error_before, each.median_relative_error,
-             each.worst_relative_error_before, each.worst_relative_error)  # fmt: skip
-    return (
-        each.collective, ", ".join(each.fitted_from), ", ".join(each.constants) or "none", str(each.rows),
-        *("-" if error is None else f"{error:.1%}" for error in found),
-    )  # fmt: skip
+        return [*Table.of(title, map(asdict, self.collectives), columns, (0, 1, 2)), *reasons]
 
 
 def leave_one_out(

@@ -26,7 +26,7 @@ from tasp_lab.core.units import format_size, format_size_about, format_time
 from tasp_lab.plots.timelines import INK, MEASURED, MUTED, PREDICTED, new_figure, wrapped
 
 if TYPE_CHECKING:
-    from tasp_lab.measure.accuracy.table_accuracy import CollectiveAccuracy, MeasuredRow, SizeRow, TableAccuracy
+    from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
 
 REACH = 1.0
 """Errors and intervals beyond this are drawn at the edge."""
@@ -216,7 +216,7 @@ TARGET_ERROR = 0.05
 """The range of errors that is shaded."""
 
 
-def draw_tables(tables: Sequence[CollectiveAccuracy], title: str = "Measured and predicted times") -> Figure:
+def draw_tables(tables: Sequence[TableAccuracy], title: str = "Measured and predicted times") -> Figure:
     """All tables with rows, as panels or as lines of an overview of errors."""
     tables = [each for each in tables if each.rows]
     long = [each for each in tables if len(each.rows) > FEW_SIZES]
@@ -238,13 +238,13 @@ def draw_tables(tables: Sequence[CollectiveAccuracy], title: str = "Measured and
     return figure
 
 
-def mean_error(compared: CollectiveAccuracy) -> float:
+def mean_error(compared: TableAccuracy) -> float:
     """Mean absolute error of the sizes in scope; of all sizes if none is in scope."""
-    errors = [abs(row.relative_error) for row in compared.rows if row.in_scope]
-    return float(np.mean(errors or [abs(row.relative_error) for row in compared.rows]))
+    errors = [abs(row.relative_error or 0.0) for row in compared.rows if row.in_scope]
+    return float(np.mean(errors or [abs(row.relative_error or 0.0) for row in compared.rows]))
 
 
-def _draw_panels(part: SubFigure, tables: Sequence[CollectiveAccuracy], lines: int) -> None:
+def _draw_panels(part: SubFigure, tables: Sequence[TableAccuracy], lines: int) -> None:
     """Times above errors, one column per table, `_COLUMNS` tables per row; all share both axes."""
     columns = min(_COLUMNS, len(tables))
     grid = part.subplots(2 * lines, columns, sharex=True, squeeze=False, height_ratios=[2, 1] * lines)
@@ -269,7 +269,7 @@ def _draw_panels(part: SubFigure, tables: Sequence[CollectiveAccuracy], lines: i
     _add_legend(part, [artist for axes in times for artist in (*axes.get_lines(), *axes.collections)])
 
 
-def plot_table(compared: CollectiveAccuracy, axes: Axes) -> None:
+def plot_table(compared: TableAccuracy, axes: Axes) -> None:
     """Measured and predicted times in seconds over size in bytes, with intervals; sizes out of scope are hollow.
 
     >>> from tasp_lab.measure.accuracy import evaluate
@@ -291,14 +291,20 @@ def plot_table(compared: CollectiveAccuracy, axes: Axes) -> None:
         axes.fill_between(sizes, low_s, high_s, color=BAND, linewidth=0, label=INTERVAL_LABEL)
     axes.plot(*_columns(compared.rows, "predicted_s"), "-", color=PREDICTED, label="predicted")
     _points(axes, compared.rows, "measured_s", MEASURED, "measured")
-    times_s = [time_s for row in compared.rows for time_s in (row.predicted_s, row.measured_s)]
+    times_s = [time_s for row in compared.rows for time_s in (row.predicted_s, row.measured_s) if time_s is not None]
     if max(times_s) < 1.001 * min(times_s):  # next to a power of ten, a logarithmic axis would have no length
         axes.update_datalim([(compared.rows[0].size_bytes, time_s) for time_s in (times_s[0] / 2, times_s[0] * 2)])
-    axes.set_title(f"{heading(compared)}:\n{_summary(compared)}", loc="left", fontsize=8, color=INK, parse_math=False)
+    axes.set_title(
+        f"{compared.what} on {compared.profile}:\n{_summary(compared)}",
+        loc="left",
+        fontsize=8,
+        color=INK,
+        parse_math=False,
+    )
     style_axes(axes)
 
 
-def plot_errors(compared: CollectiveAccuracy, axes: Axes) -> None:
+def plot_errors(compared: TableAccuracy, axes: Axes) -> None:
     """Relative errors of the predicted times over size in bytes, over their intervals; `TARGET_ERROR` is shaded."""
     axes.axhspan(-TARGET_ERROR, TARGET_ERROR, color=TARGET, linewidth=0)
     axes.axhline(0, color=MUTED, linewidth=0.8)
@@ -313,33 +319,28 @@ def plot_errors(compared: CollectiveAccuracy, axes: Axes) -> None:
     style_axes(axes)
 
 
-def heading(compared: CollectiveAccuracy) -> str:
-    """Collective and machine of a table."""
-    return f"{compared.table.collective} on {compared.table.profile}"
-
-
-def _summary(compared: CollectiveAccuracy) -> str:
-    errors = [abs(row.relative_error) for row in compared.rows if row.in_scope]
+def _summary(compared: TableAccuracy) -> str:
+    errors = [abs(row.relative_error or 0.0) for row in compared.rows if row.in_scope]
     if len(errors) <= 1:
         return f"error {errors[0]:.1%}" if errors else "out of scope"
     return f"mean error {np.mean(errors):.1%}, worst {max(errors):.1%}"
 
 
-def _reach(row: SizeRow) -> float:
+def _reach(row: MeasuredRow) -> float:
     """How far the error axis goes for a row: its error, and its interval as far as `REACH`."""
-    return max(abs(row.relative_error), *(abs(clipped(end)) for end in error_ends(row) or (0.0, 0.0)))
+    return max(abs(row.relative_error or 0.0), *(abs(clipped(end)) for end in error_ends(row) or (0.0, 0.0)))
 
 
-def _ends(compared: CollectiveAccuracy) -> str:
+def _ends(compared: TableAccuracy) -> str:
     sizes = sorted({row.size_bytes for row in compared.rows})
     return " to ".join(format_size_about(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
 
 
-def _columns(rows: Sequence[SizeRow], name: str) -> tuple[list[int], list[float]]:
+def _columns(rows: Sequence[MeasuredRow], name: str) -> tuple[list[int], list[float]]:
     return [row.size_bytes for row in rows], [getattr(row, name) for row in rows]
 
 
-def _points(axes: Axes, rows: Sequence[SizeRow], name: str, color: str, label: str) -> None:
+def _points(axes: Axes, rows: Sequence[MeasuredRow], name: str, color: str, label: str) -> None:
     """Filled points for sizes in scope, hollow points for others."""
     for in_scope, fill, more in ((True, color, ""), (False, "none", ", out of scope")):
         if chosen := [row for row in rows if row.in_scope == in_scope]:

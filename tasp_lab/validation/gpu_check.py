@@ -25,7 +25,7 @@ from tasp_lab.core.errors import OutputError, RunError, TaspLabError, first_line
 from tasp_lab.core.files import check_writable, write_whole
 from tasp_lab.core.progress import ProgressCallback, no_progress, on_one_line, print_line
 from tasp_lab.core.report import Report
-from tasp_lab.core.tables import Part, Table, to_text
+from tasp_lab.core.tables import Formats, Part, Table, to_text
 from tasp_lab.core.version import VERSION
 from tasp_lab.prediction.inputs import MachineLike, wires
 from tasp_lab.validation.gpu_steps import FULL, HOST, QUICK, STEPS, Context, Numbers, Outcome, Sizes, Step
@@ -50,18 +50,6 @@ class StepResult:
     numbers: Numbers
     seconds: float
     message: str
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "number": self.step.number, "name": self.step.name, "proves": self.step.proves, "verdict": self.verdict,
-            "numbers": _plain(self.numbers), "seconds": self.seconds, "message": self.message,
-            "if_it_fails": self.step.if_it_fails,
-        }  # fmt: skip
-
-    def row(self) -> tuple[str, ...]:
-        """The row of the table of all steps."""
-        told = on_one_line(self.message or self.step.proves)
-        return str(self.step.number), self.step.name, self.verdict, f"{self.seconds:.1f} s", told
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,21 +92,31 @@ class Record(Report):
             "backend": self.backend,
             "quick": self.quick,
             "verdict": self.verdict,
-            "steps": [step.to_dict() for step in self.steps],
+            "steps": [
+                row | {"numbers": _plain(step.numbers)} for row, step in zip(self.records(), self.steps, strict=True)
+            ],
         }
         return found if self.error is None else found | {"error": self.error}
 
     def records(self) -> list[dict[str, object]]:
         """A row per step, without its numbers."""
         return [
-            {name: value for name, value in step.to_dict().items() if name != "numbers"} for step in self.steps
+            {
+                "number": result.step.number, "name": result.step.name, "proves": result.step.proves,
+                "verdict": result.verdict, "seconds": result.seconds, "message": result.message,
+                "if_it_fails": result.step.if_it_fails,
+            }
+            for result in self.steps
         ]  # fmt: skip
 
     def parts(self) -> list[Part]:
         how = "quick" if self.quick else "all"
         title = f"gpu-check {self.machine}, {self.world_size} ranks, {self.backend}, {how}, {self.date}: {self.verdict}"
-        rows = [step.row() for step in self.steps]
-        parts: list[Part] = [Table(title, ("", "step", "verdict", "time", "proves, or why not"), rows, (1, 2, 4))]
+        columns: Formats = {
+            "": "{number}", "step": "{name}", "verdict": "{verdict}", "time": "{seconds:.1f} s",
+            "proves, or why not": lambda row: on_one_line(row["message"] or row["proves"]),
+        }  # fmt: skip
+        parts: list[Part] = [*Table.of(title, self.records(), columns, (1, 2, 4))] or [title]
         for step in self.steps:
             parts += _step_parts(step)
         return parts

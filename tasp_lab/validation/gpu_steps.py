@@ -449,7 +449,9 @@ def check_overlap(context: Context) -> Outcome:
             for priority, ranks in hardware.ranks_by_priority(context.group):
                 times_s = measured_s(context, messages, ranks), measured_s(context, attention, ranks)
                 overlap = Overlap(priority, kernels_s(context, attention, ranks), *times_s)
-                rows.append({"schedule": name, "sequence": sequence, **overlap.to_dict()})
+                rows.append({
+                    "schedule": name, "sequence": sequence, **overlap._asdict(), "hidden_share": overlap.hidden_share,
+                })  # fmt: skip
                 if overlap.hidden_share < SLOWER_TOGETHER:
                     failures.append(
                         f"{name} at {sequence} positions, priority {priority}: hides {overlap.hidden_share:.2f} of "
@@ -475,9 +477,6 @@ class Overlap(NamedTuple):
         """
         shorter = min(self.compute_s, self.communication_s)
         return (self.compute_s + self.communication_s - self.together_s) / shorter if shorter else 0.0
-
-    def to_dict(self) -> dict[str, object]:
-        return {**self._asdict(), "hidden_share": self.hidden_share}
 
 
 def kernels_s(context: Context, schedule: Schedule, ranks: Ranks) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from experiments.accuracy.fabric import buildable
-from experiments.accuracy.report import families, report_text, summary
+from experiments.accuracy.report import families
 from experiments.accuracy.step_curve import curve, draw_curves, measured_steps, predict_step
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.measure.accuracy import SizeRow, TableAccuracy, own_tables
+from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
+from tasp_lab.measure.accuracy.collective import size_row
 from tasp_lab.measure.readers import parse_table, read_table
 from tasp_lab.plots.accuracy import FEW_SIZES, MAX_LINES, MAX_PANELS, draw_tables, plot_table
 from tasp_lab.plots.timelines import render
@@ -28,7 +29,7 @@ HEADERS = "# profile: h100-8\n# collective: sendrecv\n# ranks: 8\nsize_B,time_us
 
 errors = st.floats(-0.9, 9)
 rows = st.builds(
-    lambda size, measured_s, error, in_scope: SizeRow.of(size, measured_s, measured_s * (1 + error), in_scope),
+    lambda size, measured_s, error, counts: size_row(size, measured_s, measured_s * (1 + error), counts=counts),
     st.integers(1, 2**40),
     st.floats(1e-7, 1e3),
     errors,
@@ -41,7 +42,7 @@ class Compared:
     """A table with these rows."""
 
     name: str
-    rows: Sequence[SizeRow]
+    rows: Sequence[MeasuredRow]
 
     def accuracy(self, reason: str = "") -> TableAccuracy:
         return TableAccuracy(parse_table(HEADERS + "1,1\n", f"{self.name}.csv"), reason, tuple(self.rows), "port")
@@ -69,7 +70,7 @@ class TestPictures:
         assert render(figure, "svg")
 
     @given(st.lists(rows, min_size=1, max_size=8))
-    def test_a_panel_has_every_measured_and_predicted_time(self, found: list[SizeRow]) -> None:
+    def test_a_panel_has_every_measured_and_predicted_time(self, found: list[MeasuredRow]) -> None:
         axes = Figure().subplots()
         plot_table(Compared("table", found).accuracy(), axes)
         predicted, *points = axes.get_lines()
@@ -78,9 +79,7 @@ class TestPictures:
         assert sorted(drawn) == sorted(row.measured_s for row in found)
 
     def test_a_panel_has_the_interval_of_each_time(self) -> None:
-        found = [
-            SizeRow.of(2**k, 1.0, 1.0, True, residual_interval(1.0 + k, KERNELS, "")) for k in range(FEW_SIZES + 1)
-        ]
+        found = [size_row(2**k, 1.0, 1.0, residual_interval(1.0 + k, KERNELS, "")) for k in range(FEW_SIZES + 1)]
         axes = Figure().subplots()
         plot_table(Compared("table", found).accuracy(), axes)
         (band,) = axes.collections
@@ -91,14 +90,14 @@ class TestPictures:
     def test_a_single_time_next_to_a_power_of_ten_has_a_range(self) -> None:
         time_s = float(np.nextafter(1e-7, 1))
         axes = Figure().subplots()
-        plot_table(Compared("table", [SizeRow.of(1, time_s, time_s, True)]).accuracy(), axes)
+        plot_table(Compared("table", [size_row(1, time_s, time_s)]).accuracy(), axes)
         low, high = axes.get_ylim()
         assert low < time_s < high
 
     @pytest.mark.parametrize(("count", "sizes"), [(1, 1), (1, 9), (12, 9), (13, 9), (42, 20), (200, 1)])
     def test_sizes_stay_bounded_and_worst_tables_are_last(self, count: int, sizes: int) -> None:
         each = [
-            Compared(f"table{i}", [SizeRow.of(2**k, 1.0, 1.01 + i, True) for k in range(sizes)]).accuracy()
+            Compared(f"table{i}", [size_row(2**k, 1.0, 1.01 + i) for k in range(sizes)]).accuracy()
             for i in range(count)
         ]
         figure = draw_tables(each)
@@ -111,7 +110,7 @@ class TestPictures:
         assert (f"the 60 of {count} tables with the largest errors" in figure.get_suptitle()) == (few and count > 60)
 
     def test_axes_are_shared_and_labelled_with_units(self) -> None:
-        each = [Compared("t", [SizeRow.of(2**k, 10.0**-i, 1.0, True) for k in range(20)]).accuracy() for i in range(5)]
+        each = [Compared("t", [size_row(2**k, 10.0**-i, 1.0) for k in range(20)]).accuracy() for i in range(5)]
         figure = draw_tables(each)
         render(figure, "png")
         times = [axes for axes in figure.axes if axes.get_yscale() == "log" and axes.get_visible()]
@@ -122,23 +121,8 @@ class TestPictures:
 
 
 class TestReport:
-    @given(tables)
-    def test_every_table_is_named(self, found: list[TableAccuracy]) -> None:
-        named = [replace(each, table=replace(each.table, name=f"table{i}.csv")) for i, each in enumerate(found)]
-        text = report_text(named)
-        assert all(text.count(f"| table{i} |") == 1 for i in range(len(named)))
-
-    def test_the_summary_is_of_tables_in_scope(self) -> None:
-        compared = [
-            Compared(name, [SizeRow.of(2**20, 1.0, 1.0 + error, True)]).accuracy(reason)
-            for name, error, reason in (("a", 0.01, ""), ("b", -0.07, ""), ("c", 0.5, ""), ("d", 0.9, "not a ring"))
-        ]
-        text = summary(compared)
-        assert "3 of 4 tables" in text
-        assert "median table is 7.0%. Within 5%: 1 tables; within 10%: 2. The worst is c: 50.0%" in text
-
     def test_families_have_what_is_predicted(self) -> None:
-        some, none = Compared("a", [SizeRow.of(1, 1.0, 1.0, True)]).accuracy(), Compared("b", []).accuracy("none")
+        some, none = Compared("a", [size_row(1, 1.0, 1.0)]).accuracy(), Compared("b", []).accuracy("none")
         assert families([some, none]) == {"h100": [some]}
 
 

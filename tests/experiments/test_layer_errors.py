@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from experiments.common import RESULTS
-from experiments.tables.layer_errors import LAYERS, LIMITS, Result, cases_on, draw, errors_on_rank, exact, hidden, table
+from experiments.tables.layer_errors import LAYERS, LIMITS, Result, cases_on, draw, errors_on_rank, exact, table
 from tasp_lab.schedules.registry import attention_names_on
+from tests.support.rank_layers import seen_by
 from tests.support.ranks import on_ranks, succeeded
 
 
@@ -18,7 +19,7 @@ def test_the_reference_is_what_autograd_finds(name: str) -> None:
     q, k, v = leaves = [x.double().requires_grad_() for x in inputs]
     every = [x.repeat_interleave(layer.heads // x.shape[2], 2) for x in (k, v)]
     scores = torch.einsum("bihd,bjhd->bhij", q, every[0]) * layer.head_dim**-0.5
-    scores = scores.masked_fill(hidden(layer), -torch.inf)
+    scores = scores.masked_fill(~seen_by(layer), -torch.inf)
     out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), every[1])
     expected = (out, scores.logsumexp(-1).transpose(1, 2), *torch.autograd.grad(out, leaves, dout.double()))
     for found, wanted in zip(exact(layer, *inputs, dout), expected, strict=True):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.reproductions.lasp2 import result as lasp2
-from experiments.reproductions.ranges import Range, figure_of, read_record
 from experiments.reproductions.report import FOLDER
+from experiments.reproductions.reproduction import Range, figure_of, numbers_of
 from experiments.reproductions.zeco import result as zeco
 from tasp_lab.core.errors import TableError
 from tasp_lab.prediction.residuals import KERNELS, residual_of
@@ -38,16 +38,16 @@ def test_a_figure_of_a_range_holds_all_of_it(possible: Range, published: int) ->
 
 @pytest.mark.parametrize("path", [*FOLDER.glob("lasp2/*.csv"), *FOLDER.glob("zeco/*.csv")], ids=lambda path: path.stem)
 def test_every_record_has_rows(path: Path) -> None:
-    assert read_record(path)
+    assert numbers_of(path)
 
 
 def test_a_record_of_other_fields_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.csv").write_text("gpus,time\n8\n")
-    with pytest.raises(TableError, match=r"short.csv: 8: 1 fields, expected 2"):
-        read_record(tmp_path / "short.csv")
+    with pytest.raises(TableError, match=r"short.csv, line 2: 1 cells, expected 2"):
+        numbers_of(tmp_path / "short.csv")
     (tmp_path / "words.csv").write_text("gpus,time\n8,long\n")
-    with pytest.raises(TableError, match=r"words.csv: 'long', expected a number or nothing"):
-        read_record(tmp_path / "words.csv")
+    with pytest.raises(TableError, match=r"words.csv, line 2: time 'long', expected a number"):
+        numbers_of(tmp_path / "words.csv")
 
 
 @pytest.mark.parametrize("nics", [1, 8])
@@ -97,7 +97,7 @@ def test_gathers_of_zeco_are_slower_than_measured_elsewhere() -> None:
 def test_the_share_of_exchanges_is_that_of_the_published_operator() -> None:
     """One to two exchanges that take all of what LASP adds on each number of GPUs."""
     added = {int(row["gpus"] or 0): (row["lasp1"] or 0) - (row["no_sp"] or 0)
-             for row in read_record(FOLDER / "zeco" / "operator.csv")}  # fmt: skip
+             for row in numbers_of(FOLDER / "zeco" / "operator.csv")}  # fmt: skip
     found = zeco.operator_share("lasp1", added)
     assert (found.low, found.high) == pytest.approx((1, 2))
 

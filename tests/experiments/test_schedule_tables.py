@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.tables import ranking, ranking_on_the_fabric, schedules_on_the_fabric
+from experiments.tables import ranking_on_the_fabric, schedules_on_the_fabric
 from experiments.tables.on_the_fabric import Variant, one_pass
 from experiments.tables.ranking_on_the_fabric import TIE, out_of_order
 from experiments.tables.schedules_on_the_fabric import ALIKE, Part, applying, busiest_link_s, shard_s
 from sim.simulate import simulate
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import ATTENTION, attention_names, options_for
+from tasp_lab.schedules.registry import ATTENTION, options_for
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -123,27 +123,6 @@ def test_pairs_out_of_order_are_those_that_differ_and_cross(times: list[tuple[fl
     for row in rows:
         row["measured_s"] = row["predicted_s"]
     assert out_of_order(rows) == []
-
-
-@pytest.mark.slow
-def test_a_ranking_is_by_time_and_a_part_of_a_record_is_replaced(tmp_path: Path) -> None:
-    first, second = ranking.Case("full-mesh:4", 4, 2, 256), ranking.Case("switch:4", 4, 2, 256)
-    ranking.rank([first, second], tmp_path)
-    path = tmp_path / "ranking.json"
-    before = json.loads(path.read_text())["rows"]
-    assert [row["machine"] for row in before] == ["full-mesh:4", "switch:4"]
-    for row in before:
-        assert list(row["times_s"].values()) == sorted(row["times_s"].values())
-        assert len(row["times_s"]) + len(row["refused"]) >= len(attention_names())
-    ranking.rank([second], tmp_path)
-    after = json.loads(path.read_text())["rows"]
-    assert [row["times_s"] for row in after] == [row["times_s"] for row in before]
-    text = (tmp_path / "ranking.md").read_text()
-    for row in after:
-        best, best_s = next(iter(row["times_s"].items()))
-        gain = row["times_s"][ranking.fastest_ring(row)] / best_s
-        assert f"{best}, " in text
-        assert f"{gain:.2f}x" in text
 
 
 @pytest.mark.fabric

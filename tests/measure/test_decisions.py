@@ -76,5 +76,5 @@ def test_perfect_predictions_have_no_regret_to_speak_of(found: list[tuple[float,
 
 
 def test_figures_of_no_questions_are_null() -> None:
-    found = Decisions(()).to_dict()
+    found = Decisions(()).figures
     assert (found["questions"], found["mean_regret"], found["brier"]) == (0, None, None)

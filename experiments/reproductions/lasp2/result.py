@@ -9,8 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 
 from experiments.common import markdown_table
-from experiments.reproductions.ranges import Check, Range, checks_text, figure_of, read_record
-from experiments.reproductions.reproduction import Figure, Found, Trial
+from experiments.reproductions.reproduction import (
+    Check,
+    Figure,
+    Found,
+    Range,
+    Trial,
+    checks_text,
+    figure_of,
+    numbers_of,
+)
 from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.channels import ChannelLibrary, channel_rule, channels_per_net_peer
@@ -32,7 +40,7 @@ def iterations_s() -> dict[tuple[int, int], float]:
     """The time of an iteration by sequence and GPUs, from Table 6: positions over throughput."""
     return {
         (int(row["seqlen"] or 0), gpus): (row["seqlen"] or 0) / tokens_per_s
-        for row in read_record(FOLDER / "throughput.csv")
+        for row in numbers_of(FOLDER / "throughput.csv")
         for gpus in (16, 32, 64, 128)
         if (tokens_per_s := row[f"gpus{gpus}"]) is not None
     }
@@ -48,13 +56,13 @@ def iteration_s(sequence: int) -> Range:
     if (sequence, GPUS) in times:
         return Range.of(times[sequence, GPUS])
     half = sequence // 2
-    by_table5 = half / max(row["tokens_per_s"] or 0 for row in read_record(FOLDER / "split.csv"))
+    by_table5 = half / max(row["tokens_per_s"] or 0 for row in numbers_of(FOLDER / "split.csv"))
     return Range(by_table5, 2 * times[half, GPUS])
 
 
 def gap_ms(sequence: int, column: str) -> Range:
     """How much longer than LASP-2's an iteration of another system takes."""
-    row = next(each for each in read_record(FOLDER / "headline.csv") if each["seqlen"] == sequence)
+    row = next(each for each in numbers_of(FOLDER / "headline.csv") if each["seqlen"] == sequence)
     return iteration_s(sequence).scaled(10 * (row[column] or 0))
 
 
@@ -206,14 +214,14 @@ def split_s() -> Range:
 
 def split_published_s() -> float:
     """How much an iteration changes between one gather and 64."""
-    split = [row["tokens_per_s"] or 0 for row in read_record(FOLDER / "split.csv")]
+    split = [row["tokens_per_s"] or 0 for row in numbers_of(FOLDER / "split.csv")]
     return 1048576 * (1 / min(split) - 1 / max(split))
 
 
 def checks() -> list[Check]:
     """The tables held against each other and against predictions."""
     times = iterations_s()
-    split = [row["tokens_per_s"] or 0 for row in read_record(FOLDER / "split.csv")]
+    split = [row["tokens_per_s"] or 0 for row in numbers_of(FOLDER / "split.csv")]
     table6, short = 1048576 / times[1048576, GPUS], [t for (length, _), t in times.items() if length <= 131072]
     spread = {length: [t for (s, _), t in times.items() if s == length] for length in (2048, 16384, 131072, 262144)}
     fastest = any(t[-1] == min(t) for t in spread.values())
@@ -287,7 +295,7 @@ def find() -> Found:
         "messages.\n\n" + markdown_table(_per_fabric(), layer_table()),
         f"## Tables 5 and 6 held against each other\n\n{checks_text(tables)}",
     )
-    record = {"checks": [each.record() for each in tables]}
+    record = {"checks": [vars(each) for each in tables]}
     return Found((*gains, *rings, *table_figures()), trials, sections, record)
 
 
@@ -323,7 +331,7 @@ def table_figures() -> tuple[Figure, ...]:
 
 def published(sequence: int, column: str) -> float:
     """A gain in percent."""
-    return next(row[column] or 0 for row in read_record(FOLDER / "headline.csv") if row["seqlen"] == sequence)
+    return next(row[column] or 0 for row in numbers_of(FOLDER / "headline.csv") if row["seqlen"] == sequence)
 
 
 def _per_fabric() -> list[str]:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import markdown_table
-from experiments.reproductions.predictions import interval_of, predicted
-from experiments.reproductions.reproduction import Figure, Found, Trial, rows_of
+from experiments.reproductions.reproduction import Figure, Found, Trial, interval_of, predicted, rows_of
 from tasp_lab import Workload
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.host_model.runtime import Runtime, load_runtime

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.reproductions.predictions import interval_of, predicted, without
-from experiments.reproductions.reproduction import Figure, Found, Trial, rows_of
+from experiments.reproductions.reproduction import Figure, Found, Trial, interval_of, predicted, rows_of, without
 from tasp_lab import Workload
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.library import CommLibrary, Message

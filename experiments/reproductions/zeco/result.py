@@ -9,8 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 
 from experiments.common import markdown_table
-from experiments.reproductions.ranges import Check, Range, checks_text, figure_of, read_record
-from experiments.reproductions.reproduction import Figure, Found, Trial
+from experiments.reproductions.reproduction import (
+    Check,
+    Figure,
+    Found,
+    Range,
+    Trial,
+    checks_text,
+    figure_of,
+    numbers_of,
+)
 from sim.simulate import simulate
 from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
@@ -94,7 +102,7 @@ def best_scan_ms(gpus: int, library: str = "auto") -> tuple[float, int]:
 
 def published(column: str) -> dict[int, float]:
     """A column of the table by GPUs."""
-    found = {int(row["gpus"] or 0): row[column] for row in read_record(FOLDER / "scans.csv")}
+    found = {int(row["gpus"] or 0): row[column] for row in numbers_of(FOLDER / "scans.csv")}
     return {gpus: value for gpus, value in found.items() if value is not None}
 
 
@@ -157,7 +165,7 @@ def checks() -> list[Check]:
 def operator_share(system: str, exchange_ms: Mapping[int, float]) -> Range:
     """The share that one to two exchanges have in what a system adds to the operator, on all numbers of GPUs."""
     shares = []
-    for row in read_record(FOLDER / "operator.csv"):
+    for row in numbers_of(FOLDER / "operator.csv"):
         added_ms, one_ms = (row[system] or 0) - (row["no_sp"] or 0), exchange_ms[int(row["gpus"] or 0)]
         shares += [one_ms / added_ms, 2 * one_ms / added_ms]
     return Range.of(*shares)
@@ -221,7 +229,7 @@ def find() -> Found:
         + markdown_table(_COLUMNS, schedule_table()),
         f"## Tables held against each other\n\n{checks_text(claims)}",
     )
-    return Found(figures, trials, sections, {"checks": [each.record() for each in claims]})
+    return Found(figures, trials, sections, {"checks": [vars(each) for each in claims]})
 
 
 def gathers(size_bytes: int | None = None) -> tuple[Figure, ...]:
@@ -246,7 +254,7 @@ def scans(library: str = "auto") -> tuple[Figure, ...]:
 def operator() -> tuple[Figure, ...]:
     """What each system adds to the operator: one to two exchanges."""
     found = []
-    for row in read_record(FOLDER / "operator.csv"):
+    for row in numbers_of(FOLDER / "operator.csv"):
         gpus = int(row["gpus"] or 0)
         once = {"lasp1": forward_ms(gpus, "lasp"), "lasp2": library_gather_ms(gpus), "zeco": best_scan_ms(gpus)[0]}
         found += [

@@ -78,7 +78,7 @@ def accuracy(
     if plot is not None:
         from tasp_lab.plots.accuracy import draw_rows, draw_tables
 
-        collectives = [table for table in found if table.rows and isinstance(table, report.CollectiveAccuracy)]
+        collectives = [table for table in found if table.rows and table.kind == "collective"]
         only = len(collectives) == sum(bool(table.rows) for table in found)
         write_picture(draw_tables(collectives) if only else draw_rows(found), plot)
     tell(found, json)

@@ -6,13 +6,11 @@ is a module for each kind of table, `collective`, `layer` and `kernel`, which pr
 
 from tasp_lab.measure.accuracy.collective import message_parts
 from tasp_lab.measure.accuracy.report import AccuracyReport, accuracy, evaluate, own_tables
-from tasp_lab.measure.accuracy.table_accuracy import CollectiveAccuracy, MeasuredRow, SizeRow, TableAccuracy
+from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
 
 __all__ = [
     "AccuracyReport",
-    "CollectiveAccuracy",
     "MeasuredRow",
-    "SizeRow",
     "TableAccuracy",
     "accuracy",
     "evaluate",

@@ -14,14 +14,15 @@ from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, Sampling
 from tasp_lab.measure.accuracy.table_accuracy import (
-    CollectiveAccuracy,
-    SizeRow,
+    MeasuredRow,
+    TableAccuracy,
     constants_without,
     machine_of,
     no_profile,
 )
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import MeasuredTable
+from tasp_lab.prediction.interval import Interval
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
@@ -31,14 +32,12 @@ MAX_EXPLAINED = 20_000
 """With more transfers the longest of the first messages stands for all, as if its sender were alone."""
 
 
-def evaluate_collective(
-    table: MeasuredTable, sampling: Sampling = NO_SAMPLES, library: str = "auto"
-) -> CollectiveAccuracy:
+def evaluate_collective(table: MeasuredTable, sampling: Sampling = NO_SAMPLES, library: str = "auto") -> TableAccuracy:
     """A table beside its prediction by a library, if there is one."""
     machine, unknown = machine_of(table, library, left_out=True)
     reason = table.reason or unknown or _mismatch(table, machine) or _out_of_scope(table, machine)
     if reason:
-        return CollectiveAccuracy(table, reason, ())
+        return TableAccuracy(table, reason, ())
     assert machine is not None, "a table in scope has a machine"
     assert table.collective is not None, "a table in scope has a collective"
     rings = library_rings(machine.topology) if table.collective in AROUND_RINGS else None
@@ -61,16 +60,33 @@ def evaluate_collective(
         for what, seconds in parts:
             rules[kind_of(what, machine.topology)] += seconds / whole_s
     intervals = uncertainty.intervals(schedules, times_s)
+    in_sample_s: list[float | None] = [None] * len(measured)
+    if own is not None and constants_without(table.headers.get("system", "")):
+        in_sample_s = times_on([own], schedules)[0].tolist()
     rows = [
-        SizeRow.of(row.size_bytes, row.time_s, time_s, row.size_bytes >= table.from_size_bytes, interval)
-        for row, time_s, interval in zip(measured, times_s, intervals, strict=True)
+        size_row(*row, time_s, interval, own_s, counts=row.size_bytes >= table.from_size_bytes)
+        for row, time_s, interval, own_s in zip(measured, times_s, intervals, in_sample_s, strict=True)
     ]
-    in_sample = constants_without(table.headers.get("system", ""))
-    with_own_s = times_on([own], schedules)[0].tolist() if own is not None and in_sample else []
     if not rules:
-        return CollectiveAccuracy(table, "no size that counts", tuple(rows))
+        return TableAccuracy(table, "no size that counts", tuple(rows))
     dominant = max(rules, key=lambda rule: rules[rule])
-    return CollectiveAccuracy(table, "", tuple(rows), dominant, with_own_s=tuple(with_own_s))
+    return TableAccuracy(table, "", tuple(rows), dominant)
+
+
+def size_row(
+    size_bytes: int,
+    measured_s: float,
+    predicted_s: float,
+    interval: Interval | None = None,
+    in_sample_s: float | None = None,
+    counts: bool = True,
+) -> MeasuredRow:
+    """A size of a collective."""
+    reason = "" if counts else "smaller than the sizes that count"
+    return MeasuredRow(
+        measured_s, predicted_s, reason, shape={"size_bytes": size_bytes}, interval=interval, size_bytes=size_bytes,
+        in_sample_s=in_sample_s,
+    )  # fmt: skip
 
 
 def message_parts(schedule: Schedule, machine: Machine) -> list[tuple[str, float]]:

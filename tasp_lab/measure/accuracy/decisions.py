@@ -13,7 +13,7 @@ The errors of pairs are those fitted without the source of the table (`tasp_lab.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -159,7 +159,8 @@ class Decisions:
         picks = ((question, RULES[rule](question.ways)) for question in self.questions)
         return [question.regret(pick) for question, pick in picks if pick is not None]
 
-    def to_dict(self) -> dict[str, object]:
+    @cached_property
+    def figures(self) -> dict[str, object]:
         """The field `decisions` of ``accuracy --json``; numbers are null where there is nothing to count."""
         decisions = [
             Decision(regret, question.expected_regret)
@@ -186,28 +187,18 @@ def decision_parts(tables: Sequence[TableAccuracy]) -> list[Part]:
     everything = figures["all"]
     if not everything.questions:
         return []
-    columns = (
-        "regret of the pick", "questions", "mean", "90 %", "largest", "within 2 %", "decided", "pairs",
-        "called at 95 %", "of these right", "Brier",
-    )  # fmt: skip
-    rows = [_cells(name, decisions.to_dict()) for name, decisions in figures.items()]
-    rules = [
-        (rule, str(len(regrets)), *map(_percent, list(regret_figures(regrets).values())[1:]))
-        for rule in RULES
-        if (regrets := everything.regrets_of(rule))
+    rows = [{"name": name, **decisions.figures} for name, decisions in figures.items()]
+    rules = [{"rule": rule, **regret_figures(regrets)} for rule in RULES if (regrets := everything.regrets_of(rule))]
+    regret = {
+        "questions": "{questions}", "mean": "{mean_regret:.1%}", "90 %": "{p90_regret:.1%}",
+        "largest": "{worst_regret:.1%}", "within 2 %": "{within_2:.1%}",
+    }  # fmt: skip
+    pairs = {
+        "decided": "{decided:.1%}", "pairs": "{pairs}", "called at 95 %": "{called:.1%}",
+        "of these right": "{called_right:.1%}", "Brier": "{brier:.3f}",
+    }  # fmt: skip
+    title = "decisions: measured time of the pick over the measured best"
+    return [
+        *Table.of(title, rows, {"regret of the pick": "{name}", **regret, **pairs}),
+        *Table.of("simple rules", rules, {"rule": "{rule}", **regret}),
     ]
-    beside = Table("simple rules", ("rule", "questions", "mean", "90 %", "largest", "within 2 %"), rules, (0,))
-    return [Table("decisions: measured time of the pick over the measured best", columns, rows, (0,)), beside]
-
-
-def _cells(name: str, found: Mapping[str, object]) -> tuple[str, ...]:
-    percents = ("mean_regret", "p90_regret", "worst_regret", "within_2", "decided")
-    brier = found["brier"]
-    return (
-        name, str(found["questions"]), *(_percent(found[each]) for each in percents), str(found["pairs"]),
-        _percent(found["called"]), _percent(found["called_right"]), "-" if brier is None else f"{brier:.3f}",
-    )  # fmt: skip
-
-
-def _percent(value: object) -> str:
-    return "-" if value is None else f"{float(str(value)):.1%}"

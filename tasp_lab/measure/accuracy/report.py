@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import get_args, overload
 from tasp_lab.core.errors import TableError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, no_progress, on_one_line
 from tasp_lab.core.report import Report, flat
-from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.tables import Formats, Part, Table
 from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine
@@ -27,9 +27,9 @@ from tasp_lab.measure.accuracy.decisions import decision_parts, decisions_of, sp
 from tasp_lab.measure.accuracy.kernel import evaluate_kernel
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.table_accuracy import (
-    CollectiveAccuracy,
+    CLOSE,
     Kind,
-    SizeRow,
+    MeasuredRow,
     TableAccuracy,
     is_inside,
     machine_of,
@@ -39,7 +39,7 @@ from tasp_lab.measure.accuracy.table_accuracy import (
 )
 from tasp_lab.measure.fit.cases import choose
 from tasp_lab.measure.inputs import left_out_with, table_inputs
-from tasp_lab.measure.readers import COLLECTIVES, AnyTable, KernelTable, LayerTable, find_all_tables
+from tasp_lab.measure.readers import COLLECTIVES, AnyTable, KernelTable, LayerTable, MeasuredTable, find_all_tables
 from tasp_lab.measure.scores import mean
 from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs
 
@@ -73,87 +73,62 @@ def _coverage(regime: str, rows: list[tuple[bool, float]]) -> Coverage:
 
 def coverage_parts(coverages: Iterable[Coverage]) -> list[Part]:
     """A table of coverage; nothing without intervals."""
-    rows = [(each.regime, str(each.rows), f"{each.inside:.0%}", f"{each.high_over_low:.2f}") for each in coverages]
-    title = "measured times inside intervals of 90 %"
-    return [Table(title, ("regime", "rows", "inside", "high over low"), rows, (0,))] if rows else []
+    columns = {
+        "regime": "{regime}", "rows": "{rows}", "inside": "{inside:.0%}", "high over low": "{high_over_low:.2f}",
+    }  # fmt: skip
+    return [*Table.of("measured times inside intervals of 90 %", map(vars, coverages), columns)]
 
 
-COLLECTIVE_COLUMNS = (
-    "table", "profile", "collective", "ranks", "sizes", "mean error", "worst", "bias", "inside", "mostly",
-)  # fmt: skip
-WORK_COLUMNS = (
-    "table",
-    "profile",
-    "rows",
-    "of",
-    "median error",
-    "90 %",
-    "worst",
-    "bias",
-    "in 5 %",
-    "in 15 %",
-    "inside",
-    "ranking",
-)
+COLLECTIVE_COLUMNS: Formats = {
+    "table": "{name}", "profile": "{profile}", "collective": "{what}", "ranks": "{ranks}", "sizes": "{count}",
+    "mean error": "{mean_relative_error:.1%}", "worst": "{worst_relative_error:.1%}", "bias": "{bias:+.1%}",
+    "inside": "{inside:.0%}", "mostly": "{rule}",
+}  # fmt: skip
+WORK_COLUMNS: Formats = {
+    "table": "{name}", "profile": "{profile}", "rows": "{count}", "of": "{of}",
+    "median error": "{median_relative_error:.1%}", "90 %": "{p90_relative_error:.1%}",
+    "worst": "{worst_relative_error:.1%}", "bias": "{bias:+.1%}", "in 5 %": "{within_5:.0%}",
+    "in 15 %": "{within_15:.0%}", "inside": "{inside:.0%}",
+    "ranking": lambda row: "" if row["right"] is None else f"{row['right']:.0%} of {row['groups']}",
+}  # fmt: skip
 
 
 def parts_of(tables: Sequence[TableAccuracy]) -> list[Part]:
     """The report: tables in scope by kind, those that are not, rows that are not, and a line of summary per kind."""
     parts: list[Part] = []
-    for kind, title in (("collective", ""), ("layer", "layers: "), ("kernel", "kernels: ")):
-        if compared := [each for each in tables if each.kind == kind and each.in_scope]:
-            cells = [_collective(each) if kind == "collective" else _work(each) for each in compared]
-            columns, texts = (COLLECTIVE_COLUMNS, (0, 1, 2, 9)) if kind == "collective" else (WORK_COLUMNS, (0, 1, 11))
-            parts.append(Table(f"{title}predicted over measured", columns, cells, texts))
-    if regimes := [row for each in tables for row in _regimes(each)]:
-        parts.append(Table("layers by class", ("table", "class", "rows", "median error", "in 15 %"), regimes, (0, 1)))
+    kinds: tuple[Kind, ...] = ("collective", "layer", "kernel")
+    for kind, title in zip(kinds, ("", "layers: ", "kernels: "), strict=True):
+        columns, texts = (COLLECTIVE_COLUMNS, (0, 1, 2, 9)) if kind == "collective" else (WORK_COLUMNS, (0, 1, 11))
+        rows = [_row(each) for each in tables if each.kind == kind and each.in_scope]
+        parts += Table.of(f"{title}predicted over measured", rows, columns, texts)
+    regimes = [
+        {"table": _name(each), "class": regime, "rows": len(errors), **summary(errors)}
+        for each in tables
+        for regime, errors in (each.by_regime() if len(each.by_regime()) > 1 else {}).items()
+    ]
+    parts += Table.of("layers by class", regimes, {
+        "table": "{table}", "class": "{class}", "rows": "{rows}", "median error": "{median_relative_error:.1%}",
+        "in 15 %": "{within_15:.0%}",
+    }, (0, 1))  # fmt: skip
     if others := [(_name(each), each.reason) for each in tables if not each.in_scope]:
         parts.append(Table("not compared", ("table", "reason"), others, (0, 1)))
-    if rows := [(_name(each), str(n), why) for each in tables if each.in_scope for why, n in each.left_out.items()]:
-        parts.append(Table("rows not compared", ("table", "rows", "reason"), rows, (0, 2)))
-    lines = [_line(tables, kind) for kind in ("collective", "layer", "kernel")]
-    return [*parts, *[line for line in lines if line]] if any(lines) else [*parts, "no table to compare"]
+    if left_out := [(_name(each), str(n), why) for each in tables if each.in_scope for why, n in each.left_out.items()]:
+        parts.append(Table("rows not compared", ("table", "rows", "reason"), left_out, (0, 2)))
+    lines = [line for kind in kinds if (line := _line(tables, kind))]
+    return [*parts, *(lines or ["no table to compare"])]
 
 
 def _name(table: TableAccuracy) -> str:
     return Path(table.table.name).name
 
 
-def _collective(table: TableAccuracy) -> tuple[str, ...]:
-    errors = table.errors
-    return (
-        _name(table), str(table.profile), table.what, str(getattr(table.table, "ranks", "")), str(len(errors)),
-        f"{abs(errors).mean():.1%}", f"{abs(errors).max():.1%}", f"{errors.mean():+.1%}",
-        "-" if table.inside is None else f"{table.inside:.0%}", table.dominant_rule,
-    )  # fmt: skip
-
-
-def _work(table: TableAccuracy) -> tuple[str, ...]:
-    figures, errors = summary(table.errors), table.errors
-    ranked = "" if table.ranking_right is None else f"{table.ranking_right:.0%} of {table.ranking_groups}"
-    return (
-        _name(table), str(table.profile or ""), str(len(errors)), str(len(table.rows)),
-        *(f"{figures[name]:.1%}" for name in ("median_relative_error", "p90_relative_error", "worst_relative_error")),
-        f"{figures['bias']:+.1%}", f"{figures['within_5']:.0%}", f"{figures['within_15']:.0%}",
-        "-" if table.inside is None else f"{table.inside:.0%}", ranked,
-    )  # fmt: skip
-
-
-def _regimes(table: TableAccuracy) -> list[tuple[str, ...]]:
-    """The regimes of a table that has several."""
-    by_regime = table.by_regime()
-    if len(by_regime) < 2:
-        return []
-    rows: list[tuple[str, ...]] = []
-    for name, errors in by_regime.items():
-        of = summary(errors)
-        rows.append(
-            (_name(table), name, str(len(errors)), f"{of['median_relative_error']:.1%}", f"{of['within_15']:.0%}")
-        )
-    return rows
-
-
-LEFT_OUT_COLUMNS = ("collectives", "tables", "rows", "mean error", "inside", "interval score", "in sample")
+def _row(table: TableAccuracy) -> dict[str, object]:
+    return {
+        "name": _name(table), "profile": table.profile or "", "what": table.what, "inside": table.inside,
+        "ranks": getattr(table.table, "ranks", ""), "count": len(table.errors), "of": len(table.rows),
+        **summary(table.errors), "rule": table.dominant_rule, "right": table.ranking_right,
+        "groups": table.ranking_groups,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,25 +156,20 @@ class LeftOut:
 
 def left_out_of(tables: Iterable[TableAccuracy]) -> tuple[LeftOut, ...]:
     """The errors of collectives, of all, inside one domain, and there by collective, size and generation; by source."""
-    groups: dict[str, list[tuple[list[SizeRow], list[float]]]] = {}
-    for table in tables:
-        if not isinstance(table, CollectiveAccuracy) or not table.in_scope:
-            continue
-        own_s = table.with_own_s or tuple(row.predicted_s for row in table.rows)
-        pairs = [(row, time_s) for row, time_s in zip(table.rows, own_s, strict=True) if row.in_scope]
-        machine, _ = machine_of(table.table)
+    groups: dict[str, list[list[MeasuredRow]]] = {}
+    for table in (each for each in tables if isinstance(each.table, MeasuredTable) and each.in_scope):
+        rows = [row for row in table.rows if row.in_scope]
+        machine, _ = machine_of(table.table)  # type: ignore[arg-type]
         system = None if machine is None else machine.system
-        source = table.table.headers.get("system") or left_out_with(table.table)
-        names: list[tuple[str, list[tuple[SizeRow, float]]]] = [("all", pairs)]
+        names = [("all", rows)]
         if system is not None and system.domains == 1:
-            names.append(("inside one domain", pairs))
-            names.append((table.what, pairs))
-            names += [(text, [each for each in pairs if size_class(each[0]) == text]) for text in SIZE_CLASSES]
-            names += [(system.generation, pairs)] if system.generation else []
-        names.append((source, pairs))
+            names += [("inside one domain", rows), (table.what, rows)]
+            names += [(text, [row for row in rows if size_class(row) == text]) for text in SIZE_CLASSES]
+            names += [(system.generation, rows)] if system.generation else []
+        names.append((table.table.headers.get("system") or left_out_with(table.table), rows))
         for name, chosen in names:
             if chosen:
-                groups.setdefault(name, []).append(([row for row, _ in chosen], [time_s for _, time_s in chosen]))
+                groups.setdefault(name, []).append(chosen)
     order = ("all", "inside one domain", *COLLECTIVES, *SIZE_CLASSES, *get_args(Generation))
     ranked = [name for name in order if name in groups]
     return tuple(_left_out(name, groups[name]) for name in [*ranked, *sorted(groups.keys() - {*ranked})])
@@ -208,49 +178,42 @@ def left_out_of(tables: Iterable[TableAccuracy]) -> tuple[LeftOut, ...]:
 SIZE_CLASSES = ("up to 64 KiB", "64 KiB to 16 MiB", "16 MiB and more")
 
 
-def size_class(row: SizeRow) -> str:
+def size_class(row: MeasuredRow) -> str:
     """The class of a size as nccl-tests states it."""
     return SIZE_CLASSES[0 if row.size_bytes <= 2**16 else 1 if row.size_bytes < 2**24 else 2]
 
 
-def _left_out(what: str, parts: Sequence[tuple[list[SizeRow], list[float]]]) -> LeftOut:
-    rows = [row for of_table, _ in parts for row in of_table]
+def _left_out(what: str, parts: Sequence[Sequence[MeasuredRow]]) -> LeftOut:
+    rows = [row for of_table in parts for row in of_table]
     spans = [span for row in rows if (span := span_of(row)) is not None]
-    return LeftOut(
-        what,
-        len(parts),
-        len(rows),
-        median(sum(abs(row.relative_error) for row in of_table) / len(of_table) for of_table, _ in parts),
-        median(
-            sum(abs(own_s / row.measured_s - 1) for row, own_s in zip(*part, strict=True)) / len(part[0])
-            for part in parts
-        ),
-        mean([each.is_inside for each in spans]),
-        mean([each.score for each in spans]),
+    in_sample = [[replace(row, predicted_s=row.in_sample_s or row.predicted_s) for row in part] for part in parts]
+    without, with_own = (
+        median(sum(abs(row.relative_error or 0.0) for row in part) / len(part) for part in each)
+        for each in (parts, in_sample)
     )
+    inside, score = mean([each.is_inside for each in spans]), mean([each.score for each in spans])
+    return LeftOut(what, len(parts), len(rows), without, with_own, inside, score)
 
 
 def left_out_parts(found: Sequence[LeftOut]) -> list[Part]:
     """A table of errors of systems that were left out; nothing without collectives."""
-    rows = [
-        (each.what, str(each.tables), str(each.rows), f"{each.median_of_mean_relative_errors:.1%}",
-         "-" if each.inside is None else f"{each.inside:.0%}",
-         "-" if each.interval_score is None else f"{each.interval_score:.2f}", f"{each.in_sample:.1%}")
-        for each in found
-    ]  # fmt: skip
-    return (
-        [Table("collectives, each system predicted without its own tables", LEFT_OUT_COLUMNS, rows, (0,))]
-        if rows
-        else []
-    )
+    columns = {
+        "collectives": "{what}", "tables": "{tables}", "rows": "{rows}",
+        "mean error": "{median_of_mean_relative_errors:.1%}", "inside": "{inside:.0%}",
+        "interval score": "{interval_score:.2f}", "in sample": "{in_sample:.1%}",
+    }  # fmt: skip
+    return [*Table.of("collectives, each system predicted without its own tables", map(vars, found), columns)]
 
 
 def _line(tables: Sequence[TableAccuracy], kind: Kind) -> str:
-    means = [float(abs(each.errors).mean()) for each in tables if each.kind == kind and each.in_scope]
-    if not means:
+    compared = [each for each in tables if each.kind == kind and each.in_scope]
+    if not compared:
         return ""
+    means = [float(abs(each.errors).mean()) for each in compared]
     what = "" if kind == "collective" else f" of {kind}s"
-    return f"median of the mean errors of {len(means)} tables{what}: {median(means):.1%}"
+    within = ", ".join(f"{sum(mean <= limit for mean in means)} within {limit:.0%}" for limit in CLOSE)
+    worst = f"{_name(compared[means.index(max(means))])}, {max(means):.1%}"
+    return f"median of the mean errors of {len(means)} tables{what}: {median(means):.1%}; {within}; worst: {worst}"
 
 
 def own_tables() -> Path:
@@ -297,7 +260,7 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return left_out_of(self.tables)
 
     def to_dict(self) -> dict[str, object]:
-        decisions = {name: found.to_dict() for name, found in decisions_of(self.tables).items()}
+        decisions = {name: found.figures for name, found in decisions_of(self.tables).items()}
         return {
             "left_out": list(map(asdict, self.left_out)),
             "median_relative_error": self.median_relative_error,

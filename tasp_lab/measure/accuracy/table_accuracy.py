@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,8 @@ class MeasuredRow:
     `reason` is why it does not count, empty if it does. `shape` are its columns, and what it was predicted as. `work`
     is what rows share that do the same, and `schedule` how a row does it: rows of one `work` may be ranked. The
     residual of its `interval` is without the source of the table, or without its provider. Only layers have a `regime`
-    and `costs`.
+    and `costs`. Only rows of collectives have a `size_bytes`, and `in_sample_s`: collectives are predicted without
+    constants from tables of the same system, and this is the prediction with them, if there are any.
     """
 
     measured_s: float | None
@@ -75,6 +76,8 @@ class MeasuredRow:
     schedule: str = ""
     interval: Interval | None = None
     costs: Costs | None = None
+    size_bytes: int = 0
+    in_sample_s: float | None = None
 
     @property
     def in_scope(self) -> bool:
@@ -87,26 +90,6 @@ class MeasuredRow:
         return self.predicted_s / self.measured_s - 1 if self.predicted_s is not None and self.measured_s else None
 
 
-@dataclass(frozen=True)
-class SizeRow(MeasuredRow):
-    """A size of a collective, which always has both times."""
-
-    measured_s: float
-    predicted_s: float
-    size_bytes: int = 0
-
-    @classmethod
-    def of(
-        cls, size_bytes: int, measured_s: float, predicted_s: float, counts: bool, interval: Interval | None = None
-    ) -> Self:
-        reason, shape = "" if counts else "smaller than the sizes that count", {"size_bytes": size_bytes}
-        return cls(measured_s, predicted_s, reason, shape=shape, interval=interval, size_bytes=size_bytes)
-
-    @property
-    def relative_error(self) -> float:
-        return self.predicted_s / self.measured_s - 1
-
-
 def errors_of(rows: Sequence[MeasuredRow]) -> Errors:
     """Relative errors of the rows that count, an array (rows,)."""
     return np.array([error for row in rows if row.in_scope and (error := row.relative_error) is not None])
@@ -117,13 +100,6 @@ def is_inside(row: MeasuredRow) -> bool | None:
     if row.interval is None or row.measured_s is None:
         return None
     return row.interval.low_s <= row.measured_s <= row.interval.high_s
-
-
-def kind_of_table(table: AnyTable) -> Kind:
-    """The kind of a table."""
-    if isinstance(table, LayerTable):
-        return "layer"
-    return "kernel" if isinstance(table, KernelTable) else "collective"
 
 
 @dataclass(frozen=True)
@@ -144,7 +120,9 @@ class TableAccuracy:
     @property
     def kind(self) -> Kind:
         """Collective, layer or kernel."""
-        return kind_of_table(self.table)
+        if isinstance(self.table, LayerTable):
+            return "layer"
+        return "kernel" if isinstance(self.table, KernelTable) else "collective"
 
     @property
     def label(self) -> str:
@@ -185,7 +163,14 @@ class TableAccuracy:
 
     def to_dict(self) -> dict[str, object]:
         """The table for a script; errors are null where there is nothing to compare."""
-        table = self.table
+        table, of_collective = self.table, dict[str, object]()
+        if self.kind == "collective":
+            errors = abs(errors_of([replace(row, predicted_s=row.in_sample_s or row.predicted_s) for row in self.rows]))
+            of_collective = {
+                "system": table.headers.get("system") or None,
+                "library": table.headers.get("library") or None,
+                "mean_relative_error_in_sample": float(errors.mean()) if len(errors) else None,
+            }
         return {
             "file": table.name,
             "kind": self.kind,
@@ -202,6 +187,7 @@ class TableAccuracy:
             "ranking_groups": self.ranking_groups if self.kind == "layer" else None,
             "regimes": {name: {"rows": len(found), **summary(found)} for name, found in self.by_regime().items()},
             "rows": [row_dict(row) for row in self.rows],
+            **of_collective,
         }
 
     def by_regime(self) -> dict[Regime, Errors]:
@@ -211,35 +197,6 @@ class TableAccuracy:
             if row.regime is not None and (error := row.relative_error) is not None:
                 errors_of.setdefault(row.regime, []).append(error)
         return {name: np.array(errors) for name, errors in errors_of.items()}
-
-
-@dataclass(frozen=True)
-class CollectiveAccuracy(TableAccuracy):
-    """A table of a collective; its rows are predicted without constants from tables of the same system.
-
-    `with_own_s` are the predictions with them, row by row; empty where no constant is from them.
-    """
-
-    table: MeasuredTable
-    rows: tuple[SizeRow, ...]
-    with_own_s: tuple[float, ...] = ()
-
-    @property
-    def errors_with_own(self) -> Errors:
-        """Relative errors of the rows that count, with the constants from tables of the system."""
-        if not self.with_own_s:
-            return self.errors
-        own = [replace(row, predicted_s=time_s) for row, time_s in zip(self.rows, self.with_own_s, strict=True)]
-        return errors_of(own)
-
-    def to_dict(self) -> dict[str, object]:
-        """See `TableAccuracy.to_dict`; with the mean error in sample."""
-        errors = abs(self.errors_with_own)
-        return super().to_dict() | {
-            "system": self.table.headers.get("system") or None,
-            "library": self.table.headers.get("library") or None,
-            "mean_relative_error_in_sample": float(errors.mean()) if len(errors) else None,
-        }
 
 
 def row_dict(row: MeasuredRow) -> dict[str, object]:
