@@ -16,6 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from sim.array import engine as array_engine
+from sim.array import repeated
 from sim.bounds.least import check_time
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import ScheduleError, TopologyError, of_type
@@ -62,7 +63,7 @@ def simulate(
     elif events:
         timeline = array_engine.run(schedule, machine, explain, progress).timeline()
     else:
-        time_s = array_engine.time_s(schedule, machine, progress)
+        time_s = repeated.time_s(schedule, machine, progress)
         timeline = Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), time_s)
     check_time(schedule, machine, timeline.time_s)
     return timeline
@@ -79,13 +80,15 @@ def times_on(machines: Sequence[Machine], schedules: Sequence[Schedule]) -> Floa
     >>> times_on([Machine(pair)], [collective("ring", pair, size) for size in (4000, 8000)]).round(9).tolist()
     [[5e-06, 9e-06]]
     """
-    from sim.array.repeated import RepeatedRuns, are_alike
-
     first = machines[0]
-    if first.topology.is_exact or first.rank_speeds or not all(are_alike(first, machine) for machine in machines):
+    if (
+        first.topology.is_exact
+        or first.rank_speeds
+        or not all(repeated.are_alike(first, machine) for machine in machines)
+    ):
         times_s = [[simulate(each, machine, events=False).time_s for each in schedules] for machine in machines]
         return np.array(times_s, dtype=float)
-    runs = RepeatedRuns(schedules, first)
+    runs = repeated.RepeatedRuns(schedules, first)
     return np.array([runs.times_s(machine) for machine in machines])
 
 

@@ -177,6 +177,13 @@ def is_ring_schedule(schedule: Schedule) -> bool:
     return bool((sizes == sizes[0]).all())
 
 
+def hops_of(schedule: Schedule) -> tuple[IntArray, IntArray]:
+    """The source and the destination of each hop of the rings of a schedule."""
+    assert isinstance(schedule.steps, RingSteps)
+    rings = schedule.steps.rings
+    return rings.ravel(), np.roll(rings, -1, axis=1).ravel()
+
+
 def ring_operations(schedule: Schedule, machine: Machine) -> Operations:
     """The operations of a schedule for which `is_ring_schedule` holds: one per hop, and one repeat per step.
 
@@ -189,7 +196,7 @@ def ring_operations(schedule: Schedule, machine: Machine) -> Operations:
     steps, topology = schedule.steps, machine.topology
     assert isinstance(steps, RingSteps)
     rings, lag = steps.rings, steps.lag
-    source, destination = rings.ravel(), np.roll(rings, -1, axis=1).ravel()
+    source, destination = hops_of(schedule)
     constraints, latencies_s = topology.routes(source, destination)
     table = CostTable(topology, LibraryMessages(schedule, machine.comm_library))
     size_bytes = [schedule.block_bytes[steps[step].block] for step in range(min(lag + 1, len(steps)))]

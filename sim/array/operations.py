@@ -161,16 +161,8 @@ class Incidence(NamedTuple):
         """The passes of operations with these routes, an int array (operations, constraints) padded with -1."""
         passing, column = np.nonzero(routes >= 0)
         passed = routes[passing, column].astype(np.int64)
-        shared = np.array([float(each.bandwidth_bytes_per_s) for each in topology.shared])
         constraints, place = np.unique(passed, return_inverse=True)
-        links = np.searchsorted(constraints, len(topology.links))
-        capacity = np.concatenate(
-            [
-                topology.link_bandwidths_bytes_per_s[constraints[:links]],
-                shared[constraints[links:] - len(topology.links)],
-            ]
-        )
-        return cls(constraints, capacity, passing, place)
+        return cls(constraints, capacities_of(topology, constraints), passing, place)
 
     def that_can_saturate(self, max_bytes_per_s: FloatArray) -> Incidence:
         """The passes of those constraints that can saturate.
@@ -189,6 +181,14 @@ class Incidence(NamedTuple):
             self.passing[used],
             place[self.passed[used]],
         )
+
+
+def capacities_of(topology: Topology, constraints: IntArray) -> FloatArray:
+    """The capacities of constraints, by their numbers in ascending order, in bytes/s."""
+    links = np.searchsorted(constraints, len(topology.links))
+    shared = np.array([float(each.bandwidth_bytes_per_s) for each in topology.shared])
+    of_links = topology.link_bandwidths_bytes_per_s[constraints[:links]]
+    return np.concatenate([of_links, shared[constraints[links:] - len(topology.links)]])
 
 
 def hosts(machine: Machine, costs: Sequence[Cost], transfers: IntArray, rank: IntArray) -> IntArray:

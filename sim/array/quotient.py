@@ -23,6 +23,7 @@ from sim.array.symmetry import Classes, firsts_of
 from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table
 from tasp_lab.core.compiled import table
 from tasp_lab.core.errors import ScheduleError
+from tasp_lab.machines.contention import Contention
 from tasp_lab.schedule.dependencies import LANE, SENT
 
 MAX_PASSES = 62
@@ -89,10 +90,13 @@ class Program:
         which = int(self.plan.cost[self.operations.variant(repeat) * self.plan.classes + index])
         return self.operations.costs[which]
 
-    def with_costs(self, costs: Sequence[Cost]) -> Program:
-        """The program with other costs, in the order of the costs of its operations."""
-        plan = self.plan._replace(costs=_costs(costs))
-        return replace(self, operations=replace(self.operations, costs=costs), plan=plan)
+    def with_numbers(self, costs: Sequence[Cost], capacity_bytes_per_s: FloatArray, contention: Contention) -> Program:
+        """The program with other costs and capacities, in the order of those of its operations."""
+        operations = replace(
+            self.operations, costs=costs, capacity_bytes_per_s=capacity_bytes_per_s, contention=contention
+        )
+        plan, capacities = self.plan._replace(costs=_costs(costs)), _capacities(operations, self.classes)
+        return replace(self, operations=operations, plan=plan, capacity_bytes_per_s=capacities)
 
 
 def program_of(operations: Operations, classes: Classes) -> Program:

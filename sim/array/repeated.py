@@ -1,12 +1,13 @@
-"""Repeated simulation of one schedule on machines that differ in numbers alone: samples of a machine, steps of a fit.
+"""Repeated simulation of one schedule on machines that differ in numbers alone: points of a study, samples, fits.
 
     run = RepeatedRun(schedule, machine)
     times_s = [run.time_s(each) for each in samples]
+    time_s(schedule, machine)                   # keeps what it found for the next machine
 
-What waits for what, which messages and calls there are and which of them are alike depends on the schedule, not on
-constants. So these are found once, with messages and calls that only have numbers; a simulation then costs no more than
-its events. Constraints that cannot saturate (`Incidence.that_can_saturate`) do depend on constants: there is a program
-for each set of the others.
+What waits for what, which messages and calls there are and which of them are alike depends on the schedule and on the
+routes of its messages, not on numbers. So these are found once, with messages and calls that only have numbers; a
+simulation then costs no more than its events. Which constraints can saturate (`Incidence.that_can_saturate`) and have
+equal capacities does depend on numbers: there is a program for each such set.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from sim.array.engine import check_fits, operations_of
+from sim.array import engine
+from sim.array.engine import MANY, check_fits, operations_of
 from sim.array.event_loop import Run
-from sim.array.operations import Cost, Incidence
+from sim.array.from_schedule import hops_of
+from sim.array.operations import Cost, Incidence, capacities_of
 from sim.array.quotient import Program, program_of
 from sim.array.recurrence import end_s, hop_before, is_contention_free, last_end_s, narrowest_bytes_per_s
 from sim.array.symmetry import classes_of
 from sim.event.engine import without_garbage_collection
 from sim.messages import call_facts
-from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.arrays import FloatArray, IntArray, numbered
+from tasp_lab.core.progress import ShareCallback, no_share
+from tasp_lab.machines.contention import Contention
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.machines.machine import Compute, ComputeRate, Machine
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import Schedule, remembered
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 
@@ -40,8 +45,38 @@ def are_alike(one: Machine, other: Machine) -> bool:
     return same and fixed and type(one.comm_library) is type(other.comm_library)
 
 
+MOST_RUNS = 4
+"""Runs that are kept of a schedule: machines of so many forms, such as meshes and switches, take turns in a study."""
+
+
+MOST_KNOWN = 1024
+"""Times that a run keeps."""
+
+
+def time_s(schedule: Schedule, machine: Machine, progress: ShareCallback = no_share) -> float:
+    """The end of the last message or call, in seconds; arguments and errors as of `sim.array.engine.run`.
+
+    What does not depend on numbers of the machine is found once for a schedule of up to `MANY` transfers, unless hosts
+    launch its messages in turn: that depends on whether launches take time.
+    """
+    if schedule.transfers > MANY or machine.rank_speeds or machine.comm_library.serial_launch:
+        return engine.time_s(schedule, machine, progress)
+    runs = _runs(schedule)
+    for run in runs:
+        if (found := run.time_if_alike_s(machine)) is not None:
+            return found
+    runs.insert(0, RepeatedRun(schedule, machine))
+    del runs[MOST_RUNS:]
+    return runs[0].time_s(machine)
+
+
+@remembered(most=16)  # of both passes around some rings
+def _runs(schedule: Schedule) -> list[RepeatedRun]:
+    return []
+
+
 class RepeatedRun:
-    """The time of a schedule on any number of machines that are alike.
+    """The time of a schedule on any number of machines that differ in numbers alone.
 
     Parameters
     ----------
@@ -53,58 +88,98 @@ class RepeatedRun:
     >>> from tasp_lab.schedules.build import collective
     >>> from tasp_lab.topology.builders import full_mesh
     >>> mesh = full_mesh(8, 50e9, 1e-6)
-    >>> fast, slow = Machine(mesh, CommLibrary("fast")), Machine(mesh, CommLibrary("slow", 1e-6))
+    >>> fast, slow = Machine(mesh, CommLibrary("fast")), Machine(full_mesh(8, 25e9, 1e-6), CommLibrary("slow", 1e-6))
     >>> run = RepeatedRun(collective("multi-ring", mesh, 7 * 2**20), fast)
     >>> [round(run.time_s(machine) * 1e6, 3) for machine in (fast, slow)]
-    [153.801, 166.801]
+    [153.801, 313.601]
     """
 
     def __init__(self, schedule: Schedule, machine: Machine) -> None:
         assert not machine.rank_speeds, "ranks compute equally fast"
         schedule.check_routes(machine.topology)
         self._schedule, self._call, self._first = schedule, call_facts(schedule), machine
-        self._kinds: list[_Kind | _CallKind] = []
+        self._kinds, self._instant = list[_Kind | _CallKind](), list[_CallKind]()
         library = machine.comm_library.bind(self._call)
-        numbered = (_Numbered if library.serial_launch else _NumberedApart)("numbered", of=library, kinds=self._kinds)
-        compute = _NumberedCompute(of=machine.compute, kinds=self._kinds)
+        numbers = (_Numbered if library.serial_launch else _NumberedApart)("numbered", of=library, kinds=self._kinds)
+        compute = _NumberedCompute(of=machine.compute, kinds=self._kinds, instant=self._instant)
         with without_garbage_collection():
-            self._operations, _ = operations_of(schedule, replace(machine, comm_library=numbered, compute=compute))
-        self._programs: dict[bytes, Program] = {}
-        self._known: dict[tuple[Cost, ...], float] = {}
+            self._operations, derived = operations_of(schedule, replace(machine, comm_library=numbers, compute=compute))
+        source, destination = derived.messages[1:3] if derived is not None else hops_of(schedule)
+        hops, hop = np.unique(source * schedule.world_size + destination, return_inverse=True)
+        self._hops = np.divmod(hops, schedule.world_size)
+        self._hop_of_cost = np.full(len(self._operations.costs), len(hops))
+        self._hop_of_cost[self._operations.cost[:, : len(hop)]] = hop
+        self._network = self._network_of(machine)
+        self._programs: dict[object, Program] = {}
+        self._known: dict[object, float] = {}
 
     def time_s(self, machine: Machine) -> float:
-        """The time on a machine like the first one, in seconds; simulated once per set of costs."""
-        assert are_alike(self._first, machine), "machines differ in the numbers of their library and of their calls"
-        library = machine.comm_library.bind(self._call)
-        costs = tuple(self._cost(library, machine.compute, each) for each in self._operations.costs)
-        if costs not in self._known:
-            program = self._program(costs)
-            self._known[costs] = end_s(program) if is_contention_free(program) else Run(program).end_s()
-        return self._known[costs]
+        """The time on a machine that differs from the first one in numbers alone, in seconds."""
+        found = self.time_if_alike_s(machine)
+        assert found is not None, "machines differ in numbers alone"
+        return found
 
-    def _cost(self, library: CommLibrary, compute: Compute, numbered: Cost) -> Cost:
-        """The cost of a numbered message or call; that of a buffer or a host has no number."""
-        number = int(numbered.launch_s) - _FIRST
-        if number < 0:
-            return numbered
-        kind = self._kinds[number]
-        if isinstance(kind, _CallKind):
-            return numbered._replace(launch_s=float(kind.time_s(compute)))
-        return Cost.of(kind.message(library), numbered.latency_s)
+    def time_if_alike_s(self, machine: Machine) -> float | None:
+        """The time in seconds, simulated once per set of numbers; None if the machine differs in more than these."""
+        if _fixed(machine) != _fixed(self._first):
+            return None
+        same = machine.topology is self._first.topology and machine.comm_library == self._first.comm_library
+        network = self._network if same else self._network_of(machine)
+        costs = self._costs(machine, network) if network.alike == self._network.alike else None
+        if costs is None:
+            return None
+        key = costs, network.capacity_bytes_per_s.tobytes(), machine.contention
+        if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            program = self._program(costs, network.capacity_bytes_per_s, machine.contention)
+            self._known[key] = end_s(program) if is_contention_free(program) else Run(program).end_s()
+        return self._known[key]
 
-    def _program(self, costs: Sequence[Cost]) -> Program:
+    def _network_of(self, machine: Machine) -> _Network:
+        """What the messages meet on a machine."""
+        topology, library = machine.topology, machine.comm_library.bind(self._call)
+        routes, latency_s = topology.routes(*self._hops)
+        capacity = capacities_of(topology, self._operations.constraints)
+        alike = routes, numbered(latency_s)[1], library.places(*self._hops)
+        return _Network(tuple(each.tobytes() for each in alike), np.append(latency_s, 0.0), capacity)
+
+    def _costs(self, machine: Machine, network: _Network) -> tuple[Cost, ...] | None:
+        """The costs on a machine; None if other calls take time there, or other messages slow calls, than on the first.
+
+        Those of buffers and hosts have no number.
+        """
+        library, compute = machine.comm_library.bind(self._call), machine.compute
+        if any(kind.time_s(compute) for kind in self._instant):
+            return None
+        costs = []
+        for cost, latency_s in zip(self._operations.costs, network.latency_s[self._hop_of_cost], strict=True):
+            if (number := int(cost.launch_s) - _FIRST) >= 0:
+                kind, slows = self._kinds[number], cost.channels > 0
+                if isinstance(kind, _CallKind):
+                    cost = cost._replace(launch_s=kind.time_s(compute))
+                    alike = cost.launch_s > 0
+                else:
+                    cost = Cost.of(kind.message(library), float(latency_s))
+                    alike = slows == (cost.channels > 0)
+                if machine.contention.slows and not alike:
+                    return None
+            costs.append(cost)
+        return tuple(costs)
+
+    def _program(self, costs: Sequence[Cost], capacity_bytes_per_s: FloatArray, contention: Contention) -> Program:
         operations = self._operations
         limits = np.array([np.inf if each.max_bytes_per_s is None else each.max_bytes_per_s for each in costs])
         passes = Incidence(
-            operations.constraints, operations.capacity_bytes_per_s, operations.passing, operations.passed
+            operations.constraints, capacity_bytes_per_s, operations.passing, operations.passed
         ).that_can_saturate(limits[operations.cost].max(axis=0))
-        key = passes.constraints.tobytes()
+        key = passes.constraints.tobytes(), numbered(passes.capacity_bytes_per_s)[1].tobytes()
         if key not in self._programs:
             used = replace(operations, **passes._asdict())
             self._programs[key] = program_of(used, classes_of(used))
             if not is_contention_free(self._programs[key]):
                 check_fits(self._schedule, self._programs[key].plan.size)
-        return self._programs[key].with_costs(costs)
+        return self._programs[key].with_numbers(costs, passes.capacity_bytes_per_s, contention)
 
 
 class RepeatedRuns:
@@ -206,6 +281,28 @@ class _Rings:
         return last_end_s(durations_s, self.variants, self.before, self.lag)
 
 
+class _Network(NamedTuple):
+    """What the messages of a schedule meet on a machine.
+
+    Attributes
+    ----------
+    alike : equal for machines that differ in numbers: routes, which of them have one latency, and places.
+    latency_s : of the route of each hop, then 0 for what is no message; float array (hops + 1,).
+    capacity_bytes_per_s : of each constraint that a message passes.
+    """
+
+    alike: tuple[bytes, ...]
+    latency_s: FloatArray
+    capacity_bytes_per_s: FloatArray
+
+
+def _fixed(machine: Machine) -> tuple[object, ...]:
+    """What machines have in common that differ in numbers, whatever the schedule."""
+    library, topology = machine.comm_library, machine.topology
+    links = topology.world_size, len(topology.links), len(topology.shared)
+    return links, machine.contention.slows, machine.runtime, machine.rank_speeds, type(library)
+
+
 _FIRST = 2**40
 """Kinds of messages and calls have numbers from this one on instead of times: no host takes so many seconds."""
 
@@ -264,6 +361,7 @@ class _NumberedCompute(ComputeRate):
 
     of: Compute
     kinds: list[_Kind | _CallKind]
+    instant: list[_CallKind]
 
     def time_s(self, shape: KernelShape) -> int:
         return self._number(_CallKind(shape, handed_out=False))
@@ -273,6 +371,7 @@ class _NumberedCompute(ComputeRate):
 
     def _number(self, kind: _CallKind) -> int:
         if not kind.time_s(self.of):
+            self.instant.append(kind)
             return 0
         self.kinds.append(kind)
         return _FIRST + len(self.kinds) - 1

@@ -45,7 +45,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import ComputeRate, Machine, fastest
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.hybrid.relayout import RelayoutTask
@@ -67,7 +67,7 @@ def layer_bound_s(machine: Machine, schedule: Schedule) -> Number:
     if isinstance(task, LinearTask):
         return linear_bound_s(machine, task)
     if isinstance(task, AttentionTask):
-        return attention_bound_s(machine, task, schedule.initial)
+        return _attention_bound_s(machine, task, _runs_of(schedule))
     if isinstance(task, StackedTask) and task.ranks is None and all(
         isinstance(each, AttentionTask | LinearTask | RelayoutTask) for each in task.layers
     ):  # fmt: skip
@@ -161,16 +161,20 @@ def attention_bound_s(machine: Machine, task: AttentionTask, initial: BoolArray 
     >>> attention_bound_s(Machine(mesh, compute=rate), task)           # 1 + 4 / 28
     Fraction(8, 7)
     """
+    return _attention_bound_s(machine, task, _Runs.of(task, task.owned(KEYS, QUERIES) if initial is None else initial))
+
+
+def _attention_bound_s(machine: Machine, task: AttentionTask, runs: _Runs) -> Number:
     compute_s = machine.least_compute_s(machine.rate_of(task.workload, task.passing), task.total_flops)
-    held = task.owned(KEYS, QUERIES) if initial is None else initial
-    return max(compute_s, _communication_s(machine.topology, task, held) if len(held) > 1 else 0)
+    return max(compute_s, _communication_s(machine.topology, runs) if len(runs.held) > 1 else 0)
 
 
-def _communication_s(topology: Topology, task: AttentionTask, held: BoolArray) -> Number:
+@lru_cache(maxsize=64)  # a prediction is checked against it, and reports it
+def _communication_s(topology: Topology, runs: _Runs) -> Number:
     """The largest of the bounds on communication."""
     latency, cut = topology.min_latencies_into_ranks_s, bottleneck(topology)
     outside = tuple(rank for rank in range(topology.world_size) if rank not in cut.inside)
-    *received, crossing = _entering(_Runs.of(task, held), outside)
+    *received, crossing = _entering(runs, outside)
     into = topology.bandwidths_into_ranks_bytes_per_s
     bounds = [like(topology, received[rank] / into[rank]) + latency[rank] for rank in np.flatnonzero(received).tolist()]
     for group in topology.shared:
@@ -185,6 +189,13 @@ def _communication_s(topology: Topology, task: AttentionTask, held: BoolArray) -
 def entering_bytes(task: AttentionTask, held: BoolArray, ranks: list[int]) -> int:
     """The bytes that any schedule of the task brings into a set of ranks, which holds `held` at the start."""
     return _Runs.of(task, held).entering_bytes(ranks)
+
+
+@OncePerSchedule
+def _runs_of(schedule: Schedule) -> _Runs:
+    """The runs of a layer of softmax attention."""
+    assert isinstance(schedule.task, AttentionTask), "one layer"
+    return _Runs.of(schedule.task, schedule.initial)
 
 
 @lru_cache(maxsize=32)

@@ -125,11 +125,11 @@ def _flatten(value: object, values: list[Any]) -> str:
         values += value.values
         return value.type
     if isinstance(value, np.ndarray):
-        data = value.__array_interface__["data"][0]
+        data = value.ctypes.data  # __array_interface__ would also describe the fields
         # the owners that numba counts references to are not given, since nothing is allocated (nrt)
         values += (None, None, value.size, value.itemsize, data, *value.shape, *value.strides)
         flags = value.flags
-        kind = value.dtype.str if value.dtype.names is None else str(value.dtype.descr)
+        kind = _name_of(value.dtype)
         layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
         return f"{kind}{value.ndim}{layout}{flags.aligned:d}{flags.writeable:d}"
     if isinstance(value, tuple):
@@ -143,6 +143,12 @@ def _flatten(value: object, values: list[Any]) -> str:
     assert isinstance(value, int | np.integer), f"a number or a table, not {value!r}"
     values.append(int(value))
     return "int"
+
+
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """What tells a type of rows from others."""
+    return dtype.str if dtype.names is None else str(dtype.descr)
 
 
 def _load(code: _Code, values: Sequence[Any]) -> tuple[Any, Any]:

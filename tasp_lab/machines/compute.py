@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 import msgspec
@@ -210,6 +210,7 @@ def _has_kernel(dtype: str, kind: ShapeKind) -> bool:
     return kind == "softmax" and dtype != "fp32"
 
 
+@lru_cache(maxsize=256)  # each rate has them
 def kernel_constants(kernel: AttentionKernel, passing: Passing, head_dim: int) -> tuple[Parameter, ...]:
     """The constants behind the time of a kernel: those of the GPU, and of the pass and head dimension."""
     gpu, variant = kernel.gpu, kernel.variant(passing, head_dim)

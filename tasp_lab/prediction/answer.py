@@ -47,14 +47,14 @@ from tasp_lab.prediction.question import PreparedMachine, Question, prepared
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.build import followed
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.for_work import build_schedules, check_schedules
 from tasp_lab.schedules.registry import (
     NOT_APPLICABLE,
     check_names,
-    follows_rates,
     is_own,
     kind_of,
     reason_of,
@@ -216,8 +216,7 @@ class PassAnswer:
     @cached_property
     def flops(self) -> list[int]:
         """The FLOPs of each rank."""
-        flops: list[int] = self.schedule.flops().sum(axis=0).tolist()
-        return flops
+        return _flops_by_rank(self.schedule)
 
     @cached_property
     def spent(self) -> Mapping[str, float]:
@@ -792,12 +791,11 @@ def build_once(
 ) -> tuple[Schedule, ...]:
     """The passes of a schedule: questions that differ in numbers of the machine alone often have the same.
 
-    The last ones are kept. Without rates in it, a schedule follows from its rings and the structure; but where some
-    pairs of ranks are not linked, rates decide which rings are found.
+    The last ones are kept.
     """
-    links = topology.structure if topology.is_complete and not follows_rates(name) else topology
+    searched = rings is None and uses_rings(name)
     around = None if rings is None else (rings.rings.tobytes(), rings.shares, rings.fold)
-    key = name, links, work, around, options
+    key = name, topology if searched else followed(name, topology, options), work, around, options
     passes = _kept.pop(key, None) or _build(name, topology, work, rings, options)
     _kept[key] = passes  # the last one used is the last one
     if len(_kept) > MOST_KEPT:
@@ -917,3 +915,9 @@ def one_after_the_other(first: Timeline, second: Timeline, schedule: str) -> Tim
 
     total_s = None if first.total_s is None and second.total_s is None else time_s + second.time_s
     return replace(first, schedule=schedule, events=first.events + tuple(map(later, second.events)), total_s=total_s)
+
+
+@OncePerSchedule
+def _flops_by_rank(schedule: Schedule) -> list[int]:
+    flops: list[int] = schedule.flops().sum(axis=0).tolist()
+    return flops

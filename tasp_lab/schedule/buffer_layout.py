@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -38,7 +37,7 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.dependencies import RESIDENT, Accesses, Uses
 from tasp_lab.schedule.model import Step
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 
 OUTSIDE = -1
 """In place of an offset: the copy is a tensor of the caller."""
@@ -142,7 +141,7 @@ class Layouts:
         self.received[staged], end = self._one_after_another(staged, end)
         self.memory_bytes = end
         if len(ranks) == schedule.world_size:
-            _MEMORY_BYTES[schedule] = end
+            memory_bytes.keep(schedule, lambda: end)
         # The places of copies: of resident ones by key, of those in buffers where the first of their parts landed.
         self._keys, self._offsets = resident, resident_offset
         self._landed = np.full(len(self._at), OUTSIDE)
@@ -352,21 +351,17 @@ def outside(schedule: Schedule, rank: IntArray | int, block: IntArray) -> BoolAr
 # The size of each rank's memory, for all ranks together and without their layouts.
 
 
-_MEMORY_BYTES: WeakKeyDictionary[Schedule, IntArray] = WeakKeyDictionary()
-"""The sizes for schedules whose memories have been laid out, ranks in ascending order."""
-
 _EMPTY, _ALONE, _SEVERAL = range(3)
 """What a resident sum has: nothing, one arrival that lies in its place, or anything else."""
 
 
+@OncePerSchedule
 def memory_bytes(schedule: Schedule) -> IntArray:
     """The size of each rank's memory in bytes, as an int array (world_size,)."""
-    if schedule not in _MEMORY_BYTES:
-        sizes = _Sizes(schedule)
-        for step in schedule.steps if sizes.depends_on_steps else ():
-            sizes.add(step)
-        _MEMORY_BYTES[schedule] = sizes.memory_bytes()
-    return _MEMORY_BYTES[schedule]
+    sizes = _Sizes(schedule)
+    for step in schedule.steps if sizes.depends_on_steps else ():
+        sizes.add(step)
+    return sizes.memory_bytes()
 
 
 class _Sizes:

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from tasp_lab.core.compiled import call
 from tasp_lab.schedule.calls import BlockLists, Calls, Task, ranges
 from tasp_lab.schedule.large import CopyTable, Ends, Releases, Sorted, edge_numbers, sorted_parts
 from tasp_lab.schedule.model import Step
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.workload.kernel_shapes import KernelName, KernelShape, ShapeRows, distinct_shapes
 
 SENT, ARRIVED, HANDED_OUT = 0, 1, 2
@@ -259,7 +258,7 @@ def operations_of(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers,
     columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
     table = _call_table(schedule, calls)
     if steps is schedule.steps:
-        _SHAPES[schedule] = _counted(schedule, table.rank, table.shape, table.shapes)
+        shapes_by_rank.keep(schedule, lambda: _counted(schedule, table.rank, table.shape, table.shapes))
     return Transfers._make(columns), table
 
 
@@ -584,26 +583,24 @@ def call_shapes(task: Task | None, calls: Sequence[Calls]) -> CallShapes:
     return CallShapes(*distinct_shapes(names, name, rows), rows.flops)
 
 
-_SHAPES: WeakKeyDictionary[Schedule, list[dict[KernelShape, int]]] = WeakKeyDictionary()
-"""What `shapes_by_rank` returns, for schedules whose steps have been walked: making all of them takes a while."""
-
-
+@OncePerSchedule
 def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
     """For each rank, how many calls it makes of each shape."""
-    if schedule not in _SHAPES:
-        calls = [group for step in schedule.steps for group in step.calls if len(group)]
-        shapes, number, _ = call_shapes(schedule.task, calls)
-        rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
-        _SHAPES[schedule] = _counted(schedule, rank, number, shapes)
-    return _SHAPES[schedule]
+    calls = [group for step in schedule.steps for group in step.calls if len(group)]
+    shapes, number, _ = call_shapes(schedule.task, calls)
+    rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
+    return _counted(schedule, rank, number, shapes)
 
 
 def keep_shapes(schedule: Schedule, calls: Sequence[tuple[IntArray, IntArray]], shapes: Sequence[KernelShape]) -> None:
     """Keep the shapes of the calls of all steps for `shapes_by_rank`: the ranks and the shapes of some after others."""
-    if schedule not in _SHAPES:
+
+    def counted() -> list[dict[KernelShape, int]]:
         columns = (np.concatenate([np.zeros(0, dtype=np.int64), *column]) for column in zip(*calls, strict=True))
         rank, shape = columns if calls else np.zeros((2, 0), dtype=np.int64)
-        _SHAPES[schedule] = _counted(schedule, rank, shape, shapes)
+        return _counted(schedule, rank, shape, shapes)
+
+    shapes_by_rank.keep(schedule, counted)
 
 
 def _counted(

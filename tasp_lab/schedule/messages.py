@@ -93,7 +93,7 @@ class MessageDependencies:
         return self.first_buffer + len(self.buffers.step)
 
 
-@remembered
+@remembered(most=256)
 def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> MessageDependencies:
     """The messages of a schedule, its calls and buffers, and what waits for what.
 

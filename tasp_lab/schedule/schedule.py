@@ -39,8 +39,9 @@ import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
-from typing import TypeVar, cast
+from functools import cached_property, update_wrapper, wraps
+from typing import Generic, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -177,27 +178,58 @@ class Schedule(ScheduleModel):
 
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Result = TypeVar("Result")
+
+
+class OncePerSchedule(Generic[Result]):
+    """A function of a schedule alone, whose result is kept as long as the schedule: it must be small, and without it.
+
+    Times, bounds and reports need it again, and questions that differ in numbers of their machines have one schedule.
+    """
+
+    def __init__(self, function: Callable[[Schedule], Result]) -> None:
+        self._function = function
+        self._kept: WeakKeyDictionary[Schedule, Result] = WeakKeyDictionary()
+        update_wrapper(self, function)
+
+    def __call__(self, schedule: Schedule) -> Result:
+        if schedule not in self._kept:
+            self._kept[schedule] = self._function(schedule)
+        return self._kept[schedule]
+
+    def keep(self, schedule: Schedule, result: Callable[[], Result]) -> None:
+        """Keep a result that was found on the way to something else, unless it is known."""
+        if schedule not in self._kept:
+            self._kept[schedule] = result()
+
 
 KEPT_TRANSFERS = 200_000
-"""Transfers of all schedules whose results `remembered` keeps."""
+"""Transfers of all schedules whose results a `remembered` function keeps."""
 
 
-def remembered(function: Function) -> Function:
-    """A function of a schedule that keeps its results of the last schedules, of one at least.
+def remembered(most: int) -> Callable[[Function], Function]:
+    """Let a function of a schedule keep its last results: at most so many, of schedules with `KEPT_TRANSFERS` or one.
 
     Both passes of a layer are simulated several times, a comparison returns to some of its schedules, and points of a
     study often have equal schedules on machines of two kinds.
     """
-    kept: dict[tuple[Schedule, Hashable], object] = {}
 
-    @wraps(function)
-    def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
-        key = schedule, (arguments, tuple(named.items()))
-        found = kept.pop(key) if key in kept else None
-        room = KEPT_TRANSFERS - schedule.transfers
-        while kept and sum(each.transfers for each, _ in kept) > room:  # before the next result takes memory, too
-            del kept[next(iter(kept))]
-        kept[key] = function(schedule, *arguments, **named) if found is None else found  # the last one used is last
-        return kept[key]
+    def keeping(function: Function) -> Function:
+        kept: dict[tuple[Schedule, Hashable], object] = {}
 
-    return cast(Function, recall)
+        @wraps(function)
+        def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
+            key = schedule, (arguments, tuple(named.items()))
+            if key in kept:
+                kept[key] = kept.pop(key)  # the last one used is last
+                return kept[key]
+            room = KEPT_TRANSFERS - schedule.transfers
+            # before the next result takes memory, too
+            while kept and (len(kept) >= most or sum(each.transfers for each, _ in kept) > room):
+                del kept[next(iter(kept))]
+            kept[key] = function(schedule, *arguments, **named)
+            return kept[key]
+
+        return cast(Function, recall)
+
+    return keeping

@@ -18,7 +18,16 @@ from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.collectives.conditions import check_collective
-from tasp_lab.schedules.registry import COLLECTIVES, kind_of, known_attention, linear_spec, options_of
+from tasp_lab.schedules.files import parts_of
+from tasp_lab.schedules.registry import (
+    ATTENTION,
+    COLLECTIVES,
+    follows,
+    kind_of,
+    known_attention,
+    linear_spec,
+    options_of,
+)
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
@@ -148,6 +157,26 @@ def groups_on(name: str, ranks: int | Topology, options: AttentionOptions = DEFA
     from tasp_lab.schedules.attention.rank_order import listed
 
     return listed(_order(name, ranks, options), _members(name))
+
+
+def followed(name: str, topology: Topology, options: AttentionOptions = DEFAULT_OPTIONS) -> object:
+    """What the schedules of a name follow from on a topology: where it is equal, equal rings give equal schedules.
+
+    Raises `ScheduleError` for an unknown name.
+
+    >>> from tasp_lab.topology.builders import full_mesh, switch
+    >>> [followed("ulysses", each) for each in (full_mesh(4), switch(4))]
+    [4, 4]
+    """
+    what = follows(name)
+    if what == "rates" or not topology.is_complete:  # rates decide which rings a search finds
+        return topology
+    seen = topology.world_size if what == "ranks" else topology.structure
+    family, _ = parts_of(name)
+    if family not in ATTENTION or not ATTENTION[family].split:
+        return seen
+    known_attention(name, topology.world_size)
+    return seen, groups_on(name, topology, options)
 
 
 def attention_layout(

@@ -55,6 +55,11 @@ if TYPE_CHECKING:
 Kind = CollectiveKind | Literal["softmax", "linear"]
 """What a schedule computes."""
 
+Follows = Literal["ranks", "structure", "rates"]
+FOLLOWS: tuple[Follows, ...] = get_args(Follows)
+"""What schedules depend on, apart from their rings and from which ranks are a group: the number of ranks alone, the
+`tasp_lab.topology.graph.Topology.structure`, or bandwidths and latencies, too."""
+
 COLLECTIVE, SOFTMAX, LINEAR_KIND, HYBRID = "a collective", "softmax attention", "linear attention", "a hybrid"
 """Kinds of work, in messages."""
 
@@ -81,8 +86,7 @@ class ScheduleSpec:
         or a function of a workload and a number of ranks, with the keywords `split` and `variant` as above.
     options : the fields of `AttentionOptions` that apply to it; `passes` applies to all.
     uses_rings : whether it accepts a decomposition.
-    follows_rates : whether it depends on bandwidths and latencies, apart from its rings; else, where all ranks are
-        linked, on `tasp_lab.topology.graph.Topology.structure` alone.
+    follows : what it depends on where all ranks are linked, see `Follows`.
     is_baseline : whether it goes around one ring; speed-ups are over the fastest of these.
     moves_states : of linear attention, whether states move, so that a sequence may begin with one and leave one.
     library_call : nccl-tests' name of the call, if the schedule is one call of the communication library; else empty.
@@ -101,7 +105,7 @@ class ScheduleSpec:
     layout: str | Callable[..., SequenceLayout] = "balanced"
     options: tuple[str, ...] = ()
     uses_rings: bool = False
-    follows_rates: bool = True
+    follows: Follows = "rates"
     is_baseline: bool = False
     moves_states: bool = False
     library_call: NcclTestsName | Literal[""] = ""
@@ -316,14 +320,16 @@ COLLECTIVES, ATTENTION, LINEAR = SchedulesOf(*get_args(CollectiveKind)), Schedul
 """The schedules of collectives, of softmax and of linear attention, by name as on the command line."""
 
 
-def follows_rates(name: str) -> bool:
-    """Whether a schedule depends on bandwidths and latencies, apart from its rings.
+def follows(name: str) -> Follows:
+    """What the schedules of a name depend on where all ranks are linked.
 
-    >>> follows_rates("ulysses"), follows_rates("usp:2x4")
-    (False, True)
+    >>> follows("ulysses"), follows("token-multi-ring"), follows("usp:2x4"), follows("usp:2x4:tasp")
+    ('ranks', 'structure', 'ranks', 'rates')
     """
-    specs = (each.get(name) for each in (COLLECTIVES, ATTENTION, LINEAR))
-    return not any(spec is not None and not spec.follows_rates for spec in specs)
+    family, parts = parts_of(name)
+    specs = [each.get(part) for part in (family, *parts) for each in (COLLECTIVES, ATTENTION, LINEAR)]
+    found = [FOLLOWS.index(spec.follows) for spec in specs if spec is not None]
+    return FOLLOWS[max(found)] if found and not any(map(uses_rings, parts)) else "rates"
 
 
 def uses_rings(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Schedules that do not follow rates are built once for all machines of a structure that links all pairs."""
+"""Schedules that do not follow rates are built once for all machines of a structure, or size, that links all pairs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from tasp_lab.prediction.answer import build_once
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import followed
 from tasp_lab.schedules.for_work import build_schedules
-from tasp_lab.schedules.registry import ATTENTION, follows_rates, uses_rings
+from tasp_lab.schedules.registry import ATTENTION, follows, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
-NAMES = [name for name in ATTENTION if not follows_rates(name)]
+NAMES = [name for name in ATTENTION if follows(name) != "rates" and not ATTENTION[name].split]
+OF_RANKS = [name for name in NAMES if follows(name) == "ranks"]
 EXPRESSIONS = ("full-mesh:4", "switch:4", "full-mesh:6", "nodes:2x4", "nodes:3x2")
+OF_ONE_SIZE = ("full-mesh:8", "switch:8", "nodes:2x4", "nodes:4x2")
 LAYER = Workload(2048, heads=8, head_dim=16, kv_heads=4, mask="causal")
 BOTH = AttentionOptions("both")
 
@@ -72,6 +75,28 @@ def test_a_schedule_follows_from_the_structure(
     assert digests(name, first, layer, on(first, rings)) == digests(name, second, layer, on(second, rings))
 
 
+@pytest.mark.parametrize("name", [*OF_RANKS, "usp:2x4", "usp:4x2:token-ring", "usp:2x4:burst", "usp:8x1", "usp:1x8"])
+@given(
+    st.lists(st.tuples(st.sampled_from(OF_ONE_SIZE), st.integers(0, 10**6)), min_size=2, max_size=2),
+    st.sampled_from(["full", "causal"]),
+    st.sampled_from(["auto", "strided", "consecutive"]),
+)
+@settings(max_examples=8)
+def test_a_schedule_follows_from_ranks_groups_and_rings(
+    name: str, drawn: list[tuple[str, int]], mask: str, groups: str
+) -> None:
+    options = replace(BOTH, groups=groups) if name.startswith("usp") else BOTH
+    layer, around = replace(LAYER, mask=mask), decompose(load_machine("full-mesh:8").topology)
+    found: dict[object, set[tuple[str, ...]]] = {}
+    for expression, seed in drawn:
+        topology = with_rates(load_machine(expression).topology, seed, same=False)
+        rings = on(topology, around) if uses_rings(name) else None
+        schedules = build_schedules(name, topology, layer, rings, options)
+        found.setdefault(followed(name, topology, options), set()).add(tuple(each.digest for each in schedules))
+    assert all(len(digests) == 1 for digests in found.values())
+    assert len(found) == 1 or groups == "auto"
+
+
 def test_structure_is_links_nodes_and_whether_they_are_equally_fast() -> None:
     topologies = [load_machine(each).topology for each in (*EXPRESSIONS, "full-mesh:5", "nodes:4x2", "hypercube:2")]
     assert len({each.structure for each in topologies}) == len(topologies)
@@ -80,13 +105,22 @@ def test_structure_is_links_nodes_and_whether_they_are_equally_fast() -> None:
     assert with_rates(switch, 1, same=False).structure != switch.structure
 
 
-def test_equal_structures_share_schedules_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_topologies_share_schedules_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "_kept", {})
     one, other = (with_rates(load_machine("switch:4").topology, seed, same=True) for seed in (1, 2))
     mesh = load_machine("full-mesh:4").topology
     assert build_once("ulysses", one, LAYER, None, BOTH) is build_once("ulysses", other, LAYER, None, BOTH)
-    assert build_once("usp:2x2", one, LAYER, None, BOTH) is not build_once("usp:2x2", other, LAYER, None, BOTH)
-    assert build_once("ulysses", one, LAYER, None, BOTH) is not build_once("ulysses", mesh, LAYER, None, BOTH)
+    assert build_once("usp:2x2", one, LAYER, None, BOTH) is build_once("usp:2x2", other, LAYER, None, BOTH)
+    strided = replace(BOTH, groups="strided")
+    assert build_once("usp:2x2", one, LAYER, None, BOTH) is not build_once("usp:2x2", one, LAYER, None, strided)
+    assert build_once("usp:2x2", one, LAYER, None, BOTH) is build_once("usp:2x2", mesh, LAYER, None, BOTH)
+    assert build_once("usp:2x2:tasp", one, LAYER, None, BOTH) is not build_once(
+        "usp:2x2:tasp", other, LAYER, None, BOTH
+    )
+    assert build_once("ulysses", one, LAYER, None, BOTH) is build_once("ulysses", mesh, LAYER, None, BOTH)
+    assert build_once("ulysses", one, LAYER, None, BOTH) is not build_once(
+        "ulysses", load_machine("full-mesh:8").topology, LAYER, None, BOTH
+    )
     ring = load_machine("ring:4").topology  # not all pairs are linked, so that a search chooses its rings by rates
     others = with_rates(ring, 1, same=True), with_rates(ring, 2, same=True)
     assert len({id(build_once("ring-attention", each, LAYER, None, BOTH)) for each in others}) == 2

@@ -18,7 +18,7 @@ from sim.array import engine as array_engine
 from sim.array import repeated
 from sim.array.repeated import RepeatedRun, RepeatedRuns
 from sim.event import engine
-from sim.simulate import times_on
+from sim.simulate import simulate, times_on
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import CommLibrary, Machine
@@ -26,12 +26,15 @@ from tasp_lab.machines.parameters import Change, changed
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.machines.sampling import Sampling, machine_samples
 from tasp_lab.prediction.inputs import with_runtime
+from tasp_lab.prediction.question import Question, machine_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.study.evaluate import group_rows
+from tasp_lab.study.point import Point
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -197,3 +200,44 @@ def test_what_waits_for_what_is_found_once_for_all_samples(monkeypatch: pytest.M
 def test_machines_that_differ_in_more_than_numbers_are_simulated_one_by_one() -> None:
     fast, slow = full_mesh(4, 2.0, 0.0), full_mesh(4, 1.0, 0.0)
     assert times_on([Machine(fast), Machine(slow)], [collective("ring", fast, 8)]).tolist() == [[12], [24]]
+
+
+VARIANTS = [
+    *(Question(name, "", 0, overrides=overrides) for name in ("h100-4", "mi300x-4", "h100-2x2")
+      for overrides in ((), ("link.bandwidth=x0.1",), ("link.latency=x7",), ("rank.0.link.bandwidth=x0.5",))),
+    Question("h200-4", "", 0), Question("b200-4", "", 0, contention=False), Question("h100-4", "", 0, library="ideal"),
+    Question("h100-4", "", 0, runtime="ring-flash-attention-zigzag"), Question("h100-4", "", 0, compute=1e15),
+]  # fmt: skip
+"""Machines of four ranks: they differ in numbers, or in links, routes, contention, library or host, too."""
+
+
+@some
+@given(
+    st.lists(st.sampled_from(VARIANTS), min_size=2, max_size=5),
+    st.sampled_from(["tasp", "zigzag-ring-attention", "ulysses", "kv-all-gather", "usp:2x2"]),
+)
+def test_a_schedule_on_one_machine_after_another_takes_what_it_takes_on_each(
+    drawn: list[Question], schedule: str
+) -> None:
+    layer = Workload(4096, heads=8, mask="causal")
+    passes = build_schedules(schedule, full_mesh(4), layer, None, AttentionOptions("both"))
+    for machine in map(machine_of, [*drawn, *drawn[::-1]]):
+        expected_s = [float(engine.simulate(each, machine).time_s) for each in passes]
+        assert [simulate(each, machine, events=False).time_s for each in passes] == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_what_waits_for_what_is_found_once_for_machines_that_differ_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    derive = repeated.operations_of
+
+    def count(schedule: Schedule, machine: Machine) -> Any:
+        found.append(machine.topology.name)
+        return derive(schedule, machine)
+
+    monkeypatch.setattr(repeated, "operations_of", count)
+    layer = Workload(4096, heads=8, mask="causal")
+    alike = [(name, set_) for name in ("h100-4", "h200-4", "b200-4") for set_ in ((), ("link.bandwidth=x0.5",))]
+    points = [Point(name, "ulysses", layer, overrides=each) for name, each in (*alike, ("mi300x-4", ()), *alike)]
+    rows = [row for row in group_rows(points) if not isinstance(row, str)]
+    assert len({row["time_s"] for row in rows}) == len(alike) + 1
+    assert found == ["h100-4", "mi300x-4"], "a mesh and a switch have other routes"

@@ -55,7 +55,8 @@ class Passes:
                 raise QuantityError(f"passes: {each} is {value}, expected 0 or more bytes")
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in fields(self) if field.name.endswith("_bytes"))
+        gradients = self.query_gradient_bytes or self.key_gradient_bytes
+        return bool(self.output_bytes or self.slice_bytes or self.key_bytes or gradients)
 
 
 NO_PASSES = Passes()

@@ -45,7 +45,7 @@ class KernelConstant(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
         return self.source.startswith("assum")
 
 
-class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Gpu(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True):
     """A GPU in numbers: SMs (compute units), dense 16-bit peak (FLOP/s), float32 vector peak, bandwidth reached.
 
     `exponentials`: elements of a head (4 FLOPs each) that the tensor cores of an SM go through while it computes one
@@ -61,7 +61,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exponentials: KernelConstant
 
 
-class Design(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Design(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True):
     """What the code of a kernel fixes: the tile, how many an SM holds, their order and split-KV.
 
     `group` is how many SMs share what limits them: the slots are then those of a group. `query_bytes` and `key_bytes`
@@ -81,7 +81,7 @@ class Design(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_bytes: float = 0.0
 
 
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Variant(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True, omit_defaults=True):
     """A kernel for one pass and head dimension.
 
     Attributes
@@ -120,7 +120,7 @@ def constants_in(part: Gpu | Variant) -> dict[str, KernelConstant]:
     return {name: value for name, value in values if isinstance(value, KernelConstant)}
 
 
-class KernelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KernelFile(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True):
     """A named kernel on one GPU. `hardware` is that GPU where it is none of `gpus`."""
 
     gpu: str

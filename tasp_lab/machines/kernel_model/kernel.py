@@ -89,7 +89,7 @@ class AttentionKernel:
 
     def variant(self, passing: Passing, head_dim: int) -> Variant:
         """The constants for a pass and head dimension: those of the nearest head dimension where it has none."""
-        return nearest_variant(self.file.variants, passing, head_dim)
+        return _variant(self.file, passing, head_dim)
 
     def peak_rate(self, passing: Passing, head_dim: int) -> float:
         """FLOP/s that no call exceeds."""
@@ -104,6 +104,11 @@ class AttentionKernel:
         if found.rate.assumed:
             notes.append(found.rate.source)
         return "; ".join(notes)
+
+
+@lru_cache(maxsize=256)  # each call asks
+def _variant(file: KernelFile, passing: Passing, head_dim: int) -> Variant:
+    return nearest_variant(file.variants, passing, head_dim)
 
 
 def nearest_variant(variants: tuple[Variant, ...], passing: Passing, head_dim: int) -> Variant:

@@ -257,7 +257,7 @@ def circulation_plans(
 @schedule(
     "ring-attention",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="keys and values around one ring",
     layout="contiguous",
     options=OVER_ONE_RING,
@@ -266,7 +266,7 @@ def circulation_plans(
 @schedule(
     "zigzag-ring-attention",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="the same",
     layout="zigzag",
     options=OVER_ONE_RING,
@@ -275,7 +275,7 @@ def circulation_plans(
 @schedule(
     "striped-ring-attention",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="the same",
     layout="striped",
     options=OVER_ONE_RING,
@@ -284,14 +284,14 @@ def circulation_plans(
 @schedule(
     "half-each-way",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="half of keys and values around one ring, the other half in reverse",
     options=CIRCULATION_OPTIONS,
 )
 @schedule(
     "tasp",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="keys and values around all rings of the topology at once",
     options=CIRCULATION_OPTIONS,
     uses_rings=True,

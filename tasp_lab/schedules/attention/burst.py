@@ -24,7 +24,7 @@ from tasp_lab.workload.layer import Workload
 @schedule(
     "burst",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="keys and values around one ring; backward `rotate-q` (BurstAttention)",
     options=("trim", "buffers", "gradient_dtype"),
 )

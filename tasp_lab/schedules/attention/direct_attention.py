@@ -142,7 +142,7 @@ def _pieces(task: AttentionTask, stages: int) -> Iterator[tuple[int, int, int, i
 @schedule(
     "direct-attention",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="keys and values straight to the ranks whose mask needs them, in stages (MagiAttention)",
     options=("buffers", "gradient_dtype", "stages"),
 )

@@ -56,14 +56,14 @@ from tasp_lab.workload.sequence_layout import SequenceLayout
 @schedule(
     "kv-all-gather",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="keys and values gathered around one ring; then one kernel call per span of queries",
     options=("trim", "gradient_dtype"),
 )
 @schedule(
     "multi-ring-kv-all-gather",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="the same, gathered around all rings",
     options=("trim", "gradient_dtype"),
     uses_rings=True,
@@ -71,7 +71,7 @@ from tasp_lab.workload.sequence_layout import SequenceLayout
 @schedule(
     "direct-kv-all-gather",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="the same, sent to all ranks at once",
     options=("trim", "gradient_dtype"),
 )

@@ -67,7 +67,7 @@ MAX_BALANCED_RINGS = 128
 @schedule(
     "token-ring",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="queries around one ring, results straight to their owners (TokenRing)",
     layout="contiguous",
     options=(*STRAIGHT_HOME, "tail_chunks"),
@@ -75,7 +75,7 @@ MAX_BALANCED_RINGS = 128
 @schedule(
     "zigzag-token-ring",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="the same",
     layout="zigzag",
     options=(*STRAIGHT_HOME, "tail_chunks"),
@@ -97,7 +97,7 @@ def token_ring(
 @schedule(
     "token-multi-ring",
     "softmax",
-    follows_rates=False,
+    follows="structure",
     moves="queries around all rings at once, results straight to their owners",
     options=STRAIGHT_HOME,
     uses_rings=True,

@@ -36,7 +36,7 @@ from tasp_lab.workload.layer import Workload
 @schedule(
     "ulysses",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="all-to-alls of queries, keys and values, and of results; each rank attends with some of the heads",
     layout="contiguous",
     options=("gradient_dtype", "result_dtype"),
@@ -55,7 +55,7 @@ def ulysses(
 @schedule(
     "staged-ulysses",
     "softmax",
-    follows_rates=False,
+    follows="ranks",
     moves="the same for some heads after others: they come while ranks compute with those before",
     layout="contiguous",
     options=("gradient_dtype", "result_dtype", "stages"),

@@ -59,6 +59,7 @@ def _same_as(split: tuple[int, int], variant: str) -> str:
 @schedule(
     "usp:UxR",
     "softmax",
+    follows="ranks",
     moves="Ulysses in groups of U ranks, a ring between the R groups, or any schedule that follows a colon",
     layout=usp_layout,
     options=("trim", "buffers", "dataflow", "gradient_dtype", "result_dtype", "groups", "direction"),
