@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from experiments.common import RESULTS, Record, markdown_table, read_record, table, write_record
+from experiments.common import RESULTS, Formats, Record, markdown_table, read_record, table, write_record
 from experiments.train_gpt.__main__ import WARM_UP
 from experiments.train_gpt.options import Recipe, RunOptions
 from tasp_lab.core.choices import Decay
@@ -144,24 +144,7 @@ def text(record: Record) -> str:
         f"Steps of {recipe.tokens} tokens, one sequence. Every case is run two or three times, with others in between: "
         f"of the medians of {STEPS - WARM_UP} steps the median, the lowest and the highest. Shares are of the time of "
         "rank 0; that of attention includes re-layouts.",
-        table(
-            [*alone.values(), *cases],
-            {
-                "stack, schedules": lambda run: (
-                    f"{_stack(run)}: {_names(run) if run['sequence_parallel'] > 1 else 'one process'}"
-                ),
-                "step s": lambda run: f"{median(run['step_s']):.2f}",
-                "rounds s": lambda run: f"{min(run['step_s']):.2f} to {max(run['step_s']):.2f}",
-                "speed of one process": lambda run: (
-                    f"{median(alone[_stack(run)]['step_s']) / median(run['step_s']):.2f}"
-                    if _stack(run) in alone
-                    else ""
-                ),
-                "attention": "{attention_share:.0%}",
-                "re-layouts": lambda run: f"{run['relayout_share']:.1%}" if run["relayout_share"] else "",
-                f"loss of step {STEPS}": lambda run: f"{run['losses'][0][-1]:.4f}",
-            },
-        ),
+        table([*alone.values(), *cases], columns(alone)),
     ]
     if cases:
         paragraphs.append(
@@ -182,6 +165,23 @@ def text(record: Record) -> str:
 
 def _stack(run: Record) -> str:
     return str(run["layers"]) + ("" if run["decay"] == "none" else f", decay {run['decay']}")
+
+
+def columns(alone: Mapping[str, Record]) -> Formats:
+    """What the table shows of a run, beside one process alone with the same stack."""
+    return {
+        "stack, schedules": lambda run: (
+            f"{_stack(run)}: {_names(run) if run['sequence_parallel'] > 1 else 'one process'}"
+        ),
+        "step s": lambda run: f"{median(run['step_s']):.2f}",
+        "rounds s": lambda run: f"{min(run['step_s']):.2f} to {max(run['step_s']):.2f}",
+        "speed of one process": lambda run: (
+            f"{median(alone[_stack(run)]['step_s']) / median(run['step_s']):.2f}" if _stack(run) in alone else ""
+        ),
+        "attention": "{attention_share:.0%}",
+        "re-layouts": lambda run: f"{run['relayout_share']:.1%}" if run["relayout_share"] else "",
+        f"loss of step {STEPS}": lambda run: f"{run['losses'][0][-1]:.4f}",
+    }
 
 
 def _names(run: Record) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.tables import hybrids
+from tasp_lab.core.tables import cells_of
 from tasp_lab.schedules.registry import LINEAR
 
 
@@ -36,8 +37,9 @@ def test_every_linear_schedule_is_run_alone_and_in_a_hybrid() -> None:
 def test_rows_are_medians_over_rounds() -> None:
     alone = hybrids._summary(run("LL", 1, [2.0], [5.0, 4.0]))
     found = hybrids._summary(run("LL", 4, [3.0, 9.0, 4.0], [5.0, 4.2]))
-    assert hybrids._row(found, {"LL": alone})[:5] == ["LL: lasp", "4.00", "3.00 to 9.00", "0.50", "40%"]
-    assert hybrids._row(alone, {})[:4] == ["LL: one process", "2.00", "2.00 to 2.00", ""]
+    beside = cells_of(found, hybrids.columns({"LL": alone}))
+    assert beside[:5] == ["LL: lasp", "4.00", "3.00 to 9.00", "0.50", "40%"]
+    assert cells_of(alone, hybrids.columns({}))[:4] == ["LL: one process", "2.00", "2.00 to 2.00", ""]
 
 
 def test_the_largest_difference_is_between_runs_of_one_stack() -> None:
