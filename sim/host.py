@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +45,12 @@ from tasp_lab.schedule.schedule import Schedule
 def busy_s(schedule: Schedule, compute: Compute, rank_speeds: Sequence[Number] = ()) -> list[Number]:
     """The sum of the times of the kernel calls of each rank; `rank_speeds` are those of `Machine`."""
     ranks = shapes_by_rank(schedule)
-    times_s = {shape: compute.time_s(shape) for shape in dict.fromkeys(shape for rank in ranks for shape in rank)}
-    sums_s: list[Number] = [sum(count * times_s[shape] for shape, count in rank.items()) for rank in ranks]
+    different = {id(rank): rank for rank in ranks}
+    times_s = {shape: compute.time_s(shape) for shape in dict.fromkeys(chain.from_iterable(different.values()))}
+    of_rank: dict[int, Number] = {
+        which: sum(count * times_s[shape] for shape, count in rank.items()) for which, rank in different.items()
+    }
+    sums_s = [of_rank[id(rank)] for rank in ranks]
     if not rank_speeds:
         return sums_s
     return [sum_s / speed for sum_s, speed in zip(sums_s, rank_speeds, strict=True)]

@@ -7,6 +7,9 @@ kernel calls, which take no time, and the additions of their results, as a loop 
 tensors and operations beforehand. Where lanes have threads, which a loop by steps does not need, a third program has
 such threads, too, written by hand. Samples of all alternate.
 
+A second table has the time that a pass of attention takes the host: its messages, tensors and additions, without
+messages that arrive and kernels that compute. On a GPU the host must queue a step faster than the device executes it.
+
 What is compared is the processor time of the threads that run Python, user and system, of all ranks. The threads of
 gloo itself are left out: they poll while a thread that posts holds a lock, most of their time on a busy machine, and
 how often that happens is chance.
@@ -20,6 +23,7 @@ import queue
 import statistics
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -33,12 +37,16 @@ from experiments.common import machine_record, markdown_table
 from runtime.executor.executor import Executor
 from runtime.executor.per_lane import run_beside
 from runtime.executor.transports import make_transport
+from runtime.kernels.partials import Gradients, Partial
+from runtime.sequence_parallel.layer import SoftmaxPasses
 from runtime.trials.patterns import PatternWork
 from tasp_lab.core.files import write_whole
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
@@ -67,6 +75,11 @@ SHARD_BYTES = 64, 2**16
 SAMPLES, PASSES = 40, 20
 """Samples of each of the three, and passes in a row in a sample, between two barriers."""
 
+HOST_SCHEDULES = ("zigzag-ring-attention", "tasp", "kv-and-q-rings", "token-multi-ring")
+HOST_RANKS, HOST_RANK = 8, 1
+HOST_LAYER = Workload(4 * HOST_RANKS**2, head_dim=8, heads=2, kv_heads=2, dtype="fp32", mask="causal")
+"""A layer of a few numbers, as the time of the host does not depend on how many there are."""
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -88,7 +101,15 @@ def main() -> None:
         f"`python -m experiments.benchmarks.executor_cost` on {made['cores']} cores "
         f"({made['date']}, torch {torch.__version__.split('+')[0]}), which others used, too."
     )
-    table = f"{head}\n\n{markdown_table(columns, rows)}\n"
+    host_head = (
+        f"Processor time of one pass on the host: rank {HOST_RANK} of {HOST_RANKS}, {HOST_LAYER.sequence} positions, "
+        f"{HOST_LAYER.heads} heads of {HOST_LAYER.head_dim}, {HOST_LAYER.dtype}, causal, on torch's fake process group "
+        f"(`batched`), whose calls end at once, with a kernel that returns zeros made beforehand; medians and "
+        f"quartiles of {10 * SAMPLES} passes."
+    )
+    host_rows = [(name, *map(_spread, host_ms(name))) for name in HOST_SCHEDULES]
+    host_table = markdown_table(("schedule", "forward, ms", "backward, ms"), host_rows)
+    table = f"{head}\n\n{markdown_table(columns, rows)}\n\n{host_head}\n\n{host_table}\n"
     write_whole(RESULTS / "executor_cost.md", table.encode())
     print(table)
 
@@ -175,7 +196,7 @@ def own_s() -> float:
     )
 
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 """A kernel call of no time, and the additions of its results."""
 
 
@@ -325,6 +346,57 @@ def _all_to_all(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
 
 
 LOOPS = {"p2p": _point_to_point, "batched": _batches, "all-to-all": _all_to_all}
+
+
+def host_ms(name: str) -> tuple[list[float], list[float]]:
+    """The host's milliseconds of forward and of backward passes of a schedule by name."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=HOST_RANK, world_size=HOST_RANKS)
+    options = AttentionOptions("both")
+    forward, backward = attention_schedules(name, full_mesh(HOST_RANKS), HOST_LAYER, options=options)
+    layer = SoftmaxPasses(forward, backward, HOST_RANK, FreeKernel(), 1.0, make_transport("batched", 60.0))
+    length = attention_layout(name, HOST_LAYER, HOST_RANKS).length(HOST_RANK)
+    q, k, v, dout = torch.zeros(4, 1, length, HOST_LAYER.heads, HOST_LAYER.head_dim)
+    _, saved = layer.forward(q, k, v)
+    layer.backward(saved, dout)  # what is prepared once per schedule is not measured
+    passes: tuple[Call, ...] = (lambda: layer.forward(q, k, v)), (lambda: layer.backward(saved, dout))
+    found: tuple[list[float], list[float]] = [], []
+    for _ in range(10 * SAMPLES):
+        for times, run in zip(found, passes, strict=True):
+            began_s = time.process_time()
+            run()
+            times.append(1e3 * (time.process_time() - began_s))
+    dist.destroy_process_group()
+    return found
+
+
+class FreeKernel:
+    """An attention kernel whose results are zeros, made once."""
+
+    name = "free"
+
+    def __init__(self) -> None:
+        self._zeros: dict[torch.Size, torch.Tensor] = {}
+
+    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+        return None
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, low: int, high: int
+    ) -> Partial:
+        return Partial(self._of(q.shape), self._of(q.shape[:3]))
+
+    def backward(
+        self, dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+        lse: torch.Tensor, *, scale: float, low: int, high: int,
+    ) -> Gradients:  # fmt: skip
+        return Gradients(self._of(q.shape), self._of(k.shape), self._of(v.shape))
+
+    def _of(self, shape: torch.Size) -> torch.Tensor:
+        if shape not in self._zeros:
+            self._zeros[shape] = torch.zeros(shape)
+        return self._zeros[shape]
 
 
 if __name__ == "__main__":

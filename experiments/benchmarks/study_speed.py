@@ -1,8 +1,8 @@
 """Throughput of studies: whole commands, as users call them.
 
-``python -m experiments.benchmarks.study_speed`` runs a study of 10,000 points on machines of 8 GPUs, one of 1,000
-points on 8 nodes, and the same 1,000 points by one worker and by two. Results:
-``experiments/benchmarks/results/study_speed.json``, ``.md``.
+``python -m experiments.benchmarks.study_speed`` runs a study on machines of 8 GPUs, one on 8 nodes, by two workers, by
+one and with ``--screen``, and one on 256 GPUs: 2,000, 200 and 20 points, and with ``--full`` five times as many.
+Results: ``experiments/benchmarks/results/study_speed.json``, ``.md``.
 """
 
 from __future__ import annotations
@@ -27,25 +27,36 @@ from tasp_lab.core.files import write_whole
 RESULTS = Path(__file__).parent / "results"
 
 LAYER: dict[str, Any] = {"model": ["llama-3-8b", "llama-3-70b"], "pass": "both"}
+BATCHES = [1, 2, 3, 4, 6]
+"""Sequences of the layers of ``--full``; else one."""
+
 SCHEDULES = ["zigzag-ring-attention", "tasp", "ulysses", "token-ring", "kv-all-gather"]
 
 ONE_NODE: dict[str, Any] = {
     "study": {"name": "one-node"},
     "machine": {"name": ["h100-8", "h200-8", "mi300x-8", "a100-8", "b200-8"]},
-    "layer": LAYER | {"seq": "geom(8Ki, 1Mi, 2)", "batch": [1, 2, 3, 4, 6]},
+    "layer": LAYER | {"seq": "geom(8Ki, 1Mi, 2)"},
     "schedule": {"name": SCHEDULES},
     "what-if": {f"link-x{factor}": {"set": {"link.bandwidth": f"x{factor}"}} for factor in (0.25, 0.5, 2, 4)},
 }
-"""5 machines x 5 variants x 2 models x 8 lengths x 5 batches x 5 schedules: 10,000 points."""
+"""5 machines x 5 variants x 2 models x 8 lengths x 5 schedules: 2,000 points for each batch."""
 
 EIGHT_NODES: dict[str, Any] = {
     "study": {"name": "eight-nodes"},
     "machine": {"name": ["h100-8x8", "mi300x-8x8"]},
-    "layer": LAYER | {"seq": "geom(64Ki, 1Mi, 2)", "batch": [1, 2, 3, 4, 6]},
+    "layer": LAYER | {"seq": "geom(64Ki, 1Mi, 2)"},
     "schedule": {"name": ["zigzag-ring-attention", "tasp", "usp:8x8", "kv-all-gather", "ring-attention"]},
     "what-if": {"nic-x2": {"set": {"nic.bandwidth": "x2"}}},
 }
-"""2 machines x 2 variants x 2 models x 5 lengths x 5 batches x 5 schedules: 1,000 points."""
+"""2 machines x 2 variants x 2 models x 5 lengths x 5 schedules: 200 points for each batch."""
+
+MANY_GPUS: dict[str, Any] = {
+    "study": {"name": "many-gpus"},
+    "machine": {"name": "h100-32x8"},
+    "layer": LAYER | {"seq": ["256Ki", "1Mi"]},
+    "schedule": {"name": ["zigzag-ring-attention", "tasp", "usp:8x32", "kv-all-gather", "ring-attention"]},
+}
+"""2 models x 2 lengths x 5 schedules on 256 GPUs: 20 points for each batch."""
 
 START: dict[str, Any] = {
     "study": {"name": "start"}, "machine": {"name": "full-mesh:2"}, "layer": {"seq": 1024}, "schedule": {"name": "tasp"}
@@ -56,14 +67,15 @@ START: dict[str, Any] = {
 def main() -> None:
     """Run the studies and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the lengths and batches, to try it")
-    quick = parser.parse_args().quick
+    parser.add_argument("--full", action="store_true", help="five batches instead of one")
+    full = parser.parse_args().full
     rows = [
         _run("one point", START, 1, False),
-        _run("1 node, 2 workers", _less(ONE_NODE, quick), 2, False),
-        _run("8 nodes, 2 workers", _less(EIGHT_NODES, quick), 2, False),
-        _run("8 nodes, 2 workers, --screen", _less(EIGHT_NODES, quick), 2, True),
-        _run("8 nodes, 1 worker", _less(EIGHT_NODES, quick), 1, False),
+        _run("1 node, 2 workers", _of(ONE_NODE, full), 2, False),
+        _run("8 nodes, 2 workers", _of(EIGHT_NODES, full), 2, False),
+        _run("8 nodes, 2 workers, --screen", _of(EIGHT_NODES, full), 2, True),
+        _run("8 nodes, 1 worker", _of(EIGHT_NODES, full), 1, False),
+        _run("256 GPUs, 2 workers", _of(MANY_GPUS, full), 2, False),
     ]
     write_record(RESULTS / "study_speed.json", {"rows": rows})
     text = page(json.loads((RESULTS / "study_speed.json").read_text()))
@@ -93,9 +105,8 @@ def page(record: Record) -> str:
     )
 
 
-def _less(study: dict[str, Any], quick: bool) -> dict[str, Any]:
-    layer = study["layer"] | {"batch": [1], "seq": ["64Ki", "128Ki"]}
-    return study | {"layer": layer} if quick else study
+def _of(study: dict[str, Any], full: bool) -> dict[str, Any]:
+    return study | {"layer": study["layer"] | {"batch": BATCHES if full else [1]}}
 
 
 def _run(what: str, study: dict[str, Any], jobs: int, screen: bool) -> Record:

@@ -19,7 +19,7 @@ from runtime.executor.message_io import MessageIO, Progress, Strategy, no_progre
 from runtime.executor.messages import Transport
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep, step_plan
-from runtime.executor.plans import Plan, plan_of
+from runtime.executor.plans import Plan, lanes_are_alike, plan_of
 from runtime.executor.streams import Streams, streams_for
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
@@ -125,10 +125,11 @@ class Executor:
         """
         plan, transport, io = plan_of(self.schedule, self.part), self._transport, self._message_io
         by_steps = transport.whole_steps or torch.are_deterministic_algorithms_enabled()
-        if not by_steps and not _is_short(plan, transport.short_bytes):
-            return PerLane(io, plan, transport.receives_ahead)
+        ahead = 0 if transport.whole_steps else transport.receives_ahead
+        if not by_steps and not _one_thread_does(plan, transport.short_bytes):
+            return PerLane(io, plan, ahead, together=bool(transport.short_bytes) and lanes_are_alike(plan))
         every_step, prompt = transport.whole_steps and not transport.channels, self.streams.queues
-        return PerStep(io, step_plan(plan, len(self.schedule.steps), self._channels, every_step, prompt))
+        return PerStep(io, step_plan(plan, len(self.schedule.steps), self._channels, every_step, prompt, ahead))
 
     @cached_property
     def _channels(self) -> tuple[int, ...]:
@@ -137,13 +138,15 @@ class Executor:
 
 
 @lru_cache(maxsize=16)
-def _is_short(plan: Plan, short_bytes: int) -> bool:
-    """Whether no message and no call of a rank is longer than handing over to another thread.
+def _one_thread_does(plan: Plan, short_bytes: int) -> bool:
+    """Whether one thread executes a rank's part as fast as a thread per lane, and one for calls.
 
-    Threads of lanes would then cost more than lanes that wait for each other, and than messages that wait for calls.
+    No call may be longer than handing over to another thread, as its thread does not wait for messages meanwhile. Then
+    lanes delay each other only if they are unlike, by no more than handing over if their messages are short.
     """
-    messages, calls = (each.size_bytes for each in plan.sends + plan.receives), (row.flops for row in plan.calls)
-    return max(messages, default=0) <= short_bytes and max(calls, default=0) <= SHORT_FLOPS
+    if not short_bytes or max((row.flops for row in plan.calls), default=0) > SHORT_FLOPS:
+        return False
+    return lanes_are_alike(plan) or max(each.size_bytes for each in plan.sends + plan.receives) <= short_bytes
 
 
 SHORT_FLOPS = 1 << 18

@@ -104,7 +104,8 @@ class Transport(Protocol):
     def channels(self) -> bool: ...
     @property
     def short_bytes(self) -> int:
-        """Messages of this size and less take no longer than to hand over to another thread; 0 if there are none."""
+        """Messages of this size and less take no longer than to hand over to another thread; with 0 that takes no time,
+        so every lane has a thread."""
         ...
 
     @property

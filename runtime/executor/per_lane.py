@@ -1,9 +1,9 @@
 """The per-lane executor, for transports of single messages.
 
-One thread per lane waits for its messages, in the order of steps. Receives are posted several steps ahead, sends in
-turn, as soon as the previous message of the lane is posted and what they wait for has happened. Lanes do not wait for
-each other. Kernel calls of the first compute lane are made by the calling thread, those of each further one by a thread
-of its own, in the order of the schedule.
+One thread per lane waits for its messages, in the order of steps; lanes that are alike may share a thread. Receives are
+posted several steps ahead, sends in turn, as soon as the previous message of the lane is posted and what they wait for
+has happened. Unlike lanes do not wait for each other. Kernel calls of the first compute lane are made by the calling
+thread, those of each further one by a thread of its own, in the order of the schedule.
 
 What a message or a call of one step waits for belongs to earlier steps of any rank, so there is no deadlock.
 """
@@ -48,9 +48,9 @@ class _Lanes(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _lanes_of(plan: Plan) -> _Lanes:
+def _lanes_of(plan: Plan, together: bool) -> _Lanes:
     awaited = any(plan.releases[each.node] for each in plan.sends)
-    threads = _threads(plan, plan.receives + plan.sends * awaited)
+    threads = _threads(plan, plan.receives + plan.sends * awaited, together)
     unmet = tuple(len(each) for each in plan.waits)
     is_here = bool(plan.calls) or len(threads) == 1
     return _Lanes(_by_lane(plan.sends), _by_lane(plan.receives), threads, is_here, awaited, unmet)
@@ -61,10 +61,10 @@ def _by_lane(messages: Sequence[PlannedMessage]) -> dict[int, tuple[PlannedMessa
     return {lane: tuple(each for each in messages if each.lane == lane) for lane in lanes}
 
 
-def _threads(plan: Plan, awaited: Sequence[PlannedMessage]) -> tuple[tuple[int, ...], ...]:
-    """The nodes of each thread: the calls of each compute lane, then the messages of each lane, by step."""
+def _threads(plan: Plan, awaited: Sequence[PlannedMessage], together: bool) -> tuple[tuple[int, ...], ...]:
+    """The nodes of each thread by step: the calls of each compute lane, then the messages of each lane, or of all."""
     calls = [(row.lane, row.step, node) for node, row in enumerate(plan.calls, plan.first_call)]
-    messages = [(each.lane, each.step, each.node) for each in awaited]
+    messages = [(0 if together else each.lane, each.step, each.node) for each in awaited]
     return tuple(
         tuple(node for of, _, node in sorted(found, key=lambda each: each[1]) if of == lane)
         for found in (calls, messages)
@@ -73,13 +73,14 @@ def _threads(plan: Plan, awaited: Sequence[PlannedMessage]) -> tuple[tuple[int, 
 
 
 class PerLane:
-    """One thread per lane waits for arrivals; each arrival may release messages and kernel calls of any lane.
+    """One thread per lane, or one for all `together`, waits for arrivals, which release messages and calls of any lane.
 
     If nothing waits for sends, all are waited for at the end. Waits are kept until the next run (`messages.Wait`).
     """
 
-    def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int) -> None:
-        self._message_io, self._plan, self._ahead, self._lanes = message_io, plan, steps_ahead, _lanes_of(plan)
+    def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int, together: bool = False) -> None:
+        self._message_io, self._plan, self._ahead = message_io, plan, steps_ahead
+        self._lanes = _lanes_of(plan, together)
         self._joins = [(join,) for join in plan.joins]
         self._alone = [(message,) for message in plan.sends + plan.receives]
 

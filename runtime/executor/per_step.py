@@ -1,9 +1,9 @@
-"""The per-step executor, for transports of whole steps.
+"""The per-step executor: for transports of whole steps, and for single messages where one thread is enough.
 
 The messages of a step are posted together, those of each channel as one batch, when all that they wait for has
 happened. Its kernel calls are made while its messages are in flight. On a GPU nothing is waited for by the host: what
 happens is queued on streams, one per channel and one per lane of calls, which wait for each other (`step_plan`). On a
-host all is done by the calling thread, lane after lane.
+host all is done by the calling thread, lane after lane. Receives of single messages are posted some steps ahead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from runtime.executor.message_io import MessageIO
 from runtime.executor.messages import Wait
-from runtime.executor.plans import Plan, PlannedMessage
+from runtime.executor.plans import Plan, PlannedMessage, lanes_are_alike
 from runtime.executor.streams import Mark
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import CallRow, Join
@@ -32,7 +32,9 @@ class PerStep:
         self.marks: list[Mark | None] = [None] * plan.marks
 
     def prepare(self) -> None:
-        """No-op: the receives of a step are posted with its sends."""
+        """Post the receives that wait for nothing, if they may be posted ahead of their steps."""
+        if self.plan.first.receives:
+            self._post(self.plan.first)
 
     def run(self) -> None:
         do = self.handlers()
@@ -117,23 +119,28 @@ Action = tuple[int, Batch | PlannedMessage | tuple[Join, ...] | tuple[CallRow, .
 class StepPlan(NamedTuple):
     """Runs of actions, each in one stream, in the order in which they are issued; and the number of marks.
 
-    `on_host` are the actions of a host, which has no streams: no marks, and messages in a row are waited for together.
+    `first` are the receives that are posted before the run begins. `on_host` are the actions of a host, which has no
+    streams: no marks, and messages in a row are waited for together.
     """
 
+    first: Batch
     runs: tuple[tuple[int, tuple[Action, ...]], ...]
     marks: int
     on_host: tuple[tuple[int, Any], ...]
 
 
 @lru_cache(maxsize=16)
-def step_plan(plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool = False) -> StepPlan:
+def step_plan(
+    plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool = False, ahead: int = 0
+) -> StepPlan:
     """The plan of a rank; `channels` is the channel of each lane.
 
     `every_step`: a batch is posted in every step, also without messages. `prompt`: what nothing waits for is received
     once the next batch of its channel is posted, not at the end, so that its time is known. As the batches of a channel
-    run one after another, that delays none of them where the host goes on.
+    run one after another, that delays none of them where the host goes on. `ahead`: receives are posted up to so many
+    steps early, as soon as their memory is free, by a transport of single messages, which has one channel.
     """
-    return _StepPlan(plan, steps, channels, every_step, prompt).found
+    return _StepPlan(plan, steps, channels, every_step, prompt, ahead).found
 
 
 class _StepPlan:
@@ -152,8 +159,10 @@ class _StepPlan:
     Every CALLS is followed by a mark, too; those for which no stream waits, here 0, 2 and 4, are dropped at the end.
     """
 
-    def __init__(self, plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool) -> None:
-        self._plan, self._channels = plan, channels
+    def __init__(
+        self, plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool, ahead: int
+    ) -> None:
+        self._plan, self._channels, self._ahead = plan, channels, ahead
         self._actions: list[tuple[int, Action]] = []
         self._home: dict[int, int] = {}
         self._marks = 0
@@ -162,14 +171,19 @@ class _StepPlan:
         self._waited: set[tuple[int, int]] = set()  # streams and marks that they wait for
         self._ended: dict[int, int] = {}  # marks after calls, by node
         self._changed: dict[int, tuple[int, int | None]] = {}  # by block: the stream of its last change, a mark after
+        self._unposted: Sequence[PlannedMessage] = plan.receives
+        self._in_order, self._received = bool(ahead) and lanes_are_alike(plan), 0
         batches, calls = _batches(plan, steps, channels, every_step), _calls(plan, steps)
+        first = self._early(0) if ahead else _batch(0, (), ())
         before: dict[int, tuple[PlannedMessage, ...]] = {}  # by channel: what the last batch receives
         for step in range(steps):
             for batch in batches[step]:
                 for message in (*batch.sends, *batch.receives):
                     self._need(batch.channel, plan.waits[message.node])
-            for batch in batches[step]:
-                self._do(batch.channel, (POST, batch))
+            for of_step in batches[step]:
+                batch = self._early(step, of_step.sends) if ahead else of_step
+                if batch.nodes or every_step:
+                    self._do(batch.channel, (POST, batch))
                 for message in before.pop(batch.channel, ()):
                     self._reach(message.node, 0)
                 if prompt:
@@ -185,7 +199,32 @@ class _StepPlan:
         awaited = {mark for _, mark in self._waited}
         needed = [each for each in self._actions if each[1][0] != MARK or each[1][1] in awaited]
         runs = tuple((stream, _joined_together(actions)) for stream, actions in _in_runs(needed))
-        self.found = StepPlan(runs, self._marks, _on_host(action for _, actions in runs for action in actions))
+        on_host = _on_host(action for _, actions in runs for action in actions)
+        self.found = StepPlan(first, runs, self._marks, on_host)
+
+    def _early(self, step: int, sends: Sequence[PlannedMessage] = ()) -> Batch:
+        """The batch of a step, with what is received in later steps, too, if its memory is free.
+
+        The receives of a lane are posted in order, as several of one step may have one peer and tag.
+        """
+        early, later = list[PlannedMessage](), list[PlannedMessage]()
+        held = set[int]()  # lanes whose next receive must wait
+        for message in self._unposted:
+            if message.lane in held or message.step > step + self._ahead or not self._may_post(message.node):
+                held.add(message.lane)
+                later.append(message)
+            else:
+                early.append(message)
+        self._unposted = later
+        return _batch(0, early, sends)
+
+    def _may_post(self, node: int) -> bool:
+        """Whether all that a message waits for has happened."""
+        first, end = self._plan.first_buffer, self._plan.first_join
+        return all(
+            before in self._home or (first <= before < end and self._may_post(before))
+            for before in self._plan.waits[node]
+        )
 
     def _do(self, stream: int, action: Action) -> None:
         self._actions.append((stream, action))
@@ -235,17 +274,27 @@ class _StepPlan:
         if node in self._home:
             return self._home[node]
         if node < plan.first_call:
-            sends = node < plan.first_receive
-            message = plan.sends[node] if sends else plan.receives[node - plan.first_receive]
-            home = self._channels[message.lane]
-            self._home[node] = home
-            self._do(home, (FINISH if sends else RECEIVE, message))
-            return home
+            return self._finish(plan.sends[node]) if node < plan.first_receive else self._receive(node)
         if node < plan.first_join:
             assert node >= plan.first_buffer, "calls are made before what waits for them"
             self._need(asking, plan.waits[node])
             return None
         return self._join(node, asking)
+
+    def _finish(self, message: PlannedMessage, action: int = FINISH) -> int:
+        home = self._home[message.node] = self._channels[message.lane]
+        self._do(home, (action, message))
+        return home
+
+    def _receive(self, node: int) -> int:
+        """Wait for a message. Lanes that are alike progress together, so what is due before it is received first.
+
+        The time of what nothing waits for is then known.
+        """
+        index = node - self._plan.first_receive
+        first = self._received if self._in_order else index
+        self._received = index + 1
+        return [self._finish(message, RECEIVE) for message in self._plan.receives[first : index + 1]][-1]
 
     def _join(self, node: int, asking: int) -> int:
         plan, join = self._plan, self._plan.joins[node - self._plan.first_join]

@@ -102,6 +102,20 @@ def plan_of(schedule: Schedule, part: RankPart) -> Plan:
     )
 
 
+@lru_cache(maxsize=16)
+def lanes_are_alike(plan: Plan) -> bool:
+    """Whether all lanes of a rank are waited for in the same steps, for messages of the same sizes.
+
+    A thread that waits for them in the order of steps then delays none: each link carries as much for each lane, so
+    the slowest link sets the pace either way. Receives are always waited for, sends where something needs their memory.
+    """
+    awaited = plan.receives + tuple(each for each in plan.sends if plan.releases[each.node])
+    lanes: dict[int, list[tuple[int, int, bool]]] = {}
+    for each in awaited:
+        lanes.setdefault(each.lane, []).append((each.step, each.size_bytes, each.node < plan.first_receive))
+    return len({tuple(sorted(messages)) for messages in lanes.values()}) <= 1
+
+
 def _planned(
     messages: Sequence[tuple[Row, ...]], first: int, sizes: Sequence[int], lanes: int
 ) -> tuple[PlannedMessage, ...]:

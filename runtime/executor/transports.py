@@ -3,7 +3,8 @@
 A `Transport` posts messages and returns a wait for each. The executor is driven by three of its properties:
 `receives_ahead` is the number of steps by which receives may be posted early; with `whole_steps` every rank must
 post the receives and then the sends of a step together, and with `channels` those of each channel of a step
-(`tasp_lab.schedule.dependencies`), where it has messages. Messages of up to `short_bytes` may be posted by steps, too.
+(`tasp_lab.schedule.dependencies`), where it has messages. Single messages are posted by steps, too, where one thread
+is enough: if they have up to `short_bytes`, or if lanes are alike.
 """
 
 from __future__ import annotations

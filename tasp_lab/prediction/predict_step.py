@@ -451,13 +451,16 @@ def _provenance(machine: Machine, plan: StepPlan, rates: StepRates, overrides: S
     passes = ("forward", "backward") if plan.trains else ("forward",)
     of_passes = {passing: machine.rate_of(plan.layer, passing) for passing in passes}  # type: ignore[arg-type]
     constants = machine_constants(machine.parameters.values()) + compute_constants(plan.layer.dtype, of_passes)
-    return Provenance(inputs, constants + tuple(_used(rates, plan)), ("auto",))
+    return Provenance(
+        inputs, constants + tuple(step_constants(rates, plan.matrix_dtype, plan.layout.offload)), ("auto",)
+    )
 
 
-def _used(rates: StepRates, plan: StepPlan) -> list[UsedConstant]:
+def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, offload: bool) -> list[UsedConstant]:
+    """The constants of what is no attention: rates of matrices and memory, and with `offload` those of hosts."""
     matrices = rates.matrices
     value = format_flops(float(matrices.flops_per_s or 0))
-    found = [UsedConstant(f"matrix_rate_{plan.matrix_dtype}", value, matrices.source, matrices.assumed)]
+    found = [UsedConstant(f"matrix_rate_{matrix_dtype}", value, matrices.source, matrices.assumed)]
     if rates.memory_bytes_per_s is not None:
         bandwidth = format_bandwidth(rates.memory_bytes_per_s)
         assumed = rates.memory_source.startswith("assum")
@@ -466,7 +469,7 @@ def _used(rates: StepRates, plan: StepPlan) -> list[UsedConstant]:
         assumed = rates.capacity_source.startswith("assum")
         found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source, assumed))
         found.append(UsedConstant("memory_reserved", format_size(RESERVED_BYTES), RESERVED_SOURCE, assumed=True))
-    if plan.layout.offload:
+    if offload:
         link, host = format_bandwidth(HOST_LINK_BYTES_PER_S), format_bandwidth(HOST_BYTES_PER_S)
         found.append(UsedConstant("host_link", link, HOST_LINK_SOURCE, assumed=True))
         found.append(UsedConstant("host_memory", host, HOST_SOURCE, assumed=True))

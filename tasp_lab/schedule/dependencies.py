@@ -585,7 +585,7 @@ def call_shapes(task: Task | None, calls: Sequence[Calls]) -> CallShapes:
 
 @OncePerSchedule
 def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
-    """For each rank, how many calls it makes of each shape."""
+    """For each rank, how many calls it makes of each shape; one object for ranks that make the same calls."""
     calls = [group for step in schedule.steps for group in step.calls if len(group)]
     shapes, number, _ = call_shapes(schedule.task, calls)
     rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
@@ -610,7 +610,8 @@ def _counted(
     pairs, counts = np.unique(rank * len(shapes) + shape, return_counts=True)
     for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
         counts_of_rank[pair // len(shapes)][shapes[pair % len(shapes)]] = count
-    return counts_of_rank
+    alike: dict[frozenset[tuple[KernelShape, int]], dict[KernelShape, int]] = {}
+    return [alike.setdefault(frozenset(each.items()), each) for each in counts_of_rank]
 
 
 # Which lanes share a batch of messages where a library sends batches, as NCCL does.

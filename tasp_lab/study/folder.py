@@ -38,8 +38,10 @@ from tasp_lab.core.files import check_writable, write_whole
 from tasp_lab.core.version import VERSION
 from tasp_lab.machines.intervals import interval_ends
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.prediction.predict_step import step_constants
 from tasp_lab.prediction.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
 from tasp_lab.prediction.question import prepared
+from tasp_lab.prediction.training_step.rates import step_rates
 from tasp_lab.study.evaluate import labelled
 from tasp_lab.study.file import load_study
 from tasp_lab.study.frames import needed, varying
@@ -279,9 +281,10 @@ def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str,
     assumptions: dict[tuple[str, str, str], dict[str, None]] = {}  # machines by what is assumed, whatever the variant
     for point in points:
         name = " with ".join([point.machine, *point.overrides])
-        if (name, point.layer.dtype, point.kernel, point.runtime) in constants:
+        step = point.job and (point.job.matrix_dtype, point.job.offload)
+        if (asked := (name, point.layer.dtype, point.kernel, point.runtime, step)) in constants:
             continue
-        constants[name, point.layer.dtype, point.kernel, point.runtime] = {}
+        constants[asked] = {}
         for each, ends in _constants(point):
             constants.setdefault((name, each.name, each.value), _plain(name, each, ends))
             if each.assumed:
@@ -312,10 +315,12 @@ def _constants(point: Point) -> Sequence[tuple[UsedConstant, Ends]]:
         machine: Machine = prepared(point).machine
     except TaspLabError:
         return ()
-    asked = point.options.passes
-    passes: tuple[Passing, ...] = ("forward", "backward") if asked == "both" else (asked,)
+    asked, job = point.options.passes, point.job
+    passes: tuple[Passing, ...] = ("forward", "backward") if asked == "both" or job is not None else (asked,)
     rates: dict[str, ComputeRate] = {each: machine.rate_of(point.layer, each) for each in passes}
-    others = (*runtime_constants(machine.runtime), *compute_constants(point.layer.dtype, rates))
+    others = [*runtime_constants(machine.runtime), *compute_constants(point.layer.dtype, rates)]
+    if job is not None:
+        others += step_constants(step_rates(machine, job.matrix_dtype), job.matrix_dtype, job.offload)
     own = [
         (used, interval_ends(each) or NO_ENDS)
         for each in machine.parameters.values()

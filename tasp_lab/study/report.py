@@ -49,6 +49,7 @@ from tasp_lab.study.table import (
     Selection,
     View,
     is_open,
+    numbers_of_winners,
     range_of,
     selected,
     so_far_lines,
@@ -135,7 +136,7 @@ def report(folder: StudyFolder, *, where: str | None = None, baseline: str | Non
     axes, frame = winners_of(covered)
     winners, along = records_of(frame), numeric_axis(covered.rows)
     unanswered = covered.unanswered
-    tables = {"scores": score_table(frame, axes), "winners": winner_table(winners, axes)}
+    tables = {"scores": score_table(frame, axes), "winners": winner_table(winners, axes, numbers_of_winners(frame))}
     if along in axes and (changes := change_table(frame, axes, along))["rows"]:
         tables["changes"] = changes
     tables["points"] = point_table(covered)
@@ -278,10 +279,10 @@ def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
     return page_table(columns, rows)
 
 
-def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
-    """The winners."""
+def winner_table(winners: Iterable[Cells], axes: Sequence[str], numbers: Sequence[str]) -> PageTable:
+    """The winners, with the columns `numbers` beside their times."""
     columns = [*map(title_of, axes), "winner", "time", "interval", "speed-up", "interval",
-               "recommended", "expected regret", "bottleneck"]  # fmt: skip
+               *map(title_of, numbers), "expected regret", "bottleneck"]  # fmt: skip
     rows = [
         [
             *(cell(axis, row[axis]) for axis in axes),
@@ -290,7 +291,7 @@ def winner_table(winners: Iterable[Cells], axes: Sequence[str]) -> PageTable:
             range_of("time_s", row["time_low_s"], row["time_high_s"]),
             cell("speedup", row["speedup"]),
             range_of("speedup", row["speedup_low"], row["speedup_high"]),
-            cell("recommended", row["recommended"]),
+            *(cell(column, row[column]) for column in numbers),
             cell("expected_regret", row["expected_regret"]),
             cell("bottleneck", row["bottleneck"]),
         ]

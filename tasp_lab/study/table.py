@@ -184,6 +184,11 @@ def winners_of(covered: Selection) -> tuple[list[str], pd.DataFrame]:
     return [column for column in varying(covered.rows) if column != "schedule"] or ["machine"], frame
 
 
+def numbers_of_winners(winners: pd.DataFrame) -> tuple[str, ...]:
+    """The columns of tables of winners beside their times; the winner of plans is the recommended layout itself."""
+    return ("tokens_per_s_per_gpu", "mfu", "memory_bytes") if are_plans(winners) else ("recommended",)
+
+
 def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> View:
     axes, frame = winners_of(covered)
     if sort is not None:
@@ -194,7 +199,7 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
         frame.rename(columns={"schedule": WINNER}).head(limit) if limit else frame.rename(columns={"schedule": WINNER})
     )
     plans = are_plans(frame)
-    numbers = ("tokens_per_s_per_gpu", "mfu", "memory_bytes") if plans else ("recommended",)
+    numbers = numbers_of_winners(frame)
     cells = ("time_s", "time_low_s", "time_high_s", "speedup", "speedup_low", "speedup_high")
     more = dict.fromkeys([*OF_WINNERS, *((*OF_PLANS, "memory_bytes") if plans else ())])
     records = records_of(frame[[*axes, WINNER, *cells, "bottleneck", *more]])

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from experiments.benchmarks.executor_cost import FreeKernel
 from runtime.executor import per_lane
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message, Wait
@@ -35,7 +36,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout, attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.support.free_executor import FreeKernel, Nothing, Zeros
+from tests.support.free_executor import Nothing, Zeros
 
 RANKS, RANK = 8, 1
 LAYER = Workload(sequence=4 * RANKS**2, head_dim=8, heads=2, kv_heads=2, dtype="fp32", mask="causal")
@@ -196,16 +197,42 @@ def test_an_all_gather_again_costs_its_messages_only(name: str) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("short_bytes", "threads"), [(1 << 20, 0), (0, RANKS - 1)])
-def test_lanes_have_threads_only_where_messages_are_long(short_bytes: int, threads: int) -> None:
+@pytest.mark.parametrize(
+    ("shard", "short_bytes", "threads"),
+    [(56, 1, 0), (57, 1, RANKS - 1), (57, 1 << 20, 0), (56, 0, RANKS - 1)],
+    ids=["alike", "long", "short", "free threads"],
+)
+def test_lanes_have_threads_only_where_they_delay_each_other(shard: int, short_bytes: int, threads: int) -> None:
+    """Seven lanes share a shard: 56 bytes give them messages of one size."""
     library = Nothing(whole_steps=False)
     library.short_bytes = short_bytes
-    executor = Executor(collective("multi-ring", full_mesh(RANKS), 64), RANK, library)
+    assert threads_of(Executor(collective("multi-ring", full_mesh(RANKS), shard), RANK, library)) == threads
+
+
+@pytest.mark.parametrize(
+    ("name", "positions", "short_bytes", "threads"),
+    [
+        ("ring-attention", 1, 1, 0), ("ring-attention", 256, 1, 1),
+        ("tasp", 7 * 32, 1, 1), ("tasp", 7 * 32 + 1, 1, RANKS - 1), ("tasp", 7 * 32, 0, RANKS - 1),
+    ],
+)  # fmt: skip
+def test_messages_have_a_thread_only_beside_long_calls(
+    name: str, positions: int, short_bytes: int, threads: int
+) -> None:
+    """One for lanes that are alike. Calls with one row of keys take no time, those with 200 a core about 100 us."""
+    layer = Workload(sequence=positions * RANKS, head_dim=8, heads=1, dtype="fp32")
+    (schedule,) = attention_schedules(name, full_mesh(RANKS), layer, options=AttentionOptions("forward"))
+    library = Nothing(whole_steps=False)
+    library.short_bytes = short_bytes
+    assert threads_of(Executor(schedule, RANK, library, Zeros(schedule), as_bytes=True)) == threads
+
+
+def threads_of(executor: Executor) -> int:
+    """How many threads a run has beside the calling one."""
     executor.prepare()
-    started: list[object] = []
-    with patch.object(per_lane, "run_beside", lambda task: (started.append(task), task())):
+    with patch.object(per_lane, "run_beside", wraps=per_lane.run_beside) as started:
         executor.run()
-    assert len(started) == threads
+    return started.call_count
 
 
 def test_a_batch_is_made_once() -> None:

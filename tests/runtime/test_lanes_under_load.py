@@ -1,4 +1,4 @@
-"""Threads of lanes that overtake each other anywhere: every bit arrives, and every run ends.
+"""Threads of lanes that overtake each other anywhere, and one thread for all: every bit arrives, every run ends.
 
 Ranks are threads of one process that give way to each other after a few instructions, and at random for longer:
 before a message is posted, after it has arrived, before a kernel call.
@@ -16,8 +16,11 @@ import pytest
 import torch
 
 from runtime.checks.delays import DelayedTransport, DelayedWork
+from runtime.executor import executor as executors
 from runtime.executor.executor import Executor
 from runtime.executor.loopback import Board, Loopback
+from runtime.executor.per_lane import PerLane
+from runtime.executor.per_step import PerStep
 from runtime.trials.patterns import fill, verify
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -53,20 +56,28 @@ def schedules(name: str, work: Work) -> list[Schedule]:
     return list(build_schedules(name, full_mesh(RANKS), work, options=options))
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("ahead", "how"),
+    [(0, "lanes"), (1, "lanes"), (4, "lanes"), (0, "together"), (2, "together"), (0, "steps"), (2, "steps")],
+)
 @pytest.mark.parametrize(("name", "work"), WORK, ids=[name for name, _ in WORK])
-def test_lanes_that_overtake_each_other(name: str, work: Work, ahead: int) -> None:
+def test_lanes_that_overtake_each_other(
+    monkeypatch: pytest.MonkeyPatch, name: str, work: Work, ahead: int, how: str
+) -> None:
+    """A thread per lane, one for those that are alike, and one for all and calls."""
+    if how == "together":
+        monkeypatch.setattr(executors, "SHORT_FLOPS", -1)  # calls are long
     for seed, schedule in enumerate(schedules(name, work)):
-        run(schedule, ahead, seed)
+        run(schedule, ahead, how, seed)
 
 
-def run(schedule: Schedule, ahead: int, seed: int) -> None:
+def run(schedule: Schedule, ahead: int, how: str, seed: int) -> None:
     """Run all ranks, each in a thread, and check their results."""
     board, errors = Board(LIMIT_S), list[BaseException]()
 
     def be(rank: int) -> None:
         try:
-            run_rank(schedule, rank, board, ahead, seed * RANKS + rank)
+            run_rank(schedule, rank, board, ahead, how, seed * RANKS + rank)
         except BaseException as error:
             errors.append(error)
 
@@ -79,20 +90,23 @@ def run(schedule: Schedule, ahead: int, seed: int) -> None:
     assert not any(each.is_alive() for each in ranks)
 
 
-def run_rank(schedule: Schedule, rank: int, board: Board, ahead: int, seed: int) -> None:
+def run_rank(schedule: Schedule, rank: int, board: Board, ahead: int, how: str, seed: int) -> None:
     drawn, device = random.Random(seed), torch.device("cpu")
 
     def delay() -> None:
         if drawn.random() < 0.3:
             time.sleep(drawn.random() * 1e-3)
 
-    transport = DelayedTransport(Loopback(board, rank, ahead, whole_steps=False))
+    loopback = Loopback(board, rank, ahead, whole_steps=False)
+    loopback.short_bytes = 0 if how == "lanes" else 1 << 30
+    transport = DelayedTransport(loopback)
     work = DelayedWork(schedule, rank, device)
     executor = Executor(schedule, rank, transport, work, device, as_bytes=True)
     fill(executor, work)
     work.expect(executor.part.calls, device)
     work.delay = transport.delay = delay
     executor.prepare()
+    assert isinstance(executor.strategy, PerStep if how == "steps" else PerLane)
     executor.run()
     work.verify_reads()
     verify(executor, work)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from runtime.executor.per_step import AFTER, CALLS, JOIN, MARK, POST, RECEIVE, Batch, step_plan
-from runtime.executor.plans import Plan, PlannedMessage, plan_of
+from runtime.executor.per_step import AFTER, CALLS, FINISHES, JOIN, MARK, POST, RECEIVE, RECEIVES, Batch, step_plan
+from runtime.executor.plans import Plan, PlannedMessage, lanes_are_alike, plan_of
+from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.dependencies import channels
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import Join, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
@@ -52,6 +58,91 @@ def test_what_nothing_waits_for_is_received_when_the_next_batch_is_posted(name: 
             assert unreceived(schedule, rank, prompt=True) == 0
             late += unreceived(schedule, rank, prompt=False)
     assert late, "a host, which would have to wait, receives some later"
+
+
+@settings(max_examples=60)
+@given(either, st.integers(1, 4))
+def test_single_messages_are_received_ahead(schedule: Schedule, ahead: int) -> None:
+    """Each message is posted once, with all that it waits for behind it; receives up to `ahead` steps early.
+
+    Those of a lane are posted in order, as several of one step have one tag. Of those that may be posted with a batch,
+    none is left for a later one.
+    """
+    for rank in range(schedule.world_size):
+        plan = plan_of(schedule, rank_part(schedule, rank))
+        found = step_plan(plan, len(schedule.steps), (0,) * schedule.lanes, False, ahead=ahead)
+        happened, posted = set[int](), list[int]()
+        post(plan, found.first, 0, ahead, happened, posted)
+        for kind, what in found.on_host:
+            if kind == POST:
+                assert what.nodes
+                post(plan, what, what.sends[0].step if what.sends else None, ahead, happened, posted)
+            else:
+                happened |= nodes_of(plan, kind, what)
+        assert sorted(posted) == list(range(plan.first_call))
+        for lane in range(schedule.lanes):
+            of_lane = [node for node in posted if plan.first_receive <= node and lane_of(plan, node) == lane]
+            assert of_lane == sorted(of_lane)
+
+
+def post(plan: Plan, batch: Batch, step: int | None, ahead: int, happened: set[int], posted: list[int]) -> None:
+    """Post a batch of a step, which is not known of receives alone."""
+    for message in (*batch.receives, *batch.sends):
+        assert has_happened(plan, plan.waits[message.node], happened)
+        assert step is None or message.step <= step + ahead
+    posted += batch.nodes
+    left = [message for message in plan.receives if message.node not in posted]
+    first_of_lanes = {message.lane: message for message in reversed(left)}.values()
+    for message in first_of_lanes:
+        if step is not None and message.step <= step + ahead:
+            assert not has_happened(plan, plan.waits[message.node], happened)
+
+
+def lane_of(plan: Plan, node: int) -> int:
+    return plan.receives[node - plan.first_receive].lane
+
+
+def has_happened(plan: Plan, nodes: Iterable[int], happened: set[int]) -> bool:
+    """Whether all nodes have; a buffer is free once all that it waits for has happened."""
+    buffers = range(plan.first_buffer, plan.first_join)
+    return all(
+        node in happened or (node in buffers and has_happened(plan, plan.waits[node], happened)) for node in nodes
+    )
+
+
+def nodes_of(plan: Plan, kind: int, what: Any) -> set[int]:
+    """What happens in an action of a host other than `POST`."""
+    if kind == JOIN:
+        return {plan.first_join + plan.joins.index(join) for join in what}
+    if kind == CALLS:
+        return {plan.first_call + plan.calls.index(row) for row in what}
+    assert kind in (RECEIVES, FINISHES)
+    return {message.node for message in what}
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_lanes_that_are_alike_are_received_in_the_order_of_steps(alike: bool) -> None:
+    """Rank 1 passes on what it receives on lane 0 alone. The time of the rest is known if lane 1 is not slower."""
+    sizes = np.full(6, 5)
+    sizes[1] += not alike
+    steps = [
+        Step.of([(0, 1, 0, 0), (0, 1, 1, 1)]),
+        Step.of([(1, 2, 0, 0), (0, 1, 0, 2), (0, 1, 1, 3)]),
+        Step.of([(1, 2, 0, 2), (0, 1, 0, 4), (0, 1, 1, 5)]),
+    ]
+    held = np.zeros((3, 6), dtype=np.bool_)
+    held[0] = True
+    final = held.copy()
+    final[1] = True
+    final[2, [0, 2]] = True
+    schedule = Schedule("passes on", 3, 2, Blocks.of_data(sizes), held, final, steps)
+    plan = plan_of(schedule, rank_part(schedule, 1))
+    received = [
+        message.block_numbers for kind, what in step_plan(plan, 3, (0, 0), False, ahead=1).on_host
+        if kind == RECEIVES for message in what
+    ]  # fmt: skip
+    assert lanes_are_alike(plan) == alike
+    assert received == ([(0,), (1,), (2,), (3,), (4,), (5,)] if alike else [(0,), (2,), (1,), (3,), (4,), (5,)])
 
 
 def unreceived(schedule: Schedule, rank: int, prompt: bool) -> int:

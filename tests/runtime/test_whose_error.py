@@ -95,9 +95,13 @@ def test_of_messages_posted_together_the_lost_one_is_named(monkeypatch: pytest.M
     world = SimpleNamespace(recv=post("recv"), send=post("send"))
     monkeypatch.setattr(transports, "dist", SimpleNamespace(group=SimpleNamespace(WORLD=world), DistError=OSError))
     executor = Executor(collective("direct", full_mesh(4), 8), 1, PointToPoint(1.0, None, CPU))
-    executor.prepare()
-    with pytest.raises(RunError, match="lost rank 3"):
+
+    def run() -> None:
+        executor.prepare()  # posts the receives
         executor.run()
+
+    with pytest.raises(RunError, match="lost rank 3"):
+        run()
 
 
 def test_a_kernel_without_memory_names_no_peer() -> None:

@@ -10,10 +10,13 @@ import pytest
 
 from tasp_lab.core.errors import MissingPackageError, StudyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
+from tasp_lab.prediction.predict_step import predict_step
+from tasp_lab.prediction.training_step.layout import Layout
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import FORMAT, POINTS, PROVENANCE, STUDY, StudyFolder, provenance
 from tasp_lab.study.frames import needed
 from tests.conftest import Command
+from tests.support.studies import plans_of
 from tests.support.study_folders import BASELINE, row, study_rows, write_study
 
 
@@ -120,6 +123,20 @@ def test_each_constant_has_its_source_and_interval(command: Command) -> None:
         ends = [parse_bandwidth_bytes_per_s(own[name][end]) for end in ("low", "high")]
         assert ends == pytest.approx([shown[name]["low"], shown[name]["high"]], rel=1e-3)
     assert all(each["source"] for each in found.values())
+
+
+def test_plans_have_the_constants_of_whole_steps() -> None:
+    """As `plan` shows them for its recommended step, and those of each setting of matrices and hosts once."""
+    study = load_study(plans_of(machine={"name": "h100-8"}, plan={"offload": [False, True]}))
+    points = list(study.points())
+    told = provenance(study, points, "")
+    found = {each["name"]: each for each in told["constants"]}
+    assert len(found) == len(told["constants"])
+    step = predict_step("h100-8", "llama-3-8b", 8192, "ulysses", layout=Layout(offload=True, zero=1))
+    for each in step.provenance.constants:
+        assert (found[each.name]["value"], found[each.name]["source"]) == (each.value, each.source)
+    assert {"matrix_rate_bf16", "memory", "host_link"} <= {*found}
+    assert any("host_link" in text for text in told["assumptions"])
 
 
 def test_what_is_assumed_is_an_assumption() -> None:

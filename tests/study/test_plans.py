@@ -82,7 +82,11 @@ def test_views_of_plans(tmp_path: Path) -> None:
     assert [row["speedup"] for row in shown if row["variant"] == "as is"] == [1.0, 1.0]
     assert all(row["speedup"] >= 1 and row["tokens_per_s_per_gpu"] > 0 for row in shown)
     assert "the fastest layout" in str(table(one))
-    assert report(one).html()
+    page = report(one)
+    assert page.html()
+    (winners,) = (each["columns"] for name, each in page.tables.items() if name == "winners")
+    assert {"winner", "tokens/s per GPU", "memory"} <= {*winners}
+    assert "recommended" not in winners, "it is the winner"
     with pytest.raises(StudyError, match="a study of plans, expected one of layers"):
         points_at(study.points())
 

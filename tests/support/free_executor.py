@@ -1,4 +1,4 @@
-"""Stand-ins that cost a rank nothing, so that tests count what the executor itself does: a library and kernels."""
+"""Stand-ins that cost a rank nothing, so that tests count what the executor itself does: a library, and calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from runtime.executor.messages import Message, Wait
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
-from runtime.kernels.partials import Gradients, Partial
 from tasp_lab.schedule.rank_part import CallRow, RankPart
 from tasp_lab.schedule.schedule import Schedule
 
@@ -66,31 +65,3 @@ class Zeros:
 
     def sent(self, block: int) -> Views:
         return [self._zeros[block]]
-
-
-class FreeKernel:
-    """An attention kernel whose results are zeros, made once."""
-
-    name = "free"
-
-    def __init__(self) -> None:
-        self._zeros: dict[torch.Size, torch.Tensor] = {}
-
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-        return None
-
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, low: int, high: int
-    ) -> Partial:
-        return Partial(self._of(q.shape), self._of(q.shape[:3]))
-
-    def backward(
-        self, dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-        lse: torch.Tensor, *, scale: float, low: int, high: int,
-    ) -> Gradients:  # fmt: skip
-        return Gradients(self._of(q.shape), self._of(k.shape), self._of(v.shape))
-
-    def _of(self, shape: torch.Size) -> torch.Tensor:
-        if shape not in self._zeros:
-            self._zeros[shape] = torch.zeros(shape)
-        return self._zeros[shape]

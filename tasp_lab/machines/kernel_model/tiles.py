@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -134,7 +134,7 @@ def last_begins(costs: FloatArray, heads: int, sms: int, slots: int = 1, *, long
         costs = np.sort(costs)[::-1]
     listed = _last(costs, heads, _SIMULATED_WAVES * places, longest_first=longest_first)
     early = max(float(costs.sum()) * heads - float(listed.sum()), 0.0)
-    return early / sms + _dispatch(listed, sms, slots)[1]
+    return early / sms + _dispatch(tuple(listed.tolist()), sms, slots)[1]
 
 
 def _last(costs: FloatArray, heads: int, count: int, *, longest_first: bool) -> FloatArray:
@@ -166,10 +166,11 @@ def _shuffled(sms: int) -> IntArray:
     return np.random.default_rng(0).permutation(sms)
 
 
-def _dispatch(costs: FloatArray, sms: int, slots: int) -> tuple[list[float], float]:
+@lru_cache(maxsize=64)  # a call ends, and its last tile begins
+def _dispatch(costs: tuple[float, ...], sms: int, slots: int) -> tuple[list[float], float]:
     """When each slot is free at last, where slots of an SM run at 1 / slots each; and when the last tile begins."""
     places, begins = slots * sms, 0.0
-    shared = (costs * slots).tolist()
+    shared = [cost * slots for cost in costs]
     ends = shared[:places] + [0.0] * (places - len(shared))
     free = [(end, place) for place, end in enumerate(ends)]
     heapq.heapify(free)
@@ -182,7 +183,7 @@ def _dispatch(costs: FloatArray, sms: int, slots: int) -> tuple[list[float], flo
 
 def _hand_out(costs: FloatArray, sms: int, slots: int, alone: float) -> float:
     """The time of all tiles: towards the end SMs are less full, and a tile runs faster than at 1 / slots."""
-    by_sm = np.array(_dispatch(costs, sms, slots)[0]).reshape(slots, sms)
+    by_sm = np.array(_dispatch(tuple(costs.tolist()), sms, slots)[0]).reshape(slots, sms)
     by_sm[1:] = by_sm[1:, _shuffled(sms)]
     by_sm.sort(axis=0)
     time = by_sm[0]
