@@ -35,6 +35,7 @@ from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.machines.machine import Compute, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule, remembered
+from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 
@@ -109,7 +110,8 @@ class RepeatedRun:
         self._hops = np.divmod(hops, schedule.world_size)
         self._hop_of_cost = np.full(len(self._operations.costs), len(hops))
         self._hop_of_cost[self._operations.cost[:, : len(hop)]] = hop
-        self._network = self._network_of(machine)
+        self._places = library.places(*self._hops)
+        self._network = self._last = self._network_of(machine.topology)
         self._programs: dict[object, Program] = {}
         self._known: dict[object, float] = {}
 
@@ -123,9 +125,12 @@ class RepeatedRun:
         """The time in seconds, simulated once per set of numbers; None if the machine differs in more than these."""
         if _fixed(machine) != _fixed(self._first):
             return None
-        same = machine.topology is self._first.topology and machine.comm_library == self._first.comm_library
-        network = self._network if same else self._network_of(machine)
-        costs = self._costs(machine, network) if network.alike == self._network.alike else None
+        library, network = machine.comm_library.bind(self._call), self._last
+        if machine.topology is not network.topology:  # samples often have one
+            network = self._last = self._network_of(machine.topology)
+        if network.alike != self._network.alike or not np.array_equal(library.places(*self._hops), self._places):
+            return None
+        costs = self._costs(library, machine, network)
         if costs is None:
             return None
         key = costs, network.capacity_bytes_per_s.tobytes(), machine.contention
@@ -136,20 +141,19 @@ class RepeatedRun:
             self._known[key] = end_s(program) if is_contention_free(program) else Run(program).end_s()
         return self._known[key]
 
-    def _network_of(self, machine: Machine) -> _Network:
-        """What the messages meet on a machine."""
-        topology, library = machine.topology, machine.comm_library.bind(self._call)
+    def _network_of(self, topology: Topology) -> _Network:
+        """What the messages meet on a topology."""
         routes, latency_s = topology.routes(*self._hops)
+        alike = routes.tobytes(), numbered(latency_s)[1].tobytes()
         capacity = capacities_of(topology, self._operations.constraints)
-        alike = routes, numbered(latency_s)[1], library.places(*self._hops)
-        return _Network(tuple(each.tobytes() for each in alike), np.append(latency_s, 0.0), capacity)
+        return _Network(topology, alike, np.append(latency_s, 0.0), capacity)
 
-    def _costs(self, machine: Machine, network: _Network) -> tuple[Cost, ...] | None:
+    def _costs(self, library: CommLibrary, machine: Machine, network: _Network) -> tuple[Cost, ...] | None:
         """The costs on a machine; None if other calls take time there, or other messages slow calls, than on the first.
 
         Those of buffers and hosts have no number.
         """
-        library, compute = machine.comm_library.bind(self._call), machine.compute
+        compute = machine.compute
         if any(kind.time_s(compute) for kind in self._instant):
             return None
         costs = []
@@ -282,15 +286,16 @@ class _Rings:
 
 
 class _Network(NamedTuple):
-    """What the messages of a schedule meet on a machine.
+    """What the messages of a schedule meet on a topology.
 
     Attributes
     ----------
-    alike : equal for machines that differ in numbers: routes, which of them have one latency, and places.
+    alike : equal for topologies that differ in numbers: routes, and which of them have one latency.
     latency_s : of the route of each hop, then 0 for what is no message; float array (hops + 1,).
     capacity_bytes_per_s : of each constraint that a message passes.
     """
 
+    topology: Topology
     alike: tuple[bytes, ...]
     latency_s: FloatArray
     capacity_bytes_per_s: FloatArray
