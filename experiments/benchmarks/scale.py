@@ -89,7 +89,8 @@ def page(runs: dict[tuple[str, int], Run]) -> str:
     head = (
         f"`tasp-lab predict h100-Nx8 {LAYER}`, whole commands, one run each, made by "
         f"`python -m experiments.benchmarks.scale` on {made['cores']} cores ({made['processor']}, {made['date']}). "
-        "The exponent is that of processor time against ranks, from the row above."
+        "The exponent is that of processor time against ranks, from the row above. "
+        "Passes that take long run at once, so the time is that of both cores."
     )
     table = markdown_table(("schedule", "ranks", "CPU s", "peak GB", "exponent"), rows)
     return f"# Time and memory against ranks\n\n{head}\n\n{table}\n\n{plan(runs)}"

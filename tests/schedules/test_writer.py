@@ -20,9 +20,12 @@ from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.schedule.composition import in_chunks
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.span_blocks import span_task
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.for_work import build_schedules
-from tasp_lab.schedules.writer import CollectiveWriter
+from tasp_lab.schedules.writer import CollectiveWriter, LayerWriter
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT, Tell
@@ -196,3 +199,25 @@ def test_what_is_written_outside_of_a_step_is_refused() -> None:
         CollectiveWriter("mine", "AllToAll", ring(4), 64)
     with pytest.raises((ScheduleError, NoLinkError)):
         writer.schedule()
+
+
+def test_calls_stay_in_the_order_in_which_they_are_written() -> None:
+    """Tiles of a step are looked up together, but a rank computes in the order of its lines."""
+    layer = Workload(64, heads=2)
+    task = span_task(layer, attention_layout("ring-attention", layer, 2), "bf16")
+    writer = LayerWriter("mixed", full_mesh(2), task, dict.fromkeys((KEYS, QUERIES, RESULTS)))
+    with writer.step():
+        for rank, mate in ((0, 1), (1, 0)):
+            writer.send(writer.keys(rank), rank, to=mate, keep=True)
+    (query,), (own,), (other,) = writer.queries(0), writer.keys(0), writer.keys(1)
+    with writer.step():
+        writer.attend(1, writer.queries(1), [other])
+        writer.attend(0, [query], [own])
+        writer.call(task.kernel, 0, [query], [other], params=[int(each[0]) for each in task.tile_bands(
+            np.array([query]), np.array([other]))])  # fmt: skip
+        writer.attend(1, writer.queries(1), [own])
+    schedule = writer.schedule()
+    (calls,) = schedule.steps[1].calls
+    assert [(rank, operands[1]) for rank, operands, _ in calls.rows()] == [
+        (1, [other]), (0, [own]), (0, [other]), (1, [own]),
+    ]  # fmt: skip
