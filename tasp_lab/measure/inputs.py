@@ -10,7 +10,7 @@ from tasp_lab.prediction.provenance import plain, sha256
 
 
 def left_out_with(table: AnyTable) -> str:
-    """What the residuals are left out with that may judge a table: its provider, else its source.
+    """The group of a table, whose residuals do not count for it: that of its provider, else that of its source.
 
     Of a source that measured several systems only that of the table is left out. A source is the
     repository on GitHub, the host and the first two parts of the path of its address, else its text.

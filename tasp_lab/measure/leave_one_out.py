@@ -24,7 +24,7 @@ from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 
 @dataclass(frozen=True)
-class JudgedCollective:
+class LeftOutCollective:
     """One collective that was left out.
 
     Parameters
@@ -59,7 +59,7 @@ def leave_one_out(
     algorithm: str | None = None,
     in_place: bool = False,
     progress: ProgressCallback = no_progress,
-) -> Fitted[tuple[JudgedCollective, ...]]:
+) -> Fitted[tuple[LeftOutCollective, ...]]:
     """Predict each collective by a profile that was fitted to all others.
 
     Parameters
@@ -85,13 +85,13 @@ def leave_one_out(
     for line in read.left_out:
         progress(line)
     runs = [Simulated(read.profile, [case]) for case in read.cases]
-    judged = []
+    found = []
     for number, collective in enumerate(collectives, 1):
         progress(f"{number} of {len(collectives)}: {collective} is left out")
-        judged.append(_judged(read, runs, collective, names, progress))
-    if all(each.median_relative_error is None for each in judged):
-        raise FitError("; ".join(f"without {each.collective}: {each.reason}" for each in judged))
-    rows = list(map(asdict, judged))
+        found.append(_predicted(read, runs, collective, names, progress))
+    if all(each.median_relative_error is None for each in found):
+        raise FitError("; ".join(f"without {each.collective}: {each.reason}" for each in found))
+    rows = list(map(asdict, found))
     document = {
         "profile": read.profile.name,
         "library": read.profile.library,
@@ -106,15 +106,15 @@ def leave_one_out(
         "worst after": "{worst_relative_error:.1%}",
     }  # fmt: skip
     title = f"{read.profile.name}: each collective predicted by a fit to the others"
-    reasons = [f"{each.collective}: {each.reason}" for each in judged if each.reason]
+    reasons = [f"{each.collective}: {each.reason}" for each in found if each.reason]
     parts: list[Part] = [*Table.of(title, rows, columns, (0, 1, 2)), *reasons]
-    return Fitted(tuple(judged), document, [flat(row) for row in rows], parts, notes=read.left_out)
+    return Fitted(tuple(found), document, [flat(row) for row in rows], parts, notes=read.left_out)
 
 
-def _judged(
+def _predicted(
     read: Measurements, runs: Sequence[Simulated], left_out: NcclTestsName, names: Sequence[str],
     progress: ProgressCallback,
-) -> JudgedCollective:  # fmt: skip
+) -> LeftOutCollective:  # fmt: skip
     kept, chosen = _apart(read.cases, runs, left_out, inside=False)
     aside, judging = _apart(read.cases, runs, left_out, inside=True)
     fitted_from = tuple(dict.fromkeys(case.collective for case in kept))
@@ -128,10 +128,10 @@ def _judged(
         today = datetime.date.today().isoformat()
         found = fit_profile(read.start, kept, lambda tried: _all(chosen, tried), asked, date=today, progress=progress)
     except FitError as error:
-        return JudgedCollective(left_out, len(measured_s), fitted_from, (), *before, reason=str(error))
+        return LeftOutCollective(left_out, len(measured_s), fitted_from, (), *before, reason=str(error))
     constants = [*(each.name for each in read.of_pairs), *(each.name for each in found.findings if each.identifiable)]
     after = _median_and_worst(_all(judging, found.profile.parameters), measured_s)
-    return JudgedCollective(left_out, len(measured_s), fitted_from, tuple(dict.fromkeys(constants)), *before, *after)
+    return LeftOutCollective(left_out, len(measured_s), fitted_from, tuple(dict.fromkeys(constants)), *before, *after)
 
 
 def _apart(

@@ -390,8 +390,8 @@ def check_calibration(context: Context) -> Outcome:
         "launch_s": float(calibration.machine.comm_library.launch_s),
         "routes": list(map(fit_document, calibration.fits)),
     }  # fmt: skip
-    told = f"the calibrated bandwidth is {difference:+.1%} of the library's, expected at most 10 % off"
-    return judged(context, numbers, [] if abs(difference) <= limit else [told])
+    message = f"the calibrated bandwidth is {difference:+.1%} of the library's, expected at most 10 % off"
+    return judged(context, numbers, [] if abs(difference) <= limit else [message])
 
 
 def neighbours_bandwidth(topology: Topology) -> float:
@@ -417,9 +417,9 @@ def check_alignment(context: Context) -> Outcome:
         speeds.append(size / time_s)
         rows.append({"shard_bytes": size, "time_s": time_s, "shard_bytes_per_s": speeds[-1]})
     difference = speeds[1] / speeds[0] - 1
-    told = f"the shard that the rings do not divide is {-difference:.1%} slower per byte, expected at most 5 %"
+    message = f"the shard that the rings do not divide is {-difference:.1%} slower per byte, expected at most 5 %"
     numbers = {"multi_ring": rows, "difference": difference, "limit": limit}
-    return judged(context, numbers, [] if difference >= -limit else [told])
+    return judged(context, numbers, [] if difference >= -limit else [message])
 
 
 PAIRS = (("ring-attention", "ring"), ("tasp", "multi-ring"))

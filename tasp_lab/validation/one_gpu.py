@@ -267,13 +267,13 @@ def plant_faults(context: OneDevice) -> Outcome:
     for fault in FAULTS:
         for name, options in (("tasp", AttentionOptions()), ("ring-attention", AttentionOptions(buffers=2))):
             (schedule,) = build_schedules(name, topology, layer, options=options)
-            told = report(fault, schedule, context.device)
+            reported = report(fault, schedule, context.device)
             has_place = fault != "swapped order" or name == "tasp"
-            if told == NO_PLACE or not has_place:
+            if reported == NO_PLACE or not has_place:
                 continue
-            rows.append({"fault": fault, "schedule": name, "reported": told or "not found"})
-            if told is None or "stay in use" in told:
-                failures.append(f"{fault} in {name}: {told or 'not found'}")
+            rows.append({"fault": fault, "schedule": name, "reported": reported or "not found"})
+            if reported is None or "stay in use" in reported:
+                failures.append(f"{fault} in {name}: {reported or 'not found'}")
     missing = set(FAULTS) - {str(row["fault"]) for row in rows}
     failures += [f"{fault}: no schedule has a place for it" for fault in sorted(missing)]
     return Outcome({"faults": rows}, failure="; ".join(failures))

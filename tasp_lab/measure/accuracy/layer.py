@@ -336,7 +336,7 @@ HOST_SHARE = 0.1
 
 @dataclass
 class LayerEvaluator:
-    """Judges tables of layers; what several rows have in common is simulated once."""
+    """Predicts the rows of tables of layers; what several rows have in common is simulated once."""
 
     sampling: Sampling = NO_SAMPLES
     known: dict[tuple[object, ...], float] = field(default_factory=dict)

@@ -101,7 +101,7 @@ class Acceptance:
 
 
 Result = TypeVar("Result")
-"""What was fitted: a profile with its findings, a kernel, a measured machine, or fits that judge each other."""
+"""What was fitted: a profile with its findings, a kernel, a measured machine, or collectives that were left out."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,7 +136,7 @@ class Fitted(Report, Generic[Result]):
 
     def save(self, path: Path | str, force: bool = False) -> None:
         """Write the file. Raises `RejectedFitError` if the fit is not accepted, and `OutputError`."""
-        assert self.content is not None, "fits that judge each other have no file"
+        assert self.content is not None, "a leave-one-out test has no file"
         if not force and not self.accepted:
             why = "; ".join(each.refusal() for each in self.acceptances if not each.accepted)
             raise RejectedFitError(f"{path}: not written, {why}; --force writes it", self.to_dict() | {"output": None})

@@ -16,7 +16,7 @@ source itself doubts them, and ``host_bound_below`` the positions times heads pe
 host takes the time. Rows of one head with at most ``fits_runtime_up_to`` positions gave host times of runtimes, and do
 not count.
 
-Cells may be empty: what a row lacks is known to whoever judges it.
+Cells may be empty; whether a row says enough to be predicted is decided where it is predicted.
 """
 
 from __future__ import annotations
