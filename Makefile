@@ -41,7 +41,7 @@ chromium:
 experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.all_gather
 	$(BIN)/python -m experiments.tables.decomposition --measure
-	$(BIN)/python -m experiments.curves.attention
+	$(BIN)/python -m experiments.tables.attention_curve
 	$(BIN)/python -m experiments.tables.contention
 	$(BIN)/python -m experiments.tables.passes
 	$(BIN)/python -m experiments.tables.layer_errors

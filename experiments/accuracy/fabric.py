@@ -14,13 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.common import BUSY, TIMES, Record, read_record, table, write_page, write_record
-from tasp_lab import validate
+from experiments.tables.on_the_fabric import Fabric
+from sim.simulate import simulate
 from tasp_lab.core.errors import NoDecompositionError, NoRouteError, ScheduleError
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.graph import Topology
+from tasp_lab.validation.fabrics import default_scale
 
 TOPOLOGIES = ("full-mesh:6", "switch:6", "nodes:2x3", "nodes:3x2:switch", "torus:3x2", "ring:5", "hypercube:3")
 SCHEDULES = (
@@ -44,18 +47,25 @@ def _file(topology: str) -> Path:
 
 
 def measure_topology(text: str) -> Record:
-    """Predict and run all schedules that a topology supports, in both sizes, each on a fabric calibrated anew."""
-    topology, runs, scale = load_machine(text).topology, list[Record](), None
-    for size in SIZES_BYTES:
-        names = [name for name in SCHEDULES if buildable(name, topology, size)]
-        found = validate(text, names, size, scale=scale, repeats=REPEATS, progress=progress)
-        scale = found.scale
-        runs += [{"size_bytes": size, **run.to_dict()} for run in found.runs]
-    fields = ("schedule", "size_bytes", "predicted_s", "measured_repeats_s", "relative_error", "cpu_busy_share")
-    rows = [
-        {name: run[name] for name in fields} for run in sorted(runs, key=lambda run: SCHEDULES.index(run["schedule"]))
+    """Calibrate the fabric of a topology, then predict and run all schedules that it supports, in both sizes."""
+    nominal = load_machine(text).topology
+    built = [
+        (size, schedule)
+        for name in SCHEDULES
+        for size in SIZES_BYTES
+        if (schedule := buildable(name, nominal, size)) is not None
     ]
-    return {"topology": text, "scale": scale, "repeats": REPEATS, "runs": rows}
+    at_full_speed_s = (REPEATS + 1) * sum(float(simulate(schedule, Machine(nominal)).time_s) for _, schedule in built)
+    scale = default_scale(nominal, at_full_speed_s)
+    progress(f"{text}: {len(built)} runs at scale {scale:.3g}, about {at_full_speed_s / scale:.0f} s")
+    fields = ("schedule", "predicted_s", "measured_repeats_s", "relative_error", "cpu_busy_share")
+    with Fabric.of(nominal.scaled(scale)) as fabric:
+        runs = [
+            {"size_bytes": size, **{name: run.to_dict()[name] for name in fields}}
+            for size, schedule in built
+            for run in fabric.runs([schedule], size, REPEATS)
+        ]
+    return {"topology": text, "scale": scale, "repeats": REPEATS, "runs": runs}
 
 
 def buildable(name: str, topology: Topology, size_bytes: int) -> Schedule | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from experiments.common import markdown_table
+from experiments.common import Formats, Record, table, write_page
 from sim.simulate import simulate
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.units import format_size, format_size_about
@@ -82,11 +82,9 @@ def main() -> None:
         "curves": {name: [step._asdict() for step in steps] for name, steps in curves.items()},
         "measured": [step._asdict() for step in measured],
     }
-    text = step_text(curves, measured)
     write_whole(FOLDER / "step_curve.json", (json.dumps(document, indent=1) + "\n").encode())
-    write_whole(FOLDER / "step_curve.md", (text + "\n").encode())
     write_whole(FOLDER / "step_curve.png", render(draw_curves(curves, measured), "png"))
-    print(text)
+    write_page(FOLDER / "step_curve.md", step_text(curves, measured))
 
 
 def curve(machine: Machine, sizes_per_doubling: int = SIZES_PER_DOUBLING) -> list[Step]:
@@ -139,44 +137,34 @@ def measured_steps() -> list[MeasuredStep]:
 
 def step_text(curves: dict[str, list[Step]], measured: Sequence[MeasuredStep]) -> str:
     """Tables of the curve segments by bottleneck, and of the measured steps, in Markdown."""
-    columns = ("machine, message M", "Ring bound by", "TASP bound by", "Ring / TASP", "with K and V apart")
-    segments = [row for name, steps in curves.items() for row in _segments(name, steps)]
     by_size = {step.size_bytes: step for step in curves["h100-8"]}
-    beside = [
-        (
-            format_size(step.size_bytes),
-            f"{step.ring_s / step.tasp_s:.2f}",
-            f"{by_size[step.size_bytes].speed_up:.2f}",
-            f"{step.twice_half_s / step.tasp_s:.2f}" if step.twice_half_s else "",
-            f"{by_size[step.size_bytes].speed_up_of_two:.2f}",
-        )
-        for step in measured
-    ]
-    heads = ("M", "measured", "predicted", "measured, K and V apart", "predicted, K and V apart")
+    segments: Formats = {
+        "machine, message M": "{where}", "Ring bound by": "{ring}", "TASP bound by": "{tasp}",
+        "Ring / TASP": lambda row: _range([step.speed_up for step in row["steps"]]),
+        "with K and V apart": lambda row: _range([step.speed_up_of_two for step in row["steps"]]),
+    }  # fmt: skip
+    beside: Formats = {
+        "M": lambda step: format_size(step.size_bytes),
+        "measured": lambda step: f"{step.ring_s / step.tasp_s:.2f}",
+        "predicted": lambda step: f"{by_size[step.size_bytes].speed_up:.2f}",
+        "measured, K and V apart": lambda step: f"{step.twice_half_s / step.tasp_s:.2f}" if step.twice_half_s else "",
+        "predicted, K and V apart": lambda step: f"{by_size[step.size_bytes].speed_up_of_two:.2f}",
+    }
     return (
         "One step of Ring over one step of TASP, predicted, made by `python -m experiments.accuracy.step_curve`. "
         "Each line is a part of the curve where the same rules bound both.\n\n"
-        f"{markdown_table(columns, segments)}\n\n"
+        f"{table((row for name, steps in curves.items() for row in _segments(name, steps)), segments)}\n\n"
         "8 H100, measured (sendrecv over alltoall, both of nccl-tests, of one source) beside predicted. K and V apart: "
         "a message of M/2 twice.\n\n"
-        f"{markdown_table(heads, beside)}"
+        f"{table(measured, beside)}"
     )
 
 
-def _segments(name: str, steps: Sequence[Step]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for bounds, found in groupby(steps, key=lambda step: (_rule(step.ring_bound), _rule(step.tasp_bound))):
+def _segments(name: str, steps: Sequence[Step]) -> Iterator[Record]:
+    for (ring, tasp), found in groupby(steps, key=lambda step: (_rule(step.ring_bound), _rule(step.tasp_bound))):
         part = list(found)
-        ends = (part[0].size_bytes, part[-1].size_bytes)
-        rows.append(
-            (
-                f"{name}, {' to '.join(format_size_about(size) for size in ends)}",
-                *bounds,
-                _range([step.speed_up for step in part]),
-                _range([step.speed_up_of_two for step in part]),
-            )
-        )
-    return rows
+        ends = " to ".join(format_size_about(step.size_bytes) for step in (part[0], part[-1]))
+        yield {"where": f"{name}, {ends}", "ring": ring, "tasp": tasp, "steps": part}
 
 
 def _rule(bound: str) -> str:

@@ -1,11 +1,12 @@
 """Overhead of the executor: schedules against hand-written loops of the same messages, in one run.
 
 ``python -m experiments.benchmarks.executor_cost`` starts gloo processes on this machine and writes
-``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, or are long enough that lanes have threads
-(`runtime.executor.transports.PointToPoint.short_bytes`). There are two loops: of the messages alone, and with the same
-kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They have their
-tensors and operations beforehand. Where lanes have threads, which a loop by steps does not need, a third program has
-such threads, too, written by hand. Samples of all alternate.
+``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, or are longer than what one thread always
+sends (`runtime.executor.transports.PointToPoint.short_bytes`). There are two loops: of the messages alone, and with the
+same kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They have
+their tensors and operations beforehand. Of long blocks a third program has a thread per lane, written by hand, which a
+loop by steps does not need; the executor has threads beside the calls of the last two cases, as it takes them for long.
+Samples of all alternate.
 
 A second table has the time that a pass of attention takes the host: its messages, tensors and additions, without
 messages that arrive and kernels that compute. On a GPU the host must queue a step faster than the device executes it.
@@ -76,7 +77,7 @@ SAMPLES, PASSES = 40, 20
 """Samples of each of the three, and passes in a row in a sample, between two barriers."""
 
 HOST_SCHEDULES = ("zigzag-ring-attention", "tasp", "kv-and-q-rings", "token-multi-ring")
-HOST_RANKS, HOST_RANK = 8, 1
+HOST_RANKS, HOST_RANK, HOST_TURNS = 8, 1, 12
 HOST_LAYER = Workload(4 * HOST_RANKS**2, head_dim=8, heads=2, kv_heads=2, dtype="fp32", mask="causal")
 """A layer of a few numbers, as the time of the host does not depend on how many there are."""
 
@@ -95,8 +96,8 @@ def main() -> None:
     head = (
         f"Processor time, user and system, of the threads of all ranks that run Python: schedules with shards of "
         f"{SHARD_BYTES[0]} and {SHARD_BYTES[1]} bytes, or {LAYERS[0].sequence} positions and kernel calls of no time, "
-        f"against hand-written loops of the same messages, without and with the same kernel calls, and, where lanes "
-        f"have threads, a hand-written thread per lane; medians and quartiles of the ratios of neighbouring samples, "
+        f"against hand-written loops of the same messages, without and with the same kernel calls, and, of long "
+        f"blocks, a hand-written thread per lane; medians and quartiles of the ratios of neighbouring samples, "
         f"{SAMPLES} of each, of {PASSES} passes, made by "
         f"`python -m experiments.benchmarks.executor_cost` on {made['cores']} cores "
         f"({made['date']}, torch {torch.__version__.split('+')[0]}), which others used, too."
@@ -104,12 +105,10 @@ def main() -> None:
     host_head = (
         f"Processor time of one pass on the host: rank {HOST_RANK} of {HOST_RANKS}, {HOST_LAYER.sequence} positions, "
         f"{HOST_LAYER.heads} heads of {HOST_LAYER.head_dim}, {HOST_LAYER.dtype}, causal, on torch's fake process group "
-        f"(`batched`), whose calls end at once, with a kernel that returns zeros made beforehand; medians and "
-        f"quartiles of {10 * SAMPLES} passes."
+        f"(`batched`), whose calls end at once, with a kernel that returns zeros made beforehand; "
+        f"{HOST_TURNS * SAMPLES} passes."
     )
-    host_rows = [(name, *map(_spread, host_ms(name))) for name in HOST_SCHEDULES]
-    host_table = markdown_table(("schedule", "forward, ms", "backward, ms"), host_rows)
-    table = f"{head}\n\n{markdown_table(columns, rows)}\n\n{host_head}\n\n{host_table}\n"
+    table = f"{head}\n\n{markdown_table(columns, rows)}\n\n{host_head}\n\n{host_table()}\n"
     write_whole(RESULTS / "executor_cost.md", table.encode())
     print(table)
 
@@ -348,27 +347,40 @@ def _all_to_all(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
 LOOPS = {"p2p": _point_to_point, "batched": _batches, "all-to-all": _all_to_all}
 
 
-def host_ms(name: str) -> tuple[list[float], list[float]]:
-    """The host's milliseconds of forward and of backward passes of a schedule by name."""
+def host_table() -> str:
+    """The table of the host's milliseconds of both passes. Schedules take turns, as others use the machine, too."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=HOST_RANK, world_size=HOST_RANKS)
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in HOST_SCHEDULES}
+    for _ in range(HOST_TURNS):
+        for name, times in found.items():
+            _measure_host(name, times)
+    dist.destroy_process_group()
+    columns = "schedule", "forward: fastest tenth", "median", "backward: fastest tenth", "median"
+    rows = []
+    for name, passes in found.items():
+        times_ms = [statistics.quantiles(times, n=10) for times in passes]
+        rows.append((name, *(f"{each:.2f} ms" for tenths in times_ms for each in (tenths[0], tenths[4]))))
+    return markdown_table(columns, rows)
+
+
+def _measure_host(name: str, found: tuple[list[float], list[float]]) -> None:
+    """Append milliseconds of forward and of backward passes of a schedule by name."""
     options = AttentionOptions("both")
     forward, backward = attention_schedules(name, full_mesh(HOST_RANKS), HOST_LAYER, options=options)
     layer = SoftmaxPasses(forward, backward, HOST_RANK, FreeKernel(), 1.0, make_transport("batched", 60.0))
     length = attention_layout(name, HOST_LAYER, HOST_RANKS).length(HOST_RANK)
     q, k, v, dout = torch.zeros(4, 1, length, HOST_LAYER.heads, HOST_LAYER.head_dim)
     _, saved = layer.forward(q, k, v)
-    layer.backward(saved, dout)  # what is prepared once per schedule is not measured
     passes: tuple[Call, ...] = (lambda: layer.forward(q, k, v)), (lambda: layer.backward(saved, dout))
-    found: tuple[list[float], list[float]] = [], []
-    for _ in range(10 * SAMPLES):
+    for run in passes:  # what is prepared once per schedule is not measured
+        run()
+    for _ in range(SAMPLES):
         for times, run in zip(found, passes, strict=True):
             began_s = time.process_time()
             run()
             times.append(1e3 * (time.process_time() - began_s))
-    dist.destroy_process_group()
-    return found
 
 
 class FreeKernel:

@@ -32,24 +32,25 @@ imports, rings) counts.
 |---|---|---|
 | transfers, both passes | {transfers[0]:.2g} | {transfers[1]:.2g} |
 | calls | {calls[0]:.2g} | {calls[1]:.2g} |
-| table of copies, 4 bytes each, backward | {copies_gb[0]:.2g} GB | {copies_gb[1]:,.0f} GB |
 | who starts and ends with what, coverage: 3 bytes each | {masks_gb[0]:.2g} GB | {masks_gb[1]:,.0f} GB |
-| operations of the steps in progress, 100 bytes each | {window_gb[0]:.2g} GB | {window_gb[1]:.2g} GB |
+| operations of a step backward, 350 bytes each | {window_gb[0]:.2g} GB | {window_gb[1]:.2g} GB |
+
+Ranks drift apart, so operations of some tens of steps are in progress at once. What is in buffers takes no more than
+these: a copy is looked up among those that came at the step before.
 
 From {ranks:,} ranks in {cpu_s:.0f} s, with the exponent 2: {days:.1f} days of one core. So it takes other structure, in
 this order:
 
-1. *Copies.* A block is at one or two ranks at a time. A table of what is in buffers needs as much as the operations in
-   progress, so memory grows with P r, not with P squared.
-2. *Masks.* What a rank starts with, ends with and needs follows from owner and span: formulas of a few numbers.
-3. *Classes.* Around one ring, ranks differ at a step by whether they are above or below a threshold. Two or three
+1. *Masks.* What a rank starts with, ends with and needs follows from owner and span: formulas of a few numbers. Then
+   memory grows with P r, not with P squared.
+2. *Classes.* Around one ring, ranks differ at a step by whether they are above or below a threshold. Two or three
    shapes of calls are left per step, and ranks that had the same shapes so far are one class until the threshold passes
    between them. Rings over all nodes are alike up to a rotation by a node, but for the same threshold. If C classes of
    ranks are left, time grows with C P instead of P squared.
-4. *Steady states.* Where no threshold passes, the events of a step repeat with the same distances in time, and are
+3. *Steady states.* Where no threshold passes, the events of a step repeat with the same distances in time, and are
    found once.
 
-None of the four is built. The first two would make 10,000 ranks fit into memory.
+None of the three is built. The first would make 10,000 ranks fit into memory.
 """
 
 
@@ -107,9 +108,8 @@ def plan(runs: dict[tuple[str, int], Run]) -> str:
         days=cpu_s * (PLANNED_RANKS / ranks) ** 2 / 86_400,
         transfers=[3 * per_rank * n * (n - 1) for n in sizes],
         calls=[2 * 2 * n * n for n in sizes],
-        copies_gb=[4 * 2 * (per_rank + 2) * n * n / 1e9 for n in sizes],
         masks_gb=[3 * (per_rank + 2) * n * n / 1e9 for n in sizes],
-        window_gb=[100 * 4 * 2 * per_rank * n / 1e9 for n in sizes],
+        window_gb=[350 * 2 * per_rank * n / 1e9 for n in sizes],
     )
 
 

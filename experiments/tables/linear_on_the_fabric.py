@@ -37,7 +37,7 @@ from runtime.fabric.emulated import BUCKET_PACKETS, packet_size_bytes
 from tasp_lab import Workload
 from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.plots.timelines import draw_timelines, render
+from tasp_lab.plots.timelines import draw_timelines, render, union
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.linear.flops import FlopCounts
 from tasp_lab.schedules.linear.task import LinearTask
@@ -353,39 +353,16 @@ def hidden_share(timeline: Timeline) -> float:
 
     Time counts once per rank, however many transfers it has.
     """
-    moving, hidden = 0.0, 0.0
+    moving = hidden = 0.0
     for rank in range(timeline.world_size):
-        transfers = union([
-            (float(each.start_s), float(each.end_s))
-            for each in timeline.events if each.kind == SEND and rank in (each.rank, each.peer)
-        ])  # fmt: skip
-        calls = [
-            (float(each.start_s), float(each.end_s))
-            for each in timeline.events
-            if each.kind in (ATTEND, DIFFERENTIATE) and each.rank == rank
-        ]
-        moving += sum(end_s - start_s for start_s, end_s in transfers)
-        hidden += sum(
-            max(0.0, min(end_s, last_s) - max(start_s, first_s))
-            for start_s, end_s in transfers
-            for first_s, last_s in calls
-        )
+        own = [(event.kind, float(event.start_s), float(event.end_s)) for event in timeline.events
+               if event.rank == rank or (event.kind == SEND and event.peer == rank)]  # fmt: skip
+        sends = [(start_s, end_s) for kind, start_s, end_s in own if kind == SEND]
+        calls = [(start_s, end_s) for kind, start_s, end_s in own if kind in (ATTEND, DIFFERENTIATE)]
+        for start_s, end_s in union(np.array(sends, dtype=np.float64).reshape(-1, 2)).tolist():
+            moving += end_s - start_s
+            hidden += sum(max(0.0, min(end_s, last_s) - max(start_s, first_s)) for first_s, last_s in calls)
     return hidden / moving if moving else 0.0
-
-
-def union(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Intervals joined where they overlap.
-
-    >>> union([(3, 4), (0, 1), (0.5, 2)])
-    [(0, 2), (3, 4)]
-    """
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
-    return found
 
 
 def write_timelines(run: Run, folder: Path = RESULTS) -> None:

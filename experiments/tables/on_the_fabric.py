@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.common import Record, read_record, write_record
+from runtime.protocol.jobs import Ranks
 from sim.simulate import simulate
 from tasp_lab import Workload, validate
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.machine import INSTANT, Compute, Machine
 from tasp_lab.prediction.question import RingOptions
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -20,8 +22,9 @@ from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import balanced_ring
 from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS
 from tasp_lab.topology.graph import Topology
-from tasp_lab.validation.fabrics import default_scale
-from tasp_lab.validation.validate import Run
+from tasp_lab.validation.fabrics import calibrate_ranks, default_scale, start_ranks
+from tasp_lab.validation.validate import Run, Trials
+from tasp_lab.workload.layer import Work
 
 NO_COMPUTE = 1e30
 """FLOP/s at which kernel calls take no time."""
@@ -110,6 +113,29 @@ def run_on_fabric(part: Part, variants: Sequence[Variant], flops_per_s: float, r
         count = len(single) // len(alike)
         runs |= {variant: single[at * count : (at + 1) * count] for at, variant in enumerate(alike)}
     return [runs[each] for each in variants]
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A calibrated fabric of a scaled topology, on which any number of schedules run."""
+
+    topology: Topology
+    ranks: Ranks
+    calibrated: Machine
+
+    @classmethod
+    @contextmanager
+    def of(cls, topology: Topology) -> Iterator[Fabric]:
+        """The fabric, while its ranks run."""
+        with start_ranks("emulated", topology, "auto", Machine(topology)) as ranks:
+            yield cls(topology, ranks, calibrate_ranks("emulated", topology, ranks, progress).machine)
+
+    def runs(self, schedules: Sequence[Schedule], work: Work, repeats: int, compute: Compute = INSTANT) -> list[Run]:
+        """The runs of single passes, predicted and measured."""
+        nominal = Machine(self.topology.map_links(lambda _, link: replace(link, latency_s=0.0)))
+        options = DEFAULT_OPTIONS
+        trials = Trials(self.ranks, work, options, compute, False, self.calibrated, nominal, repeats, "auto", progress)
+        return list(trials.run_all(schedules))
 
 
 def rows_on_fabric(part: Part, variants: Sequence[Variant], flops_per_s: float, repeats: int) -> list[Record]:

@@ -148,7 +148,8 @@ class PerLane:
                 if self._failed:
                     return
                 self._message_io.compute(plan.calls[node - plan.first_call])
-                self._record(node)
+                if plan.releases[node]:
+                    self._record(node)
                 continue
             if waits[node] is None:
                 self._sleep(node, wake, lambda node=node: waits[node] is not None)  # type: ignore[misc]

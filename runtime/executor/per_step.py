@@ -8,6 +8,7 @@ host all is done by the calling thread, lane after lane. Receives of single mess
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -209,13 +210,14 @@ class _StepPlan:
         """
         early, later = list[PlannedMessage](), list[PlannedMessage]()
         held = set[int]()  # lanes whose next receive must wait
-        for message in self._unposted:
-            if message.lane in held or message.step > step + self._ahead or not self._may_post(message.node):
+        end = bisect(self._unposted, step + self._ahead, key=lambda message: message.step)
+        for message in self._unposted[:end]:
+            if message.lane in held or not self._may_post(message.node):
                 held.add(message.lane)
                 later.append(message)
             else:
                 early.append(message)
-        self._unposted = later
+        self._unposted = [*later, *self._unposted[end:]]
         return _batch(0, early, sends)
 
     def _may_post(self, node: int) -> bool:

@@ -41,8 +41,11 @@ from sim.array.operations import Cost, CostTable
 from sim.array.stream_loop import (
     DONE,
     FULL,
+    LANDINGS,
     LATE,
+    NEXT,
     OPEN,
+    STEP_LANDINGS,
     Bounds,
     Issued,
     Moved,
@@ -52,6 +55,7 @@ from sim.array.stream_loop import (
     cost_table,
     find_messages,
     issue,
+    landing_table,
     run_events,
 )
 from sim.messages import LibraryMessages
@@ -61,17 +65,13 @@ from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.buffer_layout import outside, resident_offsets, wide_at_home
 from tasp_lab.schedule.dependencies import CallTable, keep_shapes, operations_of
+from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
 
-_STEPS_KEPT = 6
-"""How many steps of operations a window has room for at least; it grows fourfold where ranks are further apart."""
-
-_MANY_STEPS, _MANY_ROWS = 256, 2**20
-"""As machine code a window begins with room for so many steps if it takes no more rows: to start again takes longer."""
-
-_MAX_ROWS = 2**24
+_STEPS_KEPT = 8
+"""How many steps of operations there is room for at first; ranks that are further apart take more."""
 
 _BATCH, _SMALL_BATCH = 2**16, 2**6
 """Steps are taken together up to so many operations, as machine code and as Python: each call of NumPy costs as much
@@ -94,26 +94,18 @@ def stream_time_s(
         return None
     per_step = schedule.transfers // max(len(schedule.steps), 1) + 2 * schedule.world_size
     batch = max((_BATCH if fast else _SMALL_BATCH) // per_step, 1)
-    most = min(len(schedule.steps), _MANY_STEPS) * per_step
-    rows = max((_STEPS_KEPT + 2 * batch) * per_step, min(most, _MANY_ROWS) if fast else 1)
     ahead = schedule.blocks.pools[0].buffers + _MORE_AHEAD
     rates = _Rates(machine.topology, schedule.lanes)
-    while rows < _MAX_ROWS and ahead < 4 * len(schedule.steps) + 4:
+    while ahead < 4 * len(schedule.steps) + 4:
         try:
-            return _Stream(schedule, machine, rates, 1 << (rows - 1).bit_length(), ahead, batch, fast).time_s(progress)
+            return _Stream(schedule, machine, rates, per_step, ahead, batch, fast).time_s(progress)
         except _SharedError:
             pass  # the rates now have what is shared
-        except _FullError:
-            rows *= 4
         except _LateError:
             ahead = max(4 * ahead, 1)
         except _NotSimpleError:
             return None
     return None
-
-
-class _FullError(Exception):
-    """A table was too small."""
 
 
 class _LateError(Exception):
@@ -126,6 +118,11 @@ class _SharedError(Exception):
 
 class _NotSimpleError(Exception):
     """The schedule is not of the kind that this module simulates."""
+
+
+def _power_of_2(number: int) -> int:
+    """The least power of 2 that is no less."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def _is_simple(schedule: Schedule, machine: Machine) -> bool:
@@ -236,9 +233,10 @@ class _Rates:
 
 
 class _Batch(NamedTuple):
-    """The transfers and calls of steps from `first` on, and of one step more, as `find_messages` takes them.
+    """The transfers and calls of steps from `first` on, as `find_messages` takes them.
 
-    `step` is an int array (transfers,), from 0 on.
+    `step` is an int array (transfers,), from 0 on. What moves and is read at one step more is at the ends of `moved`
+    and `reads`.
     """
 
     first: int
@@ -251,13 +249,13 @@ class _Batch(NamedTuple):
 
 
 class _Stream:
-    """One simulation with a window of so many operations."""
+    """One simulation of a schedule with about so many operations `per_step`, `batch` steps at a time."""
 
     def __init__(
-        self, schedule: Schedule, machine: Machine, rates: _Rates, rows: int, ahead: int, batch: int, fast: bool
+        self, schedule: Schedule, machine: Machine, rates: _Rates, per_step: int, ahead: int, batch: int, fast: bool
     ) -> None:
         self._schedule, self._machine, self._blocks, self._fast = schedule, machine, schedule.blocks, fast
-        self._rates, self._rows, self._ahead, self._batch, blocks = rates, rows, ahead, batch, schedule.blocks
+        self._rates, self._per_step, self._ahead, self._batch, blocks = rates, per_step, ahead, batch, schedule.blocks
         self._is_sum = np.array([bool(kind.join) for kind in blocks.kinds], dtype=bool)[blocks.kind]
         self._size = np.asarray(blocks.bytes, dtype=np.int64)
         self._wide = wide_at_home(blocks)
@@ -267,18 +265,18 @@ class _Stream:
         self._shapes: dict[KernelShape, int] = {}
         self._counted: list[tuple[IntArray, IntArray]] = []
         self._offsets: dict[int, int] | None = None
+        self._ahead_step: Step | None = None
 
     def time_s(self, progress: ShareCallback) -> float:
         """The end of the last operation. Raises the errors of this module."""
         steps = len(self._schedule.steps)
         self._count_lanes()
-        self._shape, window = self._tables_of_window()
-        self._window = Kept(window)
+        self._window = self._new_window()
         for first in range(0, steps, self._batch):
             self._take(self._batch_from(first))
             end = min(first + self._batch, steps)
             until = _LAST if end == steps else end - 1 - self._ahead
-            self._check(call(run_events, until, self._window, self._shape, fast=self._fast))
+            self._check(call(run_events, until, self._window, fast=self._fast))
             if end < steps and end * STAGES // steps > first * STAGES // steps:
                 progress(end / steps)
         if self._window.value.sizes[OPEN]:
@@ -306,32 +304,30 @@ class _Stream:
             rates.is_counted = counts_all
         rates.begin()
 
-    def _tables_of_window(self) -> tuple[Shape, Window]:
+    def _new_window(self) -> Kept:
         schedule, contention, buffers = self._schedule, self._machine.contention, self._blocks.pools[0].buffers
         share = float(contention.share(1, 1)) if contention.slows else 0.0
-        ranks, blocks, lanes, room = (
-            schedule.world_size,
-            len(self._blocks),
-            schedule.lanes,
-            self._rows // schedule.world_size,
-        )
-        shape = Shape(blocks, lanes, buffers, max(64, room))
-        return shape, Window.of(
-            ranks, lanes, blocks, buffers, ranks * len(schedule.steps) + 1, self._rows, shape.room,
+        ranks, lanes = schedule.world_size, schedule.lanes
+        self._shape = Shape(lanes, buffers, _power_of_2(2 * self._per_step // ranks))
+        window = Window.of(
+            ranks, lanes, buffers, ranks * len(schedule.steps) + 1, int(_STEPS_KEPT * self._per_step) + 1,
             np.array([share, float(contention.max_channels)]), *self._rates.flows(),
         )  # fmt: skip
+        return Kept(window)
 
     def _check(self, status: int) -> None:
-        if status == FULL:
-            raise _FullError
         if status == LATE:
             raise _LateError
         if status != DONE:
             raise _NotSimpleError
 
     def _batch_from(self, first: int) -> _Batch:
-        transfers, calls = operations_of(self._schedule, self._schedule.steps[first : first + self._batch + 1])
-        schedule, blocks = self._schedule, self._blocks
+        schedule, blocks, count = self._schedule, self._blocks, len(self._schedule.steps)
+        end = min(first + self._batch, count)
+        steps = [schedule.steps[first] if self._ahead_step is None else self._ahead_step]
+        steps += schedule.steps[first + 1 : end]
+        self._ahead_step = ahead = schedule.steps[end] if end < count else Step.of([])
+        transfers, calls = operations_of(schedule, steps)
         if calls.lane.any():
             raise _NotSimpleError
         stays = schedule.is_resident(transfers.destination, transfers.block)
@@ -349,17 +345,32 @@ class _Stream:
             lies[at] = self._places(transfers.source[at], transfers.block[at])
         if self._offsets is not None:
             self._check_reads(first, np.isin(calls.step, transfers.step[leaves], invert=True), calls)
-        empty = (np.full(count, -1) for count in (len(stays), len(stays), len(stays)))
-        columns = (transfers.source, transfers.destination, transfers.lane, transfers.block)
-        moved = Moved(*columns, stays, lies, *empty)
-        reads = Used(read_call, calls.rank[read_call], read_block, np.zeros(0, dtype=bool), np.full(len(read_call), -1))
+        moved = Moved(
+            np.concatenate([transfers.source, ahead.source]),
+            np.concatenate([transfers.destination, ahead.destination]),
+            np.concatenate([transfers.lane, ahead.lane]),
+            np.concatenate([transfers.block, ahead.block]),
+            stays, lies, *(np.full(len(stays), -1) for _ in range(3)),
+        )  # fmt: skip
+        operands = [(group.rank[each.owner], each.block) for group in ahead.calls for each in group.operands]
+        read_rank, block_ahead = zip((calls.rank[read_call], read_block), *operands, strict=True)
+        none = np.zeros(0, dtype=bool)
+        reads = Used(
+            read_call, np.concatenate(read_rank), np.concatenate(block_ahead), none, np.full(len(read_call), -1)
+        )
         add_rank = calls.rank[add_call]
         adds = Used(
             add_call, add_rank, add_block, schedule.is_resident(add_rank, add_block), np.full(len(add_call), -1)
         )
-        steps = min(self._batch, len(schedule.steps) - first)
         of_use = (calls.step[read_call], calls.step[add_call])
-        bounds = (np.searchsorted(each, np.arange(steps + 2)) for each in (transfers.step, *of_use, calls.step))
+        bounds = (
+            np.append(np.searchsorted(step, np.arange(len(steps) + 1)), total)
+            for step, total in zip(
+                (transfers.step, *of_use, calls.step),
+                (len(moved.source), len(reads.rank), len(adds.rank), len(calls.rank)),
+                strict=True,
+            )
+        )
         return _Batch(first, transfers.step, Bounds(*bounds), moved, reads, adds, calls)
 
     def _places(self, rank: IntArray, block: IntArray) -> IntArray:
@@ -387,25 +398,53 @@ class _Stream:
         first, step, bounds, moved, reads, adds, calls = batch
         order = np.zeros(len(moved.block) + len(adds.block), dtype=np.int64)
         starts = np.zeros(self._schedule.world_size + 2, dtype=np.int64)
+        found = self._room_for_landings(bounds)
         status = call(
-            find_messages, first, bounds, moved, reads, adds, self._size, order, starts, self._window, self._shape,
-            fast=self._fast,
+            find_messages, first, bounds, moved, reads, adds, self._size, order, starts, found, self._window,
+            self._shape, fast=self._fast,
         )  # fmt: skip
         self._check(status)
-        end = bounds.moved[-2]
-        is_first = moved.message[:end] == np.arange(end)
-        message = (np.cumsum(is_first) - 1)[moved.message[:end]]
+        end = len(moved.message)
+        self._check_start(moved.source[:end], moved.block[:end], moved.read)
+        end_reads = len(reads.landing)
+        self._check_start(reads.rank[:end_reads], reads.block[:end_reads], reads.landing)
+        is_first = moved.message == np.arange(end)
+        message = (np.cumsum(is_first) - 1)[moved.message]
         firsts = np.flatnonzero(is_first)
         size_bytes = np.bincount(message, self._size[moved.block[:end]], len(firsts)).astype(np.int64)
-        source, destination, lane = (column[firsts] for column in moved[:3])
+        source, destination, lane = (column[firsts] for column in (moved.source, moved.destination, moved.lane))
         cost, route = self._message_costs(first + step[firsts], source, destination, lane, size_bytes)
         of_step = np.searchsorted(step[firsts], np.arange(len(bounds.moved) - 1))
-        call_cost = self._costs_of_calls(calls, bounds.calls[-2])
+        call_cost = self._costs_of_calls(calls)
         issued = Issued(of_step, message, source, destination, lane, cost, route, calls.rank, call_cost)
-        if len(self._window.value.costs) < len(self._costs):
-            self._window = Kept(self._window.value._replace(costs=cost_table(list(self._costs))))
-        status = call(issue, first, bounds, moved, reads, adds, issued, self._window, self._shape, fast=self._fast)
+        window = self._window.value
+        if len(window.costs) < len(self._costs):
+            self._window = Kept(window._replace(costs=cost_table(list(self._costs))))
+        arguments = first, bounds, moved, reads, adds, issued
+        while (status := call(issue, *arguments, self._window, self._shape, fast=self._fast)) == FULL:
+            window = self._window.value
+            self._window = Kept(window.with_room(len(window.operations.rows)))
         self._check(status)
+
+    def _room_for_landings(self, bounds: Bounds) -> Int32Array:
+        """Keep the landings of the latest step alone, with room for those of a batch; returns the room to find them."""
+        window = self._window.value
+        latest = window.landings[window.sizes[STEP_LANDINGS] : window.sizes[LANDINGS]]
+        most = max(len(latest), int((np.diff(bounds.moved) + np.diff(bounds.adds)).max()))
+        rows = len(latest) + int(bounds.moved[-2] + bounds.adds[-2])
+        if rows > len(window.landings):
+            window = window._replace(landings=landing_table(2 * rows))
+            self._window = Kept(window)
+        window.landings[: len(latest)] = latest
+        window.sizes[[STEP_LANDINGS, LANDINGS, NEXT]] = 0, len(latest), 0
+        places = max(_power_of_2(2 * most + 1), _power_of_2(self._schedule.world_size) * self._shape.spread)
+        return np.full(2 * places, -1, dtype=np.int32)
+
+    def _check_start(self, rank: IntArray, block: IntArray, landing: IntArray) -> None:
+        """What has not landed at the step before it is read must be there since the start."""
+        at = np.flatnonzero(landing < 0)
+        if not self._schedule.initial[rank[at], block[at]].all():
+            raise _NotSimpleError  # it is read later: copies may be grouped otherwise in its buffer
 
     def _message_costs(
         self, step: IntArray, source: IntArray, destination: IntArray, lane: IntArray, size_bytes: IntArray
@@ -429,13 +468,13 @@ class _Stream:
         shared = np.where(self._rates.shares(route), route, -1)
         return np.array(costs, dtype=np.int64)[number], shared
 
-    def _costs_of_calls(self, calls: CallTable, own: int) -> IntArray:
-        """The number of the cost of each call; the first `own` ones are counted."""
+    def _costs_of_calls(self, calls: CallTable) -> IntArray:
+        """The number of the cost of each call."""
         machine, speeds = self._machine, bool(self._machine.rank_speeds)
         if not len(calls.rank):
             return np.zeros(0, dtype=np.int64)
         shapes = np.array([self._shapes.setdefault(shape, len(self._shapes)) for shape in calls.shapes])
-        self._counted.append((calls.rank[:own].astype(np.int32), shapes[calls.shape[:own]].astype(np.int32)))
+        self._counted.append((calls.rank.astype(np.int32), shapes[calls.shape].astype(np.int32)))
         firsts, number = numbered(calls.shape, calls.rank) if speeds else numbered(calls.shape)
         costs = []
         for at in firsts.tolist():

@@ -18,44 +18,74 @@ from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Ta
 from tasp_lab.core.compiled import compilable, table
 
 DONE, UNSUPPORTED, FULL, LATE = range(4)
-"""How a step ends: well; the schedule has something that this module does not derive; a table was too small; or a
+"""How a step ends: well; the schedule has something that this module does not derive; there is no room for it; or a
 message starts before something that it affects has ended already."""
 
-SENT, ARRIVED = 0, 1
-"""What a follower waits for: the last byte has left, or has arrived."""
+_STATUS, OPEN, NEXT, LANDINGS, STEP_LANDINGS, _RELEASES, _STACK, _ISSUED = range(8)
+"""Places in `Window.sizes`: the status; how many operations are tracked and have not ended; the next step of the batch
+to be issued; how many landings the table has, and how many before the latest step; how many releases there were so far;
+the height of the stack; and from here on how many operations the latest step of even number has, and that of odd."""
 
-_STATUS, _FREE_EDGE, OPEN, _COUNT, _LANDINGS, _RELEASES, _STACK, _STEP_LANDINGS = range(8)
-"""Places in `Window.sizes`: the status; the first free edge; how many operations have begun to be tracked and not
-ended; how many operations, landings and releases there were so far; the height of the stack; how many landings there
-were before the latest step."""
+
+class Pool(NamedTuple):
+    """A table whose rows are taken and given back.
+
+    `free` is an int array (2,): the first free row, whose column `next` has the next one, and how many there are. The
+    row that came back last is taken first, as it is still in a cache.
+    """
+
+    rows: Table
+    free: IntArray
+
+    @classmethod
+    def of(cls, rows: int, **columns: str) -> Pool:
+        """A pool of free rows with these columns."""
+        return cls(table(0, next="i4", **columns), np.zeros(2, dtype=np.int64)).with_room(rows)
+
+    def with_room(self, rows: int) -> Pool:
+        """The same with so many rows more."""
+        old = len(self.rows)
+        more = np.concatenate([self.rows, np.zeros(rows, dtype=self.rows.dtype)])
+        more["next"][old:] = np.arange(old + 1, old + rows + 1)
+        if self.free[1]:
+            more["next"][-1] = self.free[0]
+        return Pool(more, np.array([old, self.free[1] + rows]))
 
 
 class Window(NamedTuple):
-    """The operations of the steps in progress; operation k is in row k modulo the number of rows, a power of 2.
+    """The operations of the steps in progress, and what they wait for.
 
     Attributes
     ----------
-    operations : a table: the `number`; for how many others it `waits`; its `first` edge, or -1; whether it `is_call`
-        and whether it `is_done`; its `step`; the ranks that it `leaves` and `enters`; its `cost`; `sent_s` is when its
-        last byte left, and before it is done the earliest time at which it can start; `end_s`. Of a message that may
-        share bandwidth the `route`, else -1; its `slot` in `flows`, or -1; and the columns of `EventQueue`.
-    edges : a table: who waits `after`, for which `event`, and the `next` edge of the same operation. Number -2 - r
-        stands for release r.
+    operations : a pool: the `first` edge of those that wait for its arrival, or -1; the one that `follows` on its lane,
+        or -1; the release of the buffer that it `reads`, and of the one that it
+        `fills`, or -1; the `next` one that waits for the same release; whether it `is_call`, whether it `is_done`,
+        whether it is the last one on its lane so far, `is_last`, and of the latest two steps, `is_recent`: until then
+        others may be found that wait for it; its `step`; the ranks that it `leaves` and `enters`; its `cost`; when its
+        last byte left, `sent_s`, and its `end_s`. Of a message that may share bandwidth the `route`, else -1; its
+        `slot` in `flows`, or -1; and the columns of `EventQueue`.
+    starts : a table by operation: for how many others it `waits`, and the earliest time at which it can start, `at_s`.
+        It is small, as each of the others comes by.
+    edges : a pool: who waits `after`, and the `next` edge of the same operation.
     releases : a table, one for each rank and step at which a buffer was filled: for how many uses it `waits`, the end
-        of the latest one, `time_s`; its `first` edge; the `last` operation that uses it.
+        of the latest one, `time_s`; the `first` operation that waits for it, or -1.
     costs : a table: `launch_s`, `wire_bytes`, the greatest rate `limit`, `latency_s`, `channels`. Of calls, `launch_s`
         is their time.
-    landings : a table of what came to copies at one step: the `step`, `rank` and `block`; the message and the last call
-        that brought something, `by_message` and `by_call`, or -1; the `release` of its buffer, or -1; whether the copy
-        `is_away`, which is in a buffer; whether it `is_free` of calls that read it; where it `goes`; what came `first`
-        and `last`; its `place` in the buffer in bytes; the `transfer` of the step that brought it, or -1.
-    landing : int array (copies,), the latest landing of each copy, or -1.
+    landings : a table of what came to copies at the steps of a batch, and at the step before these: the `step`, `rank`
+        and `block`; the message and the last call that brought something, `by_message` and `by_call`, or -1; the
+        `release` of its buffer, or -1; whether the copy `is_away`, which is in a buffer; whether it `is_free` of calls
+        that read it; where it `goes`; what came `first` and `last`; its `place` in the buffer in bytes; the `transfer`
+        of the step that brought it, or -1.
     lane, call : int arrays, the last message on each lane, and the last call of each rank; or -1.
     filled : a table by rank and buffer: the latest `release` and its `step`, and the one `before` it; or -1.
     ranks : a table: the `running` call, or -1; its `start_s`; whether its end `is_stale`; `done_s`, the end of the last
-        call; the channels `sending` and `receiving` then; the range of its `changes` after that, `begin` and `end`; and
-        the columns of `EventQueue`.
-    changes : a table (ranks * room,) of changes of channels, in the order of `time_s`: `sending`, `receiving`.
+        call; the channels `sending` and `receiving` then; the range of its `changes` after that, `begin` and `end`; how
+        far the running call is known: the next change `at` which it goes on, at `now_s` with `left_s` to compute alone
+        and with the channels `sends` and `receives`; how many tracked messages it sends or receives, `open`, and those
+        that are `coming`; and the columns of `EventQueue`.
+    changes : a table of changes of channels, equally many for each rank, in the order of `time_s`: `sending`,
+        `receiving`.
+    issued : int array, the operations of the latest two steps, those of a step of odd number in the second half.
     queue : the ranks by the end of their running calls.
     events : messages that may share bandwidth by when they begin or end to flow; `instant` those that end now.
     flows : those that flow. `passes` are what each route passes, from `first_pass` of the route on.
@@ -66,17 +96,18 @@ class Window(NamedTuple):
     end_s : float array (1,), the end of the last operation so far.
     """
 
-    operations: Table
-    edges: Table
+    operations: Pool
+    starts: Table
+    edges: Pool
     releases: Table
     costs: Table
     landings: Table
-    landing: Int32Array
     lane: Int32Array
     call: Int32Array
     filled: Table
     ranks: Table
     changes: Table
+    issued: Int32Array
     queue: EventQueue
     events: EventQueue
     instant: EventQueue
@@ -91,54 +122,83 @@ class Window(NamedTuple):
 
     @classmethod
     def of(
-        cls, ranks: int, lanes: int, blocks: int, buffers: int, fills: int, rows: int, room: int, share: FloatArray,
+        cls, ranks: int, lanes: int, buffers: int, fills: int, rows: int, share: FloatArray,
         flows: Flows, passes: Table, first_pass: IntArray,
     ) -> Window:  # fmt: skip
-        """No operations yet; `fills`: how often buffers are filled at most; `room`: changes of channels of a rank."""
-        operations = table(
-            rows, number="i4", waits="i4", first="i4", is_call="i4", is_done="i4", step="i4", leaves="i4", enters="i4",
-            cost="i4", sent_s="f8", end_s="f8", route="i4", slot="i4", due="f8", place="i4",
+        """No operations yet, and room for `rows`; `fills`: how often buffers are filled at most."""
+        operations = Pool.of(
+            0, first="i4", follows="i4", reads="i4", fills="i4", is_call="i1", is_done="i1", is_last="i1",
+            is_recent="i1", step="i4", leaves="i4", enters="i4", cost="i4", route="i4", slot="i4", place="i4",
+            sent_s="f8", end_s="f8", due="f8",
         )  # fmt: skip
-        operations["is_done"], operations["number"], operations["place"] = 1, -1, -1
-        edges = table(8 * rows, after="i4", event="i4", next="i4")
-        edges["next"] = np.arange(1, len(edges) + 1)
-        edges["next"][-1] = -1
-        landings = table(
-            rows, step="i4", rank="i4", block="i4", by_message="i4", by_call="i4", release="i4", is_away="i4",
-            is_free="i4", goes="i4", first="i4", last="i4", transfer="i4", place="i8",
-        )  # fmt: skip
-        landings["rank"] = -1
         filled = table(ranks * buffers, release="i4", step="i4", before="i4")
         filled["release"] = filled["step"] = filled["before"] = -1
         of_ranks = table(
             ranks, due="f8", place="i4", running="i4", start_s="f8", is_stale="i4", done_s="f8", sending="f8",
-            receiving="f8", begin="i4", end="i4",
+            receiving="f8", begin="i4", end="i4", at="i4", now_s="f8", left_s="f8", sends="f8", receives="f8",
+            open="i4", coming="i4",
         )  # fmt: skip
         of_ranks["place"] = of_ranks["running"] = -1
+        nothing = np.zeros(0, dtype=np.int32)
         return cls(
             operations=operations,
-            edges=edges,
-            releases=table(fills, waits="i4", first="i4", last="i4", time_s="f8"),
+            starts=table(0, waits="i4", at_s="f8"),
+            edges=Pool.of(0, after="i4"),
+            releases=table(fills, waits="i4", first="i4", time_s="f8"),
             costs=cost_table([]),
-            landings=landings,
-            landing=np.full(ranks * blocks, -1, dtype=np.int32),
+            landings=landing_table(0),
             lane=np.full(ranks * lanes, -1, dtype=np.int32),
             call=np.full(ranks, -1, dtype=np.int32),
             filled=filled,
             ranks=of_ranks,
-            changes=table(ranks * room, time_s="f8", sending="f8", receiving="f8"),
+            changes=table(0, time_s="f8", sending="f8", receiving="f8"),
+            issued=nothing,
             queue=EventQueue.of(of_ranks),
-            events=EventQueue.of(operations),
-            instant=EventQueue.of(operations),
+            events=EventQueue.of(operations.rows),
+            instant=EventQueue.of(operations.rows),
             flows=flows,
             passes=passes,
             first_pass=first_pass,
             flowed_s=np.zeros(1),
-            stack=np.zeros(rows, dtype=np.int32),
-            sizes=np.zeros(8, dtype=np.int64),
+            stack=nothing,
+            sizes=np.zeros(_ISSUED + 2, dtype=np.int64),
             share=share,
             end_s=np.zeros(1),
+        ).with_room(rows)
+
+    def with_room(self, rows: int) -> Window:
+        """The same with room for so many operations more, and for edges and changes in proportion."""
+        operations = self.operations.with_room(rows)
+        operations.rows["place"][-rows:] = -1
+        size, half, ranks = len(operations.rows), len(self.issued) // 2, len(self.call)
+        issued = np.zeros((2, size), dtype=np.int32)
+        issued[:, :half] = self.issued.reshape(2, half)
+        old = self.changes.reshape(ranks, -1)
+        changes = np.zeros((ranks, _CHANGES * size // ranks if self.share[0] else 0), dtype=old.dtype)
+        changes[:, : old.shape[1]] = old
+        return self._replace(
+            operations=operations,
+            starts=np.concatenate([self.starts, np.zeros(rows, dtype=self.starts.dtype)]),
+            edges=self.edges.with_room(_EDGES * rows),
+            changes=changes.ravel(),
+            issued=issued.ravel(),
+            events=EventQueue(operations.rows, np.resize(self.events.heap, size), self.events.size),
+            instant=EventQueue.of(operations.rows),
+            stack=np.zeros(size, dtype=np.int32),
         )
+
+
+_EDGES, _CHANGES = 4, 8
+"""Room for edges and for changes of channels per operation."""
+
+
+def landing_table(rows: int) -> Table:
+    """The table of landings, see `Window`."""
+    landings: Table = table(
+        rows, step="i4", rank="i4", block="i4", by_message="i4", by_call="i4", release="i4", is_away="i4", is_free="i4",
+        goes="i4", first="i4", last="i4", transfer="i4", place="i8",
+    )  # fmt: skip
+    return landings
 
 
 def cost_table(costs: Sequence[tuple[float, ...]]) -> Table:
@@ -149,12 +209,11 @@ def cost_table(costs: Sequence[tuple[float, ...]]) -> Table:
 
 
 class Shape(NamedTuple):
-    """The numbers of blocks, lanes, buffers per rank, and changes per rank."""
+    """The numbers of lanes and of buffers per rank, and how many places a rank has in `_place_found`, a power of 2."""
 
-    blocks: int
     lanes: int
     buffers: int
-    room: int
+    spread: int
 
 
 class Bounds(NamedTuple):
@@ -173,8 +232,8 @@ class Moved(NamedTuple):
     """The transfers of a batch of steps, arrays (transfers,).
 
     `stays`: whether the copy at the destination is resident; `lies`: the place of a resident copy at the source in
-    bytes, -1 if it is none or a tensor of the caller. To be filled in: the landings that are `read`, or -1, and those
-    that are `made`; and the `message`, the number of its first transfer.
+    bytes, -1 if it is none or a tensor of the caller. To be filled in: the landings that are `read`, those of the step
+    before, or -1; those that are `made`; and the `message`, the number of its first transfer.
     """
 
     source: IntArray
@@ -223,22 +282,22 @@ class Issued(NamedTuple):
 
 def find_messages(
     step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, size_bytes: IntArray, order: IntArray,
-    starts: IntArray, window: Window, shape: Shape,
+    starts: IntArray, found: Int32Array, window: Window, shape: Shape,
 ) -> int:  # fmt: skip
     """Find what the transfers and calls from `step` on read and where arrivals land; join transfers to messages.
 
-    `order` has room for all landings of a step, `starts` for all ranks and two more. Returns how it ended.
+    `order` has room for all landings of a step, `starts` for all ranks and two more. `found` has room for more than
+    twice as many numbers of landings, all -1. Returns how it ended.
     """
-    before = window.sizes[_LANDINGS]
+    for number in range(window.sizes[LANDINGS]):
+        landing = window.landings[number]
+        found[_place_found(window, landing.rank, landing.block, step - 1, 0, found, shape)] = number
     for at in range(len(bounds.moved) - 2):
-        if not _find(step + at, at, bounds, moved, reads, adds, window, shape):
+        if not _find(step + at, at, bounds, moved, reads, adds, found, window, shape):
             return UNSUPPORTED
-        # Half of the table, as the landings of the step before this batch are still needed.
-        if 2 * (window.sizes[_LANDINGS] - before) > len(window.landings):
-            return FULL
-        first_landing = window.sizes[_STEP_LANDINGS]
-        _look_ahead(at + 1, bounds, moved, reads, window, shape)
-        count = window.sizes[_LANDINGS] - first_landing
+        first_landing = window.sizes[STEP_LANDINGS]
+        _look_ahead(step + at, at + 1, bounds, moved, reads, found, window, shape)
+        count = window.sizes[LANDINGS] - first_landing
         _place(window, first_landing, count, order, starts, size_bytes)
         _join(window, count, order, moved, size_bytes)
     return int(window.sizes[_STATUS])
@@ -246,85 +305,94 @@ def find_messages(
 
 @compilable
 def _find(
-    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, window: Window, shape: Shape
-) -> bool:
+    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, found: Int32Array, window: Window,
+    shape: Shape,
+) -> bool:  # fmt: skip
     """Find what a step reads and where arrivals land; whether each block arrives once."""
-    first, end = bounds.moved[at_step], bounds.moved[at_step + 1]
+    first, end, before = bounds.moved[at_step], bounds.moved[at_step + 1], window.sizes[STEP_LANDINGS]
     for at in range(first, end):
-        moved.read[at] = _landing(window, moved.source[at], moved.block[at], step, shape)
+        moved.read[at] = _landing(window, moved.source[at], moved.block[at], step - 1, before, found, shape)
         moved.message[at] = at
     for at in range(bounds.reads[at_step], bounds.reads[at_step + 1]):
-        reads.landing[at] = _landing(window, reads.rank[at], reads.block[at], step, shape)
-    window.sizes[_STEP_LANDINGS] = window.sizes[_LANDINGS]
+        reads.landing[at] = _landing(window, reads.rank[at], reads.block[at], step - 1, before, found, shape)
+    landings = window.sizes[LANDINGS]
+    window.sizes[STEP_LANDINGS] = landings
     for at in range(first, end):
         rank, block = moved.destination[at], moved.block[at]
-        before = _latest(window, rank, block, shape)
-        if before >= 0 and window.landings[before & (len(window.landings) - 1)].step == step:
+        place = _place_found(window, rank, block, step, landings, found, shape)
+        if found[place] >= landings:
             return False
         name = -1 - (moved.source[at] * shape.lanes + moved.lane[at])
-        moved.made[at] = _land(window, step, rank, block, not moved.stays[at], name, at, shape)
+        found[place] = moved.made[at] = _land(window, step, rank, block, not moved.stays[at], name, at)
     for at in range(bounds.adds[at_step], bounds.adds[at_step + 1]):
         rank, block = adds.rank[at], adds.block[at]
-        number = _latest(window, rank, block, shape)
-        if number >= 0 and window.landings[number & (len(window.landings) - 1)].step == step:
-            window.landings[number & (len(window.landings) - 1)].last = adds.call[at]
+        place = _place_found(window, rank, block, step, landings, found, shape)
+        if found[place] >= landings:
+            window.landings[found[place]].last = adds.call[at]
+            adds.landing[at] = found[place]
         elif adds.stays[at]:
-            number = -1
+            adds.landing[at] = -1
         else:
-            number = _land(window, step, rank, block, True, adds.call[at], -1, shape)
-        adds.landing[at] = number
+            found[place] = adds.landing[at] = _land(window, step, rank, block, True, adds.call[at], -1)
     return True
 
 
 @compilable
-def _look_ahead(at_step: int, bounds: Bounds, moved: Moved, reads: Used, window: Window, shape: Shape) -> None:
-    """Note of the latest landings what the step after them does with them."""
-    first_landing = window.sizes[_STEP_LANDINGS]
+def _look_ahead(
+    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, found: Int32Array, window: Window, shape: Shape
+) -> None:
+    """Note of the landings of a step what the next one, which is number `at_step` of the batch, does with them."""
+    landings = window.sizes[STEP_LANDINGS]
     for at in range(bounds.reads[at_step], bounds.reads[at_step + 1]):
-        number = _latest(window, reads.rank[at], reads.block[at], shape)
-        if number >= first_landing:
-            window.landings[number & (len(window.landings) - 1)].is_free = 0
+        number = found[_place_found(window, reads.rank[at], reads.block[at], step, landings, found, shape)]
+        if number >= landings:
+            window.landings[number].is_free = 0
     for at in range(bounds.moved[at_step], bounds.moved[at_step + 1]):
-        number = _latest(window, moved.source[at], moved.block[at], shape)
-        if number >= first_landing and window.landings[number & (len(window.landings) - 1)].goes < 0:
-            goes = moved.destination[at] * shape.lanes + moved.lane[at]
-            window.landings[number & (len(window.landings) - 1)].goes = goes
+        number = found[_place_found(window, moved.source[at], moved.block[at], step, landings, found, shape)]
+        if number >= landings and window.landings[number].goes < 0:
+            window.landings[number].goes = moved.destination[at] * shape.lanes + moved.lane[at]
 
 
 @compilable
-def _latest(window: Window, rank: int, block: int, shape: Shape) -> int:
-    """The latest landing of a copy, if it is still in the table; else -1."""
-    number: int = window.landing[rank * shape.blocks + block]
-    if number >= 0:
-        landing = window.landings[number & (len(window.landings) - 1)]
-        if landing.rank != rank or landing.block != block:
-            return -1
+def _place_found(window: Window, rank: int, block: int, step: int, first: int, found: Int32Array, shape: Shape) -> int:
+    """Where in `found` a landing of a step is, or will be, which has landings from `first` on.
+
+    `found` is a hash table with linear probing for steps of even number and one for the others, each with a part for
+    each rank, as a step goes from rank to rank. Landings of earlier steps count as free places.
+    """
+    half = len(found) // 2
+    at, start = (rank * shape.spread + (block * _MIXES & (shape.spread - 1))) & (half - 1), step % 2 * half
+    while found[start + at] >= first:
+        landing = window.landings[found[start + at]]
+        if landing.rank == rank and landing.block == block:
+            break
+        at = (at + 1) & (half - 1)
+    return start + at
+
+
+_MIXES = 40503
+"""An odd number near the golden ratio of 2^16: multiples of it are spread evenly (Knuth, section 6.4)."""
+
+
+@compilable
+def _landing(window: Window, rank: int, block: int, step: int, first: int, found: Int32Array, shape: Shape) -> int:
+    """The landing of a copy at a step, which has landings from `first` on; -1 for none."""
+    number: int = found[_place_found(window, rank, block, step, first, found, shape)]
+    if number < first:
+        return -1
+    if not window.landings[number].is_away:
+        window.sizes[_STATUS] = UNSUPPORTED  # a resident copy changes
     return number
 
 
 @compilable
-def _landing(window: Window, rank: int, block: int, step: int, shape: Shape) -> int:
-    """The landing of a copy that is read at a step; -1 for one that is as it was at the start."""
-    number: int = window.landing[rank * shape.blocks + block]
-    if number >= 0:
-        landing = window.landings[number & (len(window.landings) - 1)]
-        # What is read later than at the next step may be grouped otherwise in its buffer, and a resident copy changes.
-        if landing.rank != rank or landing.block != block or not landing.is_away or landing.step != step - 1:
-            window.sizes[_STATUS] = UNSUPPORTED
-    return number
-
-
-@compilable
-def _land(
-    window: Window, step: int, rank: int, block: int, is_away: bool, name: int, transfer: int, shape: Shape
-) -> int:
-    number: int = window.sizes[_LANDINGS]
-    window.sizes[_LANDINGS] += 1
-    landing = window.landings[number & (len(window.landings) - 1)]
+def _land(window: Window, step: int, rank: int, block: int, is_away: bool, name: int, transfer: int) -> int:
+    number: int = window.sizes[LANDINGS]
+    window.sizes[LANDINGS] += 1
+    landing = window.landings[number]
     landing.step, landing.rank, landing.block, landing.is_away = step, rank, block, is_away
     landing.by_message = landing.by_call = landing.release = landing.goes = -1
     landing.is_free, landing.first, landing.last, landing.transfer = 1, name, name, transfer
-    window.landing[rank * shape.blocks + block] = number
     return number
 
 
@@ -334,15 +402,14 @@ def _place(window: Window, first: int, count: int, order: IntArray, starts: IntA
 
     The order is that of `tasp_lab.schedule.buffer_layout`.
     """
-    mask = len(window.landings) - 1
     for at in range(len(starts)):
         starts[at] = 0
     for number in range(first, first + count):
-        starts[window.landings[number & mask].rank + 2] += 1
+        starts[window.landings[number].rank + 2] += 1
     for at in range(2, len(starts)):
         starts[at] += starts[at - 1]
     for number in range(first, first + count):
-        rank = window.landings[number & mask].rank
+        rank = window.landings[number].rank
         order[starts[rank + 1]] = number
         starts[rank + 1] += 1
     # Those of a rank are few, and almost in order.
@@ -355,7 +422,7 @@ def _place(window: Window, first: int, count: int, order: IntArray, starts: IntA
                 at -= 1
             order[at] = number
         for one in range(starts[rank], starts[rank + 1]):
-            landing = window.landings[order[one] & mask]
+            landing = window.landings[order[one]]
             landing.place = place
             place += size_bytes[landing.block]
 
@@ -363,7 +430,7 @@ def _place(window: Window, first: int, count: int, order: IntArray, starts: IntA
 @compilable
 def _is_before(window: Window, one: int, other: int) -> bool:
     """Whether a landing lies before an earlier one at the same rank."""
-    a, b = window.landings[one & (len(window.landings) - 1)], window.landings[other & (len(window.landings) - 1)]
+    a, b = window.landings[one], window.landings[other]
     if a.is_free != b.is_free:
         return bool(a.is_free < b.is_free)
     if not a.is_free:
@@ -376,19 +443,19 @@ def _is_before(window: Window, one: int, other: int) -> bool:
 @compilable
 def _join(window: Window, count: int, order: IntArray, moved: Moved, size_bytes: IntArray) -> None:
     """Join the transfers whose blocks lie side by side at both ends and become ready together."""
-    mask, begin = len(window.landings) - 1, 0
+    begin = 0
     for at in range(1, count + 1):
         if at < count:
-            before, after = window.landings[order[at - 1] & mask], window.landings[order[at] & mask]
+            before, after = window.landings[order[at - 1]], window.landings[order[at]]
             arrived = before.rank == after.rank and before.transfer >= 0 and after.transfer >= 0
             if arrived and _are_one(window, before.transfer, after.transfer, moved, size_bytes):
                 continue
         if at - begin > 1:
-            lowest = window.landings[order[begin] & mask].transfer
+            lowest = window.landings[order[begin]].transfer
             for one in range(begin, at):
-                lowest = min(lowest, window.landings[order[one] & mask].transfer)
+                lowest = min(lowest, window.landings[order[one]].transfer)
             for one in range(begin, at):
-                moved.message[window.landings[order[one] & mask].transfer] = lowest
+                moved.message[window.landings[order[one]].transfer] = lowest
         begin = at
 
 
@@ -402,8 +469,7 @@ def _are_one(window: Window, one: int, other: int, moved: Moved, size_bytes: Int
         if moved.read[one] >= 0 or moved.read[other] >= 0 or moved.lies[one] < 0 or moved.lies[other] < 0:
             return False
         return bool(moved.lies[other] == moved.lies[one] + size)
-    mask = len(window.landings) - 1
-    a, b = window.landings[moved.read[one] & mask], window.landings[moved.read[other] & mask]
+    a, b = window.landings[moved.read[one]], window.landings[moved.read[other]]
     return bool(a.step == b.step and a.first == b.first and a.last == b.last and b.place == a.place + size)
 
 
@@ -413,138 +479,197 @@ def _are_one(window: Window, one: int, other: int, moved: Moved, size_bytes: Int
 def issue(
     step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, issued: Issued, window: Window, shape: Shape
 ) -> int:
-    """Track the messages and calls from `step` on, and find the times of all that wait for no call; how it ended."""
-    for at in range(len(bounds.moved) - 2):
-        if not _issue(step + at, at, bounds, moved, reads, adds, issued, window, shape):
+    """Track the messages and calls from `step` on, and find the times of all that wait for no call; how it ended.
+
+    `FULL`: there is no room for the step `NEXT` of the batch, at which it goes on if it is called again.
+    """
+    while window.sizes[NEXT] < len(bounds.moved) - 2:
+        at_step = window.sizes[NEXT]
+        if not _has_room(at_step, bounds, issued, window):
             return FULL
-        _advance(window, shape)
+        _issue(step + at_step, at_step, bounds, moved, reads, adds, issued, window, shape)
+        window.sizes[NEXT] += 1
+        _advance(window)
         if window.sizes[_STATUS] != DONE:
             break
     return int(window.sizes[_STATUS])
 
 
 @compilable
+def _has_room(at_step: int, bounds: Bounds, issued: Issued, window: Window) -> bool:
+    """Whether there is room for the operations of a step, and for all edges and changes that may come of them."""
+    first, end = issued.first[at_step], issued.first[at_step + 1]
+    operations = end - first + bounds.calls[at_step + 1] - bounds.calls[at_step]
+    # What is read waits for a message and for a call at most.
+    edges = 2 * (bounds.moved[at_step + 1] - bounds.moved[at_step] + bounds.reads[at_step + 1] - bounds.reads[at_step])
+    has_room = window.operations.free[1] >= operations and window.edges.free[1] >= edges
+    if window.share[0]:
+        for at in range(first, end):
+            window.ranks[issued.source[at]].coming += 1
+            window.ranks[issued.destination[at]].coming += 1
+        for number in range(len(window.ranks)):
+            rank = window.ranks[number]
+            # A message changes the channels of a rank when it begins and when it ends. With room for twice as many
+            # changes, moving them to the front takes little time.
+            changes = rank.end - rank.begin + 2 * (rank.open + rank.coming)
+            has_room = has_room and 2 * changes <= len(window.changes) // len(window.ranks)
+            rank.coming = 0
+    return bool(has_room)
+
+
+@compilable
 def _issue(
     step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, issued: Issued, window: Window,
     shape: Shape,
-) -> bool:  # fmt: skip
-    """Track the messages and calls of a step; whether there is room for them."""
-    base, first_call, first_message = window.sizes[_COUNT], bounds.calls[at_step], issued.first[at_step]
+) -> None:  # fmt: skip
+    """Track the messages and calls of a step."""
+    first_message, first_call = issued.first[at_step], bounds.calls[at_step]
     messages, calls = issued.first[at_step + 1] - first_message, bounds.calls[at_step + 1] - first_call
-    mask = len(window.operations) - 1
-    for number in range(base, base + messages + calls):
-        operation = window.operations[number & mask]
-        if not operation.is_done:
-            return False
-        operation.number, operation.waits, operation.first, operation.is_done = number, 1, -1, 0
-        operation.step, operation.sent_s, operation.route, operation.slot = step, 0.0, -1, -1
-        if number < base + messages:
-            at = first_message + number - base
+    base = step % 2 * (len(window.issued) // 2)
+    for number in range(messages + calls):
+        row = _take_row(window.operations)
+        window.issued[base + number] = row
+        operation = window.operations.rows[row]
+        window.starts[row].waits, window.starts[row].at_s = 1, 0.0
+        operation.is_done, operation.is_last, operation.is_recent = 0, 1, 1
+        operation.first = operation.follows = operation.reads = operation.fills = operation.next = -1
+        operation.step, operation.route, operation.slot = step, -1, -1
+        if number < messages:
+            at = first_message + number
             operation.is_call, operation.cost, operation.route = 0, issued.cost[at], issued.route[at]
             operation.leaves, operation.enters = issued.source[at], issued.destination[at]
+            window.ranks[operation.leaves].open += 1
+            window.ranks[operation.enters].open += 1
             lane = issued.source[at] * shape.lanes + issued.lane[at]
-            _wait(window, number, window.lane[lane], SENT)
-            window.lane[lane] = number
+            _follow(window, row, window.lane[lane])
+            window.lane[lane] = row
         else:
-            at = first_call + number - base - messages
+            at = first_call + number - messages
             operation.is_call, operation.cost = 1, issued.call_cost[at]
             operation.leaves = operation.enters = issued.rank[at]
-            _wait(window, number, window.call[issued.rank[at]], ARRIVED)
-            window.call[issued.rank[at]] = number
-    window.sizes[_COUNT] += messages + calls
+            _follow(window, row, window.call[issued.rank[at]])
+            window.call[issued.rank[at]] = row
     window.sizes[OPEN] += messages + calls
     to_message, to_call = base - first_message, base + messages - first_call
     for at in range(bounds.moved[at_step], bounds.moved[at_step + 1]):
-        number = to_message + issued.message[at]
-        _read(window, number, moved.read[at])
-        window.landings[moved.made[at] & (len(window.landings) - 1)].by_message = number
-        _fill(window, number, moved.made[at], shape)
+        row = window.issued[to_message + issued.message[at]]
+        _read(window, row, moved.read[at])
+        window.landings[moved.made[at]].by_message = row
+        _fill(window, row, moved.made[at], shape)
     for at in range(bounds.reads[at_step], bounds.reads[at_step + 1]):
-        _read(window, to_call + reads.call[at], reads.landing[at])
+        _read(window, window.issued[to_call + reads.call[at]], reads.landing[at])
     for at in range(bounds.adds[at_step], bounds.adds[at_step + 1]):
         if adds.landing[at] >= 0:
-            number = to_call + adds.call[at]
-            window.landings[adds.landing[at] & (len(window.landings) - 1)].by_call = number
+            row = window.issued[to_call + adds.call[at]]
+            window.landings[adds.landing[at]].by_call = row
             if not adds.stays[at]:
-                _fill(window, number, adds.landing[at], shape)
+                _fill(window, row, adds.landing[at], shape)
+    _forget_step(window, step - 1)
+    window.sizes[_ISSUED + step % 2] = messages + calls
     for number in range(base, base + messages + calls):
-        _release(window, number & mask)
-    return True
+        _let_go(window, window.issued[number], 0.0)
 
 
 @compilable
-def _wait(window: Window, number: int, before: int, event: int) -> None:
-    """Let an operation wait for another one, if there is one."""
-    if before < 0:
-        return
-    mask = len(window.operations) - 1
-    operation, other = window.operations[number & mask], window.operations[before & mask]
-    if other.number != before:
-        window.sizes[_STATUS] = FULL
-    elif other.is_done:
-        operation.sent_s = max(operation.sent_s, other.sent_s if event == SENT else other.end_s)
-    else:
-        operation.waits += 1
-        other.first = _edge(window, number, event, other.first)
+def _forget_step(window: Window, step: int) -> None:
+    """Give back the operations of a step for which none of a later step will wait, or only the next one of its lane."""
+    base = step % 2 * (len(window.issued) // 2)
+    for number in range(base, base + window.sizes[_ISSUED + step % 2]):
+        window.operations.rows[window.issued[number]].is_recent = 0
+        _forget(window, window.issued[number])
 
 
 @compilable
-def _edge(window: Window, after: int, event: int, following: int) -> int:
-    """A new edge, in front of a list; returns its number."""
-    number: int = window.sizes[_FREE_EDGE]
-    edge = window.edges[number]
-    if edge.next < 0:
-        window.sizes[_STATUS] = FULL
-        return following
-    window.sizes[_FREE_EDGE] = edge.next
-    edge.after, edge.event, edge.next = after, event, following
-    return number
+def _forget(window: Window, row: int) -> None:
+    """Give back an operation unless it is needed."""
+    operation = window.operations.rows[row]
+    if operation.is_done and not operation.is_last and not operation.is_recent:
+        _give_row(window.operations, row)
 
 
 @compilable
-def _read(window: Window, number: int, landing_number: int) -> None:
-    """Let an operation wait for a copy that it reads, and its buffer for the operation."""
+def _take_row(pool: Pool) -> int:
+    row: int = pool.free[0]
+    pool.free[0] = pool.rows[row].next
+    pool.free[1] -= 1
+    return row
+
+
+@compilable
+def _give_row(pool: Pool, row: int) -> None:
+    pool.rows[row].next = pool.free[0]
+    pool.free[0] = row
+    pool.free[1] += 1
+
+
+@compilable
+def _follow(window: Window, row: int, before: int) -> None:
+    """Let an operation wait until the one before it on its lane, if there is one, has been sent."""
+    if before >= 0:
+        start, other = window.starts[row], window.operations.rows[before]
+        if other.is_done:
+            start.at_s = max(start.at_s, other.sent_s)
+        else:
+            start.waits += 1
+            other.follows = row
+        other.is_last = 0
+        _forget(window, before)
+
+
+@compilable
+def _wait(window: Window, row: int, before: int) -> None:
+    """Let an operation wait for the arrival of another one."""
+    start, other = window.starts[row], window.operations.rows[before]
+    if other.is_done:
+        start.at_s = max(start.at_s, other.end_s)
+    elif other.first < 0 or window.edges.rows[other.first].after != row:  # else it waits for another block of the same
+        number = _take_row(window.edges)
+        edge = window.edges.rows[number]
+        edge.after, edge.next = row, other.first
+        start.waits += 1
+        other.first = number
+
+
+@compilable
+def _read(window: Window, row: int, landing_number: int) -> None:
+    """Let an operation wait for a copy that it reads, and its buffer for the operation.
+
+    All copies in buffers that it reads lie in the same one: they came to its rank at the step before.
+    """
     if landing_number >= 0:
-        landing = window.landings[landing_number & (len(window.landings) - 1)]
-        _wait(window, number, landing.by_message, ARRIVED)
-        _wait(window, number, landing.by_call, ARRIVED)
-        _use(window, number, landing.release, SENT)
+        landing, operation = window.landings[landing_number], window.operations.rows[row]
+        if landing.by_message >= 0:
+            _wait(window, row, landing.by_message)
+        if landing.by_call >= 0:
+            _wait(window, row, landing.by_call)
+        if operation.reads < 0:
+            operation.reads = landing.release
+            window.releases[landing.release].waits += 1
 
 
 @compilable
-def _use(window: Window, number: int, release_number: int, event: int) -> bool:
-    """Let the release of a buffer wait for an operation; returns whether it did not yet."""
-    release = window.releases[release_number]
-    if release.last == number:
-        return False
-    release.last = number
-    release.waits += 1
-    operation = window.operations[number & (len(window.operations) - 1)]
-    operation.first = _edge(window, -2 - release_number, event, operation.first)
-    return True
-
-
-@compilable
-def _fill(window: Window, number: int, landing_number: int, shape: Shape) -> None:
+def _fill(window: Window, row: int, landing_number: int, shape: Shape) -> None:
     """Let an operation wait for the buffer in which something lands, whose release waits for it."""
-    landing = window.landings[landing_number & (len(window.landings) - 1)]
+    landing, operation = window.landings[landing_number], window.operations.rows[row]
     buffer = window.filled[landing.rank * shape.buffers + landing.step % shape.buffers]
     if buffer.step != landing.step:
         buffer.before, buffer.release, buffer.step = buffer.release, window.sizes[_RELEASES], landing.step
-        release = window.releases[buffer.release]
-        release.first = release.last = -1
+        window.releases[buffer.release].first = -1
         window.sizes[_RELEASES] += 1
     landing.release = buffer.release
-    if _use(window, number, buffer.release, ARRIVED) and buffer.before >= 0:
-        before, operation = window.releases[buffer.before], window.operations[number & (len(window.operations) - 1)]
-        if before.waits:
-            operation.waits += 1
-            before.first = _edge(window, number, ARRIVED, before.first)
-        else:
-            operation.sent_s = max(operation.sent_s, before.time_s)
+    if operation.fills < 0:
+        operation.fills = buffer.release
+        window.releases[buffer.release].waits += 1
+        if buffer.before >= 0:
+            before = window.releases[buffer.before]
+            if before.waits:
+                window.starts[row].waits += 1
+                operation.next, before.first = before.first, row
+            else:
+                window.starts[row].at_s = max(window.starts[row].at_s, before.time_s)
 
 
-def run_events(step: int, window: Window, shape: Shape) -> int:
+def run_events(step: int, window: Window) -> int:
     """End calls, begin and end messages that may share bandwidth, in the order of time; returns how it ended.
 
     Up to the first event of a step after `step`.
@@ -560,47 +685,48 @@ def run_events(step: int, window: Window, shape: Shape) -> int:
         if window.queue.size[0]:
             call_s = window.ranks[window.queue.heap[0]].due
         if flow_s < call_s:
-            if window.operations[window.events.heap[0]].step > step:
+            if window.operations.rows[window.events.heap[0]].step > step:
                 break
             window.flowed_s[0] = max(now_s, flow_s) if flow_s > now_s * (1 + SAME) else now_s
-            _take_flow(window, shape)
+            _take_flow(window)
         elif window.queue.size[0]:
             number = window.queue.heap[0]
             rank = window.ranks[number]
             if rank.is_stale:
                 rank.is_stale = 0
-                put(window.queue, number, _call_end_s(window, number, shape))
+                put(window.queue, number, _call_end_s(window, number))
                 continue
-            if window.operations[rank.running & (len(window.operations) - 1)].step > step:
+            if window.operations.rows[rank.running].step > step:
                 break
-            _take_call(window, shape)
+            _take_call(window)
         else:
             break
-        _advance(window, shape)
+        _advance(window)
     return int(window.sizes[_STATUS])
 
 
 @compilable
-def _take_call(window: Window, shape: Shape) -> None:
+def _take_call(window: Window) -> None:
     """End the call that ends first."""
     number = pop(window.queue)
-    rank, first = window.ranks[number], number * shape.room
-    operation = window.operations[rank.running & (len(window.operations) - 1)]
+    rank, first = window.ranks[number], number * (len(window.changes) // len(window.ranks))
+    row = rank.running
     rank.running, rank.done_s = -1, rank.due
     while rank.begin < rank.end and window.changes[first + rank.begin].time_s <= rank.due:
         change = window.changes[first + rank.begin]
         rank.sending += change.sending
         rank.receiving += change.receiving
         rank.begin += 1
+    operation = window.operations.rows[row]
     operation.sent_s = operation.end_s = rank.due
-    _end(window, operation.number & (len(window.operations) - 1))
+    _end(window, row)
 
 
 @compilable
-def _take_flow(window: Window, shape: Shape) -> None:
+def _take_flow(window: Window) -> None:
     """Begin to send a message, or end it and all others that end with it."""
     now_s, row = window.flowed_s[0], pop(window.events)
-    operation = window.operations[row]
+    operation = window.operations.rows[row]
     if operation.slot < 0:
         first, last = window.first_pass[operation.route], window.first_pass[operation.route + 1]
         cost = window.costs[operation.cost]
@@ -612,58 +738,74 @@ def _take_flow(window: Window, shape: Shape) -> None:
     end_due(window.flows, operation.slot, window.instant, 0, now_s)
     while window.instant.size[0]:
         row = pop(window.instant)
-        operation = window.operations[row]
+        operation = window.operations.rows[row]
         cost = window.costs[operation.cost]
         end(window.flows, operation.slot, now_s)
         operation.sent_s, operation.end_s = now_s, now_s + cost.latency_s
-        _occupy(window, row, operation.end_s, -cost.channels, shape)
+        _occupy(window, row, operation.end_s, -cost.channels)
         _end(window, row)
 
 
 @compilable
-def _call_end_s(window: Window, number: int, shape: Shape) -> float:
-    """When the running call of a rank ends beside the messages that are known so far."""
+def _begin_call(window: Window, number: int) -> None:
+    """Begin to find when the running call of a rank ends, from its start on."""
     rank = window.ranks[number]
-    left_s: float = window.costs[window.operations[rank.running & (len(window.operations) - 1)].cost].launch_s
-    now_s: float = rank.start_s
-    sending, receiving = rank.sending, rank.receiving
-    for at in range(number * shape.room + rank.begin, number * shape.room + rank.end):
-        change = window.changes[at]
+    rank.at, rank.now_s, rank.sends, rank.receives = rank.begin, rank.start_s, rank.sending, rank.receiving
+    rank.left_s = window.costs[window.operations.rows[rank.running].cost].launch_s
+
+
+@compilable
+def _call_end_s(window: Window, number: int) -> float:
+    """When the running call of a rank ends beside the messages that are known so far.
+
+    What happens from now on, which is when it was due, changes nothing before: the next time it goes on from here.
+    """
+    rank, first = window.ranks[number], number * (len(window.changes) // len(window.ranks))
+    at, is_past = rank.at, True
+    now_s, left_s, sends, receives = rank.now_s, rank.left_s, rank.sends, rank.receives
+    while at < rank.end:
+        change = window.changes[first + at]
+        if is_past and change.time_s > rank.due:
+            rank.at, rank.now_s, rank.left_s, rank.sends, rank.receives = at, now_s, left_s, sends, receives
+            is_past = False
         if change.time_s > now_s:
-            speed = 1.0 - min(max(sending, receiving), window.share[1]) * window.share[0]
+            speed = 1.0 - min(max(sends, receives), window.share[1]) * window.share[0]
             if left_s <= (change.time_s - now_s) * speed:
                 break
             left_s -= (change.time_s - now_s) * speed
             now_s = change.time_s
-        sending += change.sending
-        receiving += change.receiving
-    end_s: float = now_s + left_s / (1.0 - min(max(sending, receiving), window.share[1]) * window.share[0])
+        sends += change.sending
+        receives += change.receiving
+        at += 1
+    end_s: float = now_s + left_s / (1.0 - min(max(sends, receives), window.share[1]) * window.share[0])
     return end_s
 
 
 @compilable
-def _release(window: Window, row: int) -> None:
-    """Let an operation wait for one other less."""
-    operation = window.operations[row]
-    operation.waits -= 1
-    if not operation.waits:
+def _let_go(window: Window, row: int, time_s: float) -> None:
+    """Let an operation go on after this time, if it waits for nothing else."""
+    start = window.starts[row]
+    start.at_s = max(start.at_s, time_s)
+    start.waits -= 1
+    if not start.waits:
         window.stack[window.sizes[_STACK]] = row
         window.sizes[_STACK] += 1
 
 
 @compilable
-def _advance(window: Window, shape: Shape) -> None:
+def _advance(window: Window) -> None:
     """Find the times of operations that wait for nothing; calls beside which there may be messages begin to run."""
     while window.sizes[_STACK] and window.sizes[_STATUS] == DONE:
         window.sizes[_STACK] -= 1
         row = window.stack[window.sizes[_STACK]]
-        operation = window.operations[row]
+        operation = window.operations.rows[row]
         cost = window.costs[operation.cost]
-        start_s = operation.sent_s
+        start_s = window.starts[row].at_s
         launched_s = start_s + cost.launch_s
         if operation.is_call and cost.launch_s and window.share[0]:
             rank = window.ranks[operation.leaves]
-            rank.running, rank.start_s, rank.is_stale = operation.number, start_s, 1
+            rank.running, rank.start_s, rank.is_stale = row, start_s, 1
+            _begin_call(window, operation.leaves)
             put(window.queue, operation.leaves, launched_s)
             continue
         operation.sent_s = operation.end_s = launched_s
@@ -675,50 +817,49 @@ def _advance(window: Window, shape: Shape) -> None:
                 latest_s = max(latest_s, window.flowed_s[0])
             if launched_s < latest_s * (1 - SAME):
                 window.sizes[_STATUS] = LATE  # something has ended as if the message were not there
-            _occupy(window, row, launched_s, cost.channels, shape)
+            _occupy(window, row, launched_s, cost.channels)
             if operation.route >= 0:
                 put(window.events, row, launched_s)
                 continue
             operation.sent_s = launched_s + cost.wire_bytes / cost.limit
             operation.end_s = operation.sent_s + cost.latency_s
-            _occupy(window, row, operation.end_s, -cost.channels, shape)
+            _occupy(window, row, operation.end_s, -cost.channels)
         _end(window, row)
 
 
 @compilable
-def _occupy(window: Window, row: int, time_s: float, channels: float, shape: Shape) -> None:
+def _occupy(window: Window, row: int, time_s: float, channels: float) -> None:
     """Let a message take channels at both ends, or give them back if negative."""
     if channels and window.share[0]:
-        operation = window.operations[row]
+        operation = window.operations.rows[row]
         ends_early = channels < 0 and operation.route >= 0
-        _change(window, operation.leaves, time_s, channels, True, ends_early, shape)
-        _change(window, operation.enters, time_s, channels, False, ends_early, shape)
+        _change(window, operation.leaves, time_s, channels, True, ends_early)
+        _change(window, operation.enters, time_s, channels, False, ends_early)
 
 
 @compilable
-def _change(
-    window: Window, number: int, time_s: float, channels: float, sends: bool, ends_early: bool, shape: Shape
-) -> None:
+def _change(window: Window, number: int, time_s: float, channels: float, sends: bool, ends_early: bool) -> None:
     """Note that the channels of a rank change; `ends_early`: it was not known when those of a message come back."""
-    rank, first = window.ranks[number], number * shape.room
-    if rank.end == shape.room:
-        if not rank.begin:
-            window.sizes[_STATUS] = FULL
-            return
+    room = len(window.changes) // len(window.ranks)
+    rank, first = window.ranks[number], number * room
+    if rank.end == room:
         for at in range(rank.begin, rank.end):
             _copy(window.changes[first + at - rank.begin], window.changes[first + at])
         rank.end -= rank.begin
+        rank.at -= rank.begin
         rank.begin = 0
-    at = first + rank.end
+    at = rank.end
     rank.end += 1
-    while at > first + rank.begin and window.changes[at - 1].time_s > time_s:
-        _copy(window.changes[at], window.changes[at - 1])
+    while at > rank.begin and window.changes[first + at - 1].time_s > time_s:
+        _copy(window.changes[first + at], window.changes[first + at - 1])
         at -= 1
-    change = window.changes[at]
+    change = window.changes[first + at]
     change.time_s = time_s
     change.sending, change.receiving = (channels, 0.0) if sends else (0.0, channels)
     if rank.running >= 0 and time_s < rank.due:
         rank.is_stale = 1
+        if at < rank.at:
+            _begin_call(window, number)
         if ends_early:
             put(window.queue, number, time_s)  # it ends later than that, but earlier than it seemed to
 
@@ -731,41 +872,37 @@ def _copy(change: Any, other: Any) -> None:
 @compilable
 def _end(window: Window, row: int) -> None:
     """End an operation, and release what waits for it."""
-    operation = window.operations[row]
+    operation = window.operations.rows[row]
     operation.is_done = 1
     window.sizes[OPEN] -= 1
+    if not operation.is_call:
+        window.ranks[operation.leaves].open -= 1
+        window.ranks[operation.enters].open -= 1
     window.end_s[0] = max(window.end_s[0], operation.end_s)
-    mask, number = len(window.operations) - 1, operation.first
+    if operation.follows >= 0:
+        _let_go(window, operation.follows, operation.sent_s)
+    if operation.reads >= 0:
+        _free(window, operation.reads, operation.sent_s)
+    if operation.fills >= 0:
+        _free(window, operation.fills, operation.end_s)
+    number = operation.first
     while number >= 0:
-        edge = window.edges[number]
-        time_s = operation.sent_s if edge.event == SENT else operation.end_s
-        if edge.after >= 0:
-            after = window.operations[edge.after & mask]
-            after.sent_s = max(after.sent_s, time_s)
-            _release(window, edge.after & mask)
-        else:
-            release = window.releases[-2 - edge.after]
-            release.time_s = max(release.time_s, time_s)
-            release.waits -= 1
-            if not release.waits:
-                _free(window, release)
+        edge = window.edges.rows[number]
         following = edge.next
-        edge.next = window.sizes[_FREE_EDGE]
-        window.sizes[_FREE_EDGE] = number
+        _let_go(window, edge.after, operation.end_s)
+        _give_row(window.edges, number)
         number = following
+    _forget(window, row)
 
 
 @compilable
-def _free(window: Window, release: Any) -> None:
-    """Free a buffer: let what is to land there go on."""
-    mask, number = len(window.operations) - 1, release.first
-    while number >= 0:
-        edge = window.edges[number]
-        after = window.operations[edge.after & mask]
-        after.sent_s = max(after.sent_s, release.time_s)
-        _release(window, edge.after & mask)
-        following = edge.next
-        edge.next = window.sizes[_FREE_EDGE]
-        window.sizes[_FREE_EDGE] = number
-        number = following
-    release.first = -1
+def _free(window: Window, number: int, time_s: float) -> None:
+    """End a use of a buffer; after the last one, what is to land there goes on."""
+    release = window.releases[number]
+    release.time_s = max(release.time_s, time_s)
+    release.waits -= 1
+    if not release.waits:
+        row = release.first
+        while row >= 0:
+            _let_go(window, row, release.time_s)
+            row = window.operations.rows[row].next

@@ -42,6 +42,8 @@ def stable_order(*keys: IntArray) -> IntArray:
         return index
     order, bits = None, len(index).bit_length()
     for key in reversed(keys):
+        if order is None and (key[1:] >= key[:-1]).all():
+            continue  # in order already
         low = int(key.min())
         if (int(key.max()) - low).bit_length() + bits >= _INT_BITS:
             following = np.argsort(key if order is None else key[order], kind="stable")
@@ -53,8 +55,7 @@ def stable_order(*keys: IntArray) -> IntArray:
             packed &= (1 << bits) - 1
             following = packed
         order = following if order is None else order[following]
-    assert order is not None, "there is a column"
-    return order
+    return index if order is None else order
 
 
 _INT_BITS = 64

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
@@ -101,6 +102,9 @@ class _Code(NamedTuple):
 _loaded: dict[tuple[Callable[..., object], str], tuple[Any, Any]] = {}
 """The machine code of functions for types of arguments, and the type of its result."""
 
+_loading = Lock()
+"""Functions are loaded and compiled one at a time; threads run them at the same time."""
+
 _engines: list[Any] = []
 """What machine code lives in."""
 
@@ -108,8 +112,9 @@ _engines: list[Any] = []
 def _call_compiled(function: Callable[..., Result], arguments: Sequence[object]) -> Result:
     values: list[Any] = []
     types = ",".join([_flatten(each, values) for each in arguments])
-    if (function, types) not in _loaded:
-        _loaded[function, types] = _load(_code_of(function, types, arguments, len(values)), values)
+    with _loading:
+        if (function, types) not in _loaded:
+            _loaded[function, types] = _load(_code_of(function, types, arguments, len(values)), values)
     machine_code, result_type = _loaded[function, types]
     result, exception = result_type(), ctypes.c_void_p()
     status = machine_code(ctypes.byref(result), ctypes.byref(exception), *values)
@@ -164,7 +169,8 @@ def _load(code: _Code, values: Sequence[Any]) -> tuple[Any, Any]:
     _engines.append(engine)
     types = [type(each) if isinstance(each, ctypes._SimpleCData) else ctypes.c_ssize_t for each in values]
     types = [ctypes.c_void_p if value is None else kind for value, kind in zip(values, types, strict=True)]
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *types)
+    # Unlike PYFUNCTYPE, it lets other threads run meanwhile: machine code touches no Python objects.
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *types)
     return prototype(engine.get_function_address(code.name)), _RESULTS[code.result]
 
 

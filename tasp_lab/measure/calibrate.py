@@ -21,13 +21,12 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError, QuantityError, TableError
-from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.core.report import Report, flat
+from tasp_lab.core.report import flat
 from tasp_lab.core.tables import Formats, Part, Table
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.profile import Profile, profile_document
-from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
+from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds, mean_error
 from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, choose, choose_for, file_of, measured
 from tasp_lab.measure.fit.fit_profile import Calibrated, Finding, with_findings
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
@@ -135,97 +134,70 @@ def pair_findings(figures: Iterable[PairFigure], profile: Profile) -> Sequence[F
     return list(found.values())
 
 
-@dataclass(frozen=True, repr=False)
-class FileCalibration(Report):
-    """A profile fitted to measurements in files.
-
-    Parameters
-    ----------
-    found : the profile with its findings.
-    figures : of tables of pairs.
-    notes : what was left out, and why.
-    acceptance : whether the fit is better than the profile before it; None without tables of collectives.
-    provenance : version, inputs and their hash, the constants before the fit, and date.
-    """
-
-    found: Calibrated
-    figures: tuple[PairFigure, ...]
-    notes: tuple[str, ...]
-    acceptance: Acceptance | None
-    provenance: Provenance
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the profile predicts better than the one before it; constants from tables of pairs are medians."""
-        return self.acceptance is None or self.acceptance.accepted
-
-    def save(self, path: Path | str, force: bool = False) -> None:
-        """Write the profile as a TOML file. Raises `RejectedFitError` if it is not accepted, and `OutputError`."""
-        if not force and self.acceptance is not None:
-            check_accepted([self.acceptance], path, self)
-        write_whole(Path(path), profile_document(self.found.profile).encode())
-
-    def records(self) -> list[dict[str, object]]:
-        """A row per constant."""
-        sources = {each.name: each.source for each in self.found.profile.parameters.values()}
-        return [flat(_constant_document(finding, sources[finding.name])) for finding in self.found.findings]
-
-    def parts(self) -> list[Part]:
-        found = self.found
-        sure = [finding for finding in found.findings if finding.identifiable]
-        unsure = [finding for finding in found.findings if not finding.identifiable]
-        columns = ("constant", "before", "found", "95 % from", "to", "fitted to")
-        rows = [(each.name, *_texts(each, each.before, each.value, each.low, each.high), each.origin) for each in sure]
-        parts: list[Part] = [*_pairs(self.figures)]
-        parts.append(Table(f"{found.profile.name}: fitted parameters", columns, rows, (0, 5)))
-        decision = [] if self.acceptance is None else [self.acceptance.line()]
-        errors = Table.of("predicted against measured", self._tables(), _ERRORS, (0, 1, 2))
-        return [*parts, *_unidentified(unsure), *errors, *decision]
-
-    def _tables(self) -> list[dict[str, object]]:
-        """The tables of collectives with their mean errors before and after, and of rows by fits without them."""
-        found = self.found
-        known = [found.before_s, found.after_s, *([found.held_out_s] if len(found.held_out_s) else [])]
-        means = [[float(abs(errors).mean()) for errors in found.errors(times_s)] for times_s in known]
-        held_out = means[2] if len(means) > 2 else [None] * len(found.cases)
-        return [
+def _fitted(read: Measurements, found: Calibrated, acceptance: Acceptance | None = None) -> Fitted[Calibrated]:
+    """A profile fitted to measurements in files; without tables of collectives there is no acceptance."""
+    sources = {each.name: each.source for each in found.profile.parameters.values()}
+    constants = [_constant_document(finding, sources[finding.name]) for finding in found.findings]
+    tables = _table_documents(found) if len(found.cases) else []
+    acceptances = () if acceptance is None else (acceptance,)
+    document = {
+        "profile": found.profile.name,
+        "library": found.profile.library,
+        "accepted": acceptance is None or acceptance.accepted,
+        "acceptance": None if acceptance is None else acceptance.to_dict(),
+        "constants": constants,
+        "tables": tables,
+        "pairs": [
             {
-                "file": case.table.name,
-                "profile": f"{found.profile.name}-{case.size}",
-                "collective": case.collective,
-                "ranks": case.table.ranks,
-                "rows": len(case.rows),
-                "mean_relative_error_before": before,
-                "mean_relative_error": after,
-                "mean_relative_error_held_out": held_out,
+                "file": figure.table,
+                "what": figure.what,
+                "unit": "s" if figure.what == "latency" else "bytes/s",
+                "constant": figure.constant or None,
+                "note": figure.note,
+                **{key: getattr(figure, key) for key in ("count", "value", "low", "high")},
             }
-            for case, before, after, held_out in zip(found.cases, means[0], means[1], held_out, strict=True)
-        ]
+            for figure in read.figures
+        ],
+        "notes": list(read.left_out),
+        "provenance": read.provenance.to_dict(),
+    }
+    columns = ("constant", "before", "found", "95 % from", "to", "fitted to")
+    rows = [
+        (each.name, *_texts(each, each.before, each.value, each.low, each.high), each.origin)
+        for each in found.findings
+        if each.identifiable
+    ]
+    parts: list[Part] = [
+        *_pairs(read.figures),
+        Table(f"{found.profile.name}: fitted parameters", columns, rows, (0, 5)),
+        *_unidentified([finding for finding in found.findings if not finding.identifiable]),
+        *Table.of("predicted against measured", tables, _ERRORS, (0, 1, 2)),
+        *(each.line() for each in acceptances),
+    ]
+    return Fitted(
+        found, document, [flat(each) for each in constants], parts,
+        lambda _: profile_document(found.profile).encode(), acceptances, read.left_out,
+    )  # fmt: skip
 
-    def to_dict(self) -> dict[str, object]:
-        found = self.found
-        sources = {each.name: each.source for each in found.profile.parameters.values()}
-        return {
-            "profile": found.profile.name,
-            "library": found.profile.library,
-            "accepted": self.accepted,
-            "acceptance": None if self.acceptance is None else self.acceptance.to_dict(),
-            "constants": [_constant_document(finding, sources[finding.name]) for finding in found.findings],
-            "tables": self._tables(),
-            "pairs": [
-                {
-                    "file": figure.table,
-                    "what": figure.what,
-                    "unit": "s" if figure.what == "latency" else "bytes/s",
-                    "constant": figure.constant or None,
-                    "note": figure.note,
-                    **{key: getattr(figure, key) for key in ("count", "value", "low", "high")},
-                }
-                for figure in self.figures
-            ],
-            "notes": list(self.notes),
-            "provenance": self.provenance.to_dict(),
+
+def _table_documents(found: Calibrated) -> list[dict[str, object]]:
+    """The tables of collectives with their mean errors before and after, and of rows by fits without them."""
+    known = [found.before_s, found.after_s, *([found.held_out_s] if len(found.held_out_s) else [])]
+    means = [[float(abs(errors).mean()) for errors in found.errors(times_s)] for times_s in known]
+    held_out = means[2] if len(means) > 2 else [None] * len(found.cases)
+    return [
+        {
+            "file": case.table.name,
+            "profile": f"{found.profile.name}-{case.size}",
+            "collective": case.collective,
+            "ranks": case.table.ranks,
+            "rows": len(case.rows),
+            "mean_relative_error_before": before,
+            "mean_relative_error": after,
+            "mean_relative_error_held_out": held_out,
         }
+        for case, before, after, held_out in zip(found.cases, means[0], means[1], held_out, strict=True)
+    ]
 
 
 def calibrate(
@@ -235,7 +207,7 @@ def calibrate(
     algorithm: Literal["ring"] | None = None,
     in_place: bool = False,
     progress: ProgressCallback = no_progress,
-) -> FileCalibration:
+) -> Fitted[Calibrated]:
     """Fit a profile to measurements in files; `tasp_lab.validation.fabrics.measure_fabric` measures running ranks.
 
     Parameters
@@ -261,8 +233,7 @@ def calibrate(
         if not read.of_pairs:
             why = [f"{figure.table}: {figure.what}, {figure.note}" for figure in read.figures] + list(read.left_out)
             raise FitError(f"these measurements identify no constant: {'; '.join(why) or 'there are none'}")
-        pairs = Calibrated(read.start, read.of_pairs)
-        return FileCalibration(pairs, read.figures, read.left_out, None, read.provenance)
+        return _fitted(read, Calibrated(read.start, read.of_pairs))
     for line in read.left_out:
         progress(line)
     predict = Simulated(read.profile, cases)
@@ -272,7 +243,7 @@ def calibrate(
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
     held_out_s, too_few = _held_out(read, predict, fit, progress)
     found = replace(found, findings=kept + others, before_s=predict(read.profile.parameters), held_out_s=held_out_s)
-    return FileCalibration(found, read.figures, read.left_out, _acceptance(found, too_few), read.provenance)
+    return _fitted(read, found, _acceptance(found, too_few))
 
 
 def _held_out(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -12,9 +11,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError, QuantityError, TableError
-from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.constants import (
@@ -29,7 +26,7 @@ from tasp_lab.machines.kernel_model.constants import (
     kernel_document,
 )
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
-from tasp_lab.measure.fit.acceptance import Acceptance, check_accepted, folds, mean_error
+from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds, mean_error
 from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
 from tasp_lab.measure.readers.file_position import FilePosition, parse_csv
 from tasp_lab.measure.readers.kernel_table import KernelTable, kernel_table, read_kernel_table
@@ -40,75 +37,9 @@ _HARDWARE = {"sms": 1.0, "peak_tflops": 1e12, "vector_tflops": 1e12, "memory_gb_
 _NO_ROWS_WIDER = 0.5
 
 
-@dataclass(frozen=True, repr=False)
-class KernelCalibration(Report):
-    """A fitted kernel.
-
-    Parameters
-    ----------
-    file : the constants.
-    residuals : logarithms of predicted over measured of the rows it was fitted to, by pass.
-    acceptances : of each pass, whether the fit is better than the constants that tasp-lab has of this kernel.
-    notes : what was assumed.
-    """
-
-    file: KernelFile
-    residuals: dict[str, tuple[float, ...]]
-    acceptances: dict[str, Acceptance]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def accepted(self) -> bool:
-        """Whether both passes predict better than before; a kernel that tasp-lab does not have always does."""
-        return all(each.accepted for each in self.acceptances.values())
-
-    def save(self, path: Path | str, force: bool = False) -> None:
-        """Write the file that ``--kernel`` takes. Raises `OutputError`, and `RejectedFitError` if not accepted."""
-        if not force:
-            check_accepted(list(self.acceptances.values()), path, self)
-        write_whole(Path(path), kernel_document(self.file))
-
-    def records(self) -> list[dict[str, object]]:
-        """A row per constant."""
-        return [
-            {"pass": variant.passing, "head_dim": variant.head_dim, "name": name, **msgspec.structs.asdict(constant)}
-            for variant in self.file.variants
-            for name, constant in constants_in(variant).items()
-        ]
-
-    def to_dict(self) -> dict[str, object]:
-        errors = {passing: float(abs(np.expm1(found)).mean()) for passing, found in self.residuals.items()}
-        return {
-            "gpu": self.file.gpu,
-            "kernel": self.file.kernel,
-            "accepted": self.accepted,
-            "acceptance": {passing: each.to_dict() for passing, each in self.acceptances.items()},
-            "constants": self.records(),
-            "mean_relative_error_of_fit": errors,
-            "rows": {passing: len(found) for passing, found in self.residuals.items()},
-            "notes": list(self.notes),
-        }
-
-    def parts(self) -> list[Part]:
-        constants = {
-            "pass": "{pass}", "head dim": "{head_dim}", "constant": "{name}", "value": "{value:.4g}",
-            "90 % from": "{low:.4g}", "to": "{high:.4g}", "source": "{source}",
-        }  # fmt: skip
-        errors = {
-            "pass": "{what}", "rows": "{rows}", "mean error before": "{before:.1%}", "after": "{after:.1%}",
-            "held out": "{held_out:.1%}",
-        }  # fmt: skip
-        return [
-            *Table.of(f"{self.file.kernel} on {self.file.gpu}", self.records(), constants, (0, 2, 6)),
-            *Table.of("predicted against measured", map(vars, self.acceptances.values()), errors),
-            *(each.line() for each in self.acceptances.values()),
-            *self.notes,
-        ]
-
-
 def calibrate_kernels(
     measurements: Sequence[Path | str], profile: str | None = None, progress: ProgressCallback = no_progress
-) -> KernelCalibration:
+) -> Fitted[KernelFile]:
     """Fit one kernel on one GPU.
 
     Parameters
@@ -146,12 +77,39 @@ def calibrate_kernels(
     if hardware.name not in gpus():
         notes.append(f"GPU {gpu}: {hardware.sms.source}")
     own = None if gpu in gpus() else hardware
-    residuals: dict[str, tuple[float, ...]] = {name: tuple(fit.residuals.tolist()) for name, fit in found.items()}
-    acceptances: dict[str, Acceptance] = {
-        passing: _acceptance(hardware, kernel, passing, times, fit.residuals, progress)
+    acceptances = tuple(
+        _acceptance(hardware, kernel, passing, times, fit.residuals, progress)
         for (passing, times), fit in zip(rows.items(), found.values(), strict=True)
+    )
+    file = KernelFile(gpu, kernel, tuple(variants), own)
+    constants = [
+        {"pass": variant.passing, "head_dim": variant.head_dim, "name": name, **msgspec.structs.asdict(constant)}
+        for variant in file.variants
+        for name, constant in constants_in(variant).items()
+    ]
+    document = {
+        "gpu": gpu,
+        "kernel": kernel,
+        "accepted": all(each.accepted for each in acceptances),
+        "acceptance": {each.what: each.to_dict() for each in acceptances},
+        "constants": constants,
+        "mean_relative_error_of_fit": {each.what: each.after for each in acceptances},
+        "rows": {each.what: each.rows for each in acceptances},
+        "notes": notes,
     }
-    return KernelCalibration(KernelFile(gpu, kernel, tuple(variants), own), residuals, acceptances, tuple(notes))
+    parts: list[Part] = [
+        *Table.of(f"{kernel} on {gpu}", constants, {
+            "pass": "{pass}", "head dim": "{head_dim}", "constant": "{name}", "value": "{value:.4g}",
+            "90 % from": "{low:.4g}", "to": "{high:.4g}", "source": "{source}",
+        }, (0, 2, 6)),
+        *Table.of("predicted against measured", map(vars, acceptances), {
+            "pass": "{what}", "rows": "{rows}", "mean error before": "{before:.1%}", "after": "{after:.1%}",
+            "held out": "{held_out:.1%}",
+        }),
+        *(each.line() for each in acceptances),
+        *notes,
+    ]  # fmt: skip
+    return Fitted(file, document, constants, parts, lambda _: kernel_document(file), acceptances, tuple(notes))
 
 
 def _rows(tables: Sequence[KernelTable], passing: Passing) -> list[KernelTime]:

@@ -12,15 +12,14 @@ import numpy as np
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError, QuantityError
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.core.report import Report, flat
+from tasp_lab.core.report import flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.parameters import Parameters
-from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.calibrate import Measurements, read_measurements
+from tasp_lab.measure.fit.acceptance import Fitted
 from tasp_lab.measure.fit.cases import Case, Simulated, measured
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.fit.fit_profile import candidates, checked_names
-from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 
@@ -53,40 +52,6 @@ def _median_and_worst(predicted_s: FloatArray, measured_s: FloatArray) -> tuple[
     return float(np.median(found)), float(found.max())
 
 
-@dataclass(frozen=True, repr=False)
-class Judgement(Report):
-    """A profile's calibration judged collective by collective; `notes` are about tables that were left out."""
-
-    profile: Profile
-    collectives: tuple[JudgedCollective, ...]
-    notes: tuple[str, ...]
-    provenance: Provenance
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "profile": self.profile.name,
-            "library": self.profile.library,
-            "collectives": list(map(asdict, self.collectives)),
-            "notes": list(self.notes),
-            "provenance": self.provenance.to_dict(),
-        }
-
-    def records(self) -> list[dict[str, object]]:
-        """A row per collective."""
-        return [flat(asdict(each)) for each in self.collectives]
-
-    def parts(self) -> list[Part]:
-        title = f"{self.profile.name}: each collective predicted by a fit to the others"
-        columns = {
-            "left out": "{collective}", "fitted from": "{fitted_from}", "constants fitted": "{constants}",
-            "rows": "{rows}", "median error before": "{median_relative_error_before:.1%}",
-            "median error after": "{median_relative_error:.1%}", "worst before": "{worst_relative_error_before:.1%}",
-            "worst after": "{worst_relative_error:.1%}",
-        }  # fmt: skip
-        reasons = [f"{each.collective}: {each.reason}" for each in self.collectives if each.reason]
-        return [*Table.of(title, map(asdict, self.collectives), columns, (0, 1, 2)), *reasons]
-
-
 def leave_one_out(
     *measurements: Path | str,
     profile: str | None = None,
@@ -94,7 +59,7 @@ def leave_one_out(
     algorithm: str | None = None,
     in_place: bool = False,
     progress: ProgressCallback = no_progress,
-) -> Judgement:
+) -> Fitted[tuple[JudgedCollective, ...]]:
     """Predict each collective by a profile that was fitted to all others.
 
     Parameters
@@ -126,7 +91,24 @@ def leave_one_out(
         judged.append(_judged(read, runs, collective, names, progress))
     if all(each.median_relative_error is None for each in judged):
         raise FitError("; ".join(f"without {each.collective}: {each.reason}" for each in judged))
-    return Judgement(read.profile, tuple(judged), read.left_out, read.provenance)
+    rows = list(map(asdict, judged))
+    document = {
+        "profile": read.profile.name,
+        "library": read.profile.library,
+        "collectives": rows,
+        "notes": list(read.left_out),
+        "provenance": read.provenance.to_dict(),
+    }
+    columns = {
+        "left out": "{collective}", "fitted from": "{fitted_from}", "constants fitted": "{constants}",
+        "rows": "{rows}", "median error before": "{median_relative_error_before:.1%}",
+        "median error after": "{median_relative_error:.1%}", "worst before": "{worst_relative_error_before:.1%}",
+        "worst after": "{worst_relative_error:.1%}",
+    }  # fmt: skip
+    title = f"{read.profile.name}: each collective predicted by a fit to the others"
+    reasons = [f"{each.collective}: {each.reason}" for each in judged if each.reason]
+    parts: list[Part] = [*Table.of(title, rows, columns, (0, 1, 2)), *reasons]
+    return Fitted(tuple(judged), document, [flat(row) for row in rows], parts, notes=read.left_out)
 
 
 def _judged(

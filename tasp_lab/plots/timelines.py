@@ -268,15 +268,15 @@ def _merged_bars(band: _Band, ranks: int, span_s: float) -> FloatArray:
     bars = [
         (rank + band.top, band.height, start_s, end_s)
         for rank, busy in enumerate(intervals)
-        for start_s, end_s in _union(np.array(busy, dtype=np.float64).reshape(-1, 2), span_s / 1000)
+        for start_s, end_s in union(np.array(busy, dtype=np.float64).reshape(-1, 2), span_s / 1000)
     ]
     return np.array(bars, dtype=np.float64).reshape(-1, 4)
 
 
-def _union(intervals: FloatArray, closed_gap: float) -> FloatArray:
+def union(intervals: FloatArray, closed_gap: float = 0.0) -> FloatArray:
     """The union of (start, end) rows; gaps up to `closed_gap` are closed.
 
-    >>> _union(np.array([[5.0, 6.0], [0.0, 2.0], [1.0, 3.0], [3.1, 4.0]]), 0.2).tolist()
+    >>> union(np.array([[5.0, 6.0], [0.0, 2.0], [1.0, 3.0], [3.1, 4.0]]), 0.2).tolist()
     [[0.0, 4.0], [5.0, 6.0]]
     """
     if not len(intervals):

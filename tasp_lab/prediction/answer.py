@@ -11,10 +11,13 @@ compute, the time without contention, the interval, and what the critical path w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from importlib import import_module
+from multiprocessing import parent_process
 from operator import add
+from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -34,6 +37,7 @@ from tasp_lab.core.errors import (
     TopologyError,
     WorkloadError,
 )
+from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.core.tables import brief, to_html
 from tasp_lab.core.units import Number, format_time
@@ -131,6 +135,9 @@ class PassAnswer:
     @cached_property
     def timeline(self) -> Timeline:
         """What happened; with the detail ``times`` only its total time."""
+        return self._simulated()
+
+    def _simulated(self) -> Timeline:
         timeline = simulate(self.schedule, self.machine, self.engine, explain=self.detail == "bottleneck",
                             events=self.detail != "times", progress=self.progress)  # fmt: skip
         if not isinstance(self.work, Workload):
@@ -699,10 +706,12 @@ class Built:
 
     def _simulated(self, candidate: Candidate, detail: Detail | None, progress: ProgressCallback) -> Answer:
         found = self._passes(candidate, detail, progress)
+        long = [each for each in found.passes if each.progress is not no_share]
+        for each in long:
+            what = label(each.schedule, self.question.options)
+            progress(f"simulating {each.schedule.transfers:,} transfers of {what}; this may take a while")
+        _simulate_at_once(long)
         for each in found.passes:
-            if each.progress is not no_share:
-                what = label(each.schedule, self.question.options)
-                progress(f"simulating {each.schedule.transfers:,} transfers of {what}; this may take a while")
             _ = each.timeline
         return found
 
@@ -731,6 +740,27 @@ class Built:
             return no_share
         # unlike a closure, it can be pickled with the answer
         return partial(_report_simulated, progress, label(schedule, self.question.options))
+
+
+def _simulate_at_once(passes: Sequence[PassAnswer]) -> None:
+    """Simulate passes that take long, each in a thread: while machine code runs, so may other threads.
+
+    Not in a worker process, whose cores others use.
+    """
+    if len(passes) < 2 or usable_cores() < 2 or parent_process() is not None:
+        return
+
+    def simulate_one(one: PassAnswer) -> None:
+        with suppress(Exception):  # it is raised where the timeline is asked for
+            # A cached property would be locked for the other passes meanwhile, in Python 3.11.
+            one.__dict__["timeline"] = one._simulated()
+
+    # Daemon threads end with the process: an interrupt does not wait for them.
+    threads = [Thread(target=simulate_one, args=(each,), daemon=True) for each in passes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _report_simulated(progress: ProgressCallback, what: str, share: float) -> None:

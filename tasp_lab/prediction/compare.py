@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_double
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from itertools import chain, repeat, zip_longest
 from math import inf
 from multiprocessing.sharedctypes import RawValue
 from typing import Any, TypeVar, Unpack, overload
@@ -228,8 +228,12 @@ def _screened(
             best_s.value = min(best_s.value, float(found.time_s))
         return found, settled
 
-    # families of groups first: they send few messages, so that a short time is soon known which others are beyond
-    order = sorted(range(len(questions)), key=lambda number: ":" not in questions[number].name)
+    # Alternately a family of groups, which has few messages, so that a short time is known soon that others are beyond;
+    # and another schedule, lest one of the longest simulations begins last.
+    families = [number for number, each in enumerate(questions) if ":" in each.name]
+    others = [number for number, each in enumerate(questions) if ":" not in each.name]
+    pairs = zip_longest(reversed(families), others)
+    order = [number for pair in pairs for number in pair if number is not None]
     dealt = _deal(answer_of, [questions[number] for number in order], on, count, jobs)
     found = [result for _, result in sorted(zip(order, dealt, strict=True), key=lambda each: each[0])]
     # which ones were simulated depends on the order, what is shown does not

@@ -208,8 +208,27 @@ class ScheduleModel:
 
     def is_resident(self, rank: IntArray, block: IntArray) -> BoolArray:
         """Whether copies of these blocks stay at these ranks."""
-        resident: BoolArray = (self.blocks.buffers[block] == 0) | self.initial[rank, block] | self.final[rank, block]
-        return resident if self.kept is None else resident | self.kept[rank, block]
+        resident: BoolArray = self.blocks.buffers[block] == 0
+        for holder in self._holders:
+            resident |= holder[block] == rank
+        return resident
+
+    @cached_property
+    def _holders(self) -> list[IntArray]:
+        """The ranks at which copies of each block stay that is of a kind with a pool, arrays (blocks,); -1 for none.
+
+        These are few, where a table of ranks and blocks would be larger than any cache.
+        """
+        stays = self.initial | self.final
+        if self.kept is not None:
+            stays |= self.kept
+        stays &= self.blocks.buffers > 0
+        block, rank = np.nonzero(stays.T)
+        counts = np.bincount(block, minlength=len(self.blocks))
+        number = np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts)
+        holders = np.full((int(counts.max(initial=0)), len(self.blocks)), -1)
+        holders[number, block] = rank
+        return list(holders)
 
     def bytes_sent(self) -> IntArray:
         """The bytes that each rank sends on each lane at each step, as an int array (steps, world_size, lanes)."""

@@ -15,8 +15,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Literal
 
 from runtime.calibration import (
@@ -33,17 +32,16 @@ from runtime.protocol.jobs import RankLocation, Ranks
 from runtime.ranks.launcher import launch
 from tasp_lab.core.choices import WHAT_IF_DTYPE, BackendKind, FabricKind
 from tasp_lab.core.errors import QuantityError, RunError
-from tasp_lab.core.files import write_whole
 from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.core.report import Report
-from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.tables import Table
 from tasp_lab.core.units import format_bandwidth, format_time
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.machine_file import LAUNCH, machine_file
 from tasp_lab.machines.overrides.override import LAYER
 from tasp_lab.machines.parameters import Constant, Parameters
+from tasp_lab.measure.fit.acceptance import Fitted
 from tasp_lab.prediction.provenance import Provenance, UsedConstant, machine_inputs, plain
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
@@ -236,68 +234,13 @@ def fabric_constants(calibration: Calibration, fabric: FabricKind) -> tuple[Used
     return tuple(found)
 
 
-@dataclass(frozen=True, repr=False)
-class FabricCalibration(Report):
-    """A machine measured on a fabric.
-
-    `is_reporter` is False on the ranks of a torchrun group that leave the output to rank 0.
-    """
-
-    fabric: FabricKind
-    scale: float
-    calibration: Calibration
-    machine: Machine
-    provenance: Provenance
-    is_reporter: bool = True
-
-    def save(self, path: Path | str) -> None:
-        """Write the machine as a topology file, ``.json`` or ``.toml``. Raises `OutputError`."""
-        write_whole(Path(path), machine_file(self.machine, Path(path).suffix.lower()))
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "fabric": self.fabric,
-            "scale": self.scale,
-            "calibration": list(map(fit_document, self.calibration.fits)),
-            "compute": None,
-            "launch_s": float(self.calibration.machine.comm_library.launch_s),
-            "provenance": self.provenance.to_dict(),
-        }
-
-    def records(self) -> list[dict[str, object]]:
-        """A row per class of routes."""
-        return [
-            {
-                "pairs": pairs_of(fit),
-                "links_per_route": fit.route_class.links,
-                "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
-                "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s.value,
-                "latency_s": fit.latency_s.value,
-                "launch_s": fit.launch_s.value,
-            }
-            for fit in self.calibration.fits
-        ]
-
-    def parts(self) -> list[Part]:
-        columns = ("measured", "nominal", "bandwidth", "95 %", "latency", "quartiles", "launch", "quartiles")
-        rows = []
-        for each in self.calibration.fits:
-            rate, nominal = each.bandwidth_bytes_per_s, each.route_class.nominal_bandwidth_bytes_per_s
-            rates = (format_bandwidth(nominal), format_bandwidth(rate.value), between(rate, format_bandwidth))
-            latency, launch = (
-                (format_time(spread.value), between(spread, format_time)) for spread in (each.latency_s, each.launch_s)
-            )
-            rows.append((pairs_of(each), *rates, *latency, *launch))
-        return [Table(self.machine.summary, columns, rows)]
-
-
 def measure_fabric(
     machine: Machine,
     fabric: FabricKind,
     scale: float | None = None,
     progress: ProgressCallback = no_progress,
     backend: BackendKind = "auto",
-) -> FabricCalibration:
+) -> Fitted[Machine]:
     """Calibrate a machine on real processes, as `tasp_lab.validation.validate.validate` does before it runs schedules.
 
     The constants of the measured machine, the launch cost among them, state how they were measured.
@@ -320,7 +263,38 @@ def measure_fabric(
     where = f"on {datetime.date.today().isoformat()}, {how}"
     provenance = Provenance(inputs, fabric_constants(calibration, fabric), environment=environment)
     measured = measured_machine(calibration, where)
-    return FabricCalibration(fabric, scale or 1.0, calibration, measured, provenance, is_reporter)
+    document = {
+        "fabric": fabric,
+        "scale": scale or 1.0,
+        "calibration": list(map(fit_document, calibration.fits)),
+        "compute": None,
+        "launch_s": float(calibration.machine.comm_library.launch_s),
+        "provenance": provenance.to_dict(),
+    }
+    rows = [
+        {
+            "pairs": pairs_of(fit),
+            "links_per_route": fit.route_class.links,
+            "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
+            "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s.value,
+            "latency_s": fit.latency_s.value,
+            "launch_s": fit.launch_s.value,
+        }
+        for fit in calibration.fits
+    ]
+    columns = ("measured", "nominal", "bandwidth", "95 %", "latency", "quartiles", "launch", "quartiles")
+    cells = []
+    for fit in calibration.fits:
+        rate, nominal = fit.bandwidth_bytes_per_s, fit.route_class.nominal_bandwidth_bytes_per_s
+        rates = (format_bandwidth(nominal), format_bandwidth(rate.value), between(rate, format_bandwidth))
+        latency, launch = (
+            (format_time(spread.value), between(spread, format_time)) for spread in (fit.latency_s, fit.launch_s)
+        )
+        cells.append((pairs_of(fit), *rates, *latency, *launch))
+    return Fitted(
+        measured, document, rows, [Table(measured.summary, columns, cells)],
+        lambda ending: machine_file(measured, ending), is_reporter=is_reporter,
+    )  # fmt: skip
 
 
 def measured_machine(calibration: Calibration, where: str) -> Machine:

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -114,16 +113,6 @@ def test_transfers_are_hidden_while_a_rank_at_either_end_attends() -> None:
     assert share(*both, event(DIFFERENTIATE, 0, 4, 0), event(ATTEND, 0, 9, 1, 1)) == pytest.approx(7 / 8)
     assert share(*both, event("make_state", 0, 9, 0), event("apply_state", 0, 9, 1, 1)) == 0
     assert share(event(ATTEND, 0, 1)) == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), max_size=8))
-def test_a_union_covers_the_same_points_apart(rows: list[tuple[int, int]]) -> None:
-    intervals = [(start, start + length) for start, length in rows]
-    joined = table.union(intervals)
-    for at in range(30):
-        inside = any(start < at + 0.5 < end for start, end in intervals)
-        assert inside == any(start < at + 0.5 < end for start, end in joined)
-    assert all(first[1] < second[0] for first, second in pairwise(joined))
 
 
 def test_lines_of_chains_are_those_of_the_theory() -> None:

@@ -48,7 +48,7 @@ def test_an_unknown_gpu_is_assumed_and_a_pass_without_rows_too(tmp_path: Path) -
     found = calibrate_kernels([table])
     assert found.notes[0] == "backward: no rows; assumed at the rate of forward"
     assert "assumed: no header 'sms'" in found.notes[1]
-    backward = next(variant for variant in found.file.variants if variant.passing == "backward")
+    backward = next(variant for variant in found.result.variants if variant.passing == "backward")
     assert backward.rate.high / backward.rate.low >= 3
 
 

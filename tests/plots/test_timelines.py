@@ -187,7 +187,7 @@ class TestEvents:
     def test_the_union_covers_what_is_busy_and_closes_narrow_gaps(
         self, intervals: list[tuple[int, int]], gap: int
     ) -> None:
-        union = pictures._union(np.array(intervals, dtype=np.float64).reshape(-1, 2), gap)
+        union = pictures.union(np.array(intervals, dtype=np.float64).reshape(-1, 2), gap)
         assert all(after[0] - before[1] > gap for before, after in itertools.pairwise(union))
         for start, end in intervals:
             assert any(low <= start and end <= high for low, high in union)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 import tasp_lab
+from tasp_lab.core.errors import ScheduleError, TaspLabError
 from tasp_lab.prediction import answer as evaluator
 from tasp_lab.prediction.tuned_ring import RINGS
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -46,6 +49,41 @@ def test_a_prediction_simulates_each_pass_once(simulated: list[str]) -> None:
         assert "exposed" in str(found)
         found.to_dict()
         found.to_pandas()
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 3)])
+def test_long_passes_are_simulated_at_once(
+    simulated: list[str], cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On several cores each has a thread of its own; the answer is the same, and each is simulated once."""
+    expected = [each.time_s for each in tasp_lab.predict("h100-8", "tasp", LAYER, passes="both", samples=0)]
+    used = {threading.get_ident()}
+    simulate = evaluator.simulate
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        used.add(threading.get_ident())
+        time.sleep(0.05)  # as threads that have ended give their numbers back
+        return simulate(*arguments, **settings)
+
+    monkeypatch.setattr(evaluator, "simulate", noted)
+    monkeypatch.setattr(evaluator, "usable_cores", lambda: cores)
+    monkeypatch.setitem(evaluator.MANY_TRANSFERS, "array", 1)
+    with simulations(simulated, 2 * ["tasp"]):
+        found = tasp_lab.predict("h100-8", "tasp", LAYER, passes="both", samples=0)
+        assert [each.time_s for each in found] == expected
+    assert len(used) == threads
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_pass_that_fails_in_a_thread_fails(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ScheduleError("too many")
+
+    monkeypatch.setattr(evaluator, "simulate", fail)
+    monkeypatch.setattr(evaluator, "usable_cores", lambda: cores)
+    monkeypatch.setitem(evaluator.MANY_TRANSFERS, "array", 1)
+    with pytest.raises(TaspLabError, match="too many"):
+        tasp_lab.predict("h100-8", "tasp", LAYER, passes="both", samples=0)
 
 
 def test_what_explains_a_time_is_simulated_on_request(simulated: list[str]) -> None:

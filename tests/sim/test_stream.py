@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from sim.array import engine, stream
 from sim.array.stream import stream_time_s
 from sim.event.engine import simulate
+from tasp_lab.core.compiled import Kept
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
@@ -150,24 +152,56 @@ def test_serial_launches_are_left_to_the_event_loop() -> None:
 
 @pytest.mark.parametrize("name", CIRCULATIONS)
 def test_machine_code_gives_the_same_times_and_windows_grow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for a part of a step, the window grows until it has what is tracked; nothing begins again."""
     topology = FABRICS["mesh"]
     schedule = attention_schedules(name, topology, Workload(240, heads=2, head_dim=2, mask="causal"))[0]
     machine = Machine(topology, Apart("apart"), ComputeRate(200), contention=Contention(Fraction(12), 1, 4))
     plain_s = stream_time_s(schedule, machine, fast=False)
     assert plain_s is not None
     assert stream_time_s(schedule, machine) == plain_s
+    begun: list[stream.Window] = []
     sizes: list[int] = []
-    windows = stream.Window.of
+    begin, grow = stream.Window.of, stream.Window.with_room
 
-    def noted(*numbers: object) -> stream.Window:
-        sizes.append(int(numbers[5]))  # type: ignore[call-overload]
-        return windows(*numbers)  # type: ignore[arg-type]
+    def noted(*numbers: Any) -> stream.Window:
+        begun.append(begin(*numbers))
+        return begun[-1]
+
+    def grown(window: stream.Window, rows: int) -> stream.Window:
+        sizes.append(len(window.operations.rows) + rows)
+        return grow(window, rows)
 
     monkeypatch.setattr(stream.Window, "of", noted)
-    monkeypatch.setattr(stream, "_STEPS_KEPT", 1)
-    monkeypatch.setattr(stream, "_MANY_ROWS", 1)
+    monkeypatch.setattr(stream.Window, "with_room", grown)
+    monkeypatch.setattr(stream, "_STEPS_KEPT", Fraction(1, 16))
     assert stream_time_s(schedule, machine) == plain_s
-    assert sizes == sorted(sizes)
+    assert len(begun) == 1
+    assert sizes == sorted(set(sizes))
+    assert len(sizes) > 2
+
+
+@pytest.mark.parametrize("slowed", [NONE, Contention(Fraction(12), 1, 4)], ids=["", "contention"])
+@pytest.mark.parametrize("name", ["tasp", "zigzag-ring-attention"])
+def test_operations_that_nothing_waits_for_give_their_rows_back(
+    name: str, slowed: Contention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the end a window has those of the latest two steps, and the last ones of lanes and ranks; and no edges."""
+    windows: list[stream.Window] = []
+
+    def kept(window: stream.Window) -> Kept:
+        windows.append(window)
+        return Kept(window)
+
+    monkeypatch.setattr(stream, "Kept", kept)
+    machine = Machine(FABRICS["mesh"], Apart("apart"), ComputeRate(200), contention=slowed)
+    layer = Workload(240, heads=2, head_dim=2, mask="causal")
+    for schedule in attention_schedules(name, machine.topology, layer, options=AttentionOptions("both")):
+        assert stream_time_s(schedule, machine, fast=False) is not None
+        last = windows[-1]
+        recent = sum(len(step) + sum(map(len, step.calls)) for step in schedule.steps[-2:])
+        most = recent + int((last.lane >= 0).sum()) + schedule.world_size
+        assert len(last.operations.rows) - last.operations.free[1] <= most < schedule.transfers
+        assert last.edges.free[1] == len(last.edges.rows)
 
 
 def test_large_layers_are_streamed_without_events(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance of a fit: it must predict better than the constants it began with, also rows that it was not fitted to.
+"""What fits return, and their acceptance: to predict better than before, also rows that they were not fitted to.
 
 `folds` splits rows into parts, each of which a fit to all others predicts. `Acceptance` compares mean errors::
 
@@ -9,15 +9,18 @@ The error of a row is that which reports show: predicted over measured, less one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import RejectedFitError
+from tasp_lab.core.files import write_whole
 from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Part
 
 FOLDS = 3
 
@@ -97,7 +100,54 @@ class Acceptance:
         return f"{begin}the fit is no better on {rows}: mean error {self.before:.1%} before, {after:.1%} after"
 
 
-def check_accepted(acceptances: Sequence[Acceptance], path: Path | str, report: Report) -> None:
-    """Raise `RejectedFitError` if a part of a fit is not accepted; `path` is the file that is not written."""
-    if why := "; ".join(each.refusal() for each in acceptances if not each.accepted):
-        raise RejectedFitError(f"{path}: not written, {why}; --force writes it", report.to_dict() | {"output": None})
+Result = TypeVar("Result")
+"""What was fitted: a profile with its findings, a kernel, a measured machine, or fits that judge each other."""
+
+
+@dataclass(frozen=True, repr=False)
+class Fitted(Report, Generic[Result]):
+    """Constants that were fitted or measured, and the file that has them.
+
+    Parameters
+    ----------
+    result : what was fitted.
+    document : the object of ``--json``.
+    rows : a row per constant.
+    tables : what the command line prints.
+    content : the file by the ending of its name; None if there is none.
+    acceptances : of each part of the fit, whether it is better than what it replaces.
+    notes : what was assumed, or left out.
+    is_reporter : False on the ranks of a torchrun group that leave the output to rank 0.
+    """
+
+    result: Result
+    document: Mapping[str, object]
+    rows: Sequence[Mapping[str, object]]
+    tables: Sequence[Part]
+    content: Callable[[str], bytes] | None = None
+    acceptances: tuple[Acceptance, ...] = ()
+    notes: tuple[str, ...] = ()
+    is_reporter: bool = True
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every part predicts better than before; what was measured, not fitted, always does."""
+        return all(each.accepted for each in self.acceptances)
+
+    def save(self, path: Path | str, force: bool = False) -> None:
+        """Write the file. Raises `RejectedFitError` if the fit is not accepted, and `OutputError`."""
+        assert self.content is not None, "fits that judge each other have no file"
+        if not force and not self.accepted:
+            why = "; ".join(each.refusal() for each in self.acceptances if not each.accepted)
+            raise RejectedFitError(f"{path}: not written, {why}; --force writes it", self.to_dict() | {"output": None})
+        write_whole(Path(path), self.content(Path(path).suffix.lower()))
+
+    def to_dict(self) -> dict[str, object]:
+        return dict(self.document)
+
+    def records(self) -> Sequence[Mapping[str, object]]:
+        """A row per constant."""
+        return self.rows
+
+    def parts(self) -> Sequence[Part]:
+        return self.tables

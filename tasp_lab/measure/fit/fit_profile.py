@@ -1,7 +1,7 @@
 """Calibration: fit of a profile's constants to one's own measurements.
 
 A *case* is a measured table on a member of the profile's family. Its collective and sizes decide which constants it can
-identify. The identifiable ones (`tasp_lab.measure.fit.identifiability`) are fitted together to all cases
+identify. The identifiable ones (`tasp_lab.measure.fit.robust_fit`) are fitted together to all cases
 (`tasp_lab.measure.fit.robust_fit`). The others keep their values, as do those whose 95 % interval spans more than a
 factor of 4; the report names the measurement that would identify them.
 
@@ -23,8 +23,7 @@ from tasp_lab.machines.constants import CONSTANTS, Traffic
 from tasp_lab.machines.parameters import Change, Parameters, changed
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.fit.cases import Case, file_of, measured
-from tasp_lab.measure.fit.identifiability import NO_EFFECT, effects_at, not_identifiable
-from tasp_lab.measure.fit.robust_fit import Estimate, Fit, fit
+from tasp_lab.measure.fit.robust_fit import NO_EFFECT, Estimate, Fit, effects_at, fit, not_identifiable
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 

@@ -167,6 +167,8 @@ class Circulation:
         self.blocks, self.stationary = task.blocks_of(circulating), task.blocks_of(stationary)
         place = np.argsort(rings, axis=1)
         self._start = place[ring_of, task.owner[self.blocks]]
+        # All rings twice around, and where each block starts there: its rank at a hop is so many places on.
+        self._twice, self._from = np.tile(rings, 2).ravel(), 2 * self.world_size * ring_of + self._start
         self._spans = self._stationary_spans(span_of)
         self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
         self._lists = self._stationary_lists()
@@ -285,8 +287,7 @@ class Circulation:
 
     def at(self, hop: int | IntArray, circulating: IntArray | slice = slice(None)) -> IntArray:
         """The rank of each selected circulating block at a hop."""
-        place = (self._start[circulating] + hop) % self.world_size
-        ranks: IntArray = self.rings[self.ring_of[circulating], place]
+        ranks: IntArray = self._twice[self._from[circulating] + hop % self.world_size]
         return ranks
 
     def order(self, circulating: IntArray, ranks: IntArray) -> IntArray:

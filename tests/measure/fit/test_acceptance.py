@@ -64,12 +64,11 @@ def test_a_machine_whose_protocols_are_all_slow_is_found() -> None:
     A fit that finds only a lower rate makes the large sizes worse than before.
     """
     found = calibrate(SAMPLES / "h100-8-all_gather.log", profile="h100-8")
-    judged = found.acceptance
-    assert judged is not None
+    (judged,) = found.acceptances
     assert judged.before is not None
     assert judged.held_out is not None
     assert judged.after < judged.held_out < judged.before / 2
-    assert_large_sizes_stay_right(found.found)
+    assert_large_sizes_stay_right(found.result)
 
 
 def test_a_slower_machine_is_found() -> None:
@@ -97,7 +96,7 @@ def test_a_held_out_row_does_not_judge_itself(tmp_path: Path) -> None:
         (tmp_path / name / "all_gather.csv").write_text(
             csv(MeasuredTable("", "", "all_gather", 8, {}, tuple(measured)), "h100-8")
         )
-        found.append(calibrate(tmp_path / name, fit=["ring_rate"]).found)
+        found.append(calibrate(tmp_path / name, fit=["ring_rate"]).result)
     part = folds(len(rows))[1]
     assert found[0].held_out_s[part] == pytest.approx(found[1].held_out_s[part], rel=1e-9)
     assert found[0].after_s[part] != pytest.approx(found[1].after_s[part], rel=1e-3)
@@ -144,9 +143,9 @@ def test_few_rows_are_judged_by_themselves(tmp_path: Path) -> None:
     path = tmp_path / "sendrecv.csv"
     path.write_text(csv(made("sendrecv", sizes=[2**14, 2**16, 2**33]), "h100-8"))
     found = calibrate(path, fit=["link_payload", "message_launch"])
-    assert found.acceptance is not None
-    assert found.acceptance.held_out is None
-    assert found.acceptance.why.startswith("too few for a fit to 2 of them: 2 points cannot determine 2 parameters")
+    (judged,) = found.acceptances
+    assert judged.held_out is None
+    assert judged.why.startswith("too few for a fit to 2 of them: 2 points cannot determine 2 parameters")
     assert found.accepted
     assert found.to_dict()["acceptance"]["held_out_rows"] == 0  # type: ignore[index]
 

@@ -250,7 +250,7 @@ def test_a_clamped_value_is_within_the_limits_of_its_constant(name: str, value: 
 def test_in_place_columns_and_two_runs_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "both.log"
     path.write_text(log(made("sendrecv", sizes=SIZES[::2])) + log(made("alltoall", sizes=SIZES[1::4])))
-    found = calibrate_files(path, profile="h100-8").found
+    found = calibrate_files(path, profile="h100-8").result
     assert [case.collective for case in found.cases] == ["sendrecv", "alltoall"]
     for name in ("link_payload", "link_many_payload", "message_launch"):
         assert found.profile.parameters.numbers[name] == pytest.approx(TRUE[name], rel=1e-3)

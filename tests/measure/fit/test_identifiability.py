@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.measure.fit.identifiability import COLLINEAR, directions, effects_at, not_identifiable, reason
+from tasp_lab.measure.fit.robust_fit import COLLINEAR, directions, effects_at, not_identifiable, reason
 
 NAMES = ("a", "b", "c")
 

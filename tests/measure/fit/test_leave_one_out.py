@@ -43,8 +43,8 @@ def test_what_is_left_out_is_predicted_by_what_the_others_tell(tmp_path: Path) -
     """Rings share their constants, so each tells the other. The answer is that of a fit and a prediction by hand."""
     folder = write(tmp_path, "all_gather", "reduce_scatter")
     found = leave_one_out(folder)
-    assert [each.collective for each in found.collectives] == ["all_gather", "reduce_scatter"]
-    for each in found.collectives:
+    assert [each.collective for each in found.result] == ["all_gather", "reduce_scatter"]
+    for each in found.result:
         (other,) = each.fitted_from
         assert {each.collective, other} == {"all_gather", "reduce_scatter"}
         assert "ring_rate" in each.constants
@@ -61,8 +61,8 @@ def test_what_is_left_out_is_predicted_by_what_the_others_tell(tmp_path: Path) -
 
 def test_a_collective_does_not_fit_what_judges_it(tmp_path: Path) -> None:
     """Twice the time of a collective doubles its own ratios, and changes nothing of the fit."""
-    once = leave_one_out(write(tmp_path / "once", "all_gather", "reduce_scatter")).collectives[1]
-    twice = leave_one_out(write(tmp_path / "twice", "all_gather", "reduce_scatter", factor=2.0)).collectives[1]
+    once = leave_one_out(write(tmp_path / "once", "all_gather", "reduce_scatter")).result[1]
+    twice = leave_one_out(write(tmp_path / "twice", "all_gather", "reduce_scatter", factor=2.0)).result[1]
     assert once.constants == twice.constants
     assert once.median_relative_error is not None
     assert once.median_relative_error < 0.02
@@ -75,7 +75,7 @@ def test_a_collective_that_leaves_nothing_to_fit_has_a_reason(tmp_path: Path) ->
     for name in ("sendrecv", "alltoall"):
         table = (folder / f"{name}.csv").read_text().splitlines()
         (folder / f"{name}.csv").write_text("\n".join(table[:6]))
-    rings, *others = leave_one_out(folder).collectives
+    rings, *others = leave_one_out(folder).result
     assert (rings.collective, rings.median_relative_error) == ("all_gather", None)
     assert "2 points cannot determine" in str(rings.reason)
     assert all(each.median_relative_error is not None for each in others)

@@ -1,7 +1,7 @@
 """Speed-up of TASP over one ring against the compute-to-communication ratio (CCR), predicted and measured.
 
 Eight processes on an emulated full mesh run attention layers. Kernel calls are waits, whose rate sets the CCR: compute
-over communication time of the ring. ``python -m experiments.curves.attention`` writes
+over communication time of the ring. ``python -m experiments.tables.attention_curve`` writes
 ``experiments/results/attention_curve.json``, its table ``.md`` and its picture ``.png``.
 
 Without contention and with equal steps an attention layer takes T = K/n + max(K(n-1)/n, C) on n ranks, where K is the
@@ -16,11 +16,12 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from experiments.common import RESULTS, Formats, Record, read_record, table, write_page, write_record
-from experiments.tables.on_the_fabric import Part, rate_of
-from tasp_lab import validate
+from experiments.tables.on_the_fabric import Fabric, Part, rate_of
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.machines.machine import ComputeRate
 from tasp_lab.plots.timelines import render
+from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.workload.layer import Workload
 
 WORLD_SIZE = 8
@@ -34,7 +35,8 @@ def main() -> None:
     """Measure every ratio with both masks, and write the record, the table and the picture."""
     part = Part(f"full-mesh:{WORLD_SIZE}", LAYER)
     layer = {name: getattr(LAYER, name) for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "dtype")}
-    points = [_point(replace(part, layer=replace(LAYER, mask=mask)), ratio) for mask in PAIRS for ratio in RATIOS]
+    with Fabric.of(part.links.scaled(part.scale)) as fabric:
+        points = [_point(fabric, replace(part, layer=replace(LAYER, mask=mask)), at) for mask in PAIRS for at in RATIOS]
     document = {"topology": part.topology, "scale": part.scale, "repeats": REPEATS, "layer": layer, "points": points}
     write_record(RESULTS / "attention_curve.json", document)
     publish()
@@ -47,14 +49,14 @@ def publish() -> None:
     write_page(RESULTS / "attention_curve.md", _table(record))
 
 
-def _point(part: Part, ratio: float) -> Record:
+def _point(fabric: Fabric, part: Part, ratio: float) -> Record:
     """Both schedules of a mask at a CCR."""
     mask = part.layer.mask
     rate = rate_of(part, ratio, PAIRS[mask][0])
     point: Record = {"mask": mask, "ccr": ratio, "flops_per_s": rate, "law": _law(ratio, WORLD_SIZE - 1)}
-    found = validate(part.links, PAIRS[mask], part.layer, compute=rate, scale=part.scale, repeats=REPEATS,
-                     progress=progress)  # fmt: skip
-    for kind, run in zip(("ring", "tasp"), found.runs, strict=True):
+    for kind, name in zip(("ring", "tasp"), PAIRS[mask], strict=True):
+        schedule = attention(name, fabric.topology, part.layer)
+        (run,) = fabric.runs([schedule], part.layer, REPEATS, ComputeRate(rate))
         point |= {f"{kind}_predicted_s": float(run.prediction.time_s), f"{kind}_measured_s": list(run.measured)}
     progress(f"{mask}, CCR {ratio}: predicted {_predicted(point):.2f}, measured {_measured(point):.2f}")
     return point
@@ -90,7 +92,7 @@ def _table(record: Record) -> str:
     head = (
         f"Speed-up of TASP over one ring (zigzag under the causal mask) for an attention layer on {record['topology']} "
         f"emulated at scale {record['scale']:.3g}, medians of {record['repeats']} repeats, made by "
-        f"`python -m experiments.curves.attention` on {record['machine']['cores']} cores "
+        f"`python -m experiments.tables.attention_curve` on {record['machine']['cores']} cores "
         f"({record['machine']['date']}). "
         "Law: T = K/n + max(K(n-1)/n, C). Error: predicted over measured time, less one."
     )
