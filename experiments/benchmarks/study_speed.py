@@ -94,13 +94,21 @@ def page(record: Record) -> str:
     ]  # fmt: skip
     columns = ["study", "points", "time s", "processor s", "processor ms per point", "largest process MB", "rows"]
     two, one = rows[2]["seconds"], rows[4]["seconds"]
+    load = min(row["load"] for row in rows[1:])
+    if load > 2 * made["cores"]:
+        beside = (
+            f"The machine ran other work besides, {load:.0f} processes or more at a time: look at the processor time, "
+            "which also is longer than alone."
+        )
+    else:
+        beside = f"Two workers are {one / two:.2f} times as fast as one."
     return (
         "# Throughput of studies\n\n"
         f"Whole commands, `tasp-lab study run`, made by `python -m experiments.benchmarks.study_speed` on "
         f"{made['cores']} cores of {made['processor']}, {made['date']}. Python {made['python']}, "
         f"numpy {made['versions']['numpy']}.\n"
-        f"Every point is a layer forward and backward. Two workers are {one / two:.2f} times as fast as one. The time "
-        "of one point is what any study takes.\n\n"
+        "Every point is a layer forward and backward. The time of one point is what any study takes.\n"
+        f"{beside}\n\n"
         f"{markdown_table(columns, cells)}\n"
     )
 
@@ -123,7 +131,7 @@ def _run(what: str, study: dict[str, Any], jobs: int, screen: bool) -> Record:
         seconds, after = time.monotonic() - start_s, resource.getrusage(resource.RUSAGE_CHILDREN)
     found = json.loads(done.stdout)
     row: Record = {
-        "what": what, "points": found["points"], "seconds": seconds,
+        "load": os.getloadavg()[0], "what": what, "points": found["points"], "seconds": seconds,
         "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         "peak_bytes": 1024 * after.ru_maxrss, "rows": found["rows"], "combinations": load_study(study).count,
     }  # fmt: skip

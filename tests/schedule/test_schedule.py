@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from tasp_lab.rings.rings import (
 )
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import LazySteps, Step
-from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedule.schedule import OncePerSchedule, Schedule, remembered
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring
@@ -295,3 +297,39 @@ def test_kept_steps_are_the_same_and_made_once() -> None:
         assert [step.lane.tolist() for step in steps] == lanes
     assert steps[-1] is steps[2]
     assert steps.made == 6
+
+
+def test_a_result_is_kept_as_long_as_its_schedule() -> None:
+    made: list[str] = []
+
+    @OncePerSchedule
+    def size(schedule: Schedule) -> int:
+        made.append(schedule.name)
+        return schedule.transfers
+
+    one, two = (collective("ring", full_mesh(4), each) for each in (64, 128))
+    assert [size(each) for each in (one, two, one, two)] == [12] * 4
+    three = one.renamed("three")
+    size.keep(three, lambda: 5)
+    size.keep(three, lambda: 6)
+    assert size(three) == 5
+    assert made == ["ring", "ring"]
+    kept = ref(one)
+    del one
+    gc.collect()
+    assert kept() is None, "a result keeps no schedule"
+
+
+def test_the_last_results_are_remembered() -> None:
+    made: list[int] = []
+
+    @remembered(most=2)
+    def total(schedule: Schedule, factor: int = 1) -> int:
+        made.append(int(schedule.block_bytes.sum()) * factor)
+        return made[-1]
+
+    one, two, three = (collective("ring", full_mesh(4), each) for each in (64, 128, 256))
+    for schedule in (one, two, one, three, one, two):  # the third one takes the place of the second, used before
+        total(schedule)
+    total(one, factor=2)
+    assert made == [256, 512, 1024, 512, 512]
