@@ -22,6 +22,27 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_beside_workers = False
+
+
+@contextmanager
+def beside_workers() -> Iterator[None]:
+    """Inside the context other processes do their part of the work of this one, with the other cores."""
+    global _beside_workers
+    before, _beside_workers = _beside_workers, True
+    try:
+        yield
+    finally:
+        _beside_workers = before
+
+
+def spare_cores() -> int:
+    """The number of cores for threads of this process: one in a worker and `beside_workers`, which have the others."""
+    from multiprocessing import parent_process  # commands that start no process do not need it
+
+    return 1 if _beside_workers or parent_process() is not None else usable_cores()
+
+
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
     """Block SIGINT inside the context and deliver it on exit.

@@ -31,6 +31,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from tasp_lab.core.errors import RunError
+from tasp_lab.core.process import beside_workers
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -200,11 +201,12 @@ def deal(
             for worker, (_, sends) in zip(workers, ends, strict=True):
                 worker.start()
                 sends.close()
-        for number in take():
-            while begun <= number:
-                begin(begun)
-                begun += 1
-            results[number] = function(items[number])
+        with beside_workers():
+            for number in take():
+                while begun <= number:
+                    begin(begun)
+                    begun += 1
+                results[number] = function(items[number])
         for receives, _ in ends:
             results |= dict(_loads(receives.recv_bytes(), shared))
     except EOFError as error:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from importlib import import_module
-from multiprocessing import parent_process
 from operator import add
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
@@ -37,7 +36,7 @@ from tasp_lab.core.errors import (
     TopologyError,
     WorkloadError,
 )
-from tasp_lab.core.process import usable_cores
+from tasp_lab.core.process import spare_cores
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.core.tables import brief, to_html
 from tasp_lab.core.units import Number, format_time
@@ -743,11 +742,8 @@ class Built:
 
 
 def _simulate_at_once(passes: Sequence[PassAnswer]) -> None:
-    """Simulate passes that take long, each in a thread: while machine code runs, so may other threads.
-
-    Not in a worker process, whose cores others use.
-    """
-    if len(passes) < 2 or usable_cores() < 2 or parent_process() is not None:
+    """Simulate passes that take long, each in a thread: while machine code runs, so may other threads."""
+    if len(passes) < 2 or spare_cores() < 2:
         return
 
     def simulate_one(one: PassAnswer) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import tasp_lab
 from sim.simulate import Engine
+from tasp_lab.core import process, workers
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.prediction import answer as evaluator
+from tasp_lab.schedules.attention.options import AttentionOptions
 
 LAYER = tasp_lab.Workload(sequence=4096, heads=4, kv_heads=2, head_dim=8, mask="causal")
 
@@ -46,3 +51,69 @@ def test_events_are_kept_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(None) == kept(True) > kept(False) == 0
     monkeypatch.setattr(evaluator, "MANY_EVENTS", 1)
     assert kept(True) > kept(None) == 0
+
+
+def _threads_of_passes(monkeypatch: pytest.MonkeyPatch, cores: int) -> list[str]:
+    """Let every pass take long, on so many cores; the list gets the thread in which each pass is simulated."""
+    threads: list[str] = []
+    simulated = evaluator.PassAnswer._simulated
+
+    def recorded(one: evaluator.PassAnswer) -> tasp_lab.Timeline:
+        threads.append(threading.current_thread().name)
+        return simulated(one)
+
+    monkeypatch.setattr(evaluator.PassAnswer, "_simulated", recorded)
+    monkeypatch.setattr(process, "usable_cores", lambda: cores)
+    monkeypatch.setitem(evaluator.MANY_TRANSFERS, "array", 1)
+    return threads
+
+
+def _answer() -> tasp_lab.Answer:
+    question = tasp_lab.Question("h100-8", "tasp", LAYER, AttentionOptions("both"))
+    return tasp_lab.answer(question, progress=lambda line: None)
+
+
+def _both_passes() -> list[float]:
+    return [each.timeline.time_s for each in _answer().passes]
+
+
+def test_long_passes_are_simulated_at_once_where_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = _both_passes()
+    main = threading.current_thread().name
+    threads = _threads_of_passes(monkeypatch, 2)
+    assert _both_passes() == alone
+    assert len(set(threads)) == 2
+    assert main not in threads
+
+
+def test_passes_take_no_cores_that_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = threading.current_thread().name
+    threads = _threads_of_passes(monkeypatch, 2)
+    with process.beside_workers():
+        _both_passes()
+    assert threads == [main, main]
+
+    def where(_: int) -> list[str]:
+        threads.clear()
+        _both_passes()
+        return list(threads)
+
+    assert workers.deal(where, range(2), 2) == [[main, main]] * 2
+    assert workers.deal(where, range(2), 1) != [[main, main]] * 2
+    threads.clear()
+    monkeypatch.setattr(process, "usable_cores", lambda: 1)
+    _both_passes()
+    assert threads == [main, main]
+
+
+def test_an_error_in_a_thread_is_that_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = _threads_of_passes(monkeypatch, 2)
+
+    def fails(one: evaluator.PassAnswer) -> tasp_lab.Timeline:
+        threads.append(threading.current_thread().name)
+        raise ScheduleError("no such time")
+
+    monkeypatch.setattr(evaluator.PassAnswer, "_simulated", fails)
+    found = _answer()
+    assert (found.status, found.reason) == ("does not apply", "no such time")
+    assert len(set(threads)) == 3
