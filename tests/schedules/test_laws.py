@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from sim.bounds.layers import entering_bytes
 from sim.bounds.least import least_s
 from sim.simulate import simulate
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError, TaspLabError
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.rings.decompose import decompose
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import check_fit
@@ -232,6 +234,10 @@ def test_no_schedule_is_faster_than_its_bound_and_both_engines_agree(
         assert simulate(schedule, machine).time_s >= least_s(schedule, machine) > 0
 
 
+def _transfers(step: Step) -> IntArray:
+    return np.stack([step.source, step.destination, step.lane, step.block])
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 @few
 @given(attention_layers(max_positions=20), st.data())
@@ -240,6 +246,9 @@ def test_the_bytes_of_a_rank_are_those_of_its_transfers(name: str, layer: Worklo
     for schedule in build(name, full_mesh(N), layer, options) if applies(name, layer, N, options) else ():
         sent = [np.bincount(step.source, schedule.block_bytes[step.block], N) for step in schedule.steps]
         assert schedule.bytes_by_rank().tolist() == np.sum(sent, axis=0).tolist()
+        for index, step in enumerate(schedule.steps):
+            alone = schedule.steps.sends(index) if isinstance(schedule.steps, LazySteps) else step
+            assert np.array_equal(_transfers(alone), _transfers(step))
 
 
 @pytest.mark.parametrize("name", NAMES)

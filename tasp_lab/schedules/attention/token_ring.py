@@ -261,10 +261,16 @@ class ChunkedTailSteps(StraightHomeSteps):
         return max(around, self._first_call + pieces + 1) if len(self._tail) else around
 
     def step(self, index: int) -> Step:
+        ring, called = self._circulation, self._tail[self._call_step == index]
+        calls = ring.calls_at(index, np.flatnonzero(self._hops >= index)) + (
+            ring.calls_at(self._world_size - 1, called) if len(called) else ()
+        )
+        return Step(*self._transfers(index), calls)
+
+    def _transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray, BoolArray]:
         ring, n = self._circulation, self._world_size
         onward, home = _onward(ring, index, self._hops), _home(ring, index - 1, self._hops)
-        leaving, called = self._tail[self._call_step == index - 1], self._tail[self._call_step == index]
-        straight = self._tail[self._call_step == index + 1]
+        leaving, straight = self._tail[self._call_step == index - 1], self._tail[self._call_step == index + 1]
         to_last = np.stack([ring.at(0, straight), ring.at(n - 1, straight), ring.blocks[straight]])
         last_home = np.stack([ring.at(n - 1, leaving), ring.at(0, leaving), ring.gradients[leaving]])
         source, destination, block = np.concatenate([onward, to_last, home, last_home], axis=1)
@@ -277,7 +283,4 @@ class ChunkedTailSteps(StraightHomeSteps):
             ]
         )
         returns = np.arange(len(source)) >= onward.shape[1] + to_last.shape[1]
-        calls = ring.calls_at(index, np.flatnonzero(self._hops >= index)) + (
-            ring.calls_at(n - 1, called) if len(called) else ()
-        )
-        return Step(source, destination, lane, block, returns, calls)
+        return source, destination, lane, block, returns
