@@ -100,7 +100,7 @@ def main() -> None:
         f"blocks, a hand-written thread per lane; medians and quartiles of the ratios of neighbouring samples, "
         f"{SAMPLES} of each, of {PASSES} passes, made by "
         f"`python -m experiments.benchmarks.executor_cost` on {made['cores']} cores "
-        f"({made['date']}, torch {torch.__version__.split('+')[0]}), which others used, too."
+        f"({made['date']}, torch {torch.__version__.split('+')[0]})."
     )
     host_head = (
         f"Processor time of one pass on the host: rank {HOST_RANK} of {HOST_RANKS}, {HOST_LAYER.sequence} positions, "
