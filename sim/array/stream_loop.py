@@ -43,7 +43,7 @@ class Pool(NamedTuple):
         return cls(table(0, next="i4", **columns), np.zeros(2, dtype=np.int64)).with_room(rows)
 
     def with_room(self, rows: int) -> Pool:
-        """The same with so many rows more."""
+        """A pool with these rows and so many more, which are free."""
         old = len(self.rows)
         more = np.concatenate([self.rows, np.zeros(rows, dtype=self.rows.dtype)])
         more["next"][old:] = np.arange(old + 1, old + rows + 1)
@@ -167,7 +167,7 @@ class Window(NamedTuple):
         ).with_room(rows)
 
     def with_room(self, rows: int) -> Window:
-        """The same with room for so many operations more, and for edges and changes in proportion."""
+        """A window with these operations and room for so many more, and for edges and changes in proportion."""
         operations = self.operations.with_room(rows)
         operations.rows["place"][-rows:] = -1
         size, half, ranks = len(operations.rows), len(self.issued) // 2, len(self.call)

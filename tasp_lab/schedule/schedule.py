@@ -40,6 +40,7 @@ from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, update_wrapper, wraps
+from threading import Lock
 from typing import Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -216,19 +217,23 @@ def remembered(most: int) -> Callable[[Function], Function]:
 
     def keeping(function: Function) -> Function:
         kept: dict[tuple[Schedule, Hashable], object] = {}
+        keeps = Lock()  # both passes of a large layer are simulated at once
 
         @wraps(function)
         def recall(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
             key = schedule, (arguments, tuple(named.items()))
-            if key in kept:
-                kept[key] = kept.pop(key)  # the last one used is last
-                return kept[key]
-            room = KEPT_TRANSFERS - schedule.transfers
-            # before the next result takes memory, too
-            while kept and (len(kept) >= most or sum(each.transfers for each, _ in kept) > room):
-                del kept[next(iter(kept))]
-            kept[key] = function(schedule, *arguments, **named)
-            return kept[key]
+            with keeps:
+                if key in kept:
+                    kept[key] = result = kept.pop(key)  # the last one used is last
+                    return result
+                room = KEPT_TRANSFERS - schedule.transfers
+                # before the next result takes memory, too
+                while kept and (len(kept) >= most or sum(each.transfers for each, _ in kept) > room):
+                    del kept[next(iter(kept))]
+            result = function(schedule, *arguments, **named)
+            with keeps:
+                kept[key] = result
+            return result
 
         return cast(Function, recall)
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -333,3 +335,24 @@ def test_the_last_results_are_remembered() -> None:
         total(schedule)
     total(one, factor=2)
     assert made == [256, 512, 1024, 512, 512]
+
+
+def test_threads_remember_together() -> None:
+    """Both passes of a large layer are simulated at once."""
+    schedules = [collective("ring", full_mesh(4), 64 * each) for each in range(1, 9)]
+
+    @remembered(most=3)
+    def transfers(schedule: Schedule) -> int:
+        return schedule.transfers
+
+    def recall_often(stride: int) -> bool:
+        asked = [schedules[at * stride % 8] for at in range(5000)]
+        return all(transfers(each) == each.transfers for each in asked)
+
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(recall_often, (1, 3, 5, 7)))
+    finally:
+        sys.setswitchinterval(before)
