@@ -66,7 +66,7 @@ def test_long_passes_are_simulated_at_once(
         return simulate(*arguments, **settings)
 
     monkeypatch.setattr(evaluator, "simulate", noted)
-    monkeypatch.setattr(evaluator, "usable_cores", lambda: cores)
+    monkeypatch.setattr(evaluator, "spare_cores", lambda: cores)
     monkeypatch.setitem(evaluator.MANY_TRANSFERS, "array", 1)
     with simulations(simulated, 2 * ["tasp"]):
         found = tasp_lab.predict("h100-8", "tasp", LAYER, passes="both", samples=0)
@@ -80,7 +80,7 @@ def test_a_pass_that_fails_in_a_thread_fails(cores: int, monkeypatch: pytest.Mon
         raise ScheduleError("too many")
 
     monkeypatch.setattr(evaluator, "simulate", fail)
-    monkeypatch.setattr(evaluator, "usable_cores", lambda: cores)
+    monkeypatch.setattr(evaluator, "spare_cores", lambda: cores)
     monkeypatch.setitem(evaluator.MANY_TRANSFERS, "array", 1)
     with pytest.raises(TaspLabError, match="too many"):
         tasp_lab.predict("h100-8", "tasp", LAYER, passes="both", samples=0)
