@@ -335,9 +335,8 @@ def crossover(
     from tasp_lab.study.lookup import points_at, study_at
 
     source = study_at(path)
-    question = crossover_question(
-        source.study.find.get("crossover", {}), along=along, between=between or (), margin=margin, start=from_, end=to
-    )
+    given = {"along": along, "between": between, "margin": margin, "from": from_, "to": to}
+    question = crossover_question(source.study.find.get("crossover", {}), **given)
     with Progress(lines_only=json) as shown:
         points = points_at(source.study.points(), at or "")
         found = find_crossovers(points, question, source.evaluate, shown.line)
@@ -380,17 +379,8 @@ def sensitivity(
     from tasp_lab.study.sensitivity import find_sensitivity, sensitivity_question
 
     asked = study_at(path).study
-    question = sensitivity_question(
-        asked.find.get("sensitivity", {}),
-        of=of,
-        between=between or (),
-        at=at,
-        by=by,
-        top=top,
-        method=method,
-        samples=samples,
-        seed=seed,
-    )
+    given = {"of": of, "between": between, "at": at, "by": by, "top": top, "method": method, "samples": samples}
+    question = sensitivity_question(asked.find.get("sensitivity", {}), seed=seed, **given)
     with Progress(lines_only=json) as shown:
         found = find_sensitivity(one_point_at(asked.points(), question.at), question, asked.baseline, shown.line)
     tell(found, json)
@@ -420,7 +410,7 @@ def validate(
 
     check_validation(folder, top, repeat)
     source = study_in(folder)
-    question = crossover_question(source.study.find.get("crossover", {}), along=along, between=between or ())
+    question = crossover_question(source.study.find.get("crossover", {}), along=along, between=between)
     with Progress(lines_only=json) as shown:
         points = points_at(source.study.points(), at or "")
         found = crossovers(points, question, source.evaluate, progress=shown.line)
