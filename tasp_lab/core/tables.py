@@ -176,7 +176,7 @@ def to_text(parts: Iterable[Part], width: int = DEFAULT_WIDTH) -> str:
 
 
 def csv_text(rows: Sequence[Row], columns: Iterable[str] = ()) -> str:
-    """Rows as CSV: these columns, then a column for each further field that a row has.
+    """Rows as CSV: these columns, then one for each further field that a row has. Texts in one cell have spaces between.
 
     >>> csv_text([{"name": "ring", "time_s": 0.25}, {"name": "tasp", "error": 0.1}])
     'name,time_s,error\\nring,0.25,\\ntasp,,0.1\\n'
@@ -185,7 +185,8 @@ def csv_text(rows: Sequence[Row], columns: Iterable[str] = ()) -> str:
     names = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
     writer = csv.DictWriter(stream, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({name: " ".join(cell) if isinstance(cell, list) else cell for name, cell in row.items()})
     return stream.getvalue()
 
 

@@ -175,7 +175,7 @@ def _fitted(read: Measurements, found: Calibrated, acceptance: Acceptance | None
         *(each.line() for each in acceptances),
     ]
     return Fitted(
-        found, document, [flat(each) for each in constants], parts,
+        document, [flat(each) for each in constants], parts, found,
         lambda _: profile_document(found.profile).encode(), acceptances, read.left_out,
     )  # fmt: skip
 

@@ -109,7 +109,7 @@ def calibrate_kernels(
         *(each.line() for each in acceptances),
         *notes,
     ]  # fmt: skip
-    return Fitted(file, document, constants, parts, lambda _: kernel_document(file), acceptances, tuple(notes))
+    return Fitted(document, constants, parts, file, lambda _: kernel_document(file), acceptances, tuple(notes))
 
 
 def _rows(tables: Sequence[KernelTable], passing: Passing) -> list[KernelTime]:

@@ -108,7 +108,7 @@ def leave_one_out(
     title = f"{read.profile.name}: each collective predicted by a fit to the others"
     reasons = [f"{each.collective}: {each.reason}" for each in found if each.reason]
     parts: list[Part] = [*Table.of(title, rows, columns, (0, 1, 2)), *reasons]
-    return Fitted(tuple(found), document, [flat(row) for row in rows], parts, notes=read.left_out)
+    return Fitted(document, [flat(row) for row in rows], parts, tuple(found), notes=read.left_out)
 
 
 def _predicted(

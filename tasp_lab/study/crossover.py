@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from tasp_lab.core.errors import StudyError, TaspLabError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import View
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.prediction.interval import EQUAL
 from tasp_lab.prediction.paired import paired_errors
@@ -35,7 +36,6 @@ from tasp_lab.study.axis import (
 from tasp_lab.study.frames import rival_of
 from tasp_lab.study.lookup import Evaluate, filled, groups_along
 from tasp_lab.study.point import Point, Row
-from tasp_lab.study.table import View
 
 FIELDS: Mapping[str, object] = {"along": "seq", "between": (), "margin": 0.0, "from": None, "to": None}
 """Fields of the section ``[find] crossover`` of a study, and what they are where they are not given."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.report import View
 from tasp_lab.prediction.paired import paired_errors
 from tasp_lab.study.folder import REPORT, StudyFolder
 from tasp_lab.study.frames import (
@@ -47,7 +48,6 @@ from tasp_lab.study.table import (
     AT_MOST,
     TIE_RULE,
     Selection,
-    View,
     is_open,
     numbers_of_winners,
     range_of,

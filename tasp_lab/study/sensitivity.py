@@ -23,6 +23,7 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import StudyError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import View
 from tasp_lab.core.tables import Formats, Part, Table, cells_of
 from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.machines.compute import COMPUTE_RATES
@@ -36,7 +37,6 @@ from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
 from tasp_lab.study.frames import needed
 from tasp_lab.study.point import Point
-from tasp_lab.study.table import View
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
 

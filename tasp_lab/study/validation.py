@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.files import check_writable, write_whole
 from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import View
 from tasp_lab.core.tables import Formats, Table, csv_text
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.question import Value
 from tasp_lab.study.axis import axis_text
 from tasp_lab.study.crossover import Crossover
 from tasp_lab.study.point import Point
-from tasp_lab.study.table import View
 from tasp_lab.validation.fabrics import default_scale, expected_fabric_s
 from tasp_lab.validation.validate import Run, validate
 

@@ -167,7 +167,8 @@ def show(
 
     Example: tasp-lab study show longctx --rows schedule --columns seq --where "machine == 'h100-8'" --sort 64Ki
     """
-    from tasp_lab.core.files import check_writable, write_whole
+    from tasp_lab.cli.outputs import write_rows
+    from tasp_lab.core.files import check_writable
     from tasp_lab.study.folder import StudyFolder
     from tasp_lab.study.table import table
 
@@ -177,7 +178,7 @@ def show(
         StudyFolder(folder), split(rows), split(columns), value, where=where, baseline=baseline, sort=sort, limit=limit
     )
     if csv is not None:
-        write_whole(csv, found.to_csv().encode())
+        write_rows(found.rows, csv)
     tell(found, json)
 
 
