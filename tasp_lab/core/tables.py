@@ -176,7 +176,7 @@ def to_text(parts: Iterable[Part], width: int = DEFAULT_WIDTH) -> str:
 
 
 def csv_text(rows: Sequence[Row], columns: Iterable[str] = ()) -> str:
-    """Rows as CSV: these columns, then one for each further field that a row has. Texts in one cell have spaces between.
+    """Rows as CSV: these columns, then one for each further field of a row. A list is its texts with spaces between.
 
     >>> csv_text([{"name": "ring", "time_s": 0.25}, {"name": "tasp", "error": 0.1}])
     'name,time_s,error\\nring,0.25,\\ntasp,,0.1\\n'

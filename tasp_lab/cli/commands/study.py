@@ -406,11 +406,12 @@ def validate(
     Example: tasp-lab study validate longctx/ --top 5
     """
     from tasp_lab.study.crossover import crossover_question, crossovers
-    from tasp_lab.study.lookup import points_at, study_in
+    from tasp_lab.study.folder import StudyFolder
+    from tasp_lab.study.lookup import points_at, study_at
     from tasp_lab.study.validation import check_validation, measure_points, nearest
 
     check_validation(folder, top, repeat)
-    source = study_in(folder)
+    source = study_at(StudyFolder(folder).path)
     question = crossover_question(source.study.find.get("crossover", {}), along=along, between=between)
     with Progress(lines_only=json) as shown:
         points = points_at(source.study.points(), at or "")
