@@ -211,7 +211,7 @@ def _judge(
     measurements: Sequence[str], profile: str | None, fit: Sequence[str], algorithm: str | None, in_place: bool,
     json: bool,
 ) -> None:  # fmt: skip
-    from tasp_lab.measure.leave_one_out import leave_one_out
+    from tasp_lab.measure.calibrate import leave_one_out
 
     found = leave_one_out(
         *measurements, profile=profile, fit=fit, algorithm=algorithm, in_place=in_place, progress=print_progress
