@@ -110,17 +110,17 @@ def read_matrix(lines: Sequence[str], header: int, columns: Sequence[str]) -> Ma
 # ``PIX`` one PCIe switch, ``PXB`` several of them, ``PHB`` or ``NODE`` the NUMA node, ``SYS`` (once ``SOC``) the way
 # between NUMA nodes.
 #
-# **NVLink.** Cables and switches look alike in the matrix: behind NVSwitch each cell shows all links of the GPU. So
-# the links in a row are added up; where that is more than any GPU has (`MAX_LINKS`), they end in a switch, else they are
+# **NVLink.** Cables and switches look alike in the matrix: behind NVSwitch each cell shows all links of the GPU. So the
+# links in a row are added up; where that is more than any GPU has (`MAX_LINKS`), they end in a switch, else they are
 # cables. Both may be right for two GPUs (where it makes no difference) and for few that share a larger machine; then
 # ``nvswitch`` decides.
 #
 # **PCIe.** Devices, GPUs and NICs alike, that a chain of cells ``PIX`` joins are below one PCIe switch; with ``PXB`` as
-# well, their switches are below another one; with ``PHB`` and ``NODE`` as well, they are in one NUMA node. NUMA nodes are
-# ``SYS`` from each other.
+# well, their switches are below another one; with ``PHB`` and ``NODE`` as well, they are in one NUMA node. NUMA nodes
+# are ``SYS`` from each other.
 #
-# A cell ``NV#`` hides what PCIe does between two GPUs. There the NICs often tell; and two GPUs with the same CPU affinity
-# are in one NUMA node.
+# A cell ``NV#`` hides what PCIe does between two GPUs. There the NICs often tell; and two GPUs with the same CPU
+# affinity are in one NUMA node.
 
 _PIX, _PXB, _NODE, _SYS = range(4)
 
@@ -301,10 +301,11 @@ def _reason(has_switch: bool, nvswitch: bool | None) -> str:
 
 # ------------------------------------------------------------------------------------------------ rocm-smi --showtopo
 #
-# ``Link Type between two GPUs`` is ``XGMI`` or ``PCIE``, but the former also for GPUs that reach each other over a third
-# one, and ``Hops`` is then still 1. The *weight* differs: it is 15 for each xGMI link on the way (ROCm/rocm-systems#5763
-# and #7372; an MI250X with weights of 15 and 30 in openmm/openmm#3940). So a cable is where the type is ``XGMI`` and
-# the weight is 15. How many links are in parallel is not printed: one is assumed, and an MI250X has up to four.
+# ``Link Type between two GPUs`` is ``XGMI`` or ``PCIE``, but the former also for GPUs that reach each other over a
+# third one, and ``Hops`` is then still 1. The *weight* differs: it is 15 for each xGMI link on the way
+# (ROCm/rocm-systems#5763 and #7372; an MI250X with weights of 15 and 30 in openmm/openmm#3940). So a cable is where the
+# type is ``XGMI`` and the weight is 15. How many links are in parallel is not printed: one is assumed, and an MI250X
+# has up to four.
 #
 # PCIe is known by NUMA node only: GPUs of one node meet in it, each with its own PCIe link.
 
