@@ -85,9 +85,7 @@ def test_a_factor_and_its_inverse_change_nothing_but_rounding(text: str, data: s
 def in_a_file(profile: Profile, name: str, value: str) -> Machine:
     """A member of the profile whose file has another value of a constant."""
     stated = Parameter.parse(name, value, "a data sheet")
-    found = with_stated(profile, [stated]).member("2x4", "h100-2x4")
-    assert found is not None
-    return found
+    return with_stated(profile, [stated]).machine("2x4", "h100-2x4")
 
 
 @pytest.mark.parametrize(
