@@ -292,7 +292,7 @@ def measure_fabric(
         )
         cells.append((pairs_of(fit), *rates, *latency, *launch))
     return Fitted(
-        measured, document, rows, [Table(measured.summary, columns, cells)],
+        document, rows, [Table(measured.summary, columns, cells)], measured,
         lambda ending: machine_file(measured, ending), is_reporter=is_reporter,
     )  # fmt: skip
 
