@@ -266,7 +266,7 @@ def measure_fabric(
                      for name, value in found.items() if name != "posting"}  # fmt: skip
         rows.append(plain_row | {"pairs": pairs_of(fit)})
     return Fitted(
-        measured, document, rows, [Table(measured.summary, columns, cells)],
+        document, rows, [Table(measured.summary, columns, cells)], measured,
         lambda ending: machine_file(measured, ending), is_reporter=is_reporter,
     )  # fmt: skip
 
