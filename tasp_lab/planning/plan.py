@@ -512,7 +512,7 @@ PLAN_COLUMNS: tuple[Column[Plan], ...] = (
 def plan_fields(found: Plan) -> dict[str, Any]:
     """The values of `PLAN_COLUMNS`."""
     known = (each for each in PLAN_COLUMNS if each.when is None or each.when(found))
-    return {each.name: each.value(found) for each in known if each.value is not None}
+    return {each.name: each.of(found) for each in known}
 
 
 def _signed(share: float) -> str:
