@@ -266,37 +266,22 @@ def explanation_fields(found: Answer) -> dict[str, object]:
 
 
 def _transfers(timeline: Timeline) -> list[dict[str, object]]:
+    names = ("step", "rank", "peer", "lane", "block", "bytes", "bound_by", "waited_for")
     return [
-        {
-            "step": e.step,
-            "rank": e.rank,
-            "peer": e.peer,
-            "lane": e.lane,
-            "block": e.block,
-            "blocks": list(e.blocks),
-            "bytes": e.bytes,
-            "start_s": float(e.start_s),
-            "end_s": float(e.end_s),
-            "bound_by": e.bound_by,
-            "waited_for": e.waited_for,
-            "spent": [{"what": what, "seconds": float(seconds)} for what, seconds in e.spent],
-        }
-        for e in timeline.events
-        if e.kind == SEND
+        {name: getattr(event, name) for name in names}
+        | {"blocks": list(event.blocks), "start_s": float(event.start_s), "end_s": float(event.end_s)}
+        | {"spent": [{"what": what, "seconds": float(seconds)} for what, seconds in event.spent]}
+        for event in timeline.events
+        if event.kind == SEND
     ]
 
 
 def _calls(timeline: Timeline) -> list[dict[str, object]]:
+    names = ("step", "rank", "flops", "waited_for")
     return [
-        {
-            "step": e.step,
-            "rank": e.rank,
-            "start_s": float(e.start_s),
-            "end_s": float(e.end_s),
-            "contention_s": float(dict(e.spent).get(CONTENTION, 0)),
-            "flops": e.flops,
-            "waited_for": e.waited_for,
-        }
-        for e in timeline.events
-        if e.kind != SEND
+        {name: getattr(event, name) for name in names}
+        | {"start_s": float(event.start_s), "end_s": float(event.end_s)}
+        | {"contention_s": float(dict(event.spent).get(CONTENTION, 0))}
+        for event in timeline.events
+        if event.kind != SEND
     ]

@@ -70,14 +70,7 @@ class RingOptions:
         """The rings of a topology. Raises `NoDecompositionError`."""
         from tasp_lab.rings.decompose import decompose  # most schedules need no rings
 
-        return decompose(
-            topology,
-            self.fold,
-            lanes=self.lanes,
-            rail_aligned=self.rail_aligned,
-            search_budget=self.search_budget,
-            progress=progress,
-        )
+        return decompose(topology, **vars(self), progress=progress)
 
     @property
     def is_free(self) -> bool:

@@ -295,6 +295,24 @@ class Task(Protocol):
         """The shape of each call, by which its time is known."""
 
 
+class NoCalls:
+    """What tasks have in common whose blocks are only moved, gathered or added up."""
+
+    @property
+    def kernels(self) -> Mapping[str, Passing]:
+        return {}
+
+    def effects(self, calls: Calls) -> Effects:
+        """Raises `ScheduleError`: there are no calls."""
+        raise ScheduleError(f"{calls.kernel} of a {type(self).__name__}, which computes nothing")
+
+    def flops(self, calls: Calls) -> IntArray:
+        return np.zeros(len(calls), dtype=np.int64)
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        return ShapeRows.of("dense", self.flops(calls))
+
+
 def check_blocks(blocks: Blocks, expected: Blocks, bound: bool = False) -> None:
     """Raise `ScheduleError` for the first block that differs from what a task expects.
 

@@ -161,6 +161,11 @@ class Schedule(ScheduleModel):
                     digest.update(values.tobytes())
         return digest.hexdigest()[:16]
 
+    def on(self, topology: Topology) -> Schedule:
+        """The schedule, whose transfers all have routes on a topology; raises as `check_routes` does."""
+        self.check_routes(topology)
+        return self
+
     def check_routes(self, topology: Topology) -> None:
         """Raise `ScheduleError` for a topology of another world size, `NoLinkError` for a transfer without a route."""
         if topology.world_size != self.world_size:

@@ -7,7 +7,6 @@ way. So a NIC carries as much as in the rings of NCCL and RCCL. A reduction goes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing, check_blocks
+from tasp_lab.schedule.calls import Contract, NoCalls, Passing, check_blocks
 from tasp_lab.schedule.composition import in_sequence, over_groups
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
@@ -23,7 +22,6 @@ from tasp_lab.schedules.collectives.all_gather import direct_all_gather, ring_al
 from tasp_lab.schedules.collectives.ring_reductions import ring_reduce_scatter
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.kernel_shapes import ShapeRows
 
 
 def gather(topology: Topology, total_bytes: int) -> Schedule:
@@ -114,7 +112,7 @@ def _direct_reduce_scatter(ranks: int, shard_bytes: int) -> Schedule:
 
 
 @dataclass(frozen=True, eq=False)
-class StatesTask:
+class StatesTask(NoCalls):
     """The task of blocks that are only moved, gathered or added up: parameters and gradients.
 
     `starts_at` and `ends_at` are those of `contract`.
@@ -141,11 +139,6 @@ class StatesTask:
         return "forward"
 
     @property
-    def kernels(self) -> Mapping[str, Passing]:
-        """None."""
-        return {}
-
-    @property
     def content(self) -> tuple[object, ...]:
         return "states", tuple(self.blocks.bytes.tolist()), tuple(self.blocks.parts.tolist())
 
@@ -158,15 +151,3 @@ class StatesTask:
         parts = self.blocks.parts[blocks]
         found: BoolArray = np.arange(int(parts.max(initial=1))) < parts[:, None]
         return found
-
-    def effects(self, calls: Calls) -> Effects:
-        """Raises `ScheduleError`: there are no calls."""
-        raise ScheduleError(f"{calls.kernel} of states, which are not computed")
-
-    def flops(self, calls: Calls) -> IntArray:
-        """None."""
-        return np.zeros(len(calls), dtype=np.int64)
-
-    def shapes(self, calls: Calls) -> ShapeRows:
-        """None."""
-        return ShapeRows.of("dense", self.flops(calls))

@@ -31,7 +31,7 @@ from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.circulation import cut_by_rank
+from tasp_lab.schedules.attention.circulation import cut_spans
 from tasp_lab.schedules.attention.gathering import (
     all_gathers,
     bytes_of,
@@ -135,9 +135,9 @@ class GatheredKeys:
         Without `trim` all keys are sent to all ranks, but gradients only where there are some.
         """
         whole = [[Fraction(1)]] * layout.world_size
-        task, piece, _ = cut_by_rank(workload, layout, shares_along(gather), whole, gradient_dtype)
-        task = replace(task, home_dtype="fp32")
-        calls, steps = _calls(task), steps_along(gather, task, task.blocks_of(KEYS), piece)
+        cut = cut_spans(workload, layout, shares_along(gather), whole, gradient_dtype)
+        task = replace(cut.task, home_dtype="fp32")
+        calls, steps = _calls(task), steps_along(gather, task, task.blocks_of(KEYS), cut.keys.ring)
         used, copies = trimmed(steps, read_by(calls, task) & (task.tensor == KEYS))
         if not trim:
             copies = np.broadcast_to(task.tensor == KEYS, copies.shape)

@@ -64,7 +64,7 @@ from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import circulation_plans
-from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks, cut_both_sides
+from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks, cut_spans
 from tasp_lab.schedules.attention.forward import (
     CirculationSteps,
     attention_schedule,
@@ -178,7 +178,8 @@ def _straight_home(
         check_size(name, topology, layout, len(shares) * len(sides))
         gradients = wire if backward else None
         if len(sides) == 2:
-            task, keys, queries = cut_both_sides(workload, layout, shares, gradients)
+            by_rank = [shares] * topology.world_size
+            task, keys, queries = cut_spans(workload, layout, by_rank, by_rank, gradients)
             task = _on_the_wire(task, wire)
             circulations = [
                 Circulation(task, paths, keys.ring, "keys", queries.span, chosen.keys),

@@ -197,7 +197,7 @@ def in_groups(
     tensors = np.unique(task.tensor).tolist()
     pools = {each: kind.pool for each, kind in zip(tensors, outer.blocks.kinds, strict=True) if kind.pool is not None}
     residents = outer.initial | outer.final if outer.kept is None else outer.initial | outer.final | outer.kept
-    schedule = Schedule(
+    return Schedule(
         name=name,
         world_size=topology.world_size,
         lanes=outer.lanes + members - 1,
@@ -207,9 +207,7 @@ def in_groups(
         steps=_with_parts([there, *(groups.step(step, members - 1) for step in outer.steps), home], groups.task),
         task=groups.task,
         kept=groups.copies(residents),
-    )
-    schedule.check_routes(topology)
-    return schedule
+    ).on(topology)
 
 
 class HeadGroups:

@@ -117,7 +117,7 @@ def layer_schedule(
     if has_states:
         left = left | task.owned(states_of(task).summed)
         initial |= task.owned(PREFIX_STATES) & task.is_backward
-    schedule = Schedule(
+    return Schedule(
         name=name,
         world_size=topology.world_size,
         lanes=lanes,
@@ -127,6 +127,4 @@ def layer_schedule(
         steps=steps,
         task=task,
         kept=left,
-    )
-    schedule.check_routes(topology)
-    return schedule
+    ).on(topology)
