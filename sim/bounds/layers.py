@@ -52,8 +52,7 @@ from tasp_lab.schedules.hybrid.relayout import RelayoutTask
 from tasp_lab.schedules.hybrid.stack import layers_of
 from tasp_lab.schedules.linear import task as linear
 from tasp_lab.schedules.linear.flops import least_flops
-from tasp_lab.schedules.linear.passes import receivers
-from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.linear.task import LinearTask, receivers
 from tasp_lab.topology.cuts import bottleneck, like, ranks_behind
 from tasp_lab.topology.graph import Topology
 

@@ -47,7 +47,7 @@ from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
 from tasp_lab.prediction.recommend import TIE
 from tasp_lab.prediction.step_results import LESS_CHECKED, LOGIT_CHUNKS, StepPrediction
-from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, step_rates
 from tasp_lab.schedules.registry import check_names
 from tasp_lab.workload.models.catalogue import load_model

@@ -40,11 +40,11 @@ from tasp_lab.prediction.provenance import (
 )
 from tasp_lab.prediction.recommend import TIE, Recommendation
 from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
-from tasp_lab.prediction.training_step.attention_passes import in_groups
 from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, output_flops
 from tasp_lab.prediction.training_step.layout import (
     DEFAULT_LAYOUT,
     Layout,
+    StepPlan,
     context_groups,
     stage_of,
     state_groups,
@@ -52,9 +52,8 @@ from tasp_lab.prediction.training_step.layout import (
 )
 from tasp_lab.prediction.training_step.memory import memory_use, stage_parameters
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter, send
-from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, runs_of
+from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, in_groups, runs_of
 from tasp_lab.prediction.training_step.pipeline import makespan_s, one_forward_one_backward
-from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import (
     HOST_BYTES_PER_S,
     HOST_LINK_BYTES_PER_S,

@@ -50,8 +50,8 @@ from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs,
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.build import AnySchedule, as_schedule, name_of
 from tasp_lab.schedules.files import content_name
-from tasp_lab.schedules.for_work import AnySchedule, as_schedule, name_of
 from tasp_lab.schedules.registry import names_over_rings, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload, is_left_out

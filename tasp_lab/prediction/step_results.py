@@ -16,9 +16,8 @@ from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.residuals import STEPS
-from tasp_lab.prediction.training_step.layout import KINDS, Layout
+from tasp_lab.prediction.training_step.layout import KINDS, Layout, StepPlan
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
-from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
 from tasp_lab.workload.models.parameters import parameter_count
 

@@ -19,8 +19,7 @@ from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, makers, receivers, states_of
-from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.linear.task import LinearTask, chunk_layout, layer_schedule, makers, receivers, states_of
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -23,7 +23,6 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import single_rings
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule
 from tasp_lab.schedules.linear.task import (
     ATTEND,
     ATTEND_BY_STATE,
@@ -33,6 +32,8 @@ from tasp_lab.schedules.linear.task import (
     KEYS,
     TENSORS,
     LinearTask,
+    chunk_layout,
+    layer_schedule,
 )
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology

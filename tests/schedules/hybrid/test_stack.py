@@ -20,7 +20,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout, attention_schedules, linear_schedules
 from tasp_lab.schedules.hybrid.relayout import RelayoutTask, relayout
 from tasp_lab.schedules.hybrid.stack import hybrid_schedules, layers_of, relayout_bytes
-from tasp_lab.schedules.linear.passes import chunk_layout
+from tasp_lab.schedules.linear.task import chunk_layout
 from tasp_lab.schedules.registry import names_of, options_of
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
