@@ -143,7 +143,7 @@ class Phases:
             links.begin(kind, moving, reduces=False)
             links.add(before_attention(model, kind), self.passes.layers[kind.letter].forward)
             self._behind(links, kind)
-        return chain("forward", links.slots, links.last(reduces=False), self._gather(unit, gathers), None)
+        return _Chain("forward", links.slots, links.last(reduces=False), self._gather(unit, gathers), None).schedule()
 
     def backward(self, unit: Sequence[LayerKind], count: int, *, reduces: bool, gathers: bool = True) -> Schedule:
         """The backward phase of so many units; `reduces` if their gradients are reduced."""
@@ -166,7 +166,7 @@ class Phases:
             links.add(output_projection(model).times(BACKWARD), layer.backward)
             links.add(before.times(BACKWARD), self.joining)
         last = links.last(reduces=reduces)
-        return chain("backward", links.slots, last, self._gather(unit, gathers), self._reduction(unit))
+        return _Chain("backward", links.slots, last, self._gather(unit, gathers), self._reduction(unit)).schedule()
 
     def _behind(self, links: _Links, kind: LayerKind) -> None:
         """What is behind attention, with the sums of tensor groups behind its projection and behind the MLP."""
@@ -268,24 +268,15 @@ class _Part(NamedTuple):
     begin: int
 
 
-def chain(
-    name: str, slots: Sequence[Slot], last: Link, gather: Schedule | None, reduction: Schedule | None
-) -> Schedule:
-    """The schedule of a chain.
+class _Chain:
+    """Builds a chain: places calls and passes at steps, and blocks in tables.
 
     Parameters
     ----------
     slots, last : the layers, in the order in which they are computed, and the call behind the last of them.
     gather : how the parameters of a layer are gathered; None if each rank has them.
     reduction : how the gradients of a layer are reduced; None if they are not.
-
-    Raises `ScheduleError` if there are too many blocks to prove it.
     """
-    return _Chain(name, slots, last, gather, reduction).schedule()
-
-
-class _Chain:
-    """Builds a chain: places calls and passes at steps, and blocks in tables."""
 
     def __init__(
         self, name: str, slots: Sequence[Slot], last: Link, gather: Schedule | None, reduction: Schedule | None
@@ -313,7 +304,7 @@ class _Chain:
         return [*found, (len(slots) + 1) * self._slot - ahead]
 
     def schedule(self) -> Schedule:
-        """The schedule, proven."""
+        """The schedule, proven. Raises `ScheduleError` if there are too many blocks."""
         tokens, states, passes = self._tokens(), self._states(), self._passes()
         parts = [tokens, *states.values(), *passes]
         first = dict(zip(map(id, parts), np.cumsum([0, *(len(each.blocks) for each in parts)]).tolist(), strict=False))

@@ -47,7 +47,7 @@ from tasp_lab.schedules.attention.forward import (
     circulation_of,
     forward_steps,
 )
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
@@ -281,7 +281,7 @@ def circulation_schedules(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     decomposition: Decomposition | None = None,
 ) -> tuple[Schedule, ...]:

@@ -48,7 +48,7 @@ from tasp_lab.schedules.attention.gathering import (
     steps_along,
     trimmed,
 )
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
@@ -72,10 +72,10 @@ def grid(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     split: tuple[int, int],
-    variant: str = "",
+    variant: str,
 ) -> tuple[Schedule, ...]:
     """The passes of ``grid:YxX``, `split` being Y and X; `variant` is the name of an AllGather, or empty for direct.
 

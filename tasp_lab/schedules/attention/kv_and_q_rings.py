@@ -72,7 +72,7 @@ from tasp_lab.schedules.attention.forward import (
     circulation_of,
     forward_steps,
 )
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.attention.token_ring import STRAIGHT_HOME, StraightHomeSteps, query_rings
@@ -97,12 +97,7 @@ BOTH_SIDES: Sides = ("keys", "queries")
     uses_rings=True,
 )
 def kv_and_q_rings(
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    *,
-    decomposition: Decomposition | None = None,
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions, *, decomposition: Decomposition | None
 ) -> tuple[Schedule, ...]:
     """The passes of ``kv-and-q-rings``.
 

@@ -30,7 +30,7 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import check_holdings, no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.attention.ulysses import ulysses
 from tasp_lab.schedules.build import attention_layout, attention_schedules
@@ -81,10 +81,10 @@ def usp(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     split: tuple[int, int],
-    variant: str = "",
+    variant: str,
 ) -> tuple[Schedule, ...]:
     """The passes of ``usp:UxR:NAME``, `split` being U and R, `variant` the name or "" for the balanced ring.
 
