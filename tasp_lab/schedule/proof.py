@@ -221,7 +221,7 @@ class _Replay:
         check_holdings(schedule.world_size, self._count)
         _check_initial_part(schedule)
         self._copies = Copies(schedule)
-        self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
+        self._is_sum = schedule.blocks.are_sums
         buffers = np.unique(schedule.blocks.buffers).tolist()
         self._in_buffers: dict[int, deque[tuple[IntArray, IntArray]]] = {count: deque() for count in buffers if count}
         self._used = np.zeros(0, dtype=bool)

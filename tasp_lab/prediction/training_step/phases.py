@@ -351,11 +351,10 @@ class _Chain:
                 )
             if link.reduces and self._reduction is not None:
                 blocks, final = self._reduction.blocks, self._reduction.final
-                kept = final if self._reduction.kept is None else final | self._reduction.kept
                 lanes = self._lanes + (0 if self._gather is None else self._gather.lanes)
                 steps, nothing = _on_lanes(self._reduction.steps, lanes), np.zeros_like(final)
                 task = self._moved(blocks, nothing, final)
-                found["reduce", number] = _Part(blocks, task, nothing, final, kept, steps, step + 1)
+                found["reduce", number] = _Part(blocks, task, nothing, final, self._reduction.left, steps, step + 1)
         return found
 
     def _moved(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> StatesTask:
@@ -367,7 +366,7 @@ class _Chain:
             if link.behind is None:
                 continue
             own = link.behind.schedule
-            kept = own.initial | own.final if own.kept is None else own.initial | own.final | own.kept
+            kept = own.initial | own.left
             initial = own.initial & ~link.behind.made
             final = np.zeros_like(own.final)
             task = own.task or self._moved(own.blocks, initial, final)  # messages alone have none

@@ -313,9 +313,7 @@ def check_fit(forward: Schedule, backward: Schedule) -> None:
 
 def _left_behind(forward: Schedule) -> BoolArray:
     """The blocks at each rank after a forward pass, resident or in buffers: bool array (world_size, blocks)."""
-    held, count = forward.initial.copy(), len(forward.steps)
-    if forward.kept is not None:
-        held |= forward.kept
+    held, count = forward.initial | forward.left, len(forward.steps)
     buffers = forward.blocks.buffers
     for index in range(max(0, count - int(buffers.max(initial=0))), count):
         step = forward.steps[index]

@@ -196,7 +196,6 @@ def in_groups(
     home = groups.exchange(np.flatnonzero(outputs), home=True)
     tensors = np.unique(task.tensor).tolist()
     pools = {each: kind.pool for each, kind in zip(tensors, outer.blocks.kinds, strict=True) if kind.pool is not None}
-    residents = outer.initial | outer.final if outer.kept is None else outer.initial | outer.final | outer.kept
     return Schedule(
         name=name,
         world_size=topology.world_size,
@@ -206,7 +205,7 @@ def in_groups(
         final=groups.task.owned(RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS),
         steps=_with_parts([there, *(groups.step(step, members - 1) for step in outer.steps), home], groups.task),
         task=groups.task,
-        kept=groups.copies(residents),
+        kept=groups.copies(outer.initial | outer.left),
     ).on(topology)
 
 
