@@ -446,17 +446,13 @@ def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, offload: bool) -
     """The constants of what is no attention: rates of matrices and memory, and with `offload` those of hosts."""
     matrices = rates.matrices
     value = format_flops(float(matrices.flops_per_s or 0))
-    found = [UsedConstant(f"matrix_rate_{matrix_dtype}", value, matrices.source, matrices.assumed)]
+    found = [UsedConstant(f"matrix_rate_{matrix_dtype}", value, matrices.source)]
     if rates.memory_bytes_per_s is not None:
-        bandwidth = format_bandwidth(rates.memory_bytes_per_s)
-        assumed = rates.memory_source.startswith("assum")
-        found.append(UsedConstant("memory_bandwidth", bandwidth, rates.memory_source, assumed))
+        found.append(UsedConstant("memory_bandwidth", format_bandwidth(rates.memory_bytes_per_s), rates.memory_source))
     if rates.capacity_bytes is not None:
-        assumed = rates.capacity_source.startswith("assum")
-        found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source, assumed))
-        found.append(UsedConstant("memory_reserved", format_size(RESERVED_BYTES), RESERVED_SOURCE, assumed=True))
+        found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source))
+        found.append(UsedConstant("memory_reserved", format_size(RESERVED_BYTES), RESERVED_SOURCE))
     if offload:
-        link, host = format_bandwidth(HOST_LINK_BYTES_PER_S), format_bandwidth(HOST_BYTES_PER_S)
-        found.append(UsedConstant("host_link", link, HOST_LINK_SOURCE, assumed=True))
-        found.append(UsedConstant("host_memory", host, HOST_SOURCE, assumed=True))
+        found.append(UsedConstant("host_link", format_bandwidth(HOST_LINK_BYTES_PER_S), HOST_LINK_SOURCE))
+        found.append(UsedConstant("host_memory", format_bandwidth(HOST_BYTES_PER_S), HOST_SOURCE))
     return found
