@@ -67,16 +67,7 @@ def attention_schedules(
     decomposition: Decomposition | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> tuple[Schedule, ...]:
-    """The attention schedules of a name, one per pass, in execution order.
-
-    Parameters
-    ----------
-    name : a name of softmax attention, of a family with a split: ``usp:2x4``.
-    topology : the ranks and links; transfers use its routes.
-    workload : the layer.
-    decomposition : the rings of schedules that use some; by default those of `decompose(topology)`. Others ignore
-        it.
-    options : which passes, and how.
+    """The attention schedules of a name, of a family with a split (``usp:2x4``), as of `build_schedules`.
 
     Raises `ScheduleError` for an unknown name, a split of another world size, a layer of linear attention, options that
     do not apply, and if there are too many blocks to verify.
@@ -116,17 +107,9 @@ def linear_schedules(
     options: AttentionOptions = DEFAULT_OPTIONS,
     decays: tuple[float, ...] = (),
 ) -> tuple[Schedule, ...]:
-    """The schedules of linear attention of a name, one per pass, in execution order.
+    """The schedules of linear attention of a name, as of `build_schedules`.
 
-    Parameters
-    ----------
-    name : a name of linear attention.
-    topology : the ranks and links; transfers use its routes.
-    workload : the layer, whose kind is ``linear``.
-    decomposition : the rings of schedules that use some; by default those of `decompose(topology)`. Others ignore
-        it.
-    options : which passes, and how.
-    decays : with decay ``head`` the decay per position of each KV head, see `tasp_lab.schedules.linear.chunks`.
+    With decay ``head``, `decays` are the decay per position of each KV head, see `tasp_lab.schedules.linear.chunks`.
 
     Raises `ScheduleError` for an unknown name, options that do not apply, and what the schedule cannot do.
 
@@ -218,10 +201,11 @@ def build_schedules(
     Parameters
     ----------
     name : a name of `tasp_lab.schedules.registry`.
-    topology : the ranks and links.
+    topology : the ranks and links; transfers use its routes.
     work : bytes per rank, or the layer.
-    decomposition : the rings of schedules that use some (`uses_rings`), if not the topology's own.
-    options : of a layer, see `attention_schedules`.
+    decomposition : the rings of schedules that use some; by default those of `decompose(topology)`. Others ignore
+        it.
+    options : of a layer: which passes, and how.
 
     Raises `ScheduleError` for an unknown name, one of the other kind, options of a collective, and more than can be
     proved.
