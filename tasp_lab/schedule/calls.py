@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks, Field
@@ -245,9 +245,7 @@ class Contract(NamedTuple):
         `initial` and `final` are bool arrays (world_size, blocks).
         """
         rank, block = np.nonzero(initial)
-        wrong = (self.starts_at[block] != rank) & ~self.saved[block]
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true((self.starts_at[block] != rank) & ~self.saved[block])) is not None:
             owner = int(self.starts_at[block[at]])
             why = "which is empty until it is computed" if owner < 0 else f"which only rank {owner} has then"
             raise ScheduleError(f"rank {rank[at]} starts with {blocks.name(block[at])}, {why}")

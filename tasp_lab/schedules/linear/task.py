@@ -25,7 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks, ranges
@@ -417,8 +417,7 @@ class LinearTask(LinearBlocks):
         return Effects(call.repeat(self.pieces), blocks.ravel(), part.repeat(self.pieces))
 
     def _refuse(self, calls: Calls, wrong: BoolArray, what: str) -> None:
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(wrong)) is not None:
             blocks = [each[at].tolist() for each in calls.operands]
             raise ScheduleError(f"rank {calls.rank[at]}: {calls.kernel} of blocks {blocks} {what}")
 
