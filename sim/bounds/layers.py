@@ -80,7 +80,7 @@ def hybrid_bound_s(machine: Machine, schedule: Schedule) -> Number:
     Two layers compute twice as long as one, if nothing else takes longer:
 
     >>> from fractions import Fraction
-    >>> from tasp_lab.schedules.hybrid.stack import hybrid_schedules
+    >>> from tasp_lab.schedules.build import hybrid_schedules
     >>> from tasp_lab.machines.machine import ComputeRate
     >>> from tasp_lab.topology.builders import full_mesh
     >>> from tasp_lab.workload.layer import Workload

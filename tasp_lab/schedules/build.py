@@ -34,6 +34,8 @@ from tasp_lab.schedules.registry import (
     kind_of,
     known_attention,
     linear_spec,
+    names_of,
+    options_for_layer,
     options_of,
     registered_name,
 )
@@ -124,6 +126,45 @@ def linear_schedules(
     rings = {"decomposition": decomposition} if spec.uses_rings else {}
     passes: tuple[Schedule, ...] = spec.builder(name, topology, workload, options, decays, **rings)
     return passes
+
+
+def hybrid_schedules(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> tuple[Schedule, ...]:
+    """The schedules of a hybrid, one per pass of the whole stack, as of `build_schedules`.
+
+    Layers of both kinds have the same rings, and each option applies to the layers that know it.
+
+    Raises `ScheduleError` for an unknown name, options that neither kind of layer knows, a workload of another kind,
+    what a layer cannot do, and if there are too many blocks to verify.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> layer = Workload(sequence=64, mask="causal", kind="hybrid", layers="LLS")
+    >>> (forward,) = hybrid_schedules("lasp-2+ring-attention", full_mesh(4), layer)
+    >>> forward.transfers == 2 * 6 + 6
+    True
+    """
+    from tasp_lab.schedules.hybrid.stack import stacked_layers  # with the tasks of both kinds of layers
+
+    names = names_of(name)
+    if workload.kind != "hybrid":
+        raise ScheduleError(f"schedule {name!r}: a layer of {workload.kind} attention, expected a hybrid")
+    build = {"L": linear_schedules, "S": attention_schedules}
+    kinds: dict[str, tuple[Schedule, ...]] = {}
+    for letter in sorted(set(workload.layers)):
+        used = options_for_layer(name, letter, options)
+        kinds[letter] = build[letter](names.of(letter), topology, workload.of(letter), decomposition, used)
+
+    def one_pass(backward: bool) -> Schedule:
+        number = int(backward and options.passes == "both")
+        layers = [kinds[letter][number] for letter in (reversed(workload.layers) if backward else workload.layers)]
+        return stacked_layers(name, topology, workload, layers)
+
+    return options.build(one_pass)
 
 
 def _members(name: str) -> int:
@@ -224,13 +265,9 @@ def build_schedules(
             raise ScheduleError(f"schedule {name!r} is {kind}, expected no options of attention")
         return (collective(name, topology, work, decomposition),)
     try:
-        if work.kind == "hybrid":
-            from tasp_lab.schedules.hybrid.stack import hybrid_schedules  # with the tasks of both kinds of layers
-
-            return hybrid_schedules(name, topology, work, decomposition, options)
-        build = attention_schedules if work.kind == "softmax" else linear_schedules
-        built = build(name, topology, work, decomposition, options)
-        for each in () if is_own(name) else built:
+        builders = {"softmax": attention_schedules, "linear": linear_schedules, "hybrid": hybrid_schedules}
+        built = builders[work.kind](name, topology, work, decomposition, options)
+        for each in () if is_own(name) or work.kind == "hybrid" else built:
             _check_layer(each, work)
         return built
     except TooManyBlocksError as error:

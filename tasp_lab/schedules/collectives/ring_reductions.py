@@ -136,23 +136,25 @@ def ring_all_reduce(
 
 @schedule("multi-ring-reduce-scatter", "ReduceScatter", uses_rings=True)
 def multi_ring_reduce_scatter(
-    topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None
+    topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None, *, chunks: int = 1
 ) -> Schedule:
     """ReduceScatter around all rings of a decomposition concurrently.
 
     See `tasp_lab.schedules.collectives.all_gather.multi_ring_all_gather`.
     """
-    gathering = multi_ring_all_gather(topology, shard_bytes, decomposition)
+    gathering = multi_ring_all_gather(topology, shard_bytes, decomposition, chunks=chunks)
     return _sums("multi-ring-reduce-scatter", gathering, copies=False)
 
 
 @schedule("multi-ring-all-reduce", "AllReduce", uses_rings=True)
-def multi_ring_all_reduce(topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None) -> Schedule:
+def multi_ring_all_reduce(
+    topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None, *, chunks: int = 1
+) -> Schedule:
     """AllReduce around all rings of a decomposition concurrently.
 
     See `tasp_lab.schedules.collectives.all_gather.multi_ring_all_gather`.
     """
-    gathering = multi_ring_all_gather(topology, shard_bytes, decomposition)
+    gathering = multi_ring_all_gather(topology, shard_bytes, decomposition, chunks=chunks)
     return _sums("multi-ring-all-reduce", gathering, copies=True)
 
 
