@@ -97,7 +97,12 @@ BOTH_SIDES: Sides = ("keys", "queries")
     uses_rings=True,
 )
 def kv_and_q_rings(
-    name: str, topology: Topology, workload: Workload, options: AttentionOptions, *, decomposition: Decomposition | None
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions,
+    *,
+    decomposition: Decomposition | None = None,
 ) -> tuple[Schedule, ...]:
     """The passes of ``kv-and-q-rings``.
 

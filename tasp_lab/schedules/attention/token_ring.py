@@ -101,7 +101,12 @@ def token_ring(name: str, topology: Topology, workload: Workload, options: Atten
     uses_rings=True,
 )
 def token_multi_ring(
-    name: str, topology: Topology, workload: Workload, options: AttentionOptions, *, decomposition: Decomposition | None
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    options: AttentionOptions,
+    *,
+    decomposition: Decomposition | None = None,
 ) -> tuple[Schedule, ...]:
     """The passes of ``token-multi-ring``.
 
