@@ -194,11 +194,11 @@ def compare(
         ]
         if validate:
             from tasp_lab.machines.overrides import overridden_layer
-            from tasp_lab.validation.fabric_runs import FabricRuns
+            from tasp_lab.validation.fabric_runs import check_best, run_best
 
-            runs = FabricRuns(validate, fabric, scale, repeat)
             for each in layers:
-                runs.check(overridden_layer(each, question.overrides), layer.compute)
+                work = overridden_layer(each, question.overrides)
+                check_best(work, layer.compute, validate, fabric, scale, repeat)
         if search is not None:
             from tasp_lab.schedules.registry import layer_names_on
             from tasp_lab.synthesis.search import search as find
@@ -215,7 +215,7 @@ def compare(
             found = comparison.compare_kinds(machine, layers, schedule, **settings)
         else:
             found = comparison.compare(machine, layers[0], schedule, **settings)
-        found = runs.run(found, shown.line) if validate else found
+        found = run_best(found, validate, fabric, scale, repeat, shown.line) if validate else found
         # What only the output needs is simulated while it is made.
         if csv is not None and found.is_reporter:
             write_rows(found.records(), csv)
