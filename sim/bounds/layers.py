@@ -52,8 +52,7 @@ from tasp_lab.schedules.hybrid.relayout import RelayoutTask
 from tasp_lab.schedules.hybrid.stack import layers_of
 from tasp_lab.schedules.linear import task as linear
 from tasp_lab.schedules.linear.flops import least_flops
-from tasp_lab.schedules.linear.passes import receivers
-from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.linear.task import LinearTask, receivers
 from tasp_lab.topology.cuts import bottleneck, like, ranks_behind
 from tasp_lab.topology.graph import Topology
 
@@ -81,7 +80,7 @@ def hybrid_bound_s(machine: Machine, schedule: Schedule) -> Number:
     Two layers compute twice as long as one, if nothing else takes longer:
 
     >>> from fractions import Fraction
-    >>> from tasp_lab.schedules.hybrid.stack import hybrid_schedules
+    >>> from tasp_lab.schedules.build import hybrid_schedules
     >>> from tasp_lab.machines.machine import ComputeRate
     >>> from tasp_lab.topology.builders import full_mesh
     >>> from tasp_lab.workload.layer import Workload

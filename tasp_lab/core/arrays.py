@@ -16,6 +16,11 @@ Table = npt.NDArray[np.void]
 """Rows of records."""
 
 
+def first_true(flags: BoolArray) -> int | None:
+    """The index of the first one that is True; None if none is."""
+    return int(flags.argmax()) if flags.any() else None
+
+
 def distinct(values: IntArray) -> IntArray:
     """The distinct values, ascending. On long arrays several times as fast as `numpy.unique`, which hashes them.
 

@@ -52,9 +52,8 @@ from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.build import followed
+from tasp_lab.schedules.build import build_schedules, check_schedules, followed
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
-from tasp_lab.schedules.for_work import build_schedules, check_schedules
 from tasp_lab.schedules.registry import (
     NOT_APPLICABLE,
     check_names,

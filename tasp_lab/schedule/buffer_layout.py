@@ -125,7 +125,7 @@ class Layouts:
         resident, resident_offset, end = self._resident_copies()
         # First what lands in buffers, behind the resident copies.
         self.received: IntArray = np.full(len(self._at), OUTSIDE)
-        is_sum, pool = sums(self._blocks), self._blocks.pool
+        is_sum, pool = self._blocks.are_sums, self._blocks.pool
         to_buffer = ~self._resident | (is_sum[self._parts.block] & (pool[self._parts.block] >= 0))
         # What has a place of its own there: arrivals, and the first addition to a copy.
         lands = np.flatnonzero(np.where(self._arrives, to_buffer, ~self._resident & self._is_first))
@@ -249,7 +249,7 @@ class Layouts:
     def _alone(self, arrivals: IntArray) -> BoolArray:
         """Whether each of these arrivals comes alone to an empty resident sum, until it is given away or to the end."""
         blocks, transfers = self._blocks, self._derived.transfers
-        alone, concerned = np.zeros(len(self._at), dtype=bool), sums(blocks) & (blocks.pool < 0)
+        alone, concerned = np.zeros(len(self._at), dtype=bool), blocks.are_sums & (blocks.pool < 0)
         comes = np.flatnonzero(self._resident & concerned[self._parts.block])
         if len(comes):
             rank, block, step = (column[comes] for column in (self._parts.rank, self._parts.block, self._parts.step))
@@ -324,11 +324,6 @@ def residents(schedule: Schedule, rank: int, coming: IntArray) -> BoolArray:
     return resident
 
 
-def sums(blocks: Blocks) -> BoolArray:
-    """Which blocks have parts that are joined."""
-    return np.array([bool(kind.join) for kind in blocks.kinds], dtype=bool)[blocks.kind]
-
-
 def wide_at_home(blocks: Blocks) -> BoolArray:
     """Which blocks are wider at home than on the wire."""
     return np.array([kind.is_wide_at_home for kind in blocks.kinds], dtype=bool)[blocks.kind]
@@ -370,7 +365,7 @@ class _Sizes:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._blocks = schedule, schedule.blocks
         self._ranks, self._count = schedule.world_size, len(schedule.blocks)
-        self._is_sum = sums(self._blocks)
+        self._is_sum = self._blocks.are_sums
         self._wide = wide_at_home(self._blocks)
         self._staging = self._is_sum & (self._blocks.pool < 0)
         self._content = (schedule.initial * np.uint8(_SEVERAL)).ravel() if self._staging.any() else None

@@ -344,7 +344,7 @@ class Copies:
         parts, reads = _uses(transfers, calls, ranks)
         self._schedule, self._steps = schedule, len(schedule.steps) + 1
         self._first_call, self._first_buffer = len(transfers.step), len(transfers.step) + len(calls.step)
-        self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
+        self._is_sum = schedule.blocks.are_sums
         part_stays = schedule.is_resident(parts.rank, parts.block)
         read_stays = schedule.is_resident(reads.rank, reads.block)
         copies, rows = schedule.world_size * len(schedule.blocks), len(parts.step) + len(reads.step)

@@ -206,6 +206,11 @@ class ScheduleModel:
         """The size of each block on the wire, int array (blocks,)."""
         return self.blocks.bytes
 
+    @property
+    def left(self) -> BoolArray:
+        """Copies that are left in the end: bool array (world_size, blocks), those promised, and those in `kept`."""
+        return self.final if self.kept is None else self.final | self.kept
+
     def is_resident(self, rank: IntArray, block: IntArray) -> BoolArray:
         """Whether copies of these blocks stay at these ranks."""
         resident: BoolArray = self.blocks.buffers[block] == 0
@@ -219,10 +224,7 @@ class ScheduleModel:
 
         These are few, where a table of ranks and blocks would be larger than any cache.
         """
-        stays = self.initial | self.final
-        if self.kept is not None:
-            stays |= self.kept
-        stays &= self.blocks.buffers > 0
+        stays = (self.initial | self.left) & (self.blocks.buffers > 0)
         block, rank = np.nonzero(stays.T)
         counts = np.bincount(block, minlength=len(self.blocks))
         number = np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -16,8 +16,7 @@ from tasp_lab.prediction.answer import build_once
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import followed
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules, followed
 from tasp_lab.schedules.registry import ATTENTION, follows, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
