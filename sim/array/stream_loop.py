@@ -30,26 +30,46 @@ the height of the stack; and from here on how many operations the latest step of
 class Pool(NamedTuple):
     """A table whose rows are taken and given back.
 
-    `free` is an int array (2,): the first free row, whose column `next` has the next one, and how many there are. The
-    row that came back last is taken first, as it is still in a cache.
+    Rows are taken one after the other in chunks of `_CHUNK`, and a chunk is free again once all its rows came back. So
+    rows that are taken together lie side by side: what takes time is to fetch rows into the cache of the processor.
+
+    Attributes
+    ----------
+    rows : the table.
+    chunks : a table by chunk: how many of its rows are `left`, taken or to be taken, and the `next` free chunk.
+    free : int array (3,): the next row, which is in a new chunk if it is a multiple of `_CHUNK`; the first free chunk;
+        how many there are.
     """
 
     rows: Table
+    chunks: Table
     free: IntArray
 
     @classmethod
     def of(cls, rows: int, **columns: str) -> Pool:
-        """A pool of free rows with these columns."""
-        return cls(table(0, next="i4", **columns), np.zeros(2, dtype=np.int64)).with_room(rows)
+        """A pool with at least so many free rows, and these columns."""
+        return cls(table(0, **columns), table(0, left="i4", next="i4"), np.zeros(3, dtype=np.int64)).with_room(rows)
 
     def with_room(self, rows: int) -> Pool:
-        """A pool with these rows and so many more, which are free."""
-        old = len(self.rows)
-        more = np.concatenate([self.rows, np.zeros(rows, dtype=self.rows.dtype)])
-        more["next"][old:] = np.arange(old + 1, old + rows + 1)
-        if self.free[1]:
-            more["next"][-1] = self.free[0]
-        return Pool(more, np.array([old, self.free[1] + rows]))
+        """A pool with these rows and at least so many more, which are free."""
+        old, more = len(self.chunks), -(-rows // _CHUNK)
+        chunks = _longer(self.chunks, more)
+        chunks["next"][old:] = np.arange(old + 1, old + more + 1)
+        if self.free[2]:
+            chunks["next"][-1] = self.free[1]
+        free = np.array([self.free[0], old, self.free[2] + more])
+        return Pool(_longer(self.rows, more * _CHUNK), chunks, free)
+
+
+_CHUNK = 64
+"""Rows of a chunk of a pool, a power of 2."""
+
+
+def _longer(rows: Table, more: int) -> Table:
+    """A table with so many more rows, of zeros, which take no memory until they are written."""
+    longer: Table = np.zeros(len(rows) + more, dtype=rows.dtype)
+    longer[: len(rows)] = rows
+    return longer
 
 
 class Window(NamedTuple):
@@ -127,7 +147,7 @@ class Window(NamedTuple):
     ) -> Window:  # fmt: skip
         """No operations yet, and room for `rows`; `fills`: how often buffers are filled at most."""
         operations = Pool.of(
-            0, first="i4", follows="i4", reads="i4", fills="i4", is_call="i1", is_done="i1", is_last="i1",
+            0, first="i4", follows="i4", reads="i4", fills="i4", next="i4", is_call="i1", is_done="i1", is_last="i1",
             is_recent="i1", step="i4", leaves="i4", enters="i4", cost="i4", route="i4", slot="i4", place="i4",
             sent_s="f8", end_s="f8", due="f8",
         )  # fmt: skip
@@ -143,7 +163,7 @@ class Window(NamedTuple):
         return cls(
             operations=operations,
             starts=table(0, waits="i4", at_s="f8"),
-            edges=Pool.of(0, after="i4"),
+            edges=Pool.of(0, after="i4", next="i4"),
             releases=table(fills, waits="i4", first="i4", time_s="f8"),
             costs=cost_table([]),
             landings=landing_table(0),
@@ -169,7 +189,6 @@ class Window(NamedTuple):
     def with_room(self, rows: int) -> Window:
         """A window with these operations and room for so many more, and for edges and changes in proportion."""
         operations = self.operations.with_room(rows)
-        operations.rows["place"][-rows:] = -1
         size, half, ranks = len(operations.rows), len(self.issued) // 2, len(self.call)
         issued = np.zeros((2, size), dtype=np.int32)
         issued[:, :half] = self.issued.reshape(2, half)
@@ -178,7 +197,7 @@ class Window(NamedTuple):
         changes[:, : old.shape[1]] = old
         return self._replace(
             operations=operations,
-            starts=np.concatenate([self.starts, np.zeros(rows, dtype=self.starts.dtype)]),
+            starts=_longer(self.starts, size - len(self.starts)),
             edges=self.edges.with_room(_EDGES * rows),
             changes=changes.ravel(),
             issued=issued.ravel(),
@@ -502,7 +521,7 @@ def _has_room(at_step: int, bounds: Bounds, issued: Issued, window: Window) -> b
     operations = end - first + bounds.calls[at_step + 1] - bounds.calls[at_step]
     # What is read waits for a message and for a call at most.
     edges = 2 * (bounds.moved[at_step + 1] - bounds.moved[at_step] + bounds.reads[at_step + 1] - bounds.reads[at_step])
-    has_room = window.operations.free[1] >= operations and window.edges.free[1] >= edges
+    has_room = _free_rows(window.operations) >= operations and _free_rows(window.edges) >= edges
     if window.share[0]:
         for at in range(first, end):
             window.ranks[issued.source[at]].coming += 1
@@ -533,7 +552,7 @@ def _issue(
         window.starts[row].waits, window.starts[row].at_s = 1, 0.0
         operation.is_done, operation.is_last, operation.is_recent = 0, 1, 1
         operation.first = operation.follows = operation.reads = operation.fills = operation.next = -1
-        operation.step, operation.route, operation.slot = step, -1, -1
+        operation.step, operation.route, operation.slot, operation.place = step, -1, -1, -1
         if number < messages:
             at = first_message + number
             operation.is_call, operation.cost, operation.route = 0, issued.cost[at], issued.route[at]
@@ -588,18 +607,33 @@ def _forget(window: Window, row: int) -> None:
 
 
 @compilable
+def _free_rows(pool: Pool) -> int:
+    """How many rows can be taken."""
+    free: int = pool.free[2] * _CHUNK + -pool.free[0] % _CHUNK
+    return free
+
+
+@compilable
 def _take_row(pool: Pool) -> int:
     row: int = pool.free[0]
-    pool.free[0] = pool.rows[row].next
-    pool.free[1] -= 1
+    if row % _CHUNK == 0:
+        chunk = pool.free[1]
+        pool.free[1] = pool.chunks[chunk].next
+        pool.free[2] -= 1
+        pool.chunks[chunk].left = _CHUNK
+        row = chunk * _CHUNK
+    pool.free[0] = row + 1
     return row
 
 
 @compilable
 def _give_row(pool: Pool, row: int) -> None:
-    pool.rows[row].next = pool.free[0]
-    pool.free[0] = row
-    pool.free[1] += 1
+    chunk = pool.chunks[row // _CHUNK]
+    chunk.left -= 1
+    if not chunk.left:
+        chunk.next = pool.free[1]
+        pool.free[1] = row // _CHUNK
+        pool.free[2] += 1
 
 
 @compilable
