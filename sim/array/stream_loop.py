@@ -751,6 +751,8 @@ def _take_call(window: Window) -> None:
         rank.sending += change.sending
         rank.receiving += change.receiving
         rank.begin += 1
+    if rank.begin >= rank.end - rank.begin:  # so each change is moved about once, and few are in use at a time
+        _move_to_front(window, number)
     operation = window.operations.rows[row]
     operation.sent_s = operation.end_s = rank.due
     _end(window, row)
@@ -877,11 +879,7 @@ def _change(window: Window, number: int, time_s: float, channels: float, sends: 
     room = len(window.changes) // len(window.ranks)
     rank, first = window.ranks[number], number * room
     if rank.end == room:
-        for at in range(rank.begin, rank.end):
-            _copy(window.changes[first + at - rank.begin], window.changes[first + at])
-        rank.end -= rank.begin
-        rank.at -= rank.begin
-        rank.begin = 0
+        _move_to_front(window, number)
     at = rank.end
     rank.end += 1
     while at > rank.begin and window.changes[first + at - 1].time_s > time_s:
@@ -896,6 +894,17 @@ def _change(window: Window, number: int, time_s: float, channels: float, sends: 
             _begin_call(window, number)
         if ends_early:
             put(window.queue, number, time_s)  # it ends later than that, but earlier than it seemed to
+
+
+@compilable
+def _move_to_front(window: Window, number: int) -> None:
+    """Move the changes of a rank to the front of their part of the table."""
+    rank, first = window.ranks[number], number * (len(window.changes) // len(window.ranks))
+    for at in range(rank.begin, rank.end):
+        _copy(window.changes[first + at - rank.begin], window.changes[first + at])
+    rank.end -= rank.begin
+    rank.at -= rank.begin
+    rank.begin = 0
 
 
 @compilable
