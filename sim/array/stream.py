@@ -344,7 +344,9 @@ class _Stream:
             at = np.flatnonzero(leaves)
             lies[at] = self._places(transfers.source[at], transfers.block[at])
         if self._offsets is not None:
-            self._check_reads(first, np.isin(calls.step, transfers.step[leaves], invert=True), calls)
+            sends_own = np.zeros(len(steps), dtype=bool)
+            sends_own[transfers.step[leaves]] = True
+            self._check_reads(first, ~sends_own[calls.step], calls)
         moved = Moved(
             np.concatenate([transfers.source, ahead.source]),
             np.concatenate([transfers.destination, ahead.destination]),
