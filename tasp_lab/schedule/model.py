@@ -60,7 +60,7 @@ class Step:
         if len(lengths) != 1:
             raise ScheduleError(f"a step's arrays have lengths {sorted(lengths)}, expected one length")
         for values in columns:
-            if not (np.issubdtype(values.dtype, np.integer) or values is self.gives):
+            if not (values.dtype.kind in "iu" or values is self.gives):
                 raise ScheduleError(f"a step's arrays are of {values.dtype}, expected whole numbers")
             values.flags.writeable = False
 
