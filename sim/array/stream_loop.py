@@ -201,7 +201,7 @@ class Window(NamedTuple):
             edges=self.edges.with_room(_EDGES * rows),
             changes=changes.ravel(),
             issued=issued.ravel(),
-            events=EventQueue(operations.rows, np.resize(self.events.heap, size), self.events.size),
+            events=EventQueue(operations.rows, _longer(self.events.heap, size - len(self.events.heap)), self.events.size),
             instant=EventQueue.of(operations.rows),
             stack=np.zeros(size, dtype=np.int32),
         )
