@@ -66,10 +66,20 @@ _CHUNK = 64
 
 
 def _longer(rows: Table, more: int) -> Table:
-    """A table with so many more rows, of zeros, which take no memory until they are written."""
-    longer: Table = np.zeros(len(rows) + more, dtype=rows.dtype)
+    """A table with so many more rows, of zeros, which take no memory until they are written.
+
+    It begins where a cache line does: a row of 64 bytes is in one line, not in two.
+    """
+    size = (len(rows) + more) * rows.dtype.itemsize
+    room = np.zeros(size + _LINE, dtype=np.uint8)
+    at = -room.ctypes.data % _LINE
+    longer: Table = room[at : at + size].view(rows.dtype)
     longer[: len(rows)] = rows
     return longer
+
+
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 class Window(NamedTuple):
@@ -148,9 +158,9 @@ class Window(NamedTuple):
         """No operations yet, and room for `rows`; `fills`: how often buffers are filled at most."""
         operations = Pool.of(
             0, first="i4", follows="i4", reads="i4", fills="i4", next="i4", is_call="i1", is_done="i1", is_last="i1",
-            is_recent="i1", step="i4", leaves="i4", enters="i4", cost="i4", route="i4", slot="i4", place="i4",
-            sent_s="f8", end_s="f8", due="f8",
+            is_recent="i1", step="i4", leaves="i4", enters="i4", cost="i4", route="i4", sent_s="f8", end_s="f8",
         )  # fmt: skip
+        flowing = table(0, due="f8", place="i4", slot="i4")
         filled = table(ranks * buffers, release="i4", step="i4", before="i4")
         filled["release"] = filled["step"] = filled["before"] = -1
         of_ranks = table(
@@ -174,8 +184,8 @@ class Window(NamedTuple):
             changes=table(0, time_s="f8", sending="f8", receiving="f8"),
             issued=nothing,
             queue=EventQueue.of(of_ranks),
-            events=EventQueue.of(operations.rows),
-            instant=EventQueue.of(operations.rows),
+            events=EventQueue.of(flowing),
+            instant=EventQueue.of(flowing),
             flows=flows,
             passes=passes,
             first_pass=first_pass,
@@ -192,6 +202,8 @@ class Window(NamedTuple):
         size, half, ranks = len(operations.rows), len(self.issued) // 2, len(self.call)
         issued = np.zeros((2, size), dtype=np.int32)
         issued[:, :half] = self.issued.reshape(2, half)
+        flowing_before = self.events.operations
+        flowing = _longer(flowing_before, size - len(flowing_before))
         old = self.changes.reshape(ranks, -1)
         changes = np.zeros((ranks, _CHANGES * size // ranks if self.share[0] else 0), dtype=old.dtype)
         changes[:, : old.shape[1]] = old
@@ -201,8 +213,8 @@ class Window(NamedTuple):
             edges=self.edges.with_room(_EDGES * rows),
             changes=changes.ravel(),
             issued=issued.ravel(),
-            events=EventQueue(operations.rows, _longer(self.events.heap, size - len(self.events.heap)), self.events.size),
-            instant=EventQueue.of(operations.rows),
+            events=EventQueue(flowing, _longer(self.events.heap, size - len(flowing_before)), self.events.size),
+            instant=EventQueue.of(flowing),
             stack=np.zeros(size, dtype=np.int32),
         )
 
@@ -552,10 +564,13 @@ def _issue(
         window.starts[row].waits, window.starts[row].at_s = 1, 0.0
         operation.is_done, operation.is_last, operation.is_recent = 0, 1, 1
         operation.first = operation.follows = operation.reads = operation.fills = operation.next = -1
-        operation.step, operation.route, operation.slot, operation.place = step, -1, -1, -1
+        operation.step, operation.route = step, -1
         if number < messages:
             at = first_message + number
             operation.is_call, operation.cost, operation.route = 0, issued.cost[at], issued.route[at]
+            if operation.route >= 0:
+                flowing = window.events.operations[row]
+                flowing.slot = flowing.place = -1
             operation.leaves, operation.enters = issued.source[at], issued.destination[at]
             window.ranks[operation.leaves].open += 1
             window.ranks[operation.enters].open += 1
@@ -762,21 +777,21 @@ def _take_call(window: Window) -> None:
 def _take_flow(window: Window) -> None:
     """Begin to send a message, or end it and all others that end with it."""
     now_s, row = window.flowed_s[0], pop(window.events)
-    operation = window.operations.rows[row]
-    if operation.slot < 0:
+    operation, flowing = window.operations.rows[row], window.events.operations[row]
+    if flowing.slot < 0:
         first, last = window.first_pass[operation.route], window.first_pass[operation.route + 1]
         cost = window.costs[operation.cost]
-        operation.slot = begin(
+        flowing.slot = begin(
             window.flows, row, window.passes, first, last, cost.limit, cost.wire_bytes, now_s
         )  # fmt: skip
         return
     put(window.instant, row, float(row))
-    end_due(window.flows, operation.slot, window.instant, 0, now_s)
+    end_due(window.flows, flowing.slot, window.instant, 0, now_s)
     while window.instant.size[0]:
         row = pop(window.instant)
         operation = window.operations.rows[row]
         cost = window.costs[operation.cost]
-        end(window.flows, operation.slot, now_s)
+        end(window.flows, window.events.operations[row].slot, now_s)
         operation.sent_s, operation.end_s = now_s, now_s + cost.latency_s
         _occupy(window, row, operation.end_s, -cost.channels)
         _end(window, row)
