@@ -100,8 +100,8 @@ MOST_KEPT = 4
 """Schedules that are kept for the next questions."""
 
 MANY_KEPT, MOST_KEPT_AT_ONCE = 200_000, 4_000_000
-"""Steps of a schedule with more transfers are kept only until the next such one is built, as they take some 60 bytes per
-transfer; if all passes have more than the second number, steps are made anew each time they are needed."""
+"""Steps of a schedule with more transfers are kept only until the next such one is built, as they take some 60 bytes
+per transfer; if all passes have more than the second number, steps are made anew each time they are needed."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
