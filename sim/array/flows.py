@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.array.event_queue import EventQueue, put, remove
-from sim.array.max_min import CHANGED, LIMITED, MOVED, NEW, SAME, Sharing, accept, fill, join, leave
+from sim.array.max_min import CHANGED, LIMITED, MOVED, NEW, SAME, Sharing, accept, fill, join, leave, rate_of
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
 from tasp_lab.core.compiled import compilable, table
 
@@ -108,7 +108,7 @@ def end_due(flows: Flows, slot: int, instant: EventQueue, offset: int, now_s: fl
         constraint = flows.sharing.constraints[group]
         reading = _reading(flows, group, constraint.level, now_s * (1 + SAME))
         for at in range(constraint.first, constraint.first + constraint.members):
-            other = flows.sharing.uses[flows.sharing.users[at]].slot
+            other = flows.sharing.users[at] >> flows.sharing.width_bits
             is_new = flows.sharing.flows[other].is_moved  # its end is no reading of the clock before `settle`
             if other != slot and not is_new and flows.progress[other].end <= reading:
                 put(instant, flows.progress[other].number, float(offset + flows.progress[other].number))
@@ -183,7 +183,7 @@ def _earliest(flows: Flows, number: int) -> int:
     """The flow of a group that ends first."""
     constraint, earliest = flows.sharing.constraints[number], -1
     for at in range(constraint.first, constraint.first + constraint.members):
-        slot = flows.sharing.uses[flows.sharing.users[at]].slot
+        slot = flows.sharing.users[at] >> flows.sharing.width_bits
         if earliest < 0 or flows.progress[slot].end < flows.progress[earliest].end:
             earliest = slot
     return earliest
@@ -197,10 +197,11 @@ def _note_bottlenecks(flows: Flows, number: int, now_s: float) -> None:
     is_full = constraint.members > 0 or constraint.rest >= constraint.capacity * (1 - _TIED)
     if is_full and not constraint.members:
         for at in range(constraint.first, constraint.first + constraint.size):
-            fastest = max(fastest, sharing.flows[sharing.uses[sharing.users[at]].slot].rate)
+            fastest = max(fastest, rate_of(sharing, sharing.users[at] >> sharing.width_bits))
     for at in range(constraint.first, constraint.first + constraint.size):
-        slot, bit = sharing.uses[sharing.users[at]].slot, 1 << sharing.users[at] % sharing.width
-        is_bottleneck = is_full and sharing.flows[slot].rate >= fastest * (1 - _TIED)
+        slot = sharing.users[at] >> sharing.width_bits
+        bit = 1 << sharing.users[at] - (slot << sharing.width_bits)
+        is_bottleneck = is_full and rate_of(sharing, slot) >= fastest * (1 - _TIED)
         if (flows.progress[slot].bottlenecks & bit != 0) != is_bottleneck:
             _log(flows, slot, now_s)
             flows.progress[slot].bottlenecks ^= bit

@@ -32,30 +32,38 @@ SAME = 1e-12
 LIMITED, NEW = -1, -2
 """In place of a group: the flow has the rate of its own limit, or had no rate yet."""
 
+_LEVEL = -1.0
+"""In place of a rate: that of the group, its level."""
+
 CHANGED, MOVED = range(2)
 """The numbers of changed constraints and of moved flows, in `Sharing.sizes`."""
 
 _MAX_CHANGES = 16
-"""The rates that a constraint counts are summed up afresh after so many changes, lest rounding errors add up."""
+"""After so many changes for each flow that passes a constraint, the rates that it counts are summed up afresh, lest
+rounding errors add up."""
 
 
 class Sharing(NamedTuple):
     """Flows, the constraints that they share, and their rates.
 
-    Pass k of the flow in slot s is its *use* ``s * width + k`` of a constraint.
+    Pass k of the flow in slot s is its *use* ``(s << width_bits) + k`` of a constraint.
+
+    Most of the time goes into new levels of groups of many members. So these take no more than a sum for each other
+    constraint of a member: rates of members are not kept one by one, and what is read of a use stands together.
 
     Attributes
     ----------
-    flows : a table by slot: the number of `passes`, the `limit` in bytes/s or infinity, the `rate` and the `group`;
-        whether it `is_moved`, and its group `before` the last `fill`.
-    uses : a table: the `slot`, the `constraint`, the `count` of flows of the class that pass it, the `place` in
-        `users`.
+    flows : a table by slot: the `limit` in bytes/s or infinity, the `group`, and the `rate`, see `rate_of`; whether it
+        `is_moved`, and its group `before` the last `fill`.
+    uses : a table: the `constraint`, the `count` of flows of the class that pass it, which is 0 if the flow has no such
+        pass, and the `place` in `users`.
     constraints : a table: the `capacity` in bytes/s; its users are `size` entries from `first` on, first the `members`
-        of its group, of `weight` flows. `rest` is the sum of the rates of the others. The `level`, infinity without a
-        group; whether it `is_changed`, and its level `before` that; whether it `is_joined` by new flows; the number of
-        `changes` since `rest` was summed up.
+        of its group, of `weight` flows, whose last ones have `joined` since it was balanced. `rest` is the sum of the
+        rates of the others. The `level`, infinity without a group; whether it `is_changed`, and its level `before`
+        that; the number of `changes` since `rest` was summed up. None of the others is faster than `fastest`, none of
+        the members has a limit below `limit`: mostly that tells that no flow has to change its group.
     users : int array, the uses of each constraint.
-    width : the maximum number of passes of a flow.
+    width_bits : with so many bits passes of a flow are counted.
     changed, moved : int arrays, constraints and flows; the last `fill` has changed no others.
     sizes : int array; see `CHANGED`.
     queue : constraints that may not be balanced, by level.
@@ -65,7 +73,7 @@ class Sharing(NamedTuple):
     uses: Table
     constraints: Table
     users: Int32Array
-    width: int
+    width_bits: int
     changed: Int32Array
     moved: Int32Array
     sizes: IntArray
@@ -79,6 +87,8 @@ class Sharing(NamedTuple):
             count,
             capacity="f8",
             rest="f8",
+            fastest="f8",
+            limit="f8",
             level="f8",
             before="f8",
             first="i4",
@@ -86,19 +96,21 @@ class Sharing(NamedTuple):
             members="i4",
             weight="i4",
             is_changed="i4",
-            is_joined="i4",
+            joined="i4",
             changes="i4",
         )
-        constraints["capacity"], constraints["level"] = capacity_bytes_per_s, math.inf
+        constraints["capacity"] = capacity_bytes_per_s
+        constraints["level"] = constraints["limit"] = math.inf
         constraints["first"] = np.cumsum(most_users) - most_users
+        width_bits = (width - 1).bit_length()
         queued = table(count, due="f8", place="i4")
         queued["place"] = -1
         return cls(
-            flows=table(slots, limit="f8", rate="f8", passes="i4", group="i4", before="i4", is_moved="i4"),
-            uses=table(slots * width, slot="u4", constraint="u4", count="f8", place="u4"),
+            flows=table(slots, limit="f8", rate="f8", group="i4", before="i4", is_moved="i4"),
+            uses=table(slots << width_bits, constraint="i4", count="i4", place="i4"),
             constraints=constraints,
             users=np.zeros(int(most_users.sum()), dtype=np.int32),
-            width=width,
+            width_bits=width_bits,
             changed=np.zeros(count, dtype=np.int32),
             moved=np.zeros(slots, dtype=np.int32),
             sizes=np.zeros(2, dtype=np.int64),
@@ -110,12 +122,14 @@ class Sharing(NamedTuple):
 def join(sharing: Sharing, slot: int, passes: Table, first_pass: int, end_pass: int, limit: float) -> None:
     """Add a flow with the passes from `first_pass` to `end_pass` in a table of `constraint` and `count`."""
     flow = sharing.flows[slot]
-    flow.passes, flow.limit, flow.rate, flow.group = end_pass - first_pass, limit, 0.0, LIMITED
+    flow.limit, flow.rate, flow.group = limit, 0.0, LIMITED
     lowest = limit
-    for at in range(flow.passes):
-        number, use = passes[first_pass + at].constraint, slot * sharing.width + at
+    for use in range(slot << sharing.width_bits, (slot + 1) << sharing.width_bits):
+        sharing.uses[use].count = 0
+    for at in range(end_pass - first_pass):
+        number, use = passes[first_pass + at].constraint, (slot << sharing.width_bits) + at
         one, constraint = sharing.uses[use], sharing.constraints[number]
-        one.slot, one.constraint, one.count = slot, number, passes[first_pass + at].count
+        one.constraint, one.count = number, passes[first_pass + at].count
         one.place = constraint.first + constraint.size
         sharing.users[one.place] = use
         constraint.size += 1
@@ -124,7 +138,8 @@ def join(sharing: Sharing, slot: int, passes: Table, first_pass: int, end_pass: 
         if level < lowest:
             lowest, flow.group = level, number
     if flow.group == LIMITED:
-        _set_rate(sharing, slot, LIMITED, limit)
+        flow.rate = limit
+        _raise(sharing, slot, LIMITED, limit, limit)
     else:
         _enter(sharing, slot)
     _note_move(sharing, slot, NEW)
@@ -133,16 +148,25 @@ def join(sharing: Sharing, slot: int, passes: Table, first_pass: int, end_pass: 
 @compilable
 def leave(sharing: Sharing, slot: int) -> None:
     """Remove a flow."""
-    flow = sharing.flows[slot]
-    for use in range(slot * sharing.width, slot * sharing.width + flow.passes):
+    flow, rate = sharing.flows[slot], rate_of(sharing, slot)
+    for use in range(slot << sharing.width_bits, (slot + 1) << sharing.width_bits):
         one = sharing.uses[use]
-        constraint = sharing.constraints[one.constraint]
-        if one.constraint == flow.group:
-            _dismiss(sharing, use)
-        constraint.rest -= one.count * flow.rate
-        constraint.size -= 1
-        _swap(sharing.uses, sharing.users, one.place, constraint.first + constraint.size)
-        _change(sharing, one.constraint, flow.rate)
+        if one.count:
+            constraint = sharing.constraints[one.constraint]
+            if one.constraint == flow.group:
+                _dismiss(sharing, use)
+            constraint.rest -= one.count * rate
+            constraint.size -= 1
+            _swap(sharing, one.place, constraint.first + constraint.size)
+            _change(sharing, one.constraint, rate)
+
+
+@compilable
+def rate_of(sharing: Sharing, slot: int) -> float:
+    """The rate of a flow in bytes/s: the level of its group, but that before if it joined the group since."""
+    flow = sharing.flows[slot]
+    rate: float = flow.rate if flow.rate != _LEVEL else sharing.constraints[flow.group].level
+    return rate
 
 
 @compilable
@@ -159,11 +183,11 @@ def fill(sharing: Sharing) -> None:
             _balance(sharing, number)
     for at in range(sharing.sizes[CHANGED]):
         constraint = sharing.constraints[sharing.changed[at]]
-        if constraint.changes > _MAX_CHANGES or constraint.members == constraint.size:
+        if constraint.changes > _MAX_CHANGES * constraint.size or constraint.members == constraint.size:
             constraint.rest, constraint.changes = 0.0, 0
             for place in range(constraint.first + constraint.members, constraint.first + constraint.size):
-                one = sharing.uses[sharing.users[place]]
-                constraint.rest += one.count * sharing.flows[one.slot].rate
+                use = sharing.users[place]
+                constraint.rest += sharing.uses[use].count * rate_of(sharing, use >> sharing.width_bits)
 
 
 @compilable
@@ -186,17 +210,31 @@ def _balance(sharing: Sharing, number: int) -> None:
         level = _level(constraint)
     if before * (1 - SAME) <= level <= before * (1 + SAME):
         level = before
-    is_rising = level > before or constraint.is_joined
+    is_rising = level > before or constraint.joined > 0
     if level < before and _take_in(sharing, number, level * (1 + SAME)):
         level, is_rising = _level(constraint), True
-    while is_rising and constraint.members and _send_off(sharing, number, level * (1 - SAME)):
+    slowest = _set_level(sharing, number, level)
+    while is_rising and slowest < level * (1 - SAME) and _send_off(sharing, number, level * (1 - SAME)):
         level = _level(constraint)
-    if level != before or constraint.is_joined:
-        constraint.level, constraint.is_joined = level, False
-        for at in range(constraint.first, constraint.first + constraint.members):
-            slot = sharing.uses[sharing.users[at]].slot
-            if sharing.flows[slot].rate != level:
-                _set_rate(sharing, slot, number, level)
+        slowest = _set_level(sharing, number, level)
+
+
+@compilable
+def _set_level(sharing: Sharing, number: int, level: float) -> float:
+    """Set the level of a group; if it is another one, returns one that no other group of a member is slower than."""
+    constraint = sharing.constraints[number]
+    slowest: float = constraint.limit
+    joined = constraint.first + constraint.members - constraint.joined
+    if level != constraint.level:
+        for at in range(constraint.first, joined):
+            slot = sharing.users[at] >> sharing.width_bits
+            slowest = min(slowest, _raise(sharing, slot, number, level - constraint.level, level))
+    for at in range(joined, constraint.first + constraint.members):
+        slot = sharing.users[at] >> sharing.width_bits
+        slowest = min(slowest, _raise(sharing, slot, number, level - sharing.flows[slot].rate, level))
+        sharing.flows[slot].rate = _LEVEL
+    constraint.level, constraint.joined = level, 0
+    return slowest
 
 
 @compilable
@@ -211,7 +249,7 @@ def _fastest(sharing: Sharing, number: int) -> float:
     """The rate of the fastest flow that passes a constraint."""
     constraint, fastest = sharing.constraints[number], 0.0
     for at in range(constraint.first, constraint.first + constraint.size):
-        fastest = max(fastest, sharing.flows[sharing.uses[sharing.users[at]].slot].rate)
+        fastest = max(fastest, rate_of(sharing, sharing.users[at] >> sharing.width_bits))
     return fastest
 
 
@@ -219,11 +257,16 @@ def _fastest(sharing: Sharing, number: int) -> float:
 def _take_in(sharing: Sharing, number: int, level: float) -> bool:
     """Take the flows into the group of a constraint that are faster than a level; whether there are any."""
     constraint, taken = sharing.constraints[number], False
-    for at in range(constraint.first + constraint.members, constraint.first + constraint.size):
-        slot = sharing.uses[sharing.users[at]].slot
-        if sharing.flows[slot].rate > level:
-            _move(sharing, slot, number)
-            taken = True
+    if constraint.fastest > level:
+        constraint.fastest = 0.0
+        for at in range(constraint.first + constraint.members, constraint.first + constraint.size):
+            slot = sharing.users[at] >> sharing.width_bits
+            rate = rate_of(sharing, slot)
+            if rate > level:
+                _move(sharing, slot, number)
+                taken = True
+            else:
+                constraint.fastest = max(constraint.fastest, rate)
     return taken
 
 
@@ -231,20 +274,21 @@ def _take_in(sharing: Sharing, number: int, level: float) -> bool:
 def _send_off(sharing: Sharing, number: int, level: float) -> bool:
     """Send flows of the group of a constraint to groups that are slower than a level; whether there are any."""
     constraint, sent_off = sharing.constraints[number], False
-    at = constraint.first
+    constraint.limit, at = math.inf, constraint.first
     while at < constraint.first + constraint.members:
-        slot = sharing.uses[sharing.users[at]].slot
-        flow = sharing.flows[slot]
-        lowest, group = flow.limit, LIMITED
-        for use in range(slot * sharing.width, slot * sharing.width + flow.passes):
+        slot = sharing.users[at] >> sharing.width_bits
+        lowest, group = sharing.flows[slot].limit, LIMITED
+        for use in range(slot << sharing.width_bits, (slot + 1) << sharing.width_bits):
             other = sharing.uses[use].constraint
-            if other != number and sharing.constraints[other].level < lowest:
+            if sharing.uses[use].count and other != number and sharing.constraints[other].level < lowest:
                 lowest, group = sharing.constraints[other].level, other
         if lowest < level:
             _move(sharing, slot, group)
-            _set_rate(sharing, slot, group, lowest)
+            _raise(sharing, slot, group, lowest - sharing.flows[slot].rate, lowest)
+            sharing.flows[slot].rate = lowest
             sent_off = True
         else:
+            constraint.limit = min(constraint.limit, sharing.flows[slot].limit)
             at += 1
     return sent_off
 
@@ -253,12 +297,13 @@ def _send_off(sharing: Sharing, number: int, level: float) -> bool:
 def _move(sharing: Sharing, slot: int, group: int) -> None:
     """Take a flow from its group to another one, at its rate."""
     flow = sharing.flows[slot]
-    if flow.group != LIMITED:
-        for use in range(slot * sharing.width, slot * sharing.width + flow.passes):
-            if sharing.uses[use].constraint == flow.group:
+    before = flow.group
+    if before != LIMITED:
+        for use in range(slot << sharing.width_bits, (slot + 1) << sharing.width_bits):
+            if sharing.uses[use].count and sharing.uses[use].constraint == before:
                 _dismiss(sharing, use)
-        _change(sharing, flow.group, flow.rate)
-    _note_move(sharing, slot, flow.group)
+        _change(sharing, before, flow.rate)
+    _note_move(sharing, slot, before)
     flow.group = group
     if group != LIMITED:
         _enter(sharing, slot)
@@ -275,44 +320,53 @@ def _note_move(sharing: Sharing, slot: int, before: int) -> None:
 
 @compilable
 def _enter(sharing: Sharing, slot: int) -> None:
-    """Let a flow be one of its group."""
+    """Let a flow join its group, at its rate."""
     flow = sharing.flows[slot]
-    for use in range(slot * sharing.width, slot * sharing.width + flow.passes):
+    for use in range(slot << sharing.width_bits, (slot + 1) << sharing.width_bits):
         one = sharing.uses[use]
-        if one.constraint == flow.group:
+        if one.count and one.constraint == flow.group:
             constraint = sharing.constraints[one.constraint]
             constraint.rest -= one.count * flow.rate
             constraint.weight += one.count
-            _swap(sharing.uses, sharing.users, one.place, constraint.first + constraint.members)
+            constraint.limit = min(constraint.limit, flow.limit)
+            _swap(sharing, one.place, constraint.first + constraint.members)
             constraint.members += 1
-            constraint.is_joined = True
+            constraint.joined += 1
     _change(sharing, flow.group, flow.rate)
 
 
 @compilable
 def _dismiss(sharing: Sharing, use: int) -> None:
     """Let a flow be none of the group of a constraint any more, at its rate."""
-    one = sharing.uses[use]
+    one, slot = sharing.uses[use], use >> sharing.width_bits
     constraint = sharing.constraints[one.constraint]
+    sharing.flows[slot].rate = rate_of(sharing, slot)
+    joined = constraint.first + constraint.members - constraint.joined
+    if one.place < joined:
+        _swap(sharing, one.place, joined - 1)
+    else:
+        constraint.joined -= 1
     constraint.members -= 1
-    _swap(sharing.uses, sharing.users, one.place, constraint.first + constraint.members)
+    _swap(sharing, one.place, constraint.first + constraint.members)
     constraint.weight -= one.count
-    constraint.rest += one.count * sharing.flows[one.slot].rate
+    constraint.rest += one.count * sharing.flows[slot].rate
+    constraint.fastest = max(constraint.fastest, sharing.flows[slot].rate)
 
 
 @compilable
-def _set_rate(sharing: Sharing, slot: int, group: int, rate: float) -> None:
-    """Set the rate of a flow of a group, also in the constraints that count it."""
-    flow = sharing.flows[slot]
-    more = rate - flow.rate
-    flow.rate = rate
-    for use in range(slot * sharing.width, slot * sharing.width + flow.passes):
+def _raise(sharing: Sharing, slot: int, group: int, more: float, rate: float) -> float:
+    """Count a higher rate in the constraints that a flow passes but that of its group; returns their lowest level."""
+    lowest = math.inf
+    for use in range(slot << sharing.width_bits, (slot + 1) << sharing.width_bits):
         one = sharing.uses[use]
-        if one.constraint != group:
+        if one.count and one.constraint != group:
             constraint = sharing.constraints[one.constraint]
             constraint.rest += one.count * more
+            constraint.fastest = max(constraint.fastest, rate)
+            lowest = min(lowest, constraint.level)
             if sharing.queue.operations[one.constraint].place < 0:
                 _change(sharing, one.constraint, rate)
+    return lowest
 
 
 @compilable
@@ -330,7 +384,8 @@ def _change(sharing: Sharing, number: int, rate: float) -> None:
 
 
 @compilable
-def _swap(uses: Table, users: Int32Array, place: int, other: int) -> None:
+def _swap(sharing: Sharing, place: int, other: int) -> None:
+    users, uses = sharing.users, sharing.uses
     users[place], users[other] = users[other], users[place]
     uses[users[place]].place = place
     uses[users[other]].place = other

@@ -37,6 +37,7 @@ _RESULTS = {"int64": ctypes.c_int64, "float64": ctypes.c_double, "bool": ctypes.
 """What compiled functions return, by numba's names."""
 
 _parts: list[Callable[..., object]] = []
+"""Those of `compilable` that numba does not know yet."""
 
 
 def compilable(function: Function) -> Function:
@@ -236,9 +237,8 @@ def _announce_compilation() -> None:
         print_progress("compiling the simulator, once after an installation: about 10 s")
 
 
-@cache
 def _register() -> None:
-    """Let compiled functions call the `compilable` ones.
+    """Let compiled functions call the `compilable` ones; of modules loaded since the last call, too.
 
     Their machine code is put where they are called: a call would copy every table that it passes, which are hundreds of
     numbers, and so take longer than most of these functions. Tables are allocated in Python and live as long as a call,
@@ -246,8 +246,8 @@ def _register() -> None:
     """
     from numba.extending import register_jitable
 
-    for part in _parts:
-        register_jitable(forceinline=True, _nrt=False, **_OPTIONS)(part)
+    while _parts:
+        register_jitable(forceinline=True, _nrt=False, **_OPTIONS)(_parts.pop())
 
 
 # Python.

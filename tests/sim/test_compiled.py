@@ -161,6 +161,19 @@ def _checked(number: int) -> int:
     return number
 
 
+def test_functions_of_modules_loaded_later_are_compiled_too(compilations: list[str]) -> None:
+    compiled.call(_twice, 21, fast=True)
+
+    @compiled.compilable
+    def thrice(number: int) -> int:
+        return 3 * number
+
+    def of_later(number: int) -> int:
+        return thrice(number)
+
+    assert compiled.call(of_later, 14, fast=True) == 42
+
+
 def test_what_compiled_functions_assert_is_raised() -> None:
     assert compiled.call(_checked, 1, fast=True) == 1
     with pytest.raises(AssertionError, match="_checked"):
