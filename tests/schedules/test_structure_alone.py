@@ -158,7 +158,7 @@ def test_steps_of_a_large_schedule_are_kept_until_the_next_is_built(monkeypatch:
     built: list[tuple[Schedule, ...]] = []  # else the number of one may be given to another
     monkeypatch.setattr(evaluator, "_kept", {})
     monkeypatch.setattr(CirculationSteps, "step", counted)
-    monkeypatch.setattr(evaluator, "MANY_KEPT", 10)
+    monkeypatch.setattr(evaluator, "MANY_KEPT", 5)
     assert walked_twice("zigzag-ring-attention") == [1, 1]
     assert walked_twice("zigzag-ring-attention") == [0, 0]
     assert walked_twice("ring-attention") == [1, 1]
