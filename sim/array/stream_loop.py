@@ -92,8 +92,8 @@ class Window(NamedTuple):
         `fills`, or -1; the `next` one that waits for the same release; whether it `is_call`, whether it `is_done`,
         whether it is the last one on its lane so far, `is_last`, and of the latest two steps, `is_recent`: until then
         others may be found that wait for it; its `step`; the ranks that it `leaves` and `enters`; its `cost`; when its
-        last byte left, `sent_s`, and its `end_s`. Of a message that may share bandwidth the `route`, else -1; its
-        `slot` in `flows`, or -1; and the columns of `EventQueue`.
+        last byte left, `sent_s`, and its `end_s`. Of a message that may share bandwidth the `route`, else -1. A row
+        takes 64 bytes, as most of the time goes by until it is in a cache.
     starts : a table by operation: for how many others it `waits`, and the earliest time at which it can start, `at_s`.
         It is small, as each of the others comes by.
     edges : a pool: who waits `after`, and the `next` edge of the same operation.
@@ -117,7 +117,8 @@ class Window(NamedTuple):
         `receiving`.
     issued : int array, the operations of the latest two steps, those of a step of odd number in the second half.
     queue : the ranks by the end of their running calls.
-    events : messages that may share bandwidth by when they begin or end to flow; `instant` those that end now.
+    events : messages that may share bandwidth by when they begin or end to flow; `instant` those that end now. Their
+        table of operations has the `slot` in `flows`, or -1, besides.
     flows : those that flow. `passes` are what each route passes, from `first_pass` of the route on.
     flowed_s : float array (1,), the time up to which rates are known.
     stack : int array, operations that wait for nothing.
@@ -202,18 +203,18 @@ class Window(NamedTuple):
         size, half, ranks = len(operations.rows), len(self.issued) // 2, len(self.call)
         issued = np.zeros((2, size), dtype=np.int32)
         issued[:, :half] = self.issued.reshape(2, half)
-        flowing_before = self.events.operations
-        flowing = _longer(flowing_before, size - len(flowing_before))
+        more = size - len(self.starts)
+        flowing = _longer(self.events.operations, more)
         old = self.changes.reshape(ranks, -1)
         changes = np.zeros((ranks, _CHANGES * size // ranks if self.share[0] else 0), dtype=old.dtype)
         changes[:, : old.shape[1]] = old
         return self._replace(
             operations=operations,
-            starts=_longer(self.starts, size - len(self.starts)),
+            starts=_longer(self.starts, more),
             edges=self.edges.with_room(_EDGES * rows),
             changes=changes.ravel(),
             issued=issued.ravel(),
-            events=EventQueue(flowing, _longer(self.events.heap, size - len(flowing_before)), self.events.size),
+            events=EventQueue(flowing, np.resize(self.events.heap, size), self.events.size),
             instant=EventQueue.of(flowing),
             stack=np.zeros(size, dtype=np.int32),
         )
