@@ -291,11 +291,11 @@ def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallT
 
 
 def _joined(calls: Sequence[Calls]) -> list[Calls]:
-    """The same calls in the same order, those of several steps as one group where their kernel and lane are the same.
+    """The same calls in the same order, those of several steps as one group where kernel, lane and columns are alike.
 
     Steps have few calls, and NumPy takes about as long for those of a hundred.
     """
-    alike = groupby(calls, key=lambda group: (group.kernel, group.lane))
+    alike = groupby(calls, key=lambda group: (group.kernel, group.lane, len(group.operands), group.params.shape[1]))
     return [Calls.joined(list(groups)) for _, groups in alike]
 
 
