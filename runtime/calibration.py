@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import theilslopes
 
-from runtime.protocol.jobs import BatchTime, MeasurePair, PairTimes, Ranks
+from runtime.protocol.jobs import MeasurePair, PairTimes, Ranks
 from tasp_lab.core.errors import RunError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import CommLibrary, Machine
@@ -49,19 +49,8 @@ class RouteClass:
     """A class of equivalent routes, represented by `pairs`: one pair and, if in the same class, its reverse."""
 
     pairs: tuple[tuple[int, int], ...]
-    links: int
+    links_per_route: int
     nominal_bandwidth_bytes_per_s: float
-
-
-@dataclass(frozen=True)
-class ClassFit:
-    """The constants fitted for a class of routes."""
-
-    route_class: RouteClass
-    bandwidth_bytes_per_s: Spread
-    latency_s: Spread
-    launch_s: Spread
-    posting: Posting | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +59,16 @@ class Posting:
 
     batch_s: Spread
     message_s: Spread
+
+
+@dataclass(frozen=True)
+class ClassFit(RouteClass):
+    """A class of routes with the constants fitted for it; on GPUs with the time of the host."""
+
+    bandwidth_bytes_per_s: Spread
+    latency_s: Spread
+    launch_s: Spread
+    posting: Posting | None = None
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,8 @@ def _in_order(topology: Topology, fits: Sequence[ClassFit]) -> list[ClassFit]:
     """
     floor_s: dict[int, float] = {}
     ordered: dict[int, ClassFit] = {}
-    for at in sorted(range(len(fits)), key=lambda each: topology.route(*fits[each].route_class.pairs[0]).latency_s):
-        links, latency = fits[at].route_class.links, fits[at].latency_s
+    for at in sorted(range(len(fits)), key=lambda each: topology.route(*fits[each].pairs[0]).latency_s):
+        links, latency = fits[at].links_per_route, fits[at].latency_s
         value = max(latency.value, floor_s.get(links, 0.0))
         floor_s[links] = value + 1e-12
         ordered[at] = replace(fits[at], latency_s=replace(latency, value=value, high=max(value, latency.high)))
@@ -176,30 +175,25 @@ def fit(route_class: RouteClass, times: Sequence[PairTimes]) -> ClassFit:
         pair = " to ".join(str(rank) for rank in route_class.pairs[0])
         raise RunError(f"calibrating {pair}: larger messages did not take longer, so no bandwidth can be fitted")
     bandwidth = Spread(1 / slope.value, 1 / slope.high, 1 / slope.low)
-    batches = [each for direction in times for each in direction.batches]
+    batches, posting = [each for direction in times for each in direction.batches], None
     if batches:
         launch = _not_negative(_slope([(each.messages, each.answered_s) for each in batches]))
+        message = _not_negative(_slope([(each.messages, each.posted_s) for each in batches]))
+        batch = _quartiles([each.posted_s - each.messages * message.value for each in batches])
+        posting = Posting(_not_negative(batch), message)
     else:
         launch = _quartiles([seconds for direction in times for seconds in direction.tiny_posted_s])
-    one_way = _quartiles([seconds / 2 for direction in times for seconds in direction.tiny_answered_s])
-    latency = _not_negative(_less(one_way, launch.value))
-    return ClassFit(route_class, bandwidth, latency, launch, _posting(batches) if batches else None)
-
-
-def _posting(batches: Sequence[BatchTime]) -> Posting:
-    message = _not_negative(_slope([(each.messages, each.posted_s) for each in batches]))
-    batch = _quartiles([each.posted_s - each.messages * message.value for each in batches])
-    return Posting(_not_negative(batch), message)
+    one_way_s = [seconds / 2 for direction in times for seconds in direction.tiny_answered_s]
+    latency = _not_negative(_quartiles([seconds - launch.value for seconds in one_way_s]))
+    return ClassFit(
+        **vars(route_class), bandwidth_bytes_per_s=bandwidth, latency_s=latency, launch_s=launch, posting=posting
+    )
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> Spread:
     """The slope of times over sizes or counts, by the Theil-Sen estimator."""
     estimate = theilslopes([seconds for _, seconds in points], [each for each, _ in points])
     return Spread(*(float(estimate[position]) for position in (0, 2, 3)))
-
-
-def _less(spread: Spread, seconds: float) -> Spread:
-    return Spread(spread.value - seconds, spread.low - seconds, spread.high - seconds)
 
 
 def _not_negative(spread: Spread) -> Spread:
@@ -222,10 +216,14 @@ def _apply(topology: Topology, fits: Sequence[ClassFit]) -> Topology:
     is divided equally among its remaining links.
     """
     route_key = {pair: _route_key(topology, *pair) for pair in topology.rank_pairs()}
-    fit_of = {route_key[found.route_class.pairs[0]]: found for found in fits}
+    fit_of = {route_key[found.pairs[0]]: found for found in fits}
     assigned: dict[int, tuple[float, float]] = {}
     for pair in sorted(route_key, key=route_key.__getitem__):
-        _assign(assigned, topology.route(*pair).links, fit_of[route_key[pair]])
+        links, found = topology.route(*pair).links, fit_of[route_key[pair]]
+        new = [link for link in links if link not in assigned]
+        efficiency = found.bandwidth_bytes_per_s.value / found.nominal_bandwidth_bytes_per_s
+        remaining_s = found.latency_s.value - sum(assigned[link][1] for link in links if link in assigned)
+        assigned.update({link: (efficiency, max(remaining_s, 0.0) / len(new)) for link in new})
 
     def calibrated(index: int, link: Link) -> Link:
         efficiency, latency_s = assigned.get(index, (1.0, 0.0))
@@ -233,14 +231,6 @@ def _apply(topology: Topology, fits: Sequence[ClassFit]) -> Topology:
         return replace(link, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s)
 
     return topology.map_links(calibrated)
-
-
-def _assign(assigned: dict[int, tuple[float, float]], links: Sequence[int], found: ClassFit) -> None:
-    """Assign efficiency and latency to the links of a route that have none yet."""
-    new = [link for link in links if link not in assigned]
-    efficiency = found.bandwidth_bytes_per_s.value / found.route_class.nominal_bandwidth_bytes_per_s
-    remaining_s = found.latency_s.value - sum(assigned[link][1] for link in links if link in assigned)
-    assigned.update({link: (efficiency, max(remaining_s, 0.0) / len(new)) for link in new})
 
 
 def expected_duration_s(classes: Sequence[RouteClass]) -> float:

@@ -109,7 +109,7 @@ def has_gpus() -> bool:
 
 
 def driver_version() -> str | None:
-    """The version of the driver as its file says it; None without one."""
+    """The version of the driver, from its file; None without one."""
     for name in DRIVERS:
         try:
             return Path(name).read_text().splitlines()[0].strip()

@@ -38,7 +38,7 @@ from experiments.common import machine_record, markdown_table
 from runtime.executor.executor import Executor
 from runtime.executor.per_lane import run_beside
 from runtime.executor.transports import make_transport
-from runtime.kernels.partials import Gradients, Partial
+from runtime.kernels.partials import Gradients, Kernel, Partial
 from runtime.sequence_parallel.layer import SoftmaxPasses
 from runtime.trials.patterns import PatternWork
 from tasp_lab.core.files import write_whole
@@ -383,16 +383,11 @@ def _measure_host(name: str, found: tuple[list[float], list[float]]) -> None:
             times.append(1e3 * (time.process_time() - began_s))
 
 
-class FreeKernel:
+class FreeKernel(Kernel):
     """An attention kernel whose results are zeros, made once."""
-
-    name = "free"
 
     def __init__(self) -> None:
         self._zeros: dict[torch.Size, torch.Tensor] = {}
-
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-        return None
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, low: int, high: int

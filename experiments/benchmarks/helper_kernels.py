@@ -24,9 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from experiments.common import machine_record, markdown_table, write_page
 from runtime.executor import executor as executors
 from runtime.executor.kept import release_memory
-from runtime.executor.messages import Message, Wait
+from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Mark, Streams
-from runtime.executor.transports import OrdinaryMemory
 from runtime.kernels import fused
 from runtime.kernels.flash_attention import FLASH_ATTENTION
 from runtime.sequence_parallel.layer import SoftmaxPasses
@@ -123,7 +122,7 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _Library(OrdinaryMemory):
+class _Library(Transport):
     """Batches per step and channel, as with NCCL; nothing is sent."""
 
     receives_ahead = 0

@@ -26,7 +26,7 @@ from tasp_lab.core.progress import print_progress
 from tasp_lab.machines.kernel_model.catalogue import borrowed_kernel
 from tasp_lab.machines.kernel_model.constants import Passing, gpus
 from tasp_lab.machines.kernel_model.kernel import call_parts, nearest_variant
-from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
+from tasp_lab.measure.calibrate_kernels import KernelTime, fit_kernel
 from tasp_lab.measure.readers.kernel_table import KernelTable
 
 _LEAST_ROWS = 4

@@ -27,7 +27,7 @@ from tasp_lab.machines.kernel_model.constants import (
 )
 from tasp_lab.machines.kernel_model.designs import designs
 from tasp_lab.machines.kernel_model.kernel import call_parts, nearest_variant
-from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
+from tasp_lab.measure.calibrate_kernels import KernelTime, fit_kernel
 from tasp_lab.measure.readers.file_position import parse_csv, read_text
 from tasp_lab.measure.readers.kernel_table import KernelTable, attention_shape, is_kernel_table, kernel_table
 

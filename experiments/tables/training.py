@@ -84,12 +84,12 @@ def _on_mesh(world_size: int) -> list[dict[str, Any]]:
     mesh = mesh.scaled(default_scale(mesh, nominal_s=1.0))
     layer = RECIPE.layer("S", RECIPE.batch)
     passes = {name: attention_passes(name, mesh, layer) for name in CIRCULATIONS}
-    with emulate(mesh) as fabric:
-        with launch(fabric.locations) as ranks:
+    with emulate(mesh) as locations:
+        with launch(locations) as ranks:
             machine = calibrate(mesh, ranks).machine
             predicted = {name: _predict(each, ranks, machine) for name, each in passes.items()}
         return [
-            {"processes": world_size, **_train_on_fabric(fabric.locations, name), **predicted[name]._asdict()}
+            {"processes": world_size, **_train_on_fabric(locations, name), **predicted[name]._asdict()}
             for name in CIRCULATIONS
         ]
 

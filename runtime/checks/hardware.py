@@ -11,7 +11,6 @@ import shutil
 import socket
 import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +21,7 @@ import torch.distributed as dist
 
 from runtime.checks.watch import CheckedGroup
 from runtime.executor.messages import Group, reason_of
+from runtime.kernels.timing import batch_s
 from runtime.ranks.torchrun import HIGH_PRIORITY, TorchrunRanks
 from tasp_lab.core.errors import RunError
 
@@ -130,23 +130,20 @@ def measure_operation(group: CheckedGroup, operation: str, size_bytes: int, coun
     Raises `RunError` if its result is wrong: every byte is the number of the rank that it is from.
     """
     rank, n, device = group.rank, group.world_size, group.device
-    part = size_bytes if operation == "sendrecv" else size_bytes // n
+    if operation == "sendrecv":
+        return measure_peers(group, 1, size_bytes, count)
+    part = size_bytes // n
     sent = torch.full((part * (n if operation == "alltoall" else 1),), rank, dtype=torch.uint8, device=device)
-    received = torch.full((part * (1 if operation == "sendrecv" else n),), 255, dtype=torch.uint8, device=device)
-    sources = [(rank - 1) % n] if operation == "sendrecv" else list(range(n))
+    received = torch.full((part * n,), 255, dtype=torch.uint8, device=device)
 
     def call() -> None:
-        if operation == "sendrecv":
-            ring = [dist.P2POp(dist.isend, sent, (rank + 1) % n), dist.P2POp(dist.irecv, received, (rank - 1) % n)]
-            for work in dist.batch_isend_irecv(ring):
-                work.wait()
-        elif operation == "alltoall":
+        if operation == "alltoall":
             dist.all_to_all_single(received, sent)
-        else:
-            _all_gather(received, sent)
+        else:  # the call has a new name from torch 2.13 on, and the old one warns
+            (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(received, sent)
 
     call()
-    if not torch.equal(received.cpu(), torch.tensor(sources, dtype=torch.uint8).repeat_interleave(part)):
+    if not torch.equal(received.cpu(), torch.arange(n, dtype=torch.uint8).repeat_interleave(part)):
         raise RunError(f"{operation} of {size_bytes} bytes: what arrived is not what was sent")
     return _slowest_s(group, call, count)
 
@@ -182,28 +179,6 @@ def _slowest_s(group: CheckedGroup, call: Callable[[], object], count: int) -> f
         group.barrier()
         batches.append(batch_s(call, count, group.device) / count)
     return max(group.gather(statistics.median(batches)))
-
-
-def batch_s(call: Callable[[], object], count: int, device: torch.device) -> float:
-    """The time of calls back to back: by events in the current stream, or by the host's clock."""
-    if device.type == "cpu":
-        began_s = time.perf_counter()
-        for _ in range(count):
-            call()
-        return time.perf_counter() - began_s
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    began.record()
-    for _ in range(count):
-        call()
-    ended.record()
-    ended.synchronize()
-    return float(began.elapsed_time(ended)) / 1e3
-
-
-def _all_gather(received: torch.Tensor, sent: torch.Tensor) -> None:
-    """The call has a new name from torch 2.13 on, and the old one warns."""
-    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    call(received, sent)
 
 
 def run_program(path: str, gpus: int, sizes_bytes: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.checks.groups import be_member, run_group
+from runtime.checks.groups import Ended, be_member, run_group
 from runtime.executor.transports import default_device, make_transport
 from runtime.ranks.torchrun import TorchrunRanks, join
 from runtime.trials.patterns import PatternTrial
@@ -33,33 +33,30 @@ ROUNDS_BEFORE = 3
 
 @dataclass(frozen=True)
 class Loss:
-    """A group that lost its last rank.
+    """A group that lost its last rank, and how it ended.
 
     `ended_s` is the time from there to the end of the last process, None if the group did not end; `named` whether the
-    output names the rank; `orphans` are processes that were left behind and have been killed.
+    output names the rank.
     """
 
     how: str
-    exit_code: int | None
+    end: Ended
     ended_s: float | None
     named: bool
-    orphans: tuple[int, ...]
-    output: str
 
     def problem(self, limit_s: float) -> str | None:
         """What is wrong in one line; None if all is as it should be."""
-        last_line = (self.output.strip().splitlines() or ["no output"])[-1]
-        if "failing " not in self.output:
-            return f"{self.how}: the processes did not get to the run: {last_line}"
+        if "failing " not in self.end.output:
+            return f"{self.how}: the processes did not get to the run: {self.end.last_line}"
         if self.ended_s is None or self.ended_s > limit_s:
             took = f"{self.ended_s:.1f} s" if self.ended_s is not None else "longer than can be waited for"
             return f"{self.how}: the end took {took}, expected at most {limit_s:g} s"
-        if not self.exit_code:
-            return f"{self.how}: exit code {self.exit_code}, expected an error"
+        if not self.end.exit_code:
+            return f"{self.how}: exit code {self.end.exit_code}, expected an error"
         if not self.named:
-            return f"{self.how}: the output does not name the rank: {last_line}"
-        if self.orphans:
-            return f"{self.how}: {len(self.orphans)} processes were left behind"
+            return f"{self.how}: the output does not name the rank: {self.end.last_line}"
+        if self.end.orphans:
+            return f"{self.how}: {len(self.end.orphans)} processes were left behind"
         return None
 
 
@@ -68,7 +65,7 @@ def lose_rank(how: str, backend: BackendKind, ranks: int, limit_s: float) -> Los
     end = run_group(MODULE, (how, backend), ranks, limit_s)
     failed = re.search(r"^failing ([\d.]+)$", end.output, re.MULTILINE)
     ended_s = end.ended - float(failed[1]) if failed and end.ended is not None else None
-    return Loss(how, end.exit_code, ended_s, _is_named(how, ranks - 1, end.output), end.orphans, end.output)
+    return Loss(how, end, ended_s, _is_named(how, ranks - 1, end.output))
 
 
 def _is_named(how: str, rank: int, output: str) -> bool:

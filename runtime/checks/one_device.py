@@ -21,11 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.checks.hardware import batch_s
-from runtime.executor.messages import Message, Wait
+from runtime.executor.messages import Message, Transport, Wait, no_wait
 from runtime.executor.streams import Streams, streams_for
-from runtime.executor.transports import OrdinaryMemory
-from runtime.kernels.partials import Accumulator, Partial
+from runtime.kernels import fused
+from runtime.kernels.timing import batch_s
 from runtime.trials.workloads import draw_operands, make_trial
 from tasp_lab.schedule.schedule import Schedule
 
@@ -70,10 +69,10 @@ def with_peers() -> Iterator[list[Peers]]:
         dist.destroy_process_group()
 
 
-class Ghosts(OrdinaryMemory):
+class Ghosts(Transport):
     """The transport of a rank whose peers are not there. With ``nccl`` a process group of this rank alone is needed."""
 
-    receives_ahead, whole_steps, channels, short_bytes = 0, True, True, 0
+    channels = True
 
     def __init__(self, peers: Peers, device: torch.device, most_bytes: int) -> None:
         self._peers = peers
@@ -81,12 +80,9 @@ class Ghosts(OrdinaryMemory):
         self._received = self._sent.clone()
         self._receives: list[Message] = []
 
-    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
-        """No-op: there is nobody to connect to."""
-
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         self._receives = list(messages)
-        return [_over] * len(messages)
+        return [no_wait] * len(messages)
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
         """Post a batch: each receive has a send of the same size, and each send a receive."""
@@ -100,11 +96,7 @@ class Ghosts(OrdinaryMemory):
             ends += [dist.P2POp(dist.isend, source, 0) for source, _ in pairs]
             for work in dist.batch_isend_irecv(ends):
                 work.wait()
-        return [_over] * len(messages)
-
-
-def _over() -> None:
-    """A wait that is over: the stream itself waits for a batch."""
+        return [no_wait] * len(messages)
 
 
 class GhostRun:
@@ -174,20 +166,21 @@ def merge_errors(device: torch.device, rows: int, seed: int) -> dict[str, float]
     Raises nothing; a row without keys whose out is NaN must have no weight, else an error is NaN.
     """
     drawn = torch.Generator().manual_seed(seed)
-    total = Accumulator(1, rows, 4, 16, device)
+    total, total_lse = torch.zeros(1, rows, 4, 16, device=device), torch.zeros(1, rows, 4, device=device)
     outs, lses = [], []
-    for _ in range(4):
+    for number in range(4):
         out = torch.randn(1, rows, 4, 16, generator=drawn)
         lse = 5 * torch.randn(1, rows, 4, generator=drawn)
         empty = torch.rand(1, rows, 4, generator=drawn) < 0.2
         lse[empty] = -math.inf
-        total.add(0, Partial(out.masked_fill(empty[..., None], math.nan).to(device), lse.to(device)))
+        part = out.masked_fill(empty[..., None], math.nan).to(device)
+        fused.merge(total, total_lse, part, lse.to(device), empty=not number)
         outs.append(out.double())
         lses.append(lse.double())
     exact_lse = torch.stack(lses).logsumexp(0)
     weights = torch.stack(lses).softmax(0).nan_to_num(0)
     exact = (weights[..., None] * torch.stack(outs)).sum(0)
-    out, lse = (each.double().cpu() for each in total.result(torch.float32))
+    out, lse = (each.double().cpu() for each in (total, total_lse))
     seen = exact_lse.isfinite()
     if not torch.equal(lse.isfinite(), seen):
         return {"out": math.nan, "lse": math.nan}
@@ -196,15 +189,12 @@ def merge_errors(device: torch.device, rows: int, seed: int) -> dict[str, float]
 
 def merge_bytes_per_s(device: torch.device, rows: int) -> tuple[float, float]:
     """On a GPU, the bytes per second that a merge of `rows` rows of 32 heads must move, and those that a copy moves."""
-    total = Accumulator(1, rows, 32, 128, device)
-    part = Partial(
-        torch.randn(1, rows, 32, 128, dtype=torch.bfloat16, device=device), torch.zeros(1, rows, 32, device=device)
-    )
-    total.add(0, part)
-    other = torch.empty_like(total.result(torch.float32)[0])
-    moved = part.out.numel() * (2 + 4 + 4), 2 * other.numel() * 4
+    part = torch.randn(1, rows, 32, 128, dtype=torch.bfloat16, device=device)
+    lse, total_lse = torch.zeros(1, rows, 32, device=device), torch.zeros(1, rows, 32, device=device)
+    total, other = part.float(), part.float()
+    moved = part.numel() * (2 + 4 + 4), 2 * other.numel() * 4
     calls: tuple[Callable[[], object], ...] = (
-        lambda: total.add(0, part), lambda: other.copy_(total.result(torch.float32)[0]),
+        lambda: fused.merge(total, total_lse, part, lse), lambda: other.copy_(total),
     )  # fmt: skip
     for call in calls:
         call()

@@ -50,7 +50,10 @@ def _lose_a_send(actions: list[tuple[int, int, Any]]) -> bool:
         if kind == POST and batch.sends:
             *sends, lost = batch.sends
             actions[at] = stream, POST, batch._replace(sends=tuple(sends), nodes=batch.nodes[:-1])
-            actions[:] = [each for each in actions if not (each[1] == FINISH and each[2] == lost)]
+            actions[:] = [
+                (stream, kind, tuple(each for each in what if each != lost) if kind == FINISH else what)
+                for stream, kind, what in actions
+            ]
             return True
     return False
 
@@ -73,11 +76,7 @@ def _reuse_early(actions: list[tuple[int, int, Any]]) -> bool:
 
 def _compute_early(actions: list[tuple[int, int, Any]]) -> bool:
     """Make a call without a wait for what it reads."""
-    return _leave_out(actions, lambda at, stream, kind: kind == AFTER and stream < 0)
-
-
-def _leave_out(actions: list[tuple[int, int, Any]], which: Callable[[int, int, int], bool]) -> bool:
-    at = next((at for at, (stream, kind, _) in enumerate(actions) if which(at, stream, kind)), None)
+    at = next((at for at, (stream, kind, _) in enumerate(actions) if kind == AFTER and stream < 0), None)
     if at is not None:
         del actions[at]
     return at is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.api import attention
-from runtime.sequence_parallel.sharding import positions, shard
+from runtime.sequence_parallel.sharding import shard
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.workload.layer import Workload
 
@@ -81,19 +82,13 @@ def train_together(recipe: Recipe, dtype: str, device: torch.device) -> Trained:
     layer = Workload(recipe.sequence, heads=recipe.heads, head_dim=recipe.head_dim, dtype=dtype, mask="causal")
     layout = attention_layout(recipe.schedule, layer, world_size)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, schedule=recipe.schedule, causal=True)
-
-    def own(tokens: Tensor) -> Tensor:
-        return shard(tokens, layout, rank)
-
     def share(model: nn.Module, loss: Tensor) -> Tensor:
         for each in (*(parameter.grad for parameter in model.parameters()), loss):
             dist.all_reduce(each)
         return loss
 
-    assert len(positions(layout, rank)), "every rank has positions"
-    return _train(recipe, dtype, device, attend, own, share)
+    attend = partial(attention, schedule=recipe.schedule, causal=True)
+    return _train(recipe, dtype, device, attend, lambda tokens: shard(tokens, layout, rank), share)
 
 
 def train_alone(recipe: Recipe, dtype: str, device: torch.device) -> Trained:

@@ -36,7 +36,7 @@ FAILED, INTERRUPTED = 2, 130
 
 POLL_S = 0.2
 _GRACE_S = 1.0
-"""How long the reporter waits, after the first failure, for what other ranks say."""
+"""How long the reporter waits, after the first failure, for the failures of other ranks."""
 
 _LATER_S = 60.0
 """How much longer other ranks wait for a step to end, in case that the reporter cannot end it."""
@@ -68,7 +68,7 @@ class Watch:
     Parameters
     ----------
     rank, world_size : this rank; rank 0 reports.
-    report : called on rank 0 before the process ends, with None if it knows the failure.
+    report : called on rank 0 before the process ends, with None if the record has the failure already.
     """
 
     def __init__(self, rank: int, world_size: int, report: Callable[[End | None], None]) -> None:
@@ -114,54 +114,43 @@ class Watch:
         self.leave(store)
 
     def leave(self, store: Store) -> NoReturn:
-        """End this process after a failure that the reporter knows, or will find in the store."""
+        """End this process after a failure that is in the record or in the store."""
         if self._rank == 0:
             self._end(None)
         with contextlib.suppress(Exception):
-            self._await_the_record(store)
+            until = time.monotonic() + _WRITING_S
+            while time.monotonic() < until and not store.check([_WRITTEN]):
+                time.sleep(POLL_S)
         os._exit(FAILED)
-
-    def _await_the_record(self, store: Store) -> None:
-        until = time.monotonic() + _WRITING_S
-        while time.monotonic() < until and not store.check([_WRITTEN]):
-            time.sleep(POLL_S)
 
     def _watch(self) -> None:
         while not self._left.is_set():
             ready, _, _ = select.select([self._read], [], [], POLL_S)
             if self._left.is_set():
                 return
-            if ready:
-                self._heard(os.read(self._read, 64))
+            heard = os.read(self._read, 64) if ready else b""
+            if signal.SIGINT in heard:
+                self._end(End("interrupted", "interrupted"))
+            elif signal.SIGTERM in heard:
+                told = "ended by SIGTERM: another rank died (see the output of torchrun), or the job was cancelled"
+                self._end(End("failed", told))
             elif self._rank == 0 and self._has_failures():
                 self._end(None)
-            elif self._rank and self._is_written():
+            elif self._rank and self._has(_WRITTEN):  # the reporter has ended the check
                 os._exit(FAILED)
             elif time.monotonic() > self._deadline_s:
                 self._end(End("failed", f"{self._what} did not end in time"))
 
-    def _heard(self, numbers: bytes) -> None:
-        if signal.SIGINT in numbers:
-            self._end(End("interrupted", "interrupted"))
-        elif signal.SIGTERM in numbers:
-            told = "ended by SIGTERM: another rank died (see the output of torchrun), or the job was cancelled"
-            self._end(End("failed", told))
-
     def _has_failures(self) -> bool:
-        if self._store is None:
-            return False
-        with contextlib.suppress(Exception):  # a store that is gone: its host sends SIGTERM, too
-            return any(self._store.check([_failure(rank)]) for rank in range(self._world_size))
-        return False
+        return any(self._has(_failure(rank)) for rank in range(self._world_size))
 
-    def _is_written(self) -> bool:
-        """Whether the reporter has ended the check."""
+    def _has(self, key: str) -> bool:
         with contextlib.suppress(Exception):  # a store that is gone: its host sends SIGTERM, too
-            return self._store is not None and self._store.check([_WRITTEN])
+            return self._store is not None and self._store.check([key])
         return False
 
     def _end(self, end: End | None) -> NoReturn:
-        """End this process. What the ranks say in the store comes before any reason but Ctrl-C."""
+        """End this process. Failures in the store are reported before any other reason but Ctrl-C."""
         with self._ending:  # never released: the first reason is reported
             interrupted = end is not None and end.kind == "interrupted"
             if self._rank == 0:
@@ -208,7 +197,7 @@ def _note(number: int, frame: FrameType | None) -> None:
     """No-op handler: the signal has been written to the pipe."""
 
 
-# The ranks of a check. What they tell each other goes through the store of the process group.
+# The ranks of a check, which exchange values through the store of the process group.
 #
 # So a rank that waits for the others holds no kernel of the communication library, and its GPU is free for what others
 # start on it.
@@ -250,10 +239,6 @@ class CheckedGroup:
         self._told += 1
         self.store.set(self._key(self.rank), pickle.dumps(value))
         return [pickle.loads(self.store.get(self._key(rank))) for rank in range(self.world_size)]
-
-    def slowest(self, seconds: float) -> float:
-        """The longest time of all ranks."""
-        return max(self.gather(seconds))
 
     def barrier(self) -> None:
         """Wait for all ranks, and for this rank's GPU."""

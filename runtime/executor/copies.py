@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,36 +14,40 @@ from runtime.executor.plans import PlannedMessage
 from runtime.executor.sums import Format, Parts, Sum, Sums, Term
 from runtime.executor.views import Views, store, views
 from runtime.kernels import fused
+from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import SCATTERED, CallRow, Join, Operand, RankPart
 from tasp_lab.schedule.schedule import Schedule
 
 
-class Work(Protocol):
-    """What a rank computes in a run. It must not refer to the executor: a cycle would delay freeing the memory."""
+class Work:
+    """What a rank computes in a run; by default nothing, for schedules without kernel calls and bound kinds.
+
+    It must not refer to the executor: a cycle would delay freeing the memory.
+    """
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         """Make a kernel call; returns what it adds to `row.adds`, and to other blocks, alike in every run.
 
         On a GPU the call is only queued.
         """
-        ...
+        raise RunError(f"step {row.step}: kernel {row.kernel} is to be called, but no work was given")
 
     def arranged(self, fields: Views) -> Views:
         """The fields of an operand as `compute` takes them; those in the memory are arranged once for all runs."""
-        ...
+        return fields
 
     def bound(self, blocks: Sequence[int]) -> Views:
         """The caller's tensors of resident copies of a bound kind, which are contiguous there.
 
         Those of one block are the same in all runs; of several they may be gathered.
         """
-        ...
+        raise RunError(f"block {blocks[0]} is bound to a tensor of the caller, but no work was given")
 
     def sent(self, block: int) -> Views:
         """The fields of the resident copy of a bound kind that is sent."""
-        ...
+        return self.bound([block])
 
 
 class Copies:
@@ -68,14 +71,8 @@ class Copies:
         self._resident: dict[tuple[int, ...], tuple[Views, torch.Tensor | None] | None] = {}
         self._lock = threading.Lock()
         self._operands: dict[int, list[Views | None]] = {}
-        self.use(work)
-        self.begin()
-
-    def use(self, work: Work) -> None:
-        """Take another work for the following runs."""
         self.work = work
-        self._ready: dict[int, list[Views]] = {}
-        self._bound: dict[int, Views] = {}
+        self.begin()
 
     def begin(self) -> None:
         """Begin a run: resident copies are those of the start."""
@@ -83,9 +80,9 @@ class Copies:
         self._computed: dict[int, Sequence[Parts]] = {}
         self._unjoined: dict[int, int] = {}
 
-    def data(self, block: int, offset: int, at_home: bool = False) -> torch.Tensor:
-        """The bytes of a block at an offset in the memory: as on the wire, or of a resident copy in its dtype."""
-        return self.memory[offset : offset + self._size(block, at_home)]
+    def data(self, block: int, offset: int) -> torch.Tensor:
+        """The bytes of a block at an offset in the memory, as on the wire."""
+        return self.memory[offset : offset + self._sizes[block]]
 
     def resident(self, blocks: Sequence[int]) -> Views:
         """Resident copies that are adjacent in the memory."""
@@ -155,13 +152,17 @@ class Copies:
         (row,) = message.rows
         data = self.memory.new_empty(message.size_bytes)
         place = self.part.resident.get(row.block)
-        found = self.work.sent(row.block) if place is None else self._views(row.block, place, at_home=True)[0]
+        found = (
+            self.work.sent(row.block)
+            if place is None
+            else self._format(row.block, at_home=True).views(place, self._size(row.block, at_home=True))[0]
+        )
         store(data, self._format(row.block).fields, found)
         return data
 
     def compute(self, row: CallRow) -> None:
         """Make a kernel call, and join what it adds to resident copies; the rest waits for its join."""
-        found = self.work.compute(row, self._ready.get(row.operation) or self._operands_of(row))
+        found = self.work.compute(row, self._operands_of(row))
         planned = self._planned.get(id(row))
         if planned is None:
             places = [place for place in row.adds if place.since == RESIDENT]
@@ -182,11 +183,13 @@ class Copies:
             found: Sequence[Parts] = ()
             if each.call is not None:
                 found = self._computed[each.call]
-                _on_current_stream(found[each.output].fields)
+                for field in found[each.output].fields:  # not reused before the current stream has read it
+                    if field.is_cuda:
+                        field.record_stream(torch.cuda.current_stream(field.device))
             if each.at_home:
                 self._add_to_resident(each, found)
             else:
-                self._sums.join(each, each.is_first, found, self._bound_of)
+                self._sums.join(each, each.is_first, found, self.work.bound)
             if each.call is not None:
                 self._joined(each.call, len(each.blocks))
 
@@ -220,42 +223,26 @@ class Copies:
     def _add_to_resident(self, sum_: Sum, found: Sequence[Parts]) -> None:
         with self._lock:
             if self._has_parts.issuperset(sum_.blocks):
-                self._sums.join(sum_, False, found, self._bound_of)
+                self._sums.join(sum_, False, found, self.work.bound)
                 return
             for each, is_empty in self._sums.split(sum_, [block not in self._has_parts for block in sum_.blocks]):
-                self._sums.join(each, is_empty, found, self._bound_of)
+                self._sums.join(each, is_empty, found, self.work.bound)
             self._has_parts.update(sum_.blocks)
 
     def _operands_of(self, row: CallRow) -> list[Views]:
-        """The operands of a kernel call.
-
-        Those that are the copies themselves are kept for later runs, those of one block of the caller with its tensors.
-        """
+        """The operands of a kernel call; those that are the copies themselves are kept for later runs."""
         kept = self._operands.get(row.operation)
-        if kept is None:
-            found = [self._operand(each) for each in row.operands]
-            arranged = [self.work.arranged(fields) for fields, _ in found]
-            self._operands[row.operation] = [each if found[at][1] else None for at, each in enumerate(arranged)]
-        else:
-            arranged = [
+        if kept is not None:
+            return [
                 self.work.arranged(self.operand(each)) if fields is None else fields
                 for each, fields in zip(row.operands, kept, strict=True)
             ]
-        if all(
-            fields is not None or (each.offset == OUTSIDE and len(each.blocks) == 1)
-            for each, fields in zip(row.operands, self._operands[row.operation], strict=True)
-        ):
-            self._ready[row.operation] = arranged
+        found = [self._operand(each) for each in row.operands]
+        arranged = [self.work.arranged(fields) for fields, _ in found]
+        self._operands[row.operation] = [
+            fields if is_copy else None for fields, (_, is_copy) in zip(arranged, found, strict=True)
+        ]
         return arranged
-
-    def _bound_of(self, blocks: Sequence[int]) -> Views:
-        """As `Work.bound`; those of one block are kept for later runs with the same work."""
-        if len(blocks) > 1:
-            return self.work.bound(blocks)
-        found = self._bound.get(blocks[0])
-        if found is None:
-            found = self._bound[blocks[0]] = self.work.bound(blocks)
-        return found
 
     def operand(self, operand: Operand) -> Views:
         """The fields of an operand of a kernel call."""
@@ -296,12 +283,6 @@ class Copies:
         places = torch.split(data, [self._home_sizes[block] for block in operand.blocks])
         return (torch.cat([place[:size] for place, size in zip(places, sizes, strict=True)]),), False
 
-    def _views(self, block: int, offset: int, at_home: bool = False) -> tuple[Views, bool]:
-        """The fields of a copy, and whether they are the copy itself."""
-        if offset == OUTSIDE:
-            return self.work.bound([block]), True
-        return self._format(block, at_home).views(offset, self._size(block, at_home))
-
     def _size(self, block: int, at_home: bool) -> int:
         return (self._home_sizes if at_home and not self._as_bytes else self._sizes)[block]
 
@@ -321,10 +302,3 @@ def _added_to(part: RankPart) -> frozenset[int]:
     """The blocks to whose resident copies something is added."""
     places = [place for row in part.calls for place in row.adds] + [each.place for each in part.joins]
     return frozenset(place.block for place in places if place.since == RESIDENT)
-
-
-def _on_current_stream(values: Views) -> None:
-    """Let the memory of values not be reused before the current stream has read it."""
-    for each in values:
-        if each.is_cuda:
-            each.record_stream(torch.cuda.current_stream(each.device))

@@ -2,14 +2,13 @@
 
 All copies of a rank lie in one contiguous memory (see `tasp_lab.schedule.buffer_layout`), except those of bound kinds;
 after an AllGather it holds the gathered result. Steps are executed by `runtime.executor.per_lane` or
-`runtime.executor.per_step`, which wait for exactly what `tasp_lab.schedule.dependencies` says. Parts of sums are joined
-as their kind says (`runtime.executor.copies`).
+`runtime.executor.per_step`, which wait for exactly the dependencies of `tasp_lab.schedule.dependencies`. Parts of sums
+are joined as their kind defines (`runtime.executor.copies`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import torch
@@ -21,13 +20,10 @@ from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep, step_plan
 from runtime.executor.plans import Plan, lanes_are_alike, plan_of
 from runtime.executor.streams import Streams, streams_for
-from runtime.executor.sums import Parts
-from runtime.executor.views import Views
 from runtime.linux import BusyShare, clock_name
 from runtime.protocol.records import RankRecord
-from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.dependencies import channels
-from tasp_lab.schedule.rank_part import CallRow, RankPart, rank_part
+from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 
 
@@ -59,12 +55,12 @@ class Executor:
         self.part = part or rank_part(schedule, rank)
         self.memory = transport.take(schedule, self.part, torch.device(device))
         self.schedule, self._transport, self._progress = schedule, transport, progress
-        self.copies = Copies(schedule, self.part, self.memory, work or _NoWork(), as_bytes)
+        self.copies = Copies(schedule, self.part, self.memory, work or Work(), as_bytes)
 
     def reuse(self, transport: Transport, work: Work | None) -> None:
         """Run from now on over a transport of the same `key`, and with other tensors; None: with none at all."""
         self._transport = self._message_io.transport = transport
-        self.copies.use(work or _NoWork())
+        self.copies.work = work or Work()
 
     def give_back(self) -> None:
         """Give the memory back to the transport; there are no further runs."""
@@ -87,7 +83,7 @@ class Executor:
     def run(self) -> None:
         """Execute the rank's part once, after `prepare`; times are relative to this call.
 
-        Kernels compute in the dtypes of their tensors, whatever `torch.autocast` says: states stay in float32.
+        Kernels compute in the dtypes of their tensors, with `torch.autocast` off: states stay in float32.
         """
         self.streams.begin()
         kind = self.memory.device.type
@@ -109,9 +105,8 @@ class Executor:
 
     def record(self, began_s: float) -> RankRecord:
         """The record of a run that has ended, which began at `began_s` of `time.monotonic`."""
-        time_s, busy_share, io = self.streams.mark()(), self._busy.so_far(), self._message_io
-        records = io.sent(), io.received(), io.computed()
-        return RankRecord(self.part.rank, self._clock, began_s, time_s, busy_share, *records)
+        time_s, busy_share = self.streams.mark()(), self._busy.so_far()
+        return RankRecord(self.part.rank, self._clock, began_s, time_s, busy_share, *self._message_io.records())
 
     @cached_property
     def _message_io(self) -> MessageIO:
@@ -151,19 +146,3 @@ def _one_thread_does(plan: Plan, short_bytes: int) -> bool:
 
 SHORT_FLOPS = 1 << 18
 """A kernel call that takes a core some 10 us at most."""
-
-
-class _NoWork:
-    """For schedules without kernel calls."""
-
-    def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
-        raise RunError(f"step {row.step}: kernel {row.kernel} is to be called, but no work was given")
-
-    def arranged(self, fields: Views) -> Views:
-        return fields
-
-    def bound(self, blocks: Sequence[int]) -> Views:
-        raise RunError(f"block {blocks[0]} is bound to a tensor of the caller, but no work was given")
-
-    def sent(self, block: int) -> Views:
-        return self.bound([block])

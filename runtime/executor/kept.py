@@ -49,7 +49,7 @@ class Kept:
     ) -> Iterator[Executor]:
         """An executor for one run, a new one if none is kept; it is kept unless the run fails.
 
-        What is kept for all layers is freed, and the memory asked for once more, if it is exhausted.
+        If memory is exhausted, what is kept for all layers is freed and the allocation is tried once more.
         """
         stream = 0 if self._in_one_order else _stream(device)
         deterministic = torch.are_deterministic_algorithms_enabled()

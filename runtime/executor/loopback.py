@@ -22,30 +22,27 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
 
 from runtime.executor.executor import Executor
-from runtime.executor.messages import LostPeer, Message, Wait
+from runtime.executor.messages import LostPeer, Message, Transport, Wait
 from runtime.executor.per_step import (
     AFTER,
     CALLS,
     COMPUTING,
     FINISH,
-    FINISHES,
     JOIN,
     MARK,
     POST,
     RECEIVE,
-    RECEIVES,
     PerStep,
 )
 from runtime.executor.plans import PlannedMessage, plan_of
-from runtime.executor.streams import CudaStreams, HostStreams, Streams
-from runtime.executor.transports import OrdinaryMemory
+from runtime.executor.streams import CudaStreams, Streams
 from tasp_lab.core.errors import RunError
 
 GARBAGE = 0xFF
@@ -55,7 +52,7 @@ _Pair = tuple[int, int, int]
 """Source, destination, and channel or tag."""
 
 
-class QueuedStreams(HostStreams):
+class QueuedStreams(Streams):
     """Streams of a host on which work is queued as on a GPU; `run_together` executes each in its own order."""
 
     queues = True
@@ -221,10 +218,8 @@ class Board:
                 raise RunError(otherwise)
 
 
-class Loopback(OrdinaryMemory):
+class Loopback(Transport):
     """The transport of one rank. With `whole_steps` it is driven as NCCL is, else as gloo: message by message."""
-
-    short_bytes = 0
 
     def __init__(
         self, board: Board, rank: int, receives_ahead: int = 0, whole_steps: bool = True, channels: bool = True
@@ -233,9 +228,6 @@ class Loopback(OrdinaryMemory):
         self.channels = whole_steps and channels
         self._board, self.rank = board, rank
         self._receives: list[_End] = []
-
-    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
-        """No-op: nothing needs to be connected."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         ends = [_End(self._board, self.rank, each, sends=False) for each in messages]
@@ -291,13 +283,8 @@ class _Rank:
         _, kind, what = queue[0]
         if kind == AFTER:
             return what in self._marks
-        return all(end.is_over for end in self.awaited(queue))
-
-    def awaited(self, queue: _Actions) -> Iterator[Any]:
-        """The ends for which the next action of a queue waits."""
-        _, kind, what = queue[0]
-        if kind in (RECEIVE, FINISH, RECEIVES, FINISHES):
-            yield from (self.strategy.waits[each.node] for each in (what if kind in (RECEIVES, FINISHES) else (what,)))
+        ends: Mapping[int, Any] = self.strategy.waits
+        return kind not in (RECEIVE, FINISH) or all(ends[each.node].is_over for each in what)
 
     def advance(self, queue: _Actions) -> None:
         stream, kind, what = queue.popleft()
@@ -307,7 +294,7 @@ class _Rank:
         self._note(kind, what)
 
     def _check_dependencies(self, kind: int, what: Any) -> None:
-        """Raise `RunError` unless all has happened that the plan wants to happen before an action."""
+        """Raise `RunError` unless all that the plan puts before an action has happened."""
         nodes = self._nodes(kind, what)
         for number, node in enumerate(nodes):
             open_ = (each for each in self.plan.waits[node] if each not in nodes[:number])
@@ -326,8 +313,8 @@ class _Rank:
         """Note what has happened with an action."""
         if kind == MARK:
             self._marks.add(what)
-        elif kind in (RECEIVE, FINISH, RECEIVES, FINISHES):
-            self._happened.update(each.node for each in (what if kind in (RECEIVES, FINISHES) else (what,)))
+        elif kind in (RECEIVE, FINISH):
+            self._happened.update(each.node for each in what)
         elif kind != POST:
             self._happened.update(self._nodes(kind, what))
 
@@ -398,19 +385,17 @@ def run_together(
             rank.streams.finish()
 
 
-def prepare_on(
-    executors: Sequence[Executor], device: torch.device, timed: bool = False
-) -> dict[int, torch.cuda.Stream]:
+def prepare_on(executors: Sequence[Executor], device: torch.device) -> dict[int, torch.cuda.Stream]:
     """Prepare ranks that share a device; on a GPU each has streams of its own, whose current ones are returned."""
     found: dict[int, torch.cuda.Stream] = {}
     for each in executors:
         if device.type != "cuda":
-            each.prepare(QueuedStreams(), timed)
+            each.prepare(QueuedStreams())
             continue
         stream = found[each.part.rank] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            each.prepare(CudaStreams(device, timed, owner=1 + each.part.rank), timed)
+            each.prepare(CudaStreams(device, owner=1 + each.part.rank))
     return found
 
 

@@ -14,9 +14,9 @@ import torch
 from runtime.executor.copies import Copies
 from runtime.executor.messages import LostPeer, Message, Transport, Wait
 from runtime.executor.plans import PlannedMessage
-from runtime.executor.streams import HostStreams, Mark, Streams
+from runtime.executor.streams import Mark, Streams
 from runtime.protocol.heartbeat import WORKING
-from runtime.protocol.records import Computed, Received, Sent
+from runtime.protocol.records import Computed, Moved
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow
@@ -52,7 +52,7 @@ class MessageIO:
         self._gathered: dict[int, torch.Tensor] = {}
         self._waiting_for: dict[tuple[str, int], int] = {}
         self._computing: dict[int, CallRow] = {}
-        self.begin(HostStreams(), timed=False)
+        self.begin(Streams(), timed=False)
 
     def begin(self, streams: Streams, timed: bool) -> None:
         """Begin a run: nothing has happened yet."""
@@ -85,34 +85,29 @@ class MessageIO:
             raise self._lost(lost, f"sending it {lost.blocks}", error) from None
 
     def wait_for_all(self, direction: str, waits: Mapping[int, Wait], messages: Sequence[PlannedMessage]) -> None:
-        """`receive` several messages in their order, or with ``out`` `finish_send`; `waits` are by node."""
-        if not self._is_silent:
-            end = self.receive if direction == "in" else self.finish_send
-            for each in messages:
-                end(each, waits[each.node])
-            return
-        before = None
+        """Wait until messages have arrived (``in``) or may be overwritten (``out``), in their order.
+
+        `waits` are by node.
+        """
+        before, progress, notes_arrivals = None, self._progress, self.timed and direction == "in"
         for each in messages:
             wait = waits[each.node]
+            if progress is not None:
+                self._waiting_for[direction, each.lane] = each.peer
+                self._report()
             if wait is not before:  # messages of a batch have one
                 try:
                     wait()
                 except LostPeer as error:
                     raise self._lost(each, _WAITS[direction].format(each.blocks), error) from None
                 before = wait
+            if progress is not None:
+                del self._waiting_for[direction, each.lane]
+                self._report()
+            if notes_arrivals:
+                self._received.append((each, self.streams.mark()))
             if direction == "out" and (each.given or each.offset == OUTSIDE):
                 self._finished(each)
-
-    def receive(self, message: PlannedMessage, wait: Wait) -> None:
-        """Wait until a message has arrived."""
-        self._wait_for("in", message, wait)
-        if self.timed:
-            self._received.append((message, self.streams.mark()))
-
-    def finish_send(self, message: PlannedMessage, wait: Wait) -> None:
-        """Wait until what is sent may be overwritten."""
-        self._wait_for("out", message, wait)
-        self._finished(message)
 
     def _finished(self, message: PlannedMessage) -> None:
         if message.offset == OUTSIDE:
@@ -122,37 +117,29 @@ class MessageIO:
 
     def compute_all(self, rows: Sequence[CallRow]) -> None:
         """Make several kernel calls."""
-        compute = self.copies.compute if self._is_silent else self.compute
-        for row in rows:
-            compute(row)
-
-    def compute(self, row: CallRow) -> None:
-        """Make a kernel call."""
         if self._is_silent:
-            self.copies.compute(row)
+            for row in rows:
+                self.copies.compute(row)
             return
-        began = self.streams.mark() if self.timed else None
-        self._computing[row.lane] = row
-        self._report()
-        self.copies.compute(row)
-        del self._computing[row.lane]
-        self._report()
-        if began is not None:
-            self._computed.append((row, began, self.streams.mark()))
+        for row in rows:
+            began = self.streams.mark() if self.timed else None
+            self._computing[row.lane] = row
+            self._report()
+            self.copies.compute(row)
+            del self._computing[row.lane]
+            self._report()
+            if began is not None:
+                self._computed.append((row, began, self.streams.mark()))
 
-    def sent(self) -> tuple[Sent, ...]:
-        return tuple(Sent(each.step, each.lane, each.peer, each.block_numbers, posted()) for each, posted in self._sent)
-
-    def received(self) -> tuple[Received, ...]:
-        return tuple(
-            Received(each.step, each.lane, each.peer, each.block_numbers, noticed()) for each, noticed in self._received
+    def records(self) -> tuple[tuple[Moved, ...], tuple[Moved, ...], tuple[Computed, ...]]:
+        """What was sent, received and computed in a timed run."""
+        sent, received = (
+            tuple(Moved(each.step, each.lane, each.peer, each.block_numbers, mark()) for each, mark in moved)
+            for moved in (self._sent, self._received)
         )
-
-    def computed(self) -> tuple[Computed, ...]:
-        return tuple(
-            Computed(row.step, row.kernel, row.block, row.flops, began(), ended())
-            for row, began, ended in self._computed
-        )
+        calls = [(row, began(), ended()) for row, began, ended in self._computed]
+        computed = [Computed(row.step, row.kernel, row.block, row.flops, *times_s) for row, *times_s in calls]
+        return sent, received, tuple(computed)
 
     def _messages(self, messages: Sequence[PlannedMessage], channel: int) -> list[Message]:
         """Messages that are posted together; they are kept for later runs unless one is gathered in each.
@@ -165,18 +152,6 @@ class MessageIO:
         if not gathered:
             self._posted[id(messages)] = messages, found
         return found
-
-    def _wait_for(self, direction: str, message: PlannedMessage, wait: Wait) -> None:
-        if self._progress is not None:
-            self._waiting_for[direction, message.lane] = message.peer
-            self._report()
-        try:
-            wait()
-        except LostPeer as error:
-            raise self._lost(message, _WAITS[direction].format(message.blocks), error) from None
-        if self._progress is not None:
-            del self._waiting_for[direction, message.lane]
-            self._report()
 
     def _report(self) -> None:
         """Report progress. A rank that computes is reported as working, even if its lanes wait for a peer."""

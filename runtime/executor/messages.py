@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,12 +44,23 @@ Group = dist.ProcessGroup | None
 """A process group; None is the group of all ranks. Peers are ranks within it."""
 
 
+def group_of(group: Group) -> dist.ProcessGroup:
+    """The group, that of all ranks for None."""
+    found = group or dist.group.WORLD
+    assert found is not None, "there is a process group"
+    return found
+
+
 Wait = Callable[[], None]
 """Blocks until the message has been received (or, for a send, may be overwritten). Raises `LostPeer`.
 
 Executors keep waits until the next run. They hold the works of torch, and to free one of gloo's right after it has
 ended contends with gloo's own thread for its lock: a message then costs twice the processor time.
 """
+
+
+def no_wait() -> None:
+    """A wait that is over: the stream itself waits for the message."""
 
 
 class LostPeer(Exception):  # noqa: N818
@@ -84,7 +95,7 @@ def call_peers(on_gpu: bool, function: Callable[..., Result], *arguments: object
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of an error, and what NCCL or RCCL says at the end of theirs.
+    """The first line of an error, and the last error that NCCL or RCCL append to theirs.
 
     >>> reason_of(ValueError("NCCL error in: x.cpp:94\\nncclInvalidUsage: ...\\nLast error:\\nDuplicate GPU detected"))
     'NCCL error in: x.cpp:94: Duplicate GPU detected'
@@ -93,42 +104,41 @@ def reason_of(error: Exception) -> str:
     return ": ".join([first_line(error), *last.split("\n")[1:2]])
 
 
-class Transport(Protocol):
-    """The transport interface of the executor. Both calls raise `LostPeer`."""
+class Transport:
+    """How the messages of a schedule are sent; by default one batch per step, in memory that may lie anywhere.
 
-    @property
-    def receives_ahead(self) -> int: ...
-    @property
-    def whole_steps(self) -> bool: ...
-    @property
-    def channels(self) -> bool: ...
-    @property
-    def short_bytes(self) -> int:
-        """Messages of this size and less take no longer than to hand over to another thread; with 0 that takes no time,
-        so every lane has a thread."""
-        ...
+    `receives_ahead` is the number of steps by which receives may be posted early. With `whole_steps` every rank posts
+    the receives and then the sends of a step together, and with `channels` those of each channel of a step
+    (`tasp_lab.schedule.dependencies`), where it has messages. Messages of `short_bytes` and less take no longer than to
+    hand over to another thread; with 0 that takes no time, so every lane has a thread. `waited_on_gpu` is the group
+    whose messages GPUs wait for; None if hosts do, which see that a rank is lost.
+    """
 
-    @property
-    def waited_on_gpu(self) -> dist.ProcessGroup | None:
-        """The group whose messages GPUs wait for; None if hosts do, which see that a rank is lost."""
-        ...
+    receives_ahead = 0
+    whole_steps = True
+    channels = False
+    short_bytes = 0
+    waited_on_gpu: dist.ProcessGroup | None = None
 
     @property
     def key(self) -> Hashable:
         """Equal for transports that an executor can use one after the other."""
-        ...
+        return id(self)
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         """The memory of a run, bytes of arbitrary content, for work in the current stream; a collective call."""
-        ...
+        return torch.empty(part.memory_bytes, dtype=torch.uint8, device=device)
 
     def give_back(self, memory: torch.Tensor) -> None:
         """End the use of a memory, when all that reads or writes it is queued in the current stream."""
-        ...
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Make what each channel needs; a collective call, made before the messages of a run, which has a memory."""
-        ...
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]: ...
-    def send(self, messages: Sequence[Message]) -> list[Wait]: ...
+    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+        """Post receives. Raises `LostPeer`, as `send` does."""
+        raise NotImplementedError
+
+    def send(self, messages: Sequence[Message]) -> list[Wait]:
+        """Post sends, and with `whole_steps` the receives before them."""
+        raise NotImplementedError

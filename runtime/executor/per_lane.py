@@ -15,8 +15,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import count
 from typing import NamedTuple
@@ -36,7 +35,7 @@ class _Lanes(NamedTuple):
 
     If anything waits for sends, which use memory that is reused, the threads wait for those, too. The calling thread
     is the first one if `is_here`: if it makes calls, or is the only one. Else it must be free to see the first error.
-    `unmet` says for how many others each node waits.
+    `unmet` is the number of others for which each node waits.
     """
 
     outgoing: dict[int, tuple[PlannedMessage, ...]]
@@ -81,17 +80,16 @@ class PerLane:
     def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int, together: bool = False) -> None:
         self._message_io, self._plan, self._ahead = message_io, plan, steps_ahead
         self._lanes = _lanes_of(plan, together)
-        self._joins = [(join,) for join in plan.joins]
+        self._joins, self._calls = [(join,) for join in plan.joins], [(row,) for row in plan.calls]
         self._alone = [(message,) for message in plan.sends + plan.receives]
 
     def prepare(self) -> None:
-        plan, steps_ahead = self._plan, self._ahead
         self._unmet = list(self._lanes.unmet)
         self._outgoing = {lane: deque(messages) for lane, messages in self._lanes.outgoing.items()}
         self._incoming = {lane: deque(messages) for lane, messages in self._lanes.incoming.items()}
-        self._post_until = dict.fromkeys(self._incoming, steps_ahead)
+        self._post_until = dict.fromkeys(self._incoming, self._ahead)
         self._unreceived = dict.fromkeys(self._incoming, 0)
-        self._waits: list[Wait | None] = [None] * plan.first_call
+        self._waits: dict[int, Wait] = {}
         self._happened: deque[int] = deque()
         self._advancing = threading.Lock()
         self._wakes: tuple[Wake, ...] = tuple(queue.SimpleQueue() for _ in self._lanes.threads)
@@ -128,7 +126,10 @@ class PerLane:
         """
         error: Exception | None = None
         try:
-            with _in_modes(*modes):
+            with contextlib.ExitStack() as stack:
+                if _modes() != modes:  # to set them takes as long as a message
+                    stack.enter_context(torch.inference_mode(modes[0]))
+                    stack.enter_context(torch.set_grad_enabled(modes[1]))
                 self._do(nodes, wake)
         except Exception as raised:
             error = raised
@@ -147,12 +148,12 @@ class PerLane:
                     self._sleep(node, wake, lambda node=node: not unmet[node])  # type: ignore[misc]
                 if self._failed:
                     return
-                self._message_io.compute(plan.calls[node - plan.first_call])
+                self._message_io.compute_all(self._calls[node - plan.first_call])
                 if plan.releases[node]:
                     self._record(node)
                 continue
-            if waits[node] is None:
-                self._sleep(node, wake, lambda node=node: waits[node] is not None)  # type: ignore[misc]
+            if node not in waits:
+                self._sleep(node, wake, lambda node=node: node in waits)  # type: ignore[misc]
                 if self._failed:
                     return
             if node < plan.first_receive:
@@ -160,7 +161,9 @@ class PerLane:
                 if plan.releases[node]:
                     self._record(node)
             else:
-                self._receive(plan.receives[node - plan.first_receive])
+                self._message_io.wait_for_all("in", waits, self._alone[node])
+                if plan.releases[node] or self._incoming[plan.receives[node - plan.first_receive].lane]:
+                    self._record(node)
 
     def _sleep(self, node: int, wake: Wake, is_over: Callable[[], bool]) -> None:
         """Sleep until a message is posted, or a call may be made, or a thread has failed."""
@@ -169,19 +172,10 @@ class PerLane:
             wake.get()
         del self._asleep[node]
 
-    def _receive(self, message: PlannedMessage) -> None:
-        wait = self._waits[message.node]
-        assert wait is not None, "it is posted"
-        self._message_io.receive(message, wait)
-        if self._plan.releases[message.node] or self._incoming[message.lane]:
-            self._record(message.node)
-
     def _finish_send(self, message: PlannedMessage) -> None:
-        wait = self._waits[message.node]
-        assert wait is not None, "it is posted"
-        self._message_io.finish_send(message, wait)
+        self._message_io.wait_for_all("out", self._waits, self._alone[message.node])
         if message.is_gathered:
-            self._waits[message.node] = None  # with its bytes
+            del self._waits[message.node]  # with its bytes
 
     def _record(self, node: int) -> None:
         """Record that something has happened; post and join whatever has waited for it.
@@ -264,18 +258,6 @@ class PerLane:
 def _modes() -> tuple[bool, bool]:
     """torch's modes of this thread: whether inference and gradients are enabled."""
     return torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-
-
-@contextlib.contextmanager
-def _changed_modes(inference: bool, gradients: bool) -> Iterator[None]:
-    with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
-        yield
-
-
-def _in_modes(inference: bool, gradients: bool) -> AbstractContextManager[None]:
-    """A context in these modes; to set them takes as long as a message, so nothing is set that is so already."""
-    is_so = _modes() == (inference, gradients)
-    return contextlib.nullcontext() if is_so else _changed_modes(inference, gradients)
 
 
 # Threads that are kept for the next run: to start one takes as long as a step.

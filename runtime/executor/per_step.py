@@ -52,8 +52,8 @@ class PerStep:
         """What executes each kind of action; made for each run, as they refer to this object."""
         io = self._message_io
         return (
-            self._post, self._receive, self._finish_send, io.copies.join, io.compute_all, self._mark, self._after,
-            partial(io.wait_for_all, "in", self.waits), partial(io.wait_for_all, "out", self.waits),
+            self._post, partial(io.wait_for_all, "in", self.waits), partial(io.wait_for_all, "out", self.waits),
+            io.copies.join, io.compute_all, self._mark, self._after,
         )  # fmt: skip
 
     def context(self, stream: int) -> AbstractContextManager[object]:
@@ -66,12 +66,6 @@ class PerStep:
         received = io.post_receives(batch.receives, batch.channel)
         sent = io.post_sends(batch.sends, batch.channel)
         self.waits.update(zip(batch.nodes, (*received, *sent), strict=True))
-
-    def _receive(self, message: PlannedMessage) -> None:
-        self._message_io.receive(message, self.waits[message.node])
-
-    def _finish_send(self, message: PlannedMessage) -> None:
-        self._message_io.finish_send(message, self.waits[message.node])
 
     def _mark(self, number: int) -> None:
         self.marks[number] = self._message_io.streams.mark()
@@ -95,10 +89,7 @@ class PerStep:
 
 
 POST, RECEIVE, FINISH, JOIN, CALLS, MARK, AFTER = range(7)
-"""Post a batch, wait until a message has arrived or been sent, join, make calls, set a mark, wait for a mark."""
-
-RECEIVES, FINISHES = 7, 8
-"""As `RECEIVE` and `FINISH`, of several messages in a row."""
+"""Post a batch, wait until messages have arrived or been sent, join, make calls, set a mark, wait for a mark."""
 
 COMPUTING = -1
 """The stream of kernel calls on lane 0; lane k has ``COMPUTING - k``. Communication has the numbers of channels."""
@@ -113,7 +104,7 @@ class Batch(NamedTuple):
     nodes: tuple[int, ...]
 
 
-Action = tuple[int, Batch | PlannedMessage | tuple[Join, ...] | tuple[CallRow, ...] | int]
+Action = tuple[int, Batch | tuple[PlannedMessage, ...] | tuple[Join, ...] | tuple[CallRow, ...] | int]
 """One of the actions above and what it is done with; marks are numbered."""
 
 
@@ -121,7 +112,7 @@ class StepPlan(NamedTuple):
     """Runs of actions, each in one stream, in the order in which they are issued; and the number of marks.
 
     `first` are the receives that are posted before the run begins. `on_host` are the actions of a host, which has no
-    streams: no marks, and messages in a row are waited for together.
+    streams: no marks.
     """
 
     first: Batch
@@ -199,8 +190,8 @@ class _StepPlan:
             self._reach(message.node, 0)
         awaited = {mark for _, mark in self._waited}
         needed = [each for each in self._actions if each[1][0] != MARK or each[1][1] in awaited]
-        runs = tuple((stream, _joined_together(actions)) for stream, actions in _in_runs(needed))
-        on_host = _on_host(action for _, actions in runs for action in actions)
+        runs = tuple((stream, _in_rows(_joined_together(actions))) for stream, actions in _in_runs(needed))
+        on_host = _in_rows(each for _, actions in runs for each in actions if each[0] not in (MARK, AFTER))
         self.found = StepPlan(first, runs, self._marks, on_host)
 
     def _early(self, step: int, sends: Sequence[PlannedMessage] = ()) -> Batch:
@@ -285,7 +276,7 @@ class _StepPlan:
 
     def _finish(self, message: PlannedMessage, action: int = FINISH) -> int:
         home = self._home[message.node] = self._channels[message.lane]
-        self._do(home, (action, message))
+        self._do(home, (action, (message,)))
         return home
 
     def _receive(self, node: int) -> int:
@@ -384,13 +375,12 @@ def _until_used(actions: Sequence[Action]) -> Iterator[int]:
         yield kind
 
 
-def _on_host(actions: Iterable[Action]) -> tuple[tuple[int, Any], ...]:
-    several = {RECEIVE: RECEIVES, FINISH: FINISHES}
-    rows = groupby((action for action in actions if action[0] not in (MARK, AFTER)), key=lambda action: action[0])
+def _in_rows(actions: Iterable[tuple[int, Any]]) -> tuple[tuple[int, Any], ...]:
+    """Actions with waits for messages, of one kind and in a row, in one."""
     found: list[tuple[int, Any]] = []
-    for kind, of_kind in rows:
-        if kind in several:
-            found.append((several[kind], tuple(what for _, what in of_kind)))
+    for kind, of_kind in groupby(actions, key=lambda action: action[0]):
+        if kind in (RECEIVE, FINISH):
+            found.append((kind, tuple(message for _, what in of_kind for message in what)))
         else:
             found += of_kind
     return tuple(found)

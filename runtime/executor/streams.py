@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Protocol
 
 import torch
 
@@ -24,65 +23,37 @@ On a GPU the host then waits until the point has been reached.
 """
 
 
-class Streams(Protocol):
-    """The stream operations that the per-step executor needs."""
-
-    @property
-    def queues(self) -> bool:
-        """Whether work is queued and the host goes on, so that to wait costs the host nothing."""
-        ...
-
-    def begin(self) -> None:
-        """Set the origin of all times; communication waits for the computation queued so far."""
-        ...
-
-    def communicating(self, channel: int = 0) -> AbstractContextManager[object]:
-        """A context in which work is queued on the communication stream of a channel."""
-        ...
-
-    def computing(self, lane: int = 0) -> AbstractContextManager[object]:
-        """A context in which kernel calls of a lane are queued; outside of it, those of lane 0 are."""
-        ...
-
-    def mark(self) -> Mark:
-        """Record a point in the current stream."""
-        ...
-
-    def wait(self, mark: Mark) -> None:
-        """Make later work of the current stream wait for a mark."""
-        ...
-
-    def finish(self) -> None:
-        """Make lane 0 of computation wait for all other streams."""
-        ...
-
-
-class HostStreams:
-    """Streams of a host, where all work is synchronous."""
+class Streams:
+    """Streams of a host, where all work is synchronous; `CudaStreams` are those of a GPU."""
 
     queues = False
+    """Whether work is queued and the host goes on, so that to wait costs the host nothing."""
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
 
     def begin(self) -> None:
+        """Set the origin of all times; communication waits for the computation queued so far."""
         self._began_s = time.perf_counter()
 
     def communicating(self, channel: int = 0) -> AbstractContextManager[object]:
+        """A context in which work is queued on the communication stream of a channel."""
         return _NO_CONTEXT
 
     def computing(self, lane: int = 0) -> AbstractContextManager[object]:
+        """A context in which kernel calls of a lane are queued; outside of it, those of lane 0 are."""
         return _NO_CONTEXT
 
     def mark(self) -> Mark:
+        """Record a point in the current stream."""
         seconds = time.perf_counter() - self._began_s
         return lambda: seconds
 
     def wait(self, mark: Mark) -> None:
-        """No-op: the mark has been reached."""
+        """Make later work of the current stream wait for a mark."""
 
     def finish(self) -> None:
-        """No-op: all work has ended."""
+        """Make lane 0 of computation wait for all other streams."""
 
 
 _NO_CONTEXT = contextlib.nullcontext()
@@ -101,7 +72,7 @@ class _CudaMark:
         return float(self._began.elapsed_time(self.event)) / 1e3
 
 
-class CudaStreams:
+class CudaStreams(Streams):
     """Streams for channels and for further lanes of calls, beside the device's current stream, which is lane 0.
 
     Ranks that share the device have streams of their own if each is another `owner`.
@@ -138,14 +109,11 @@ class CudaStreams:
 
     def _stream(self, kind: str, number: int) -> torch.cuda.Stream:
         if (kind, number) not in self._used:
-            stream = self._used[kind, number] = _side_stream(self._index(), kind, number, self._owner)
+            index = None if self._device is None else self._device.index  # one stream has one key
+            index = torch.cuda.current_device() if index is None else index
+            stream = self._used[kind, number] = _side_stream(index, kind, number, self._owner)
             stream.wait_event(self._began)
         return self._used[kind, number]
-
-    def _index(self) -> int:
-        """The number of the GPU, however it is given: one stream has one key."""
-        index = None if self._device is None else self._device.index
-        return torch.cuda.current_device() if index is None else index
 
 
 @cache
@@ -161,4 +129,4 @@ def _event(timed: bool) -> torch.cuda.Event:
 
 def streams_for(device: torch.device, timed: bool = False) -> Streams:
     """The streams of a device. `timed` makes marks readable after `finish`."""
-    return CudaStreams(device, timed) if device.type == "cuda" else HostStreams()
+    return CudaStreams(device, timed) if device.type == "cuda" else Streams()

@@ -20,13 +20,13 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
-from runtime.executor.messages import Group, Message, Wait
+from runtime.executor.messages import Group, Message, Transport, Wait, group_of, no_wait
 from runtime.executor.streams import Streams
 from tasp_lab.core.errors import RunError, first_line
 from tasp_lab.schedule.buffer_layout import OUTSIDE
@@ -40,32 +40,6 @@ SMALLEST_BYTES = 2**21
 """Of a window: drivers map memory in pages of 2 MiB."""
 
 
-class Window(Protocol):
-    """Memory of one size on all ranks of a group; calls queue work in the current stream."""
-
-    @property
-    def memory(self) -> torch.Tensor:
-        """This rank's memory, as bytes."""
-        ...
-
-    @property
-    def slots(self) -> int:
-        """How many signals there may be from each rank to each other one."""
-        ...
-
-    def copy(self, peer: int, offset: int, data: torch.Tensor) -> None:
-        """Copy bytes to an offset in the memory of a peer."""
-        ...
-
-    def put(self, peer: int, slot: int, timeout_ms: int) -> None:
-        """Set a signal at a peer once it is not set."""
-        ...
-
-    def wait(self, peer: int, slot: int, timeout_ms: int) -> None:
-        """Wait for a signal from a peer, and clear it."""
-        ...
-
-
 class Heap:
     """The windows of a group. All ranks take them and give them back in the same order, so they agree on each.
 
@@ -73,13 +47,13 @@ class Heap:
     ranks together. A window that is given back is taken again by work in the same stream.
     """
 
-    def __init__(self, world_size: int, make: Callable[[int], Window], stream: Callable[[], int]) -> None:
+    def __init__(self, world_size: int, make: Callable[[int], CudaWindow], stream: Callable[[], int]) -> None:
         self.world_size, self._make, self._stream = world_size, make, stream
-        self._free: defaultdict[int, list[Window]] = defaultdict(list)
-        self._taken: dict[int, Window] = {}
+        self._free: defaultdict[int, list[CudaWindow]] = defaultdict(list)
+        self._taken: dict[int, CudaWindow] = {}
         self.addresses: dict[int, Mapping[tuple[int, int], Sequence[int]]] = {}
 
-    def take(self, size_bytes: int) -> Window:
+    def take(self, size_bytes: int) -> CudaWindow:
         """The smallest free window of at least this size, or a new one, which all ranks make together."""
         free = self._free[self._stream()]
         fitting = [each for each in free if each.memory.numel() >= size_bytes]
@@ -91,7 +65,7 @@ class Heap:
         self._taken[_place(window.memory)] = window
         return window
 
-    def window_of(self, memory: torch.Tensor) -> Window:
+    def window_of(self, memory: torch.Tensor) -> CudaWindow:
         """The taken window in which a memory lies."""
         return self._taken[_place(memory)]
 
@@ -104,14 +78,10 @@ def _place(memory: torch.Tensor) -> int:
     return memory.untyped_storage().data_ptr()
 
 
-class SymmetricMemory:
-    """One batch of copies and signals per step and channel."""
+class SymmetricMemory(Transport):
+    """One batch of copies and signals per step and channel; signals have a timeout."""
 
-    receives_ahead = 0
-    whole_steps = True
     channels = True
-    short_bytes = 0
-    waited_on_gpu = None  # signals have a timeout
 
     def __init__(self, heap: Heap, timeout_s: float) -> None:
         self._heap, self._timeout_ms = heap, round(timeout_s * 1e3)
@@ -123,9 +93,9 @@ class SymmetricMemory:
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         """The memory of a run: a window as large as the largest rank's; a collective call."""
-        found = addresses(schedule, part.rank)
-        window = self._heap.take(max(1, found.memory_bytes))
-        self._heap.addresses[_place(window.memory)] = found.of_messages
+        largest, of_messages = addresses(schedule, part.rank)
+        window = self._heap.take(max(1, largest))
+        self._heap.addresses[_place(window.memory)] = of_messages
         return window.memory[: part.memory_bytes]
 
     def give_back(self, memory: torch.Tensor) -> None:
@@ -144,7 +114,7 @@ class SymmetricMemory:
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         """Note the receives of a batch; they are done when its sends are."""
         self._receives = messages
-        return [_no_wait] * len(messages)
+        return [no_wait] * len(messages)
 
     def send(self, messages: Sequence[Message]) -> list[Wait]:
         """Queue the signals and copies of a batch; later work of the current stream waits for all of them."""
@@ -157,9 +127,11 @@ class SymmetricMemory:
         self._copy_beside(self._by_peer(messages), channel, ready, done)
         for peer in sources:
             window.wait(peer, done, timeout_ms)
-        return [_no_wait] * len(messages)
+        return [no_wait] * len(messages)
 
-    def _copy_beside(self, copies: Mapping[int, Sequence[_Copy]], channel: int, ready: int, done: int) -> None:
+    def _copy_beside(
+        self, copies: Mapping[int, Sequence[tuple[int, torch.Tensor]]], channel: int, ready: int, done: int
+    ) -> None:
         """Copy to each peer in a stream of its own: no peer waits for another, and copies share links."""
         window, streams, timeout_ms = self._window, self._streams, self._timeout_ms
         if not copies:
@@ -169,45 +141,34 @@ class SymmetricMemory:
             with streams.communicating(self._channels + channel * self._heap.world_size + peer):
                 streams.wait(posted)
                 window.wait(peer, ready, timeout_ms)
-                for each in copies[peer]:
-                    window.copy(peer, each.offset, each.data)
+                for offset, data in copies[peer]:
+                    window.copy(peer, offset, data)
                 window.put(peer, done, timeout_ms)
                 ended.append(streams.mark())
         for mark in ended:
             streams.wait(mark)
 
-    def _by_peer(self, messages: Sequence[Message]) -> Mapping[int, Sequence[_Copy]]:
-        """The copies to each peer. Messages of one peer and tag are in the same order at both ends."""
-        found: defaultdict[int, list[_Copy]] = defaultdict(list)
+    def _by_peer(self, messages: Sequence[Message]) -> _Copies:
+        """The offset and bytes of each copy. Messages of one peer and tag are in the same order at both ends."""
+        found: defaultdict[int, list[tuple[int, torch.Tensor]]] = defaultdict(list)
         count: defaultdict[tuple[int, int], int] = defaultdict(int)
         for message in messages:
             key = message.peer, message.tag
-            found[message.peer].append(_Copy(self._offsets[key][count[key]], message.data))
+            found[message.peer].append((self._offsets[key][count[key]], message.data))
             count[key] += 1
         return found
 
 
-def _no_wait() -> None:
-    """No-op: the stream of a batch waits for it."""
-
-
-class _Copy(NamedTuple):
-    """Bytes, and where a peer receives them in its memory."""
-
-    offset: int
-    data: torch.Tensor
-
-
-class _Addresses(NamedTuple):
-    """The largest memory of all ranks; where messages lie at their peers, by peer and tag, in their order."""
-
-    memory_bytes: int
-    of_messages: Mapping[tuple[int, int], Sequence[int]]
+_Copies = Mapping[int, Sequence[tuple[int, torch.Tensor]]]
+"""By peer: bytes, and where the peer receives them in its memory."""
 
 
 @lru_cache(maxsize=16)
-def addresses(schedule: Schedule, rank: int) -> _Addresses:
-    """What a rank must know of the memories of its peers, derived from the schedule as they derive it."""
+def addresses(schedule: Schedule, rank: int) -> tuple[int, Mapping[tuple[int, int], Sequence[int]]]:
+    """The bytes of the largest memory of all ranks; and where messages of this rank lie at their peers, by peer, tag.
+
+    All ranks derive them from the schedule alone.
+    """
     found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     largest = 0
     for peer in range(schedule.world_size):
@@ -217,11 +178,12 @@ def addresses(schedule: Schedule, rank: int) -> _Addresses:
             if rows[0].peer == rank:
                 assert rows[0].offset != OUTSIDE, "messages are received in the memory"
                 found[peer, rows[0].step * schedule.lanes + rows[0].lane].append(rows[0].offset)
-    return _Addresses(largest, found)
+    return largest, found
 
 
 class CudaWindow:
-    """A window by `torch.distributed._symmetric_memory`. Never executed on a GPU by us.
+    """Memory of one size on all ranks of a group, by `torch.distributed._symmetric_memory`; calls queue work in the
+    current stream. Never executed on a GPU by us.
 
     That a signal follows the copies before it in its stream, and is seen with them, is what torch's own
     `_low_contention_reduce_scatter` relies on where it pushes chunks to peers.
@@ -240,17 +202,21 @@ class CudaWindow:
 
     @property
     def slots(self) -> int:
+        """How many signals there may be from each rank to each other one."""
         return int(self._handle.signal_pad_size) // (4 * self._world_size)
 
     def copy(self, peer: int, offset: int, data: torch.Tensor) -> None:
+        """Copy bytes to an offset in the memory of a peer."""
         if peer not in self._of_peer:
             self._of_peer[peer] = self._handle.get_buffer(peer, (self.memory.numel(),), torch.uint8)
         self._of_peer[peer][offset : offset + data.numel()].copy_(data, non_blocking=True)
 
     def put(self, peer: int, slot: int, timeout_ms: int) -> None:
+        """Set a signal at a peer once it is not set."""
         self._handle.put_signal(peer, channel=slot, timeout_ms=timeout_ms)
 
     def wait(self, peer: int, slot: int, timeout_ms: int) -> None:
+        """Wait for a signal from a peer, and clear it."""
         self._handle.wait_signal(peer, channel=slot, timeout_ms=timeout_ms)
 
 
@@ -262,21 +228,20 @@ def symmetric_memory_of(timeout_s: float, group: Group, device: torch.device) ->
 
     Raises `RunError` if its ranks are on several hosts or GPUs cannot reach each other, on all ranks alike.
     """
-    found = group or dist.group.WORLD
-    assert found is not None, "there is a process group"
+    found = group_of(group)
     if found not in _HEAPS:
         _HEAPS[found] = _heap(found, device)
     return SymmetricMemory(_HEAPS[found], timeout_s)
 
 
 def _heap(group: dist.ProcessGroup, device: torch.device) -> Heap:
-    def make(size_bytes: int) -> Window:
+    def make(size_bytes: int) -> CudaWindow:
         if not made:
             check_reach(_gathered(group, device))
         made.append(CudaWindow(size_bytes, group, device))
         return made[-1]
 
-    made: list[Window] = []
+    made: list[CudaWindow] = []
     return Heap(dist.get_world_size(group), make, lambda: torch.cuda.current_stream(device).cuda_stream)
 
 

@@ -1,10 +1,6 @@
 """Transports: how the messages of a schedule are sent, independently of the schedule.
 
-A `Transport` posts messages and returns a wait for each. The executor is driven by three of its properties:
-`receives_ahead` is the number of steps by which receives may be posted early; with `whole_steps` every rank must
-post the receives and then the sends of a step together, and with `channels` those of each channel of a step
-(`tasp_lab.schedule.dependencies`), where it has messages. Single messages are posted by steps, too, where one thread
-is enough: if they have up to `short_bytes`, or if lanes are alike.
+A `runtime.executor.messages.Transport` posts messages and returns a wait for each.
 """
 
 from __future__ import annotations
@@ -20,12 +16,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from runtime.executor.messages import Group, LostPeer, Message, Transport, Wait, call_peers, is_lost_peer, reason_of
+from runtime.executor.messages import (
+    Group,
+    LostPeer,
+    Message,
+    Transport,
+    Wait,
+    call_peers,
+    group_of,
+    is_lost_peer,
+    reason_of,
+)
 from runtime.executor.streams import Streams
 from runtime.executor.symmetric_memory import symmetric_memory_of
 from tasp_lab.core.errors import RunError
-from tasp_lab.schedule.rank_part import RankPart
-from tasp_lab.schedule.schedule import Schedule
 
 AGREEMENT_TAG = 1 << 30
 """The tag of messages by which ranks agree before data move; those of data are smaller."""
@@ -34,23 +38,7 @@ _CALLS, _FIRST_BIT = 1024, 20
 """How many calls in a row have different tags, and above how many bits of the tag of a message."""
 
 
-class OrdinaryMemory:
-    """The memory of runs of a transport to which it does not matter where that lies."""
-
-    waited_on_gpu: dist.ProcessGroup | None = None
-
-    @property
-    def key(self) -> Hashable:
-        return id(self)
-
-    def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
-        return torch.empty(part.memory_bytes, dtype=torch.uint8, device=device)
-
-    def give_back(self, memory: torch.Tensor) -> None:
-        """No-op: the memory is free when nothing uses it."""
-
-
-class PointToPoint(OrdinaryMemory):
+class PointToPoint(Transport):
     """One isend or irecv per message, receives posted several steps ahead. For gloo.
 
     Gloo acknowledges a posted receive over the connection that carries data in the other direction. If receives are
@@ -62,20 +50,16 @@ class PointToPoint(OrdinaryMemory):
 
     receives_ahead = 4
     whole_steps = False
-    channels = False
     short_bytes = 4096
     """A thread hands over to another one in some 10 us, in which a link of 400 MB/s carries a page."""
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device, call: int = 0) -> None:
         self._timeout, self._on_gpu = _timeout(timeout_s, device), device.type == "cuda"
-        self._group, self._of_call = _group_of(group), call % _CALLS << _FIRST_BIT
+        self._group, self._of_call = group_of(group), call % _CALLS << _FIRST_BIT
 
     @property
     def key(self) -> Hashable:
         return type(self), self._group, self._timeout
-
-    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
-        """No-op: messages do not wait for each other."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         return self._post(self._group.recv, messages)
@@ -98,7 +82,7 @@ class PointToPoint(OrdinaryMemory):
         return waits
 
 
-class Batched(OrdinaryMemory):
+class Batched(Transport):
     """One batch of sends and receives per step and channel, as NCCL and RCCL require.
 
     The batches of one communicator run one after another, so every channel has a communicator of its own. Several
@@ -106,22 +90,18 @@ class Batched(OrdinaryMemory):
     that is not so, all lanes are one channel.
     """
 
-    receives_ahead = 0
-    whole_steps = True
-    short_bytes = 0
-
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
         self._device, self._on_gpu = device, device.type == "cuda"
         self.channels = not self._on_gpu or (orders_launches() and not _is_split_from_others(group))
         self._timeout, self._group = _timeout(timeout_s, device), group
-        self.waited_on_gpu = _group_of(group) if self._on_gpu else None
+        self.waited_on_gpu = group_of(group) if self._on_gpu else None
         self._groups: list[Group] = [group]
         self._receives: Sequence[Message] = ()
         self._batch = _Once()
 
     @property
     def key(self) -> Hashable:
-        return type(self), _group_of(self._group), self._timeout, self.channels
+        return type(self), group_of(self._group), self._timeout, self.channels
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Make the communicators of channels. The first one is that of the group; further ones are made once."""
@@ -139,7 +119,7 @@ class Batched(OrdinaryMemory):
         post = [each.prepared or self._operation(each, sends=False) for each in self._receives]
         post += [each.prepared or self._operation(each, sends=True) for each in messages]
         group = self._groups[(*self._receives, *messages)[0].channel] if post else None
-        works = call_peers(self._on_gpu, self._together, _group_of(group), post) if post else []
+        works = call_peers(self._on_gpu, self._together, group_of(group), post) if post else []
         self._batch.works, timeout = () if self._on_gpu else works, self._timeout
 
         def finish() -> None:
@@ -164,7 +144,7 @@ class Batched(OrdinaryMemory):
 
     def _operation(self, message: Message, sends: bool) -> Callable[[], dist.Work]:
         """The call that posts one end of a message; made once for all runs."""
-        group = _group_of(self._groups[message.channel])
+        group = group_of(self._groups[message.channel])
         post = partial(group.send if sends else group.recv, [message.data], message.peer, message.tag)
         message.prepared = post
         return post
@@ -199,7 +179,7 @@ _FURTHER: WeakKeyDictionary[dist.ProcessGroup, list[Group]] = WeakKeyDictionary(
 
 def _further_groups(group: Group, count: int) -> list[Group]:
     """Further groups of the same ranks, made by the first call that needs them, of all ranks of the group."""
-    found = _FURTHER.setdefault(_group_of(group), [])
+    found = _FURTHER.setdefault(group_of(group), [])
     while len(found) < count:
         found.append(beside(group))
     return found[:count]
@@ -227,7 +207,7 @@ def _connect(group: Group, device: torch.device) -> None:
     torch makes communicators of NCCL with the first call, in which all ranks must take part; a batch of a step may be
     empty on some (https://github.com/pytorch/pytorch/pull/74701).
     """
-    found = _group_of(group)
+    found = group_of(group)
     if found not in _CONNECTED:
         call_peers(device.type == "cuda", dist.all_reduce, torch.zeros(1, device=device), group=group)
         _CONNECTED.add(found)
@@ -244,17 +224,12 @@ def _is_split_from_others(group: Group) -> bool:
     return is_bound and dist.get_world_size(group) < dist.get_world_size()
 
 
-class AllToAll(OrdinaryMemory):
+class AllToAll(Transport):
     """One all_to_all_single per step, as in TASP's reference implementation. Every rank takes part in every step."""
-
-    receives_ahead = 0
-    whole_steps = True
-    short_bytes = 0
-    channels = False
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
         self._timeout, self._group, self._on_gpu = _timeout(timeout_s, device), group, device.type == "cuda"
-        self.waited_on_gpu = _group_of(group) if self._on_gpu else None
+        self.waited_on_gpu = group_of(group) if self._on_gpu else None
         self._world_size = dist.get_world_size(group)
         self._nothing = torch.empty(0, dtype=torch.uint8, device=device)
         self._incoming: list[Message] = []
@@ -262,10 +237,7 @@ class AllToAll(OrdinaryMemory):
 
     @property
     def key(self) -> Hashable:
-        return type(self), _group_of(self._group), self._timeout
-
-    def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
-        """No-op: all messages of a step are one call."""
+        return type(self), group_of(self._group), self._timeout
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         self._step = _Once()
@@ -284,7 +256,8 @@ class AllToAll(OrdinaryMemory):
 
         def finish() -> None:
             wait_for(work, self._timeout)
-            _unpack(arrived, incoming)
+            for message, data in zip(incoming, torch.split(arrived, [m.data.numel() for m in incoming]), strict=True):
+                message.data.copy_(data)
 
         self._step.finish = finish
         return [self._step.wait] * len(messages)
@@ -313,20 +286,6 @@ class _Once:
 def _in_order(messages: Sequence[Message]) -> list[Message]:
     """Messages in the order in which both ends pack them: by peer, then by tag."""
     return sorted(messages, key=lambda m: (m.peer, m.tag))
-
-
-def _unpack(arrived: torch.Tensor, messages: Sequence[Message]) -> None:
-    start = 0
-    for message in messages:
-        size = message.data.numel()
-        message.data.copy_(arrived[start : start + size])
-        start += size
-
-
-def _group_of(group: Group) -> dist.ProcessGroup:
-    found = group or dist.group.WORLD
-    assert found is not None, "there is a process group"
-    return found
 
 
 def default_device() -> str:

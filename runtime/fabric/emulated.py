@@ -27,7 +27,6 @@ import platform
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -60,17 +59,12 @@ _SYSCTL = {
 }
 
 
-@dataclass(frozen=True)
-class Fabric:
-    """The namespaces of all ranks, and the topology with its bandwidths scaled to the fabric."""
-
-    topology: Topology
-    locations: tuple[RankLocation, ...]
-
-
 @contextlib.contextmanager
-def emulate(topology: Topology) -> Iterator[Fabric]:
-    """Build the fabric of an (already scaled) topology. Raises `FabricError` with the missing requirement."""
+def emulate(topology: Topology) -> Iterator[tuple[RankLocation, ...]]:
+    """Build the fabric of an (already scaled) topology: the namespaces of all ranks.
+
+    Raises `FabricError` with the missing requirement.
+    """
     if (reason := _missing_in_kernel()) is not None:
         raise FabricError(f"the emulated fabric does not work here: {reason}")
     for link in topology.links:
@@ -89,7 +83,7 @@ def emulate(topology: Topology) -> Iterator[Fabric]:
     try:
         user = descriptors[0] if plan["user_namespace"] else -1
         ranks = descriptors[1 : 1 + topology.world_size]
-        yield Fabric(topology, tuple(RankLocation("rank", namespace, user) for namespace in ranks))
+        yield tuple(RankLocation("rank", namespace, user) for namespace in ranks)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -137,15 +131,12 @@ def _build(plan: dict[str, Any]) -> list[int]:
             descriptors += socket.recv_fds(ours, 1, 256)[1]
         builder.communicate()
         if isinstance(answer, str):
-            raise FabricError(f"{answer} ({_advice(plan)})")
+            advice = "it needs CAP_SYS_ADMIN and CAP_NET_ADMIN, veth and sch_tbf"
+            if plan["user_namespace"]:
+                settings = "user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns"
+                advice = f"it needs root, or unprivileged user namespaces: see sysctl {settings}"
+            raise FabricError(f"{answer} ({advice})")
     return descriptors
-
-
-def _advice(plan: dict[str, Any]) -> str:
-    if plan["user_namespace"]:
-        settings = "user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns"
-        return f"it needs root, or unprivileged user namespaces: see sysctl {settings}"
-    return "it needs CAP_SYS_ADMIN and CAP_NET_ADMIN, veth and sch_tbf"
 
 
 def _plan(topology: Topology, user_namespace: bool) -> dict[str, Any]:

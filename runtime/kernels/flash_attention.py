@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from runtime.kernels.partials import Band, Gradients, Partial, Rows, window
-from runtime.kernels.sdpa import GpuKernel, gpu_head_dim
+from runtime.kernels.sdpa import gpu_head_dim, gpu_kernel
 from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
@@ -90,7 +90,7 @@ def _option_names(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(getattr(function, "_init_fn", function)).parameters)
 
 
-FLASH_ATTENTION = GpuKernel("flash-attn", _problem, _flash_attn, _flash_attn_gradients)
+FLASH_ATTENTION = gpu_kernel("flash-attn", _problem, _flash_attn, _flash_attn_gradients)
 """The flash-attn package, for CUDA and ROCm."""
 
 
@@ -151,5 +151,5 @@ def _all_options(function: Callable[..., Any], tensors: int, scale: float, band:
     return required | options_of(function, scale, band)
 
 
-FLASH_ATTENTION_3 = GpuKernel("flash-attn-3", _problem_3, _flash_attn_3, _flash_attn_3_gradients)
+FLASH_ATTENTION_3 = gpu_kernel("flash-attn-3", _problem_3, _flash_attn_3, _flash_attn_3_gradients)
 """FlashAttention-3 on GPUs of compute capability 9."""

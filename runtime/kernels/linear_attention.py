@@ -17,7 +17,7 @@ only taken from an earlier to a later position, so they neither overflow nor div
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None, starts:
     [1.0, 2.0, 1.0]
     """
     q, k, v = _wide(q), _wide(k), _wide(v)
-    segments = [slice(*each) for each in _segments(len(q), starts)]
+    segments = [slice(first, end) for first, end in pairwise([0, *starts, len(q)]) if first < end]
     found = [_attend_causally(q[each], k[each], v[each], _rows(gates, each)) for each in segments]
     return torch.cat([v.new_empty(0, *q.shape[1:3], v.shape[3]), *found])
 
@@ -67,8 +67,10 @@ def make_state(k: Tensor, v: Tensor, gates: Tensor | None = None, starts: Sequen
     """The state that the positions of a chunk leave, as its last position sees it."""
     last = slice(max(starts, default=0), len(k))
     k, v, gates = _wide(k[last]), _wide(v[last]), _rows(gates, last)
-    if gates is not None:
-        k = k * torch.exp(_behind(gates, len(k)))
+    if gates is not None:  # summed over all positions behind each one
+        rows = gates.double().expand(len(k), *gates.shape[1:])
+        behind = torch.cat([rows[1:], torch.zeros_like(rows[:1])]).flip(0).cumsum(0).flip(0)
+        k = k * torch.exp(behind.to(gates.dtype))
     return torch.einsum("ibhd,ibhe->bhde", k, v)
 
 
@@ -118,7 +120,10 @@ def _decayed_queries(q: Tensor, kv_heads: int, gates: Tensor | None, starts: Seq
     """The queries that see the state before a chunk, decayed as the state is for them, by KV head."""
     first = slice(0, min(starts, default=len(q)))
     queries, gates = _grouped(_wide(q[first]), kv_heads), _rows(gates, first)
-    return queries if gates is None else queries * torch.exp(_from_start(gates, len(queries)))[:, :, :, None]
+    if gates is None:
+        return queries
+    sums = gates.double().expand(len(queries), *gates.shape[1:]).cumsum(0).to(gates.dtype)
+    return queries * torch.exp(sums)[:, :, :, None]
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> Tensor:
@@ -159,25 +164,9 @@ def _tiles(x: Tensor, tile: int) -> Tensor:
     return full.reshape(len(full) // tile, tile, *x.shape[1:])
 
 
-def _from_start(gates: Tensor, positions: int) -> Tensor:
-    """The gates summed up to each position, its own included."""
-    return gates.double().expand(positions, *gates.shape[1:]).cumsum(0).to(gates.dtype)
-
-
-def _behind(gates: Tensor, positions: int) -> Tensor:
-    """The gates summed over all positions behind each one."""
-    rows = gates.double().expand(positions, *gates.shape[1:])
-    return torch.cat([rows[1:], torch.zeros_like(rows[:1])]).flip(0).cumsum(0).flip(0).to(gates.dtype)
-
-
 def _rows(gates: Tensor | None, rows: slice) -> Tensor | None:
     """The gates of some positions; all of them where positions are alike."""
     return gates if gates is None or len(gates) == 1 else gates[rows]
-
-
-def _segments(positions: int, starts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first position and the end of what lies between starts of documents; empty ones left out."""
-    return (each for each in pairwise([0, *starts, positions]) if each[0] < each[1])
 
 
 def _grouped(q: Tensor, kv_heads: int) -> Tensor:
@@ -211,14 +200,10 @@ def gradients_of(
 ) -> Sequence[Tensor | None]:
     """The products of gradients with the Jacobians of a function, in float32, for the inputs that are wanted."""
     with torch.enable_grad():
-        inputs = [None if each is None else _copy(each) for each in chunk]
+        # autograd refuses tensors of a memory that changes anywhere
+        inputs = [None if each is None else each.detach().to(torch.float32, copy=True) for each in chunk]
         leaves = [x.requires_grad_() for x, each in zip(inputs, wanted, strict=True) if each and x is not None]
         out = forward(Chunk(*inputs))
         like = [gradient.to(each.dtype) for each, gradient in zip(out, gradients, strict=True)]
         found = iter(torch.autograd.grad(out, leaves, like, materialize_grads=True))
     return [next(found) if x is not None and x.requires_grad else None for x in inputs]
-
-
-def _copy(operand: Tensor) -> Tensor:
-    """A float32 copy for automatic differentiation, which refuses tensors of a memory that changes anywhere."""
-    return operand.detach().to(torch.float32, copy=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,28 +28,17 @@ class Attend(Protocol):
     ) -> Tensor: ...
 
 
-class LinearKernel(Protocol):
-    """One implementation."""
+@dataclass(frozen=True)
+class LinearKernel:
+    """One implementation.
+
+    `supports` is why it cannot run with a dtype on a device, in one line, or None. `attend` is the kernel for inputs of
+    a dtype; what it is called with may have been widened to float32.
+    """
 
     name: str
-
-    def supports(self, dtype: torch.dtype, device: torch.device) -> str | None:
-        """None if supported, else the reason in one line."""
-
-    def attend(self, dtype: torch.dtype) -> Attend:
-        """The kernel for inputs of a dtype; what it is called with may have been widened to float32."""
-
-
-class TorchKernel:
-    """Tiles in torch operations, in float32 inside; on every device."""
-
-    name = "torch"
-
-    def supports(self, dtype: torch.dtype, device: torch.device) -> str | None:
-        return None
-
-    def attend(self, dtype: torch.dtype) -> Attend:
-        return attend
+    supports: Callable[[torch.dtype, torch.device], str | None]
+    attend: Callable[[torch.dtype], Attend]
 
 
 # The kernel fla: the Triton operators of flash-linear-attention 0.6, for GPUs.
@@ -60,20 +50,17 @@ class TorchKernel:
 # bfloat16. States between ranks stay in float32.
 
 
-class FlashLinearAttention:
-    """The operators ``chunk_simple_gla`` and, with a decay per channel, ``chunk_gla``."""
-
-    name = "fla"
-
-    def supports(self, dtype: torch.dtype, device: torch.device) -> str | None:
-        if device.type != "cuda":
-            return f"it runs on cuda, not {device.type}"
-        if dtype not in (torch.float16, torch.bfloat16):
-            return f"it supports torch.float16 and torch.bfloat16, not {dtype}"
-        return _import_problem()
-
-    def attend(self, dtype: torch.dtype) -> Callable[..., Tensor]:
-        return partial(_attend_by_fla, dtype)
+def _supported_by_fla(dtype: torch.dtype, device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"it runs on cuda, not {device.type}"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"it supports torch.float16 and torch.bfloat16, not {dtype}"
+    try:
+        importlib.import_module("fla.ops.simple_gla")
+        importlib.import_module("fla.ops.gla")
+    except Exception as error:  # of Triton without a driver, too
+        return f"flash-linear-attention does not import: {first_line(error)}"
+    return None
 
 
 def _attend_by_fla(
@@ -114,17 +101,13 @@ def _decayed(
     return importlib.import_module("fla.ops.gla").chunk_gla, {"g": given.contiguous()}
 
 
-def _import_problem() -> str | None:
-    """Why flash-linear-attention cannot be imported."""
-    try:
-        importlib.import_module("fla.ops.simple_gla")
-        importlib.import_module("fla.ops.gla")
-    except Exception as error:  # of Triton without a driver, too
-        return f"flash-linear-attention does not import: {first_line(error)}"
-    return None
+_FLA = LinearKernel("fla", _supported_by_fla, lambda dtype: partial(_attend_by_fla, dtype))
+"""The operators ``chunk_simple_gla`` and, with a decay per channel, ``chunk_gla``."""
 
+_TORCH = LinearKernel("torch", lambda dtype, device: None, lambda dtype: attend)
+"""Tiles in torch operations, in float32 inside; on every device."""
 
-LINEAR_KERNELS: Mapping[str, LinearKernel] = {each.name: each for each in (FlashLinearAttention(), TorchKernel())}
+LINEAR_KERNELS: Mapping[str, LinearKernel] = {"fla": _FLA, "torch": _TORCH}
 """Kernels by name, the fastest first."""
 
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-
-from runtime.kernels import fused
 
 Tensor = torch.Tensor
 
@@ -149,16 +147,51 @@ class Rows(NamedTuple):
     def segment(self, first: int, end: int) -> Rows:
         return Rows(*(x[:, first:end] for x in self))
 
-    def one_head_in(self, group: int, head: int) -> Rows:
-        """This query head of every group."""
-        return Rows(*(x[:, :, head::group] for x in self))
-
 
 Compute = Callable[[Tensor, Tensor, Tensor, float, Band], Partial]
 """Attention of q to k and v over a non-empty band; all three tensors are trimmed to it."""
 
 Differentiate = Callable[[Rows, Tensor, Tensor, float, Band], Gradients]
 """Gradients of rows, k and v over a non-empty band; all are trimmed to it."""
+
+
+@dataclass(eq=False)
+class Kernel:
+    """One implementation of attention; shapes and masks are those of `runtime.kernels.registry`.
+
+    Parameters
+    ----------
+    supports : why a dtype, device and head_dim are not supported, in one line, or None.
+    compute, differentiate : both passes over a non-empty band, for tensors with contiguous rows.
+    dtype_of : the dtype in which queries are computed, forward, or backward if True.
+    """
+
+    name: str
+    supports: Callable[[torch.dtype, torch.device, int], str | None]
+    compute: Compute
+    differentiate: Differentiate
+    dtype_of: Callable[[Tensor, bool], torch.dtype] = lambda q, backward: q.dtype
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
+        """Query row i attends to key row j iff ``low <= i - j <= high``."""
+        dtype = self.dtype_of(q, False)
+        q, k, v = (rows_contiguous(x if x.dtype == dtype else x.to(dtype)) for x in (q, k, v))
+        return over_band(self.compute, q, k, v, scale, low, high)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        *, scale: float, low: int, high: int,
+    ) -> Gradients:  # fmt: skip
+        """The contributions of these queries and keys to the gradients of q, k and v.
+
+        `out`, shaped as q, and `lse`, [batch, queries, heads], are the result and its log-sum-exp over all keys of
+        the sequence; `dout`, shaped as q, is the gradient with respect to `out`. The contributions of any partition of
+        queries and keys therefore sum to the gradients. `lse` is as `lse_for_gradients` prepares it: a row with lse
+        +inf contributes 0.
+        """
+        dtype = self.dtype_of(q, True)
+        dout, q, k, v, out = (rows_contiguous(x if x.dtype == dtype else x.to(dtype)) for x in (dout, q, k, v, out))
+        return gradients_over_band(self.differentiate, Rows(dout, q, out, lse), k, v, scale, low, high)
 
 
 def over_band(compute: Compute, q: Tensor, k: Tensor, v: Tensor, scale: float, low: int, high: int) -> Partial:
@@ -222,7 +255,7 @@ def gradients_by_head(
     dq = torch.empty_like(rows.q)
     dk, dv = (torch.zeros_like(x, dtype=lse_dtype(x.dtype)) for x in (k, v))
     for head in range(group):
-        found = differentiate(rows.one_head_in(group, head), k, v, scale, band)
+        found = differentiate(Rows(*(x[:, :, head::group] for x in rows)), k, v, scale, band)
         dq[:, :, head::group] = found.q
         dk += found.k
         dv += found.v
@@ -275,41 +308,3 @@ def is_aligned(x: Tensor) -> bool:
 def heads_first(*tensors: Tensor) -> list[Tensor]:
     """[batch, rows, heads, ...] as [batch, heads, rows, ...] and back."""
     return [x.transpose(1, 2) for x in tensors]
-
-
-class Accumulator:
-    """The running result of one rank: out [batch, queries, heads, head_dim], lse [batch, queries, heads].
-
-    Rows without any key have out 0 and lse -inf. A partial row with lse -inf has weight 0, whatever its out.
-
-    >>> total = Accumulator(1, 2, 1, 1, torch.device("cpu"))
-    >>> one = Partial(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1))
-    >>> total.add(1, one)
-    >>> total.add(1, Partial(3 * one.out, one.lse))
-    >>> [x.flatten().tolist() for x in total.result(torch.float32)]
-    [[0.0, 2.0], [-inf, 0.6931471824645996]]
-    """
-
-    def __init__(
-        self,
-        batch: int,
-        queries: int,
-        heads: int,
-        head_dim: int,
-        device: torch.device | str,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self._out = torch.zeros(batch, queries, heads, head_dim, dtype=dtype, device=device)
-        self._lse = torch.full((batch, queries, heads), -math.inf, dtype=dtype, device=device)
-        self._written = np.zeros(queries, dtype=bool)
-
-    def add(self, first: int, partial: Partial) -> None:
-        """Merge a partial for the query rows from `first` on, in place; the first partial of a row is copied."""
-        end = first + partial.out.shape[1]
-        out, lse = self._out[:, first:end], self._lse[:, first:end]
-        fused.merge(out, lse, *partial, empty=not self._written[first:end].any())
-        self._written[first:end] = True
-
-    def result(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows so far: out in this dtype (the accumulator's own tensor if that is its dtype) and lse."""
-        return self._out.to(dtype), self._lse

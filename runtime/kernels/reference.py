@@ -20,35 +20,15 @@ import torch
 from runtime.kernels.partials import (
     Band,
     Gradients,
+    Kernel,
     Partial,
     Rows,
     boolean_mask,
     by_rows,
     gradients_by_rows,
-    gradients_over_band,
-    over_band,
 )
 
 Tensor = torch.Tensor
-
-
-class Reference:
-    """Softmax attention by its definition, in float64 on any device."""
-
-    name = "reference"
-
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-        return None if dtype.is_floating_point else f"it supports floating point, not {dtype}"
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
-        return over_band(_exact_attention, q.double(), k.double(), v.double(), scale, low, high)
-
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        *, scale: float, low: int, high: int,
-    ) -> Gradients:  # fmt: skip
-        rows = Rows(*(x.double() for x in (dout, q, out, lse)))
-        return gradients_over_band(_exact_gradients, rows, k.double(), v.double(), scale, low, high)
 
 
 def _exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
@@ -58,10 +38,6 @@ def _exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) 
     """
     rows = 0 if band.unmasked or v.isfinite().all() else 1
     return by_rows(softmax_attention, q, k, v, scale, band, rows)
-
-
-def _exact_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
-    return gradients_by_rows(_softmax_gradients, rows, k, v, scale, band)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
@@ -95,3 +71,13 @@ def _grouped(x: Tensor, k: Tensor) -> Tensor:
 def _products(q: Tensor, k: Tensor) -> Tensor:
     """Inner products of queries and keys, [batch, queries, kv_heads, query heads per KV head, keys]."""
     return torch.einsum("bikgd,bjkd->bikgj", q, k)
+
+
+REFERENCE = Kernel(
+    "reference",
+    lambda dtype, device, head_dim: None if dtype.is_floating_point else f"it supports floating point, not {dtype}",
+    _exact_attention,
+    lambda rows, *others: gradients_by_rows(_softmax_gradients, rows, *others),
+    lambda q, backward: torch.float64,
+)  # fmt: skip
+"""Softmax attention by its definition, in float64 on any device."""

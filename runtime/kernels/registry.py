@@ -16,50 +16,21 @@ requires finite inputs except lse: a NaN may affect the gradients of rows and ke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 
-from runtime.kernels.cudnn import CUDNN
 from runtime.kernels.flash_attention import FLASH_ATTENTION, FLASH_ATTENTION_3
-from runtime.kernels.partials import Gradients, Partial
-from runtime.kernels.reference import Reference
-from runtime.kernels.sdpa import ScaledDotProduct
+from runtime.kernels.partials import Gradients, Kernel, Partial
+from runtime.kernels.reference import REFERENCE
+from runtime.kernels.sdpa import CUDNN, SDPA
 from tasp_lab.core.errors import RunError
 
 __all__ = ["KERNELS", "Gradients", "Kernel", "Partial", "choose_kernel"]
 
-Tensor = torch.Tensor
 
-
-class Kernel(Protocol):
-    """One implementation of attention."""
-
-    @property
-    def name(self) -> str: ...
-
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-        """None if supported, else the reason in one line."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
-        """Query row i attends to key row j iff ``low <= i - j <= high``; shapes as in the module docstring."""
-
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        *, scale: float, low: int, high: int,
-    ) -> Gradients:  # fmt: skip
-        """The contributions of these queries and keys to the gradients of q, k and v.
-
-        `out`, shaped as q, and `lse`, [batch, queries, heads], are the result and its log-sum-exp over all keys of
-        the sequence; `dout`, shaped as q, is the gradient with respect to `out`. The contributions of any partition of
-        queries and keys therefore sum to the gradients. `lse` is as `partials.lse_for_gradients` prepares it: a row
-        with lse +inf contributes 0.
-        """
-
-
-_KERNELS: tuple[Kernel, ...] = (FLASH_ATTENTION, ScaledDotProduct(), FLASH_ATTENTION_3, CUDNN, Reference())
-
-KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in _KERNELS}
+KERNELS: Mapping[str, Kernel] = {
+    kernel.name: kernel for kernel in (FLASH_ATTENTION, SDPA, FLASH_ATTENTION_3, CUDNN, REFERENCE)
+}
 """Kernels by name: those of ``auto``, the fastest first, then those that are chosen by name only."""
 
 
@@ -72,7 +43,10 @@ def choose_kernel(name: str, dtype: torch.dtype, device: torch.device, head_dim:
     'sdpa'
     """
     if name == "auto":
-        return _fastest(dtype, device, head_dim)
+        for kernel in (FLASH_ATTENTION, SDPA):
+            if (why := kernel.supports(dtype, device, head_dim)) is None:
+                return kernel
+        raise RunError(f"no fast attention kernel can run here (sdpa: {why}); 'reference' must be chosen by name")
     if name not in KERNELS:
         raise RunError(f"unknown attention kernel {name!r}, expected auto, {', '.join(KERNELS)}")
     if why := KERNELS[name].supports(dtype, device, head_dim):
@@ -80,10 +54,3 @@ def choose_kernel(name: str, dtype: torch.dtype, device: torch.device, head_dim:
         expected = f"expected {' or '.join(able)}" if able else "and no other kernel can, either"
         raise RunError(f"the attention kernel {name} cannot run on {device.type}: {why}; {expected}")
     return KERNELS[name]
-
-
-def _fastest(dtype: torch.dtype, device: torch.device, head_dim: int) -> Kernel:
-    for name in ("flash-attn", "sdpa"):
-        if (why := KERNELS[name].supports(dtype, device, head_dim)) is None:
-            return KERNELS[name]
-    raise RunError(f"no fast attention kernel can run here (sdpa: {why}); 'reference' must be chosen by name")

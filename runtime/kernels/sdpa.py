@@ -1,10 +1,10 @@
-"""The kernel sdpa: the fused operators of torch's scaled_dot_product_attention, on CPUs and on GPUs."""
+"""The fused operators of torch's scaled_dot_product_attention: the kernels sdpa, on CPUs and GPUs, and cudnn."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,54 +13,20 @@ from runtime.kernels.partials import (
     Compute,
     Differentiate,
     Gradients,
+    Kernel,
     Partial,
     Rows,
     additive_mask,
     by_rows,
     gradients_by_head,
     gradients_by_rows,
-    gradients_over_band,
     heads_first,
     lse_dtype,
     over_band,
-    rows_contiguous,
 )
 from runtime.kernels.reference import softmax_attention
 
 Tensor = torch.Tensor
-
-
-class ScaledDotProduct:
-    """The fused operators of torch's scaled_dot_product_attention, which also return the log-sum-exp.
-
-    On a GPU a non-finite value can affect rows that do not attend to it, if they share a tile of the mask with a row
-    that does: a check would synchronise the stream.
-    """
-
-    name = "sdpa"
-
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
-        dtypes = [torch.float32, torch.bfloat16, torch.float16] + [torch.float64] * (device.type == "cpu")
-        if device.type not in ("cpu", "cuda"):
-            return f"it runs on cpu and cuda, not {device.type}"
-        if dtype not in dtypes:
-            return f"on {device.type} it supports {', '.join(map(str, dtypes))}, not {dtype}"
-        return gpu_head_dim(head_dim) if device.type == "cuda" else None
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
-        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-        return over_band(attend_on_gpu if q.is_cuda else _attend_on_cpu, q, k, v, scale, low, high)
-
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        *, scale: float, low: int, high: int,
-    ) -> Gradients:  # fmt: skip
-        """As `Kernel.backward`. On a CPU all tensors are float32 or wider: the operator accumulates in their dtype."""
-        dtype = q.dtype if q.is_cuda else lse_dtype(q.dtype)
-        dout, out, k, v = (rows_contiguous(x.to(dtype)) for x in (dout, out, k, v))
-        rows = Rows(dout, rows_contiguous(q.to(dtype)), out, lse)
-        differentiate = gradients_on_gpu if q.is_cuda else _gradients_on_cpu
-        return gradients_over_band(differentiate, rows, k, v, scale, low, high)
 
 
 def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
@@ -100,13 +66,10 @@ def _repaired(found: Partial, q: Tensor, k: Tensor, v: Tensor, scale: float, ban
 
 
 def _gradients_on_cpu(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    by_head = partial(gradients_by_head, _cpu_gradient_operator)
     if band.unmasked or band.causal:
-        return _cpu_gradients(rows, k, v, scale, band)
-    return gradients_by_rows(_cpu_gradients, rows, k, v, scale, band)
-
-
-def _cpu_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
-    return gradients_by_head(_cpu_gradient_operator, rows, k, v, scale, band)
+        return by_head(rows, k, v, scale, band)
+    return gradients_by_rows(by_head, rows, k, v, scale, band)
 
 
 def _cpu_gradient_operator(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
@@ -129,36 +92,22 @@ def gpu_head_dim(head_dim: int) -> str | None:
     return None if fits else f"on cuda it supports a head_dim that is a multiple of 8 up to 256, not {head_dim}"
 
 
-@dataclass(frozen=True)
-class GpuKernel:
-    """A fused kernel of 16-bit inputs on GPUs that supports GQA. Non-finite values: as in `ScaledDotProduct` on a GPU.
+def gpu_kernel(
+    name: str, problem: Callable[[torch.device, int], str | None], compute: Compute, differentiate: Differentiate
+) -> Kernel:
+    """A fused kernel of 16-bit inputs on GPUs that supports GQA. Non-finite values: as those of `SDPA` on a GPU.
 
-    `compute` and `differentiate` get rows that are contiguous; `problem` is the reason, in one line, why a device or a
-    head_dim is not supported.
+    `problem` is the reason, in one line, why a device or a head_dim is not supported.
     """
 
-    name: str
-    problem: Callable[[torch.device, int], str | None]
-    compute: Compute
-    differentiate: Differentiate
-
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+    def supports(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
         if device.type != "cuda":
             return f"it runs on cuda, not {device.type}"
         if dtype not in (torch.float16, torch.bfloat16):
             return f"it supports torch.float16 and torch.bfloat16, not {dtype}"
-        return self.problem(device, head_dim)
+        return problem(device, head_dim)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
-        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-        return over_band(self.compute, q, k, v, scale, low, high)
-
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        *, scale: float, low: int, high: int,
-    ) -> Gradients:  # fmt: skip
-        dout, q, k, v, out = (rows_contiguous(x) for x in (dout, q, k, v, out))
-        return gradients_over_band(self.differentiate, Rows(dout, q, out, lse), k, v, scale, low, high)
+    return Kernel(name, supports, compute, differentiate)
 
 
 def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
@@ -185,7 +134,7 @@ def _gpu_flash_runs(q: Tensor, k: Tensor, v: Tensor, band: Band) -> bool:
 
 
 def operator_parameters(q: Tensor, k: Tensor, v: Tensor, band: Band) -> torch.backends.cuda.SDPAParams | None:
-    """What torch asks to know whether an operator without a mask of its own runs; None where the band needs one."""
+    """The parameters by which torch decides whether an operator without a mask runs; None where the band needs one."""
     if not (band.unmasked or _square_causal(band)):
         return None
     query, key, value = heads_first(q, k, v)
@@ -261,3 +210,79 @@ def _gpu_mask(q: Tensor, k: Tensor, band: Band) -> Tensor | None:
 def no_random_state(q: Tensor) -> Tensor:
     """A placeholder for the random state of dropout, which is not used."""
     return torch.zeros((), dtype=torch.int64, device=q.device)
+
+
+def _supports(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+    dtypes = [torch.float32, torch.bfloat16, torch.float16] + [torch.float64] * (device.type == "cpu")
+    if device.type not in ("cpu", "cuda"):
+        return f"it runs on cpu and cuda, not {device.type}"
+    if dtype not in dtypes:
+        return f"on {device.type} it supports {', '.join(map(str, dtypes))}, not {dtype}"
+    return gpu_head_dim(head_dim) if device.type == "cuda" else None
+
+
+SDPA = Kernel(
+    "sdpa", _supports,
+    lambda q, *others: (attend_on_gpu if q.is_cuda else _attend_on_cpu)(q, *others),
+    lambda rows, *others: (gradients_on_gpu if rows.q.is_cuda else _gradients_on_cpu)(rows, *others),
+    lambda q, backward: lse_dtype(q.dtype) if backward and q.is_cpu else q.dtype,
+)  # fmt: skip
+"""The fastest of torch's operators. Backward on a CPU all is float32 or wider: the operator accumulates in its dtype.
+
+On a GPU a non-finite value can affect rows that do not attend to it, if they share a tile of the mask with a row that
+does: a check would synchronise the stream.
+"""
+
+
+# The kernel cudnn: cuDNN's fused attention, on GPUs of compute capability 9 and 10 (Hopper, Blackwell).
+#
+# It has never been executed: no GPU was at hand. So it is chosen by name only, never by ``auto``. Masks that torch's
+# operator lacks, and what `torch.backends.cuda.can_use_cudnn_attention` refuses, go to the operators of sdpa.
+
+
+_OLDEST, _MOST_ELEMENTS = 9, 128
+
+
+def _cudnn_problem(device: torch.device, head_dim: int) -> str | None:
+    if head_dim % 8 or not 0 < head_dim <= _MOST_ELEMENTS:
+        return f"it supports a head_dim that is a multiple of 8 up to {_MOST_ELEMENTS}, not {head_dim}"
+    if torch.version.hip is not None or not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
+        return "torch has no cuDNN here"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= _OLDEST else f"it needs compute capability {_OLDEST} or higher, not {major}.{minor}"
+
+
+def _cudnn_attend(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+    return (_cudnn_operator if _cudnn_runs(q, k, v, band) else attend_on_gpu)(q, k, v, scale, band)
+
+
+def _cudnn_differentiate(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    runs = _cudnn_runs(rows.q.detach().requires_grad_(), k, v, band)
+    return (_cudnn_gradient_operator if runs else gradients_on_gpu)(rows, k, v, scale, band)
+
+
+def _cudnn_runs(q: Tensor, k: Tensor, v: Tensor, band: Band) -> bool:
+    parameters = operator_parameters(q, k, v, band)
+    return parameters is not None and torch.backends.cuda.can_use_cudnn_attention(parameters)
+
+
+def _cudnn_operator(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+    """The only call of torch's private cuDNN operator, which supports GQA. Its lse may have a last dimension of 1."""
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out, lse, *_ = operator(*heads_first(q, k, v), None, True, 0.0, band.causal, scale=scale)
+    return Partial(*heads_first(out, lse.reshape(out.shape[:3])))
+
+
+def _cudnn_gradient_operator(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+    """The only call of torch's private cuDNN operator for gradients, with lse as its forward pass returns it."""
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+    dout, q, out, lse = heads_first(*rows)
+    unused = no_random_state(q)
+    found = operator(
+        dout, q, *heads_first(k, v), out, lse.contiguous().unsqueeze(-1), unused, unused, None, None, None,
+        band.queries, band.keys, 0.0, band.causal, scale=scale,
+    )  # fmt: skip
+    return Gradients(*heads_first(*found))
+
+
+CUDNN = gpu_kernel("cudnn", _cudnn_problem, _cudnn_attend, _cudnn_differentiate)

@@ -66,22 +66,20 @@ def _time_s(call: Callable[[], object], device: torch.device) -> float:
     """After calls that warm up, the median of some on a GPU, the least of some on a processor that others use, too."""
     for _ in range(_WARM_UP):
         call()
-    if device.type == "cuda":
-        return median(_once_on_gpu(call) for _ in range(_REPEATS))
-    return min(_once(call) for _ in range(_REPEATS))
+    return (median if device.type == "cuda" else min)([batch_s(call, 1, device) for _ in range(_REPEATS)])
 
 
-def _once_on_gpu(call: Callable[[], object]) -> float:
-    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    begin.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
-
-
-def _once(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+def batch_s(call: Callable[[], object], count: int, device: torch.device) -> float:
+    """The time of calls back to back: by events in the current stream, or by the host's clock."""
+    if device.type == "cpu":
+        began_s = time.perf_counter()
+        for _ in range(count):
+            call()
+        return time.perf_counter() - began_s
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    began.record()
+    for _ in range(count):
+        call()
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3

@@ -143,20 +143,18 @@ class RankLocation:
 
 @dataclass(frozen=True)
 class RankSetup:
-    """The set-up of one rank. `channel`, `store`, `log`, `heartbeat` and the namespaces are inherited descriptors.
+    """The set-up of one rank. `channel`, `store`, `log` and `heartbeat` are inherited descriptors.
 
     `store` is the in-memory file for the rendezvous of the process group, `log` the one for the rank's output.
     """
 
     rank: int
     world_size: int
+    location: RankLocation
     channel: int
     store: int
     log: int
     heartbeat: int
-    interface: str
-    network_namespace: int
-    user_namespace: int
 
 
 def our_module(name: str, *arguments: str) -> list[str]:

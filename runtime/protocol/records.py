@@ -9,24 +9,14 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import COMPUTE_LANE, SEND, Event, Timeline
 
 
-class Sent(NamedTuple):
-    """A message as recorded by its sender: posted at `start_s`; its blocks in the order in which they lie."""
+class Moved(NamedTuple):
+    """One end of a message: sent at `at_s`, or received; its blocks in the order in which they lie."""
 
     step: int
     lane: int
     peer: int
     blocks: tuple[int, ...]
-    start_s: float
-
-
-class Received(NamedTuple):
-    """A message as recorded by its receiver: completed at `end_s`."""
-
-    step: int
-    lane: int
-    peer: int
-    blocks: tuple[int, ...]
-    end_s: float
+    at_s: float
 
 
 class Computed(NamedTuple):
@@ -52,8 +42,8 @@ class RankRecord(NamedTuple):
     began_s: float
     time_s: float
     busy_share: float
-    sent: tuple[Sent, ...]
-    received: tuple[Received, ...]
+    sent: tuple[Moved, ...]
+    received: tuple[Moved, ...]
     computed: tuple[Computed, ...] = ()
 
 
@@ -82,7 +72,7 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
     begins_s = _begins_s(records)
     since_s = {record.rank: begin_s - min(begins_s) for begin_s, record in zip(begins_s, records, strict=True)}
     ends = {
-        (r.rank, row.step, row.lane, row.blocks, row.peer): row.end_s + since_s[r.rank]
+        (r.rank, row.step, row.lane, row.blocks, row.peer): row.at_s + since_s[r.rank]
         for r in records
         for row in r.received
     }
@@ -104,7 +94,7 @@ def merge_records(records: Sequence[RankRecord], schedule: Schedule, topology_na
         )
         for record in records
         for sent in record.sent
-        for start_s in [sent.start_s + since_s[record.rank]]
+        for start_s in [sent.at_s + since_s[record.rank]]
     ]
     events += [
         Event(

@@ -44,7 +44,9 @@ def _fork(setup: RankSetup, setups: Sequence[RankSetup]) -> int:
         return process
     code = 1
     try:
-        _close_others(setup, setups)
+        for other in setups:  # so that each channel is closed for the launcher when its rank ends
+            if other.rank != setup.rank:
+                os.close(other.channel)
         _run_rank(setup)
         code = 0
     except BaseException:
@@ -54,28 +56,17 @@ def _fork(setup: RankSetup, setups: Sequence[RankSetup]) -> int:
         os._exit(code)
 
 
-def _close_others(setup: RankSetup, setups: Sequence[RankSetup]) -> None:
-    """Close the channels of other ranks, so that each is closed for the launcher when its rank ends."""
-    for other in setups:
-        if other.rank != setup.rank:
-            os.close(other.channel)
-
-
-def _write_to(log: int) -> None:
-    """Redirect stdout and stderr to a descriptor."""
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-
-
 def _run_rank(setup: RankSetup) -> None:
     die_with_parent()
-    _write_to(setup.log)
-    if setup.user_namespace >= 0:
-        join_namespace(setup.user_namespace, CLONE_NEWUSER)
+    os.dup2(setup.log, 1)
+    os.dup2(setup.log, 2)
+    place = setup.location
+    if place.user_namespace >= 0:
+        join_namespace(place.user_namespace, CLONE_NEWUSER)
         die_with_parent()  # joining a user namespace clears the parent-death signal
-    if setup.network_namespace >= 0:
-        join_namespace(setup.network_namespace, CLONE_NEWNET)
-    os.environ["GLOO_SOCKET_IFNAME"] = setup.interface
+    if place.network_namespace >= 0:
+        join_namespace(place.network_namespace, CLONE_NEWNET)
+    os.environ["GLOO_SOCKET_IFNAME"] = place.interface
     channel: Connection = Connection(setup.channel)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the launcher is gone
         _serve(setup, channel)

@@ -52,29 +52,20 @@ class LaunchedRanks:
         self._fork_server_log = os.memfd_create("fork_server.log")
         pairs = [socket.socketpair() for _ in locations]
         self._channels: list[Connection] = [Connection(ours.detach()) for ours, _ in pairs]
-        setups = [self._setup(rank, pairs[rank][1].fileno(), location) for rank, location in enumerate(locations)]
+        setups = [
+            RankSetup(rank, self.world_size, location, pairs[rank][1].fileno(), self._store, self._logs[rank],
+                      self._heartbeat_descriptor)
+            for rank, location in enumerate(locations)
+        ]  # fmt: skip
         self._fork_server, self._exits = self._start_fork_server(setups)
         for _, theirs in pairs:
             theirs.close()
-
-    def _setup(self, rank: int, channel: int, location: RankLocation) -> RankSetup:
-        return RankSetup(
-            rank=rank,
-            world_size=self.world_size,
-            channel=channel,
-            store=self._store,
-            log=self._logs[rank],
-            heartbeat=self._heartbeat_descriptor,
-            interface=location.interface,
-            network_namespace=location.network_namespace,
-            user_namespace=location.user_namespace,
-        )
 
     def _start_fork_server(self, setups: Sequence[RankSetup]) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = socket.socketpair()
         passed = {theirs.fileno(), self._heartbeat_descriptor, self._store, *self._logs}
         for setup in setups:
-            passed |= {setup.channel, setup.network_namespace, setup.user_namespace} - {-1}
+            passed |= {setup.channel, setup.location.network_namespace, setup.location.user_namespace} - {-1}
         with theirs:
             process = subprocess.Popen(
                 our_module("runtime.ranks.fork_server", str(theirs.fileno())),
@@ -88,10 +79,6 @@ class LaunchedRanks:
         exits: Connection = Connection(ours.detach())
         exits.send(list(setups))
         return process, exits
-
-    def wait_until_ready(self) -> None:
-        """Return when every rank has joined the process group. Raises `RunError`."""
-        self._collect("the start", time.monotonic() + START_LIMIT_S, None)
 
     def agree(self, value: Value) -> Value:
         """See `runtime.protocol.jobs.Ranks`: only the launcher has a value."""
@@ -142,15 +129,11 @@ class LaunchedRanks:
         if kind == "crashed":
             raise RunError(f"rank {rank} failed during {what}: {str(value).strip().splitlines()[-1]}")
         if kind == "failed":
-            raise RunError(self._dead_rank(what) or str(value))
+            self._read_exits(lambda: bool(self._exit_codes))  # a rank that has lost a peer is not the cause
+            dead = next(iter(self._exit_codes), None)
+            raise RunError(str(value) if dead is None else f"rank {dead} {self._exit_reason(dead)} during {what}")
         result: Result = value
         return result
-
-    def _dead_rank(self, what: str) -> str | None:
-        """The rank that died, if any, in words: a rank that reports a lost peer is not the cause of the failure."""
-        self._read_exits(lambda: bool(self._exit_codes))
-        dead = next(iter(self._exit_codes), None)
-        return None if dead is None else f"rank {dead} {self._exit_reason(dead)} during {what}"
 
     def _read_exits(self, enough: Callable[[], bool]) -> None:
         """Record exit codes of ranks until `enough()` or the grace period ends."""
@@ -198,7 +181,7 @@ def launch(locations: Sequence[RankLocation]) -> Iterator[LaunchedRanks]:
         raise RunError(f"starting ranks needs Linux, this is {platform.system()}; torchrun works anywhere")
     ranks = LaunchedRanks(locations)
     try:
-        ranks.wait_until_ready()
+        ranks._collect("the start", time.monotonic() + START_LIMIT_S, None)
         yield ranks
     finally:
         ranks.stop()

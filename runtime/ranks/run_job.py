@@ -51,17 +51,14 @@ def perform(job: Job, timeout_s: float, progress: Progress, group: Group = None)
     Raises `RunError` that names the lost rank, or this one.
     """
     try:
-        return _perform(job, timeout_s, progress, group)
+        if isinstance(job, RunSchedule):
+            return _run_schedule(job, timeout_s, progress, group)
+        if isinstance(job, MeasureCompute):
+            return _measure_compute(job, timeout_s, progress)
+        barrier(progress)  # of all ranks: the first call of a group opens its communicator, which its batches then use
+        return measure_pair(job, timeout_s, progress)
     except OF_THIS_RANK as error:
         raise RunError(f"rank {dist.get_rank()}: {first_line(error)}") from None
-
-
-def _perform(job: Job, timeout_s: float, progress: Progress, group: Group) -> Result:
-    if isinstance(job, RunSchedule):
-        return _run_schedule(job, timeout_s, progress, group)
-    if isinstance(job, MeasureCompute):
-        return _measure_compute(job, timeout_s, progress)
-    return _measure_pair(job, timeout_s, progress)
 
 
 def _run_schedule(job: RunSchedule, timeout_s: float, progress: Progress, group: Group) -> list[RankRecord]:
@@ -115,11 +112,6 @@ def barrier(progress: Progress) -> None:
     progress(WORKING)
 
 
-def _measure_pair(job: MeasurePair, timeout_s: float, progress: Progress) -> PairTimes | None:
-    barrier(progress)  # of all ranks: the first call of a group opens its communicator, which its batches then use
-    return measure_pair(job, timeout_s, progress)
-
-
 # Messages between a pair of ranks, timed.
 #
 # On a host (gloo) a message is posted and waited for by itself, and the clock is that of the host. On a GPU (NCCL,
@@ -165,7 +157,9 @@ class _DevicePair:
 
     def __init__(self, job: MeasurePair) -> None:
         self._job = job
-        self._peer = job.destination if dist.get_rank() == job.source else job.source
+        is_source = dist.get_rank() == job.source
+        self._peer = job.destination if is_source else job.source
+        self._calls = (dist.isend, dist.irecv) if is_source else (dist.irecv, dist.isend)
         size = max(job.sizes_bytes, default=1)
         self._large = torch.empty(size, dtype=torch.uint8, device=default_device()).random_()
         self._tiny = self._large.new_zeros(max(MESSAGES_PER_BATCH))
@@ -174,7 +168,7 @@ class _DevicePair:
     def send(self) -> PairTimes:
         """Run the source's side."""
         sizes = [size for size in self._job.sizes_bytes for _ in range(self._job.repeats)]
-        found = [self._round_trips(messages, self._ask) for messages in self._batches()]
+        found = [self._round_trips(messages) for messages in self._batches()]
         large, tiny, batches = found[: len(sizes)], found[len(sizes) :][: self._job.tiny], found[len(sizes) :]
         answered = tuple((size, each.answered_s) for size, each in zip(sizes, large, strict=True))
         return PairTimes(
@@ -187,7 +181,7 @@ class _DevicePair:
     def answer(self) -> None:
         """Run the destination's side."""
         for messages in self._batches():
-            self._round_trips(messages, self._reply)
+            self._round_trips(messages)
 
     def _batches(self) -> Iterator[Sequence[torch.Tensor]]:
         """The batch of each measurement: a large message, a tiny one, several tiny ones."""
@@ -197,31 +191,24 @@ class _DevicePair:
         for count in MESSAGES_PER_BATCH:
             yield from [self._tiny[:count].split(1)] * self._job.repeats  # type: ignore[no-untyped-call]
 
-    def _round_trips(
-        self, messages: Sequence[torch.Tensor], round_trip: Callable[[Sequence[torch.Tensor]], float]
-    ) -> BatchTime:
+    def _round_trips(self, messages: Sequence[torch.Tensor]) -> BatchTime:
         """The mean time of a round trip: a batch of these messages, answered with one byte."""
-        round_trip(messages)  # opens connections, which takes longer than the sleep
+        self._round_trip(messages)  # opens connections, which takes longer than the sleep
         torch.cuda.synchronize()
         torch.cuda._sleep(int(HOLD_S * self._cycles_per_s))  # type: ignore[no-untyped-call]
-        round_trip(messages)
+        self._round_trip(messages)
         began, ended = _event(), _event()
         began.record()
-        posted_s = [round_trip(messages) for _ in range(ROUND_TRIPS)]
+        posted_s = [self._round_trip(messages) for _ in range(ROUND_TRIPS)]
         ended.record()
         ended.synchronize()
         answered_s = began.elapsed_time(ended) / 1e3 / ROUND_TRIPS
         return BatchTime(len(messages), answered_s, sum(posted_s) / ROUND_TRIPS)
 
-    def _ask(self, messages: Sequence[torch.Tensor]) -> float:
-        """The source's half of a round trip; returns the time to post the messages."""
-        posted_s = self._batch(dist.isend, messages)
-        self._batch(dist.irecv, [self._tiny[:1]])
-        return posted_s
-
-    def _reply(self, messages: Sequence[torch.Tensor]) -> float:
-        posted_s = self._batch(dist.irecv, messages)
-        self._batch(dist.isend, [self._tiny[:1]])
+    def _round_trip(self, messages: Sequence[torch.Tensor]) -> float:
+        """This end's half of a round trip; returns the time to post the messages."""
+        posted_s = self._batch(self._calls[0], messages)
+        self._batch(self._calls[1], [self._tiny[:1]])
         return posted_s
 
     def _batch(self, call: Callable[..., object], messages: Sequence[torch.Tensor]) -> float:
@@ -259,48 +246,36 @@ class _HostPair:
     def send(self) -> PairTimes:
         """Run the source's side."""
         peer = self._job.destination
-        answers = self._receives([1] * (len(self._sizes) + self._job.tiny + 1), peer)
+        answers = iter([self._post(dist.irecv, 1, peer) for _ in range(len(self._sizes) + self._job.tiny + 1)])
         answered: list[tuple[int, float]] = []
         for size in self._sizes + [1] * self._job.tiny:
             began_s = time.perf_counter()
-            self._send(size, peer)
+            self._wait(self._post(dist.isend, size, peer), peer)
             self._wait(next(answers), peer)
             answered.append((size, time.perf_counter() - began_s))
-        posted = self._post_back_to_back(peer)
-        self._wait(next(answers), peer)
+        posted, works = list[float](), list[dist.Work]()
+        for _ in range(self._job.tiny):
+            began_s = time.perf_counter()
+            works.append(self._post(dist.isend, 1, peer))
+            posted.append(time.perf_counter() - began_s)
+        for work in (*works, next(answers)):
+            self._wait(work, peer)
         large, tiny = answered[: len(self._sizes)], answered[len(self._sizes) :]
         return PairTimes(tuple(large), tuple(seconds for _, seconds in tiny), tuple(posted))
 
     def answer(self) -> None:
         """Run the destination's side."""
-        peer = self._job.source
-        answered = self._sizes + [1] * self._job.tiny
-        messages = self._receives(answered + [1] * self._job.tiny, peer)
+        peer, answered = self._job.source, self._sizes + [1] * self._job.tiny
+        messages = iter([self._post(dist.irecv, size, peer) for size in answered + [1] * self._job.tiny])
         for _ in answered:
             self._wait(next(messages), peer)
-            self._send(1, peer)
+            self._wait(self._post(dist.isend, 1, peer), peer)
         for message in messages:
             self._wait(message, peer)
-        self._send(1, peer)
+        self._wait(self._post(dist.isend, 1, peer), peer)
 
-    def _receives(self, sizes_bytes: Sequence[int], peer: int) -> Iterator[dist.Work]:
-        return iter([self._posted(dist.irecv(self._data[:size], peer)) for size in sizes_bytes])
-
-    def _post_back_to_back(self, peer: int) -> list[float]:
-        posted: list[float] = []
-        works: list[dist.Work] = []
-        for _ in range(self._job.tiny):
-            began_s = time.perf_counter()
-            works.append(self._posted(dist.isend(self._data[:1], peer)))
-            posted.append(time.perf_counter() - began_s)
-        for work in works:
-            self._wait(work, peer)
-        return posted
-
-    def _send(self, size_bytes: int, peer: int) -> None:
-        self._wait(self._posted(dist.isend(self._data[:size_bytes], peer)), peer)
-
-    def _posted(self, work: dist.Work | None) -> dist.Work:
+    def _post(self, call: Callable[..., dist.Work | None], size_bytes: int, peer: int) -> dist.Work:
+        work = call(self._data[:size_bytes], peer)
         assert work is not None, "this process is not part of the group"
         return work
 

@@ -1,7 +1,7 @@
 """Ranks started by torchrun: this process is one of them and every rank runs the same program.
 
 The backend is NCCL (RCCL on AMD) if every rank of this node has its own GPU; all nodes must be identical. gloo is used
-where nothing suggests that GPUs were meant, and where it is asked for.
+where neither the host nor the machine has GPUs, and on request.
 
 A rank that fails leaves its group as it is: `torch.distributed.destroy_process_group` waits for the other ranks, which
 wait for this one. Its error is printed, and `tasp_lab.core.process` ends the process.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -81,20 +81,20 @@ class TorchrunRanks:
         """Perform the job with all ranks. Raises `RunError` if a rank is lost or silent for `longest_silence_s`."""
         own = perform(job, longest_silence_s, lambda peer: None, self._group)
         results: list[Result] = [None] * self.world_size
-        try:
-            call_peers(self._on_gpu, dist.all_gather_object, results, own)
-        except LostPeer as error:
-            raise RunError(f"rank {self.rank}: lost a rank ({error})") from None
+        self._with_all(dist.all_gather_object, results, own)
         return results
 
     def agree(self, value: Value) -> Value:
         """See `runtime.protocol.jobs.Ranks`. All ranks return rank 0's value."""
         shared = [value]
+        self._with_all(dist.broadcast_object_list, shared, src=0)
+        return shared[0]
+
+    def _with_all(self, call: Callable[..., object], *arguments: object, **options: object) -> None:
         try:
-            call_peers(self._on_gpu, dist.broadcast_object_list, shared, src=0)
+            call_peers(self._on_gpu, call, *arguments, **options)
         except LostPeer as error:
             raise RunError(f"rank {self.rank}: lost a rank ({error})") from None
-        return shared[0]
 
 
 def started_ranks() -> int:
@@ -139,7 +139,8 @@ def join(backend: BackendKind = "auto", gpu_machine: str | None = None) -> Itera
         reason = reason_of(error)
         raise RunError(f"rank {os.environ['RANK']}: cannot join the process group at {where}: {reason}") from None
     try:
-        _set_limit(COLLECTIVE_LIMIT)
+        distributed_c10d._set_pg_timeout(COLLECTIVE_LIMIT)
+        distributed_c10d._get_default_store().set_timeout(COLLECTIVE_LIMIT)  # where further groups are made
         yield TorchrunRanks()
     except BaseException:
         at_once()
@@ -187,9 +188,3 @@ def _nccl_options() -> dict[str, Any]:
     options.is_high_priority_stream = os.environ[HIGH_PRIORITY] == "1"
     options._timeout = START_LIMIT
     return {"device_id": torch.device("cuda", _local_rank()), "pg_options": options}
-
-
-def _set_limit(limit: timedelta) -> None:
-    """The limit of later collectives, and of what the store is asked for when further groups are made."""
-    distributed_c10d._set_pg_timeout(limit)
-    distributed_c10d._get_default_store().set_timeout(limit)

@@ -7,10 +7,10 @@
 >>> call.agree_on_backward()                                               # before those of the backward pass do
 >>> dist.destroy_process_group()
 
-A call with parameters that the rank has exchanged before sends a token of that exchange in their place. Only if the
-tokens of all ranks are equal is what they said then taken for what they say now; else all exchange their parameters
-once more. No rank decides by itself: a shard that is longer than before on one rank changes the schedule of all, and a
-rank that did not wait to hear of it would send messages that nobody expects, and hang.
+If a rank has exchanged the same parameters before, it sends a token of that exchange in their place. If the tokens of
+all ranks are equal, the parameters of that exchange still hold; else all ranks exchange theirs again. No rank decides
+by itself: a longer shard on one rank changes the schedule of all, and a rank that did not wait would send messages that
+no other rank receives, and hang.
 
 Layers of one shape exchange equal messages, and most transports match messages by their order alone. So ranks that go
 back through two such layers in different orders would add up gradients of both. The calls of a group are numbered, and
@@ -38,7 +38,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 
-from runtime.executor.messages import Group, LostPeer, Message, Wait, call_peers
+from runtime.executor.messages import Group, LostPeer, Message, Wait, call_peers, group_of
 from runtime.executor.transports import AGREEMENT_TAG, PointToPoint, beside
 from tasp_lab.core.errors import RunError, TaspLabError, first_line
 
@@ -61,7 +61,7 @@ Proposal = Mapping[str, object]
 
 
 class _Exchange(NamedTuple):
-    """What all ranks said in an exchange, and the token of it: a digest, equal on all ranks."""
+    """The proposals of all ranks in an exchange, and its token: a digest, equal on all ranks."""
 
     token: bytes
     proposals: list[Proposal]
@@ -72,7 +72,7 @@ class _Agreed:
 
     def __init__(self) -> None:
         self.known = OrderedDict[str, _Exchange]()
-        """The latest exchanges, by what this rank said."""
+        """The latest exchanges, by the proposal of this rank."""
         self.calls = 0
         """How many calls of layers have been agreed on: as many on all ranks, since each is agreed on by all."""
         self.waits: Sequence[Wait] = ()
@@ -132,14 +132,14 @@ def exchange(own: Proposal | TaspLabError, group: Group, timeout_s: float, pass_
     """
     message = {"problem": first_line(own)} if isinstance(own, TaspLabError) else own
     text, agreed = json.dumps(_truncated(message)), _agreed_in(group)
-    everyone = _Everyone(group, timeout_s, pass_)
     before = agreed.known.get(text)
     token = _NO_TOKEN if before is None else _digest(before.token, pass_.encode())
-    tokens = everyone.gather(token, _TOKEN_BYTES)
+    tokens = _gather(token, _TOKEN_BYTES, group, timeout_s, pass_)
     if before is not None and all(each == token for each in tokens):
         agreed.known.move_to_end(text)
         return before.proposals
-    texts = everyone.gather(json.dumps(_truncated({_PASS: pass_, **message})).encode(), _MAX_BYTES)
+    text_of_pass = json.dumps(_truncated({_PASS: pass_, **message}))
+    texts = _gather(text_of_pass.encode(), _MAX_BYTES, group, timeout_s, pass_)
     found: list[dict[str, object]] = [json.loads(each.rstrip(b"\0")) for each in texts]
     passes = [str(each.pop(_PASS)) for each in found]
     proposals: list[Proposal] = [*found]
@@ -212,8 +212,8 @@ def _checkpoints_around() -> tuple[list[FunctionCtx], Call | None]:
     """The autograd functions whose forward pass makes this call, and the call that is run again by their backward pass.
 
     `torch.utils.checkpoint.checkpoint` with ``use_reentrant=True`` is an autograd function whose backward pass runs the
-    forward pass again. Nothing in the calls inside tells of which of two checkpoints; the context of the function does,
-    the first argument of both passes.
+    forward pass again. The calls inside are the same for two such checkpoints; the context of the function, the
+    first argument of both passes, is not.
     """
     checkpoints = []
     for name, context in _contexts_around():
@@ -252,18 +252,12 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def _agreed_in(group: Group) -> _Agreed:
-    return _AGREED.setdefault(_of_all(group), _Agreed())
-
-
-def _of_all(group: Group) -> dist.ProcessGroup:
-    found = group or dist.group.WORLD
-    assert found is not None, "there is a process group"
-    return found
+    return _AGREED.setdefault(group_of(group), _Agreed())
 
 
 def _group_of_hosts(group: Group, timeout_s: float) -> dist.ProcessGroup:
     """The group, or one of the same ranks that can send what is in CPU memory, made by the first call of all ranks."""
-    own = _of_all(group)
+    own = group_of(group)
     if "cpu:" in dist.get_backend_config(group):
         return own
     if own not in _HOSTS:
@@ -277,33 +271,27 @@ def _group_of_hosts(group: Group, timeout_s: float) -> dist.ProcessGroup:
     return _HOSTS[own]
 
 
-class _Everyone:
-    """All ranks of a group, each of which sends every other one the same bytes."""
+def _gather(content: bytes, size_bytes: int, group: Group, timeout_s: float, pass_: str) -> list[bytes]:
+    """The contents of all ranks, filled up with zeros to this size: each rank sends its own to every other one."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    transport = PointToPoint(timeout_s, _group_of_hosts(group, timeout_s), torch.device("cpu"))
+    own = torch.frombuffer(bytearray(content.ljust(size_bytes, b"\0")), dtype=torch.uint8)
+    contents = [own if each == rank else torch.empty_like(own) for each in range(world_size)]
+    peers = [each for each in range(world_size) if each != rank]
 
-    def __init__(self, group: Group, timeout_s: float, pass_: str) -> None:
-        self._where = f", in {pass_}" if pass_ else ""
-        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
-        self._agreed = _agreed_in(group)
-        self._transport = PointToPoint(timeout_s, _group_of_hosts(group, timeout_s), torch.device("cpu"))
+    def lost(peer: int, error: LostPeer) -> RunError:
+        return RunError(f"rank {rank}: lost rank {peer} before the start ({error}){f', in {pass_}' if pass_ else ''}")
 
-    def gather(self, content: bytes, size_bytes: int) -> list[bytes]:
-        """The contents of all ranks, filled up with zeros to this size."""
-        own = torch.frombuffer(bytearray(content.ljust(size_bytes, b"\0")), dtype=torch.uint8)
-        contents = [own if rank == self._rank else torch.empty_like(own) for rank in range(self._world_size)]
-        peers = [rank for rank in range(self._world_size) if rank != self._rank]
-        waits: list[Wait] = []
-        for post, data in (self._transport.receive, contents), (self._transport.send, [own] * self._world_size):
-            try:
-                waits += post([Message(peer, AGREEMENT_TAG, data[peer]) for peer in peers])
-            except LostPeer as error:
-                raise self._lost(peers[error.number], error) from None
-        for peer, wait in zip(peers * 2, waits, strict=True):
-            try:
-                wait()
-            except LostPeer as error:
-                raise self._lost(peer, error) from None
-        self._agreed.waits = waits
-        return [each.numpy().tobytes() for each in contents]
-
-    def _lost(self, peer: int, error: LostPeer) -> RunError:
-        return RunError(f"rank {self._rank}: lost rank {peer} before the start ({error}){self._where}")
+    waits: list[Wait] = []
+    for post, data in (transport.receive, contents), (transport.send, [own] * world_size):
+        try:
+            waits += post([Message(peer, AGREEMENT_TAG, data[peer]) for peer in peers])
+        except LostPeer as error:
+            raise lost(peers[error.number], error) from None
+    for peer, wait in zip(peers * 2, waits, strict=True):
+        try:
+            wait()
+        except LostPeer as error:
+            raise lost(peer, error) from None
+    _agreed_in(group).waits = waits
+    return [each.numpy().tobytes() for each in contents]

@@ -7,8 +7,7 @@
 >>> attention(q, k, v, schedule="zigzag-ring-attention", causal=True).shape
 torch.Size([2, 16, 8, 64])
 
-Keywords of the call say what is attended to and where it runs. How schedules of a name are built travels in one object,
-the same that predictions take:
+Keywords set the mask and where the call runs. Options of schedules are one object, the same that predictions take:
 
 >>> from tasp_lab.schedules.attention.options import AttentionOptions
 >>> attention(q, k, v, schedule="tasp", options=AttentionOptions("both", trim=False, dataflow="rotate-q")).shape

@@ -49,7 +49,7 @@ _Result = TypeVar("_Result")
 
 
 def uncompiled(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """torch.compile calls the function as it is: what ranks tell each other cannot be traced."""
+    """A function that torch.compile does not trace, since the messages between ranks cannot be traced."""
     found: Callable[_Arguments, _Result] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return found
 
@@ -289,14 +289,26 @@ def attention_proposal(
     **particular: object,
 ) -> dict[str, object]:  # fmt: skip
     """The proposal of a call of attention: what softmax and linear attention have in common, and the rest."""
+    packed = None
+    if documents is not None:
+        packed = with_digest(f"{len(documents)} documents of {sum(documents)} positions", documents)
     return {
         "kind": kind,
         "positions": positions,
-        "documents": None if documents is None else described_documents(documents),
+        "documents": packed,
         **particular,
         **asdict(options),
-        **known_to_all(workload),
+        **{name: value for name, value in asdict(workload).items() if name not in _NOT_KNOWN_YET},
     }
+
+
+_NOT_KNOWN_YET = ("sequence", "documents", "cached_keys")
+"""Facts of a layer that a rank has only after the exchange."""
+
+
+def with_digest(text: str, value: object) -> str:
+    """A text with a digest of a value, which two values share only if they are the same."""
+    return f"{text} ({hashlib.sha256(repr(value).encode()).hexdigest()[:8]})"
 
 
 def workload_of_shard(
@@ -305,7 +317,7 @@ def workload_of_shard(
     """The layer as far as one rank knows it: its sequence is a placeholder, and it has no cached keys."""
     for name, each in (("q", q), ("k", k), ("v", v)):
         if each.dim() != 4:
-            raise WorkloadError(f"{name} is {_shape(each)}, expected [batch, positions, heads, head_dim]")
+            raise WorkloadError(f"{name} is {list(each.shape)}, expected [batch, positions, heads, head_dim]")
         if each.dtype not in DTYPE_NAMES:
             raise WorkloadError(f"{name} is {each.dtype}, which is not supported, expected one of "
                                 f"{', '.join(map(str, DTYPE_NAMES))}")  # fmt: skip
@@ -316,23 +328,10 @@ def workload_of_shard(
     fits = k.shape[1] >= positions if cached else k.shape[1] == positions
     if not fits or k.shape != v.shape or (k.shape[0], k.shape[3]) != (batch, head_dim):
         equal = "batch and head_dim, as many keys as queries or more" if cached else "batch, positions and head_dim"
-        raise WorkloadError(f"q is {_shape(q)}, k is {_shape(k)}, v is {_shape(v)}, expected equal {equal}, "
-                            "and equal shapes of k and v")  # fmt: skip
+        raise WorkloadError(f"q is {list(q.shape)}, k is {list(k.shape)}, v is {list(v.shape)}, expected equal "
+                            f"{equal}, and equal shapes of k and v")  # fmt: skip
     seen = None if window is None else int(window)
     return Workload(1, batch, heads, k.shape[2], head_dim, DTYPE_NAMES[q.dtype], mask, seen)
-
-
-def known_to_all(workload: Workload) -> dict[str, object]:
-    """What every rank knows of the layer before the ranks have talked: all but how long it is."""
-    return {
-        name: value for name, value in asdict(workload).items() if name not in ("sequence", "documents", "cached_keys")
-    }
-
-
-def described_documents(documents: tuple[int, ...]) -> str:
-    """In few letters that two lists of documents share only if they are the same."""
-    digest = hashlib.sha256(repr(documents).encode()).hexdigest()[:8]
-    return f"{len(documents)} documents of {sum(documents)} positions ({digest})"
 
 
 def described_layer(schedule: str, workload: Workload) -> str:
@@ -358,7 +357,3 @@ def check_lengths(
                 f"rank {rank} has {length} of {sum(lengths)} {what}, the {layout.name} layout of {schedule} "
                 f"assigns {wanted} to it"
             )
-
-
-def _shape(x: torch.Tensor) -> str:
-    return str(list(x.shape))

@@ -1,4 +1,4 @@
-"""Failed passes on GPUs: the rank tells the others, which end instead of waiting for its messages.
+"""Failed passes on GPUs: the rank announces its error, and the others end instead of waiting for its messages.
 
     with announced(group):             # around a pass of a rank; None where hosts wait for messages themselves
         run()
@@ -36,7 +36,7 @@ _WATCHED: WeakSet[dist.ProcessGroup] = WeakSet()
 
 @contextlib.contextmanager
 def announced(group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Tell the ranks of a group about an error, and be told about theirs; raises it as it is."""
+    """Announce an error to the ranks of a group, and watch for theirs; raises it unchanged."""
     if group is not None and group not in _WATCHED:
         _WATCHED.add(group)
         where = _get_process_group_store(group), dist.get_rank(group)

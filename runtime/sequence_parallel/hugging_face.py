@@ -20,7 +20,6 @@ import hashlib
 import importlib
 import weakref
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Unpack
 
 import numpy as np
@@ -72,7 +71,7 @@ def register(name: str = "tasp", **keywords: Unpack[CallKeywords]) -> None:
     ----------
     name : what ``attn_implementation`` and ``model.set_attn_implementation`` then take.
     keywords : as `runtime.attention` takes them (`options` is one of them), but for ``causal``, ``window`` and
-        ``scale``, which the model says, ``cu_seqlens``: no packed batches, and ``cached_keys``: no cache.
+        ``scale``, which the model sets, ``cu_seqlens``: no packed batches, and ``cached_keys``: no cache.
 
     Raises `RunError` without transformers, and `WorkloadError` for a name or a keyword that cannot be.
     """
@@ -83,7 +82,12 @@ def register(name: str = "tasp", **keywords: Unpack[CallKeywords]) -> None:
         raise WorkloadError(
             f"name: {name!r}, expected one without {', '.join(_TAKEN)}, which mean others to transformers"
         )
-    transformers = _transformers()
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise RunError(
+            f"transformers cannot be imported ({error}), expected tasp-lab[transformers] installed"
+        ) from None
     transformers.AttentionInterface.register(name, _ModelAttention(keywords))
     transformers.AttentionMaskInterface.register(name, _mask)
 
@@ -206,7 +210,7 @@ def _mask(
     config: object = None,
     **_: object,
 ) -> torch.Tensor | None:
-    """In the place of a mask: None, or the window as a tensor without dimensions, since some models say it only here.
+    """In the place of a mask: None, or the window as a tensor without dimensions, since some models pass it only here.
 
     Positions that are not 0, 1, 2, ..., as those of a shard, look like packed sequences to transformers, and
     `mask_function` then knows that. It is not called: whether they are packed is what `_ModelAttention` finds out.
@@ -221,7 +225,7 @@ def _mask(
 
 
 def _window(attention_mask: torch.Tensor | None, sliding_window: int | None) -> int | None:
-    """What `_mask` and the layer say about the window."""
+    """The window, from the mask or the layer; an error if they differ."""
     if attention_mask is None:
         return sliding_window
     if attention_mask.dim():
@@ -278,7 +282,7 @@ def _place(group: Group) -> tuple[int, int]:
 
 
 def _said(position_ids: torch.Tensor) -> Proposal | WorkloadError:
-    """What a rank tells the others about its positions."""
+    """The description of a rank's positions for the other ranks."""
     found = position_ids.cpu().numpy()
     if found.ndim != 2 or (found != found[:1]).any():
         return WorkloadError(f"position_ids of {list(found.shape)}, expected [batch, positions], all rows the same")
@@ -287,12 +291,3 @@ def _said(position_ids: torch.Tensor) -> Proposal | WorkloadError:
 
 def _digest(shard_positions: IntArray) -> str:
     return hashlib.sha256(np.ascontiguousarray(shard_positions, dtype=np.int64).tobytes()).hexdigest()
-
-
-def _transformers() -> ModuleType:
-    try:
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise RunError(
-            f"transformers cannot be imported ({error}), expected tasp-lab[transformers] installed"
-        ) from None

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from runtime.executor.copies import Copies
+from runtime.executor.copies import Copies, Work
 from runtime.executor.kept import OF_ALL_LAYERS, Kept
 from runtime.executor.messages import Transport
 from runtime.executor.sums import Parts
@@ -52,7 +52,7 @@ Inputs = Mapping[int, Sequence[Tensor]]
 """
 
 
-class AttentionLayer:
+class AttentionLayer(Work):
     """One rank's layer in one pass. Use a new instance for each run.
 
     `packed` is the task of the schedule with the documents of this call, if the schedule is that of any documents. Rows
@@ -221,7 +221,7 @@ _packing_of = lru_cache(maxsize=16)(_Packing)
 
 @dataclass(frozen=True, eq=False)
 class _Shard:
-    """What a layer asks of its schedule, by block. `first` is where own blocks begin in the shard.
+    """The facts of a schedule that a layer needs, by block. `first` is where own blocks begin in the shard.
 
     `shapes` are the names and shapes of the shard's tensors, by output. `bound` are those that the caller has.
     """

@@ -12,7 +12,6 @@ torch.Size([2, 16, 4, 8])
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
@@ -38,6 +37,7 @@ from runtime.sequence_parallel.calls import (
     process_group,
     run_pass,
     uncompiled,
+    with_digest,
     workload_of_shard,
 )
 from runtime.sequence_parallel.linear_layer import LinearLayer, SequenceEnds
@@ -194,9 +194,10 @@ class _LinearCall(LayerCall):
         check_state(workload, self.initial_state, k.device)
         self.chosen = choose_linear_kernel(self.kernel, q.dtype, q.device)
         self.to_run = passes_to_run(self.options, self.gradients)
+        decays = with_digest(f"{min(self.decays):g} to {max(self.decays):g}", self.decays) if self.decays else "none"
         return attention_proposal(
             "linear", q.shape[1], workload, self.documents, self.options, schedule=self.schedule,
-            **self.proposed_transport(q.device, number), decays=described_decays(self.decays),
+            **self.proposed_transport(q.device, number), decays=decays,
             kernel=self.chosen.name, initial_state=self.initial_state is not None, final_state=self.return_final_state,
         )  # fmt: skip
 
@@ -248,7 +249,10 @@ class LinearPasses:
         with run_pass(
             self.forward_schedule, self.rank, self.transport, layer, q.device, lambda copies: None
         ) as copies:  # fmt: skip
-            left = [copies.left_behind(there) for _, there in self._states()]
+            left = [
+                copies.left_behind(there)
+                for _, there in _saved_states(self.forward_schedule, self.backward_schedule, self.rank)
+            ]
             state = layer.final_state() if self.gives_state else None
             states = torch.cat([q.new_empty(0, dtype=torch.uint8), *left])
         return (layer.outputs[RESULTS][0].to(q.dtype), state), (q, k, v, gates, initial, states)
@@ -258,7 +262,7 @@ class LinearPasses:
         assert schedule is not None, "gradients were wanted when the call was planned"
         inputs = {QUERIES: (q, dout), KEYS: (k, v), GATES: () if gates is None else (gates,)}
         layer = LinearLayer(schedule, self.rank, inputs, SequenceEnds(initial, final_gradient=dstate), self.attend)
-        blocks = [here for here, _ in self._states()]
+        blocks = [here for here, _ in _saved_states(self.forward_schedule, schedule, self.rank)]
         with run_pass(
             schedule, self.rank, self.transport, layer, q.device, lambda copies: copies.load_bytes(blocks, states)
         ):  # fmt: skip
@@ -267,15 +271,12 @@ class LinearPasses:
         dgates = layer.outputs[GATE_GRADIENTS][0] if _task_of(schedule).has_gates else None
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, layer.initial_gradient
 
-    def _states(self) -> list[tuple[int, int]]:
-        """The states with which the backward pass starts: their blocks there, and in the forward pass."""
-        if self.backward_schedule is None:
-            return []
-        return _saved_states(self.forward_schedule, self.backward_schedule, self.rank)
-
 
 @lru_cache(maxsize=16)
-def _saved_states(forward: Schedule, backward: Schedule, rank: int) -> list[tuple[int, int]]:
+def _saved_states(forward: Schedule, backward: Schedule | None, rank: int) -> list[tuple[int, int]]:
+    """The states with which the backward pass starts: their blocks there, and in the forward pass."""
+    if backward is None:
+        return []
     task = _task_of(backward)
     here, there = task.saved(_task_of(forward))
     own = backward.initial[rank, here] & (task.tensor[here] == PREFIX_STATES)
@@ -370,9 +371,3 @@ def check_ends(
                             "position")  # fmt: skip
     if not any(lengths):
         raise WorkloadError(f"{what} with 0 positions, expected at least 1")
-
-
-def described_decays(decays: Sequence[float]) -> str:
-    """In few letters that two lists of decays share only if they are the same."""
-    digest = hashlib.sha256(repr(decays).encode()).hexdigest()[:8]
-    return f"{min(decays):g} to {max(decays):g} ({digest})" if decays else "none"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from runtime.executor.copies import Work
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.kernels import linear_attention as kernels
@@ -55,7 +56,7 @@ class SequenceEnds:
     final_gradient: Tensor | None = None
 
 
-class LinearLayer:
+class LinearLayer(Work):
     """One rank's layer in one pass. Use a new instance for each run.
 
     The kernel ``attend`` of a chunk is `attend`, by default that of torch (`runtime.kernels.linear_registry`).
@@ -123,9 +124,6 @@ class LinearLayer:
         found = kernel(row, operands)
         return [Parts((place.block,), fields) for place, fields in zip(row.adds, found, strict=True)]
 
-    def arranged(self, fields: Views) -> Views:
-        return fields
-
     def bound(self, blocks: Sequence[int]) -> Views:
         """The rows and heads of a block of an own chunk, [positions, batch, heads, ...] each."""
         (block,) = blocks
@@ -134,16 +132,13 @@ class LinearLayer:
         heads = slice(*self._task.heads_of(block, self._tensor[block]))
         return [each[:, rows, heads].transpose(0, 1) for each in self._tensors[self._tensor[block]]]
 
-    def sent(self, block: int) -> Views:
-        return self.bound([block])
-
     def final_state(self) -> Tensor:
         """The state behind the last position, on the rank that has it, after a forward pass that keeps it."""
         assert self._ends.wants_final, "the layer keeps what the last state needs only if asked"
         chunk = len(self._task.owner) - 1
         rows = slice(self._first[chunk], self._first[chunk] + int(self._task.count[chunk]))
         k, v, *gates = (each[:, rows].transpose(0, 1) for at in (KEYS, GATES) for each in self._tensors.get(at, ()))
-        decays = self._in_kernel_shape(gates[0]) if gates else self._constant_of(slice(None))
+        decays = self._in_kernel_shape(gates[0]) if gates else self._constant(slice(None))
         before = self._ends.initial if chunk == 0 else self._before_last
         return kernels.state_behind(before, k, v, decays, self._starts_in(chunk))
 
@@ -156,7 +151,8 @@ class LinearLayer:
     def _make_gradient_state(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (q, dout), *gates = operands
         decays, starts = self._decay(row, gates)
-        own = kernels.make_gradient_state(q, dout, self._kv_heads(row), decays, starts)
+        heads = self._heads(row)
+        own = kernels.make_gradient_state(q, dout, heads.stop - heads.start, decays, starts)
         behind = self._final_gradient_of(row)
         if behind is not None:
             own = kernels.advance(behind, own, None if decays is None else kernels.total_decay(decays, len(q), starts))
@@ -271,7 +267,7 @@ class LinearLayer:
 
     def _differentiate_tile(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Views]:
         (q, dout), (k, v) = operands
-        chunk = Chunk(q, k, v, self._constant(row), None)
+        chunk = Chunk(q, k, v, self._constant(self._heads(row)), None)
         return self._differentiated(row, lambda given: [self._attended(row, *given[:4])], chunk, [dout], False)
 
     def _differentiated(
@@ -297,25 +293,20 @@ class LinearLayer:
         """The gates of the chunk of a call, in the shape that kernels take, and where documents start in it."""
         starts = self._starts(row.operands[0])
         if not gates:
-            return self._constant(row), starts
+            return self._constant(self._heads(row)), starts
         ((found,),) = gates
         return self._in_kernel_shape(found), starts
 
     def _in_kernel_shape(self, gates: Tensor) -> Tensor:
         return gates if self._task.workload.decay == "channel" else gates[..., None]
 
-    def _constant(self, row: CallRow) -> Tensor | None:
+    def _heads(self, row: CallRow) -> slice:
+        """The KV heads of a call."""
+        return slice(*self._task.heads_of(row.operands[0].blocks[0], KEYS))
+
+    def _constant(self, heads: slice) -> Tensor | None:
         """The logarithm of the constant decay per KV head, None without one."""
-        return self._constant_of(slice(*self._task.heads_of(row.operands[0].blocks[0], KEYS)))
-
-    def _constant_of(self, heads: slice) -> Tensor | None:
-        if self._task.workload.decay != "head":
-            return None
-        return self._decays[heads].log().float().view(1, 1, -1, 1)
-
-    def _kv_heads(self, row: CallRow) -> int:
-        first, end = self._task.heads_of(row.operands[0].blocks[0], KEYS)
-        return end - first
+        return None if self._task.workload.decay != "head" else self._decays[heads].log().float().view(1, 1, -1, 1)
 
     def _starts(self, operand: Operand) -> Sequence[int]:
         return self._starts_in(self._chunk[operand.blocks[0]])
@@ -338,7 +329,7 @@ class LinearLayer:
 
     def _before(self, row: CallRow, states: Views) -> Tensor | None:
         """The state before the chunk of a call, None if it is 0 or not needed."""
-        return self._whole(states[0]) if _some(states) else self._initial_of(row)
+        return self._whole(states[0]) if states and len(states[0]) else self._initial_of(row)
 
     def _pieces(self, state: Tensor) -> Sequence[Tensor]:
         """States, [batch, KV heads, ...], in groups of heads."""
@@ -348,10 +339,6 @@ class LinearLayer:
     def _whole(pieces: Tensor) -> Tensor:
         """Pieces of a state, [pieces, batch, KV heads of each, ...], with all heads."""
         return pieces.transpose(0, 1).flatten(1, 2)
-
-
-def _some(views: Views) -> bool:
-    return bool(views) and len(views[0]) > 0
 
 
 def state_blocks(schedule: Schedule, rank: int) -> list[int]:

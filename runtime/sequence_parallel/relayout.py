@@ -12,7 +12,6 @@ True
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +35,7 @@ from runtime.sequence_parallel.calls import (
     process_group,
     run_pass,
     uncompiled,
+    with_digest,
 )
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Pass
@@ -99,10 +99,17 @@ class _RelayoutCall(LayerCall):
         return (self.x,)
 
     def propose(self, number: int) -> Proposal:
-        x = self.x
-        self.workload = _workload_of(x, self.before)
+        x, n = self.x, dist.get_world_size(self.group)
+        if x.dim() < 2 or x.dtype not in DTYPE_NAMES:
+            raise WorkloadError(f"x is {list(x.shape)} of {x.dtype}, expected [batch, positions, ...] of "
+                                f"{', '.join(map(str, DTYPE_NAMES))}")  # fmt: skip
         for layout in (self.before, self.after):
-            _check_world_size(layout, dist.get_world_size(self.group))
+            if layout.world_size != n:
+                raise WorkloadError(f"the {layout.name} layout is for {layout.world_size} ranks, the group has {n}")
+        # A layer whose hidden states have as many bytes; their other dimensions count as one head.
+        self.workload = Workload(
+            self.before.sequence, x.shape[0], 1, head_dim=prod(x.shape[2:]), dtype=DTYPE_NAMES[x.dtype]
+        )
         return {
             "kind": RELAYOUT,
             "positions": x.shape[1],
@@ -129,24 +136,10 @@ class _RelayoutCall(LayerCall):
         return _Passes(schedules, rank, self.sender) if schedules[0].steps else None
 
 
-def _workload_of(x: Tensor, before: SequenceLayout) -> Workload:
-    """A layer whose hidden states have as many bytes; their other dimensions count as one head."""
-    if x.dim() < 2 or x.dtype not in DTYPE_NAMES:
-        raise WorkloadError(f"x is {list(x.shape)} of {x.dtype}, expected [batch, positions, ...] of "
-                            f"{', '.join(map(str, DTYPE_NAMES))}")  # fmt: skip
-    return Workload(before.sequence, x.shape[0], 1, head_dim=prod(x.shape[2:]), dtype=DTYPE_NAMES[x.dtype])
-
-
-def _check_world_size(layout: SequenceLayout, world_size: int) -> None:
-    if layout.world_size != world_size:
-        raise WorkloadError(f"the {layout.name} layout is for {layout.world_size} ranks, the group has {world_size}")
-
-
 @lru_cache(maxsize=32)
 def _described(layout: SequenceLayout) -> str:
     """In few letters that two layouts share only if they are the same."""
-    digest = hashlib.sha256(repr(layout.position_spans).encode()).hexdigest()[:8]
-    return f"{layout.name} of {layout.sequence} positions ({digest})"
+    return with_digest(f"{layout.name} of {layout.sequence} positions", layout.position_spans)
 
 
 @dataclass(frozen=True)

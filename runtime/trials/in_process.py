@@ -10,7 +10,7 @@ import torch
 
 from runtime.executor.executor import Executor
 from runtime.executor.loopback import Board, Loopback, prepare_on, run_together
-from runtime.executor.streams import HostStreams
+from runtime.executor.streams import Streams
 from runtime.protocol.records import merge_records
 from runtime.trials.layers import AttentionTrial
 from runtime.trials.workloads import Trial, make_trial
@@ -38,7 +38,7 @@ def run_in_process(
     for each in trials:
         each.set_up(checked=True)
     for executor in executors:
-        executor.prepare(HostStreams(), timed=True)
+        executor.prepare(Streams(), timed=True)
     began_s = time.monotonic()
     if whole_steps:
         run_together(executors, board)

@@ -7,6 +7,7 @@ queries and, if the shards of all ranks are available, of the gradients of keys 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -18,9 +19,9 @@ from runtime.executor.executor import Executor
 from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.messages import Transport
 from runtime.executor.views import DTYPES, store
+from runtime.kernels import fused
 from runtime.kernels import linear_attention as kernels
 from runtime.kernels.linear_registry import choose_linear_kernel
-from runtime.kernels.partials import Accumulator
 from runtime.kernels.registry import KERNELS, Kernel, choose_kernel
 from runtime.sequence_parallel.layer import AttentionLayer, copies_of_others, load_copies_of_others
 from runtime.sequence_parallel.linear_layer import LinearLayer, state_blocks
@@ -105,39 +106,26 @@ class AttentionTrial:
 
     def check(self) -> None:
         """Compare some rows with a single process."""
-        rows = self._rows()
-        if not self._checked or not (rows or self._task.is_backward):
+        if not self._checked:
             return
-        if self._task.is_backward:
-            self._check_gradients(rows)
-        else:
+        count = len(self._positions)
+        rows = torch.linspace(0, count - 1, min(_CHECKED_ROWS, count)).long().tolist()
+        positions: list[int] = self._positions[rows].tolist()
+        if not self._task.is_backward:
             out, _ = self._output(RESULTS)
-            self._compare("the result", out[:, rows], [self._exact_result(position) for position in self._at(rows)])
-
-    def _check_gradients(self, rows: list[int]) -> None:
+            self._compare("the result", out[:, rows], [Exact(row, row) for row, _ in map(self._exact_row, positions)])
+            return
         (dq,), (dk, dv) = self._output(QUERY_GRADIENTS), self._output(KEY_GRADIENTS)
-        if rows:
-            self._compare("dq", dq[:, rows], [self._exact_dq(position) for position in self._at(rows)])
+        self._compare("dq", dq[:, rows], [self._exact_dq(position) for position in positions])
         if self._gather_shards is None:
             return
-        out, lse = (unshard(self._gather_shards(x), self._layout) for x in (self.out, self.lse))
-        if rows:
-            expected = [self._exact_dk_dv(position, out, lse) for position in self._at(rows)]
-            self._compare("dk", dk[:, rows], [each[0] for each in expected])
-            self._compare("dv", dv[:, rows], [each[1] for each in expected])
+        whole = [unshard(self._gather_shards(x), self._layout) for x in (self.out, self.lse)]
+        expected = [self._exact_dk_dv(position, *whole) for position in positions]
+        self._compare("dk", dk[:, rows], [each[0] for each in expected])
+        self._compare("dv", dv[:, rows], [each[1] for each in expected])
 
     def _output(self, tensor: int) -> Sequence[Tensor]:
         return self._layer.output(self.executor.copies, tensor, DTYPES[self._workload.dtype])
-
-    def _rows(self) -> list[int]:
-        """Some rows of the rank's queries."""
-        count = len(self._positions)
-        return torch.linspace(0, count - 1, min(_CHECKED_ROWS, count)).long().tolist()
-
-    def _at(self, rows: list[int]) -> list[int]:
-        """The positions of rows of queries."""
-        found: list[int] = self._positions[rows].tolist()
-        return found
 
     def _document(self, position: int) -> tuple[int, int]:
         """Start and end of the document of a position."""
@@ -145,12 +133,10 @@ class AttentionTrial:
         number = bisect.bisect_right(starts, position)
         return starts[number - 1], starts[number]
 
-    def _keys_of(self, position: int) -> slice:
-        """The unmasked keys of a query."""
-        return self._workload.visible.keys_of(position, *self._document(position))
-
     def _compare(self, what: str, found: Tensor, expected: Sequence[Exact]) -> None:
         """Raise `RunError` if the rows differ by more than rounding."""
+        if not expected:
+            return
         values, sizes = (torch.cat(list(each), 1) for each in zip(*expected, strict=True))
         error, size = float((found.double() - values).square().sum()), float(sizes.square().sum())
         if not error <= TOLERANCE[DTYPES[self._workload.dtype]] ** 2 * size:
@@ -158,17 +144,20 @@ class AttentionTrial:
                 f"rank {self._rank}: {what} differs from single-process attention by {(error / size) ** 0.5:.2g}"
             )
 
-    def _exact_result(self, position: int) -> Exact:
-        q, k, v, _ = self._whole
-        keys, here = self._keys_of(position), slice(position, position + 1)
-        row = _exact(q[:, here], k[:, keys], v[:, keys], self._scale)[0]
-        return Exact(row, row)
+    def _inputs_of(self, position: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A query, the keys and values that it attends to, and the gradient of its result."""
+        q, k, v, dout = self._whole
+        keys, here = self._workload.visible.keys_of(position, *self._document(position)), slice(position, position + 1)
+        return q[:, here], k[:, keys], v[:, keys], dout[:, here]
+
+    def _exact_row(self, position: int) -> tuple[Tensor, Tensor]:
+        """The result of a query and its log-sum-exp."""
+        q, k, v, _ = self._inputs_of(position)
+        return KERNELS["reference"].attend(q, k, v, scale=self._scale, low=1 - k.shape[1], high=0)
 
     def _exact_dq(self, position: int) -> Exact:
-        q, k, v, dout = self._whole
-        keys, here = self._keys_of(position), slice(position, position + 1)
-        out, lse = _exact(q[:, here], k[:, keys], v[:, keys], self._scale)
-        return _exact_gradients(dout[:, here], q[:, here], k[:, keys], v[:, keys], out, lse, self._scale)[0]
+        q, k, v, dout = self._inputs_of(position)
+        return _exact_gradients(dout, q, k, v, *self._exact_row(position), self._scale)[0]
 
     def _exact_dk_dv(self, position: int, out: Tensor, lse: Tensor) -> tuple[Exact, Exact]:
         """The exact gradients of a key and value, from all queries that attend to it and their results."""
@@ -184,11 +173,6 @@ def random_layer(workload: Workload, dtype: torch.dtype, device: str) -> Sequenc
     drawn, shape = torch.Generator().manual_seed(0), (workload.batch, workload.sequence)
     heads = (workload.heads, workload.kv_head_count, workload.kv_head_count, workload.heads)
     return [torch.randn(*shape, count, workload.head_dim, generator=drawn).to(dtype).to(device) for count in heads]
-
-
-def _exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention of one query to all of the given keys."""
-    return KERNELS["reference"].attend(q, k, v, scale=scale, low=1 - k.shape[1], high=0)
 
 
 def _exact_gradients(
@@ -221,7 +205,8 @@ def _forward_alone(
     task: AttentionTask, rank: int, kernel: Kernel, scale: float, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
     """A rank's result and lse, from its queries and the keys and values of the whole sequence, run by run."""
-    total = Accumulator(q.shape[0], q.shape[1], q.shape[2], q.shape[3], q.device)
+    out = torch.zeros_like(q, dtype=torch.float32)
+    lse = torch.full_like(q[..., 0], -math.inf, dtype=torch.float32)
     stride, positions = task.layout.stride, task.positions_of(QUERIES, rank)
     keys = [run for each in range(task.layout.world_size) for run in _runs(task, KEYS, each)]
     for document, start, count in _runs(task, QUERIES, rank):
@@ -231,8 +216,10 @@ def _forward_alone(
             low, high = (int(each) for each in clip_band(*limits, count, key_count))
             if low <= high and document == other:
                 here, at = q[:, first : first + count], slice(key, key + stride * (key_count - 1) + 1, stride)
-                total.add(first, kernel.attend(here, k[:, at], v[:, at], scale=scale, low=low, high=high))
-    return total.result(q.dtype)
+                rows = slice(first, first + count)
+                part = kernel.attend(here, k[:, at], v[:, at], scale=scale, low=low, high=high)
+                fused.merge(out[:, rows], lse[:, rows], *part)
+    return out.to(q.dtype), lse
 
 
 def _runs(task: AttentionTask, tensor: int, rank: int) -> list[tuple[int, int, int]]:

@@ -10,8 +10,7 @@ from tasp_lab.cli.commands.fabric import doctor, gpu_check, validate
 from tasp_lab.cli.commands.machines import decompose, profile, topologies
 from tasp_lab.cli.commands.measure import accuracy, calibrate
 from tasp_lab.cli.commands.plan import plan
-from tasp_lab.cli.commands.predict import compare, predict, step
-from tasp_lab.cli.commands.search import search
+from tasp_lab.cli.commands.predict import compare, predict, search, step
 from tasp_lab.cli.commands.study import study
 
 app = App(

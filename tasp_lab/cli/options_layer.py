@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -268,20 +268,7 @@ class LayerChoice:
         """The options of the layer."""
         from tasp_lab.schedules.attention.options import AttentionOptions
 
-        return AttentionOptions(
-            self.passes,
-            self.trim,
-            self.buffers,
-            self.dataflow,
-            self.gradient_dtype,
-            self.result_dtype,
-            self.tail_chunks,
-            self.stages,
-            self.groups,
-            self.travels,
-            self.pieces,
-            self.direction,
-        )
+        return AttentionOptions(**{each.name: getattr(self, each.name) for each in fields(AttentionOptions)})
 
 
 _PLAIN = {"kind": "softmax", "window": None, "decay": "none", "layers": None, "linear_kv_heads": None}

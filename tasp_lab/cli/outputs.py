@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from tasp_lab.core.errors import OutputError
 from tasp_lab.core.files import check_picture_name, check_writable, write_whole
 from tasp_lab.core.progress import on_one_line
 from tasp_lab.core.progress import print_progress as progress
+from tasp_lab.core.tables import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,12 +57,7 @@ def write_timelines(
 
 def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Write rows as CSV, with a column for each field that one of them has."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(path, text.getvalue().encode())
+    write_whole(path, csv_text(rows).encode())
     progress(f"rows: {path}")
 
 

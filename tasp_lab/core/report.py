@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import MissingPackageError
 from tasp_lab.core.tables import Part, Table, brief, to_html, to_text
@@ -45,6 +46,24 @@ class Report(ABC):
 
     def _repr_html_(self) -> str:
         return to_html(self.parts())
+
+
+@dataclass(frozen=True, repr=False)
+class View(Report):
+    """A result that is ready: the object of ``--json``, its rows, and the tables and lines of the command line."""
+
+    document: Mapping[str, object]
+    rows: Sequence[Mapping[str, Any]]
+    shown: Sequence[Part]
+
+    def to_dict(self) -> dict[str, object]:
+        return dict(self.document)
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        return self.rows
+
+    def parts(self) -> Sequence[Part]:
+        return self.shown
 
 
 def flat(row: Mapping[str, object]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -172,6 +173,21 @@ def to_text(parts: Iterable[Part], width: int = DEFAULT_WIDTH) -> str:
         else:
             stream.write(f"{part}\n")
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def csv_text(rows: Sequence[Row], columns: Iterable[str] = ()) -> str:
+    """Rows as CSV: these columns, then one for each further field of a row. A list is its texts with spaces between.
+
+    >>> csv_text([{"name": "ring", "time_s": 0.25}, {"name": "tasp", "error": 0.1}])
+    'name,time_s,error\\nring,0.25,\\ntasp,,0.1\\n'
+    """
+    stream = io.StringIO()
+    names = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
+    writer = csv.DictWriter(stream, names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: " ".join(cell) if isinstance(cell, list) else cell for name, cell in row.items()})
+    return stream.getvalue()
 
 
 def to_html(parts: Iterable[Part]) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +24,16 @@ from typing import NamedTuple
 import numpy as np
 
 from tasp_lab.core.errors import ScheduleError, unknown
-from tasp_lab.formats.programs import MAX_CHUNKS, Op, Place, Programs, ThreadBlock, communication, rank_programs
+from tasp_lab.formats.programs import (
+    COLLECTIVES,
+    MAX_CHUNKS,
+    Op,
+    Place,
+    Programs,
+    ThreadBlock,
+    communication,
+    rank_programs,
+)
 from tasp_lab.rings.rings import split_bytes
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import Step
@@ -32,14 +41,6 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
 from tasp_lab.schedules.registry import ScheduleSpec
 from tasp_lab.topology.graph import Topology
-
-COLLECTIVES: dict[str, CollectiveKind] = {
-    "allgather": "AllGather",
-    "allreduce": "AllReduce",
-    "reducescatter": "ReduceScatter",
-    "alltoall": "AllToAll",
-}
-"""The collectives by their names in files, without underscores."""
 
 MAX_STEPS = 64
 """Steps of a thread block; msccl-executor-nccl has as many unless built with another MSCCL_MAX_NUM_STEPS."""
@@ -88,8 +89,7 @@ def write(schedule: Schedule) -> str:
 
 def _head(programs: Programs) -> str:
     name = "".join(letter if letter.isalnum() else "_" for letter in programs.name)
-    coll = next(text for text, kind in COLLECTIVES.items() if kind == programs.kind)
-    in_place = int(programs.kind != "AllToAll")
+    in_place, coll = int(programs.kind != "AllToAll"), COLLECTIVES[programs.kind]
     return (
         f'<algo name="tasp_lab_{name}" proto="Simple" nchannels="{programs.channels}" '
         f'nchunksperloop="{programs.shard_chunks * programs.world_size}" ngpus="{programs.world_size}" coll="{coll}" '
@@ -208,7 +208,7 @@ def spec(name: str) -> ScheduleSpec:
 
 
 class _FileError(Exception):
-    """Something that the file has wrong; the message says where."""
+    """An error in the file; the message has the place."""
 
 
 def _parse(path: Path) -> ElementTree.Element:
@@ -233,9 +233,10 @@ def _parse(path: Path) -> ElementTree.Element:
 
 def _kind(root: ElementTree.Element) -> CollectiveKind:
     text = (root.get("coll") or "").replace("_", "").casefold()
-    if text not in COLLECTIVES:
-        raise _FileError(unknown("collective", root.get("coll") or "", COLLECTIVES))
-    return COLLECTIVES[text]
+    kinds = {name: kind for kind, name in COLLECTIVES.items()}
+    if text not in kinds:
+        raise _FileError(unknown("collective", root.get("coll") or "", kinds))
+    return kinds[text]
 
 
 def _number(element: ElementTree.Element, name: str, where: str, low: int, high: int) -> int:
@@ -333,11 +334,12 @@ class _Reader:
         return _Step(kind, places[0], places[1], count, (waits[0], waits[1]))
 
     def schedule(self) -> Schedule:
-        n, initial, promised = self.n, self._start(), self._promises()
+        n, initial = self.n, self._start()
         self._run()
         final = np.zeros_like(initial)
-        for rank, wanted in enumerate(promised):
-            for place, block in wanted.items():
+        for rank in range(n):
+            for number, block in enumerate(self._blocks(rank)[1]):
+                place = Place("o", number)
                 value = self.memory[rank].get(self._real(rank, place))
                 if value is None or (value.block, value.parts) != (block, self._all_parts(block)):
                     has = "nothing" if value is None else self._text(value)
@@ -361,37 +363,28 @@ class _Reader:
             kept=left if left.any() else None,
         )
 
-    # Blocks have the numbers of chunks of all shards; of an AllToAll those of all inputs, one rank's after the other.
-    def _start(self) -> np.ndarray:
-        n, shard, chunks = self.n, self.shard, self.chunks
-        count = n * chunks if self.kind == "AllToAll" else chunks
-        initial = np.zeros((n, count), dtype=bool)
-        for rank in range(n):
-            if self.kind == "AllGather":
-                own = {Place("i", number): rank * shard + number for number in range(shard)}
-            elif self.kind == "AllToAll":
-                own = {Place("i", number): rank * chunks + number for number in range(chunks)}
-            else:
-                own = {Place("i", number): number for number in range(chunks)}
-            initial[rank, list(own.values())] = True
-            for place, block in own.items():
-                self.memory[rank][self._real(rank, place)] = _Value(block, 1 << rank if self._is_sum else 1)
-        return initial
+    def _blocks(self, rank: int) -> tuple[Sequence[int], Sequence[int]]:
+        """The blocks of a rank's input and output, in the order of their chunks.
 
-    def _promises(self) -> list[dict[Place, int]]:
-        n, shard, chunks = self.n, self.shard, self.chunks
-        if self.kind == "ReduceScatter":
-            return [{Place("o", number): rank * shard + number for number in range(shard)} for rank in range(n)]
+        They have the numbers of chunks of all shards; of an AllToAll those of all inputs, one rank's after the other.
+        """
+        shard, chunks = self.shard, self.chunks
         if self.kind == "AllToAll":
-            return [
-                {
-                    Place("o", source * shard + number): source * chunks + rank * shard + number
-                    for source in range(n)
-                    for number in range(shard)
-                }
-                for rank in range(n)
-            ]
-        return [{Place("o", number): number for number in range(chunks)} for _ in range(n)]
+            first = [source * chunks + rank * shard for source in range(self.n)]
+            return range(rank * chunks, (rank + 1) * chunks), [at + number for at in first for number in range(shard)]
+        own, every = range(rank * shard, (rank + 1) * shard), range(chunks)
+        return own if self.kind == "AllGather" else every, own if self.kind == "ReduceScatter" else every
+
+    def _start(self) -> np.ndarray:
+        """Fill the inputs; returns which rank has which block."""
+        count = self.chunks * (self.n if self.kind == "AllToAll" else 1)
+        initial = np.zeros((self.n, count), dtype=bool)
+        for rank in range(self.n):
+            for number, block in enumerate(self._blocks(rank)[0]):
+                initial[rank, block] = True
+                place = self._real(rank, Place("i", number))
+                self.memory[rank][place] = _Value(block, 1 << rank if self._is_sum else 1)
+        return initial
 
     @property
     def _is_sum(self) -> bool:

@@ -17,7 +17,7 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.formats.programs import Op, Place, Programs, communication, rank_programs
+from tasp_lab.formats.programs import COLLECTIVES, Op, Place, Programs, communication, rank_programs
 from tasp_lab.schedule.schedule import Schedule
 
 MAX_OPS, MAX_CHANNELS, MAX_SEMAPHORES = 64, 16, 16
@@ -27,13 +27,6 @@ MAX_THREAD_BLOCKS = 64
 """More do not run at once beside other kernels; NCCL takes as many at most."""
 
 Json = dict[str, Any]
-
-_COLLECTIVES = {
-    "AllGather": "allgather",
-    "AllReduce": "allreduce",
-    "ReduceScatter": "reducescatter",
-    "AllToAll": "alltoall",
-}
 
 
 class _Connection(NamedTuple):
@@ -66,7 +59,7 @@ def write(schedule: Schedule) -> str:
         gpus.append({"id": rank} | sizes | body)
     plan = {
         "name": f"tasp-lab {programs.name}",
-        "collective": _COLLECTIVES[programs.kind],
+        "collective": COLLECTIVES[programs.kind],
         "protocol": "Simple",
         "inplace": in_place,
         "reuse_resources": False,
@@ -97,7 +90,11 @@ class _Rank:
         return connection.destination if connection.source == self.rank else connection.source
 
     def gpu(self) -> Json:
-        programs = [self._cut(ops) for ops in self._joined()]
+        room = MAX_OPS - 4  # of parts, with what joins them
+        programs = [
+            [ops] if len(ops) <= MAX_OPS else [ops[first : first + room] for first in range(0, len(ops), room)]
+            for ops in self._joined()
+        ]
         semaphores = 0
         threadblocks: list[Json] = []
         for parts in programs:
@@ -137,7 +134,15 @@ class _Rank:
             for op in block.ops:
                 for other, _ in op.waits:
                     group[root(other)] = root(number)
-        ready, needs = self._ready()
+        # It is ready for the first message of a connection at once, for others when what uses their place has ended.
+        ready = {
+            into: [(at, "signal" if number else "rlxsignal") for number, at in enumerate(places) if at is not None]
+            for into, places in _uses(self.programs, self.rank).items()
+        }
+        needs = {
+            out: [at is not None for at in _uses(self.programs, out.destination)[out]]
+            for out in _sends(self.programs, self.rank)
+        }
         rows: dict[int, list[tuple[float, list[Json]]]] = defaultdict(list)
         for number, block in enumerate(blocks):
             out = _Connection(self.rank, block.send, block.channel)
@@ -166,20 +171,6 @@ class _Rank:
                     rows[root(number)].append((op.order, [local, _plain("nop")]))
         return [_once([op for _, ops in sorted(each, key=lambda row: row[0]) for op in ops]) for each in rows.values()]
 
-    def _ready(self) -> tuple[dict[_Connection, list[tuple[float, str]]], dict[_Connection, list[bool]]]:
-        """After which operation this rank is ready for messages, and for which of its own sends it has to wait.
-
-        It is ready for the first message of a connection at once, for others when what uses their place has ended.
-        """
-        ready = {
-            into: [(at, "signal" if number else "rlxsignal") for number, at in enumerate(places) if at is not None]
-            for into, places in _uses(self.programs, self.rank).items()
-        }
-        needs: dict[_Connection, list[bool]] = {}
-        for out in _sends(self.programs, self.rank):
-            needs[out] = [at is not None for at in _uses(self.programs, out.destination)[out]]
-        return ready, needs
-
     def _put(self, op: Op, out: _Connection) -> list[Json]:
         key = (op.peer, op.destination.buffer)
         if key not in self.buffers:
@@ -190,13 +181,6 @@ class _Rank:
 
     def _signal(self, name: str, connection: _Connection) -> Json:
         return _plain(name, channel_ids=[self.channels.index(connection)], channel_type="memory")
-
-    def _cut(self, ops: list[Json]) -> list[list[Json]]:
-        """Parts that fit, with room for what joins them."""
-        if len(ops) <= MAX_OPS:
-            return [ops]
-        room = MAX_OPS - 4
-        return [ops[first : first + room] for first in range(0, len(ops), room)]
 
     def _thread_block(self, number: int, ops: list[Json]) -> Json:
         """The thread block: operations index its own lists of channels and of remote buffers."""

@@ -45,8 +45,13 @@ MAX_TRANSFERS = 2**18
 MAX_CHUNKS = 2**15 - 1
 """The largest offset of a chunk: formats have 16 bits with a sign."""
 
-KINDS: tuple[CollectiveKind, ...] = ("AllGather", "AllReduce", "ReduceScatter", "AllToAll")
-"""The collectives that plans have. The first that fits is taken: on two ranks an AllToAll is a SendRecv, too."""
+COLLECTIVES: dict[CollectiveKind, str] = {
+    "AllGather": "allgather", "AllReduce": "allreduce", "ReduceScatter": "reducescatter", "AllToAll": "alltoall",
+}  # fmt: skip
+"""The collectives that plans have, by their names in files.
+
+The first that fits is taken: on two ranks an AllToAll is a SendRecv, too.
+"""
 
 OpKind = Literal["send", "receive", "add", "copy"]
 
@@ -158,7 +163,7 @@ def communication(schedule: Schedule) -> Schedule:
 def rank_programs(schedule: Schedule, most_chunks: int = 71) -> Programs:
     """The programs of a collective, with at most `most_chunks` chunks in an operation.
 
-    Raises `ScheduleError` for what is no collective of `KINDS`, for blocks without a common chunk, and for too many
+    Raises `ScheduleError` for other collectives than `COLLECTIVES`, blocks without a common chunk, and too many
     transfers.
     """
     return _Builder(schedule, most_chunks).programs()
@@ -190,10 +195,10 @@ class _Builder:
         self.schedule, self.most = schedule, most_chunks
         where = f"schedule {schedule.name!r}"
         found = collectives_of(schedule)
-        fitting = [kind for kind in KINDS if kind in found]
+        fitting = [kind for kind in COLLECTIVES if kind in found]
         if not fitting:
             what = f"is a {next(iter(found))}" if found else "is no collective of equal shards"
-            raise ScheduleError(f"{where} {what}, expected one of {', '.join(KINDS)} for a plan")
+            raise ScheduleError(f"{where} {what}, expected one of {', '.join(COLLECTIVES)} for a plan")
         if schedule.transfers > MAX_TRANSFERS:
             raise ScheduleError(
                 f"{where} has {schedule.transfers:,} transfers, expected at most {MAX_TRANSFERS:,} for a plan"
@@ -223,7 +228,10 @@ class _Builder:
                 offset = np.cumsum(size) - size
             else:
                 owned = schedule.initial if self.kind == "AllGather" else schedule.final
-                offset = _owned_offsets(owned, size, self.shard)
+                offset = np.zeros(len(size), dtype=np.int64)
+                for rank, row in enumerate(owned):  # one rank's shard after the other, in the order of blocks
+                    own = np.flatnonzero(row)
+                    offset[own] = rank * self.shard + np.cumsum(size[own]) - size[own]
             buffer = "i" if self.kind == "ReduceScatter" else "o"
             fixed = [Place(buffer, each) for each in offset.tolist()]
             return lambda rank, block: fixed[block]
@@ -394,12 +402,3 @@ class _Builder:
             for place in op.writes:
                 writer[place], readers[place] = me, []
         return blocks
-
-
-def _owned_offsets(owned: BoolArray, size: np.ndarray, shard: int) -> np.ndarray:
-    """The offset of each block in the buffer of all shards, rank by rank and in the order of blocks."""
-    offset = np.zeros(len(size), dtype=np.int64)
-    for rank, row in enumerate(owned):
-        own = np.flatnonzero(row)
-        offset[own] = rank * shard + np.cumsum(size[own]) - size[own]
-    return offset

@@ -47,8 +47,18 @@ class Compute(Protocol):
         """The same, marked as an assumption; `what` begins the sources."""
 
 
+class _AtRates:
+    """Calls of which only FLOPs are known, not how they run."""
+
+    def handed_out_s(self: Compute, shape: KernelShape) -> Number:
+        return self.time_s(shape)
+
+    def parts(self: Compute, shape: KernelShape) -> Sequence[tuple[str, Number]]:
+        return [("compute", self.time_s(shape))]
+
+
 @dataclass(frozen=True)
-class ComputeRate:
+class ComputeRate(_AtRates):
     """A compute rate in FLOP/s, independent of shapes; None if computing takes no time.
 
     `source` is the origin of the rate, and `assumed` whether it is an assumption. `kernel` names the kernel that has
@@ -70,15 +80,9 @@ class ComputeRate:
     def time_s(self, shape: KernelShape) -> Number:
         return self.flops_time_s(shape.flops)
 
-    def handed_out_s(self, shape: KernelShape) -> Number:
-        return self.time_s(shape)  # all of it: nothing is known of its tiles
-
     def flops_time_s(self, flops: int) -> Number:
         """The time of `flops` FLOPs."""
         return 0 if self.flops_per_s is None else flops / self.flops_per_s
-
-    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        return [("compute", self.time_s(shape))]
 
     def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
         return self
@@ -95,19 +99,13 @@ class ComputeRate:
 
 
 @dataclass(frozen=True)
-class ComputeRates:
+class ComputeRates(_AtRates):
     """Compute rates by dtype and pass, as `tasp_lab.machines.compute` makes them from parameters."""
 
     rates: Mapping[Kind, ComputeRate]
 
     def time_s(self, shape: KernelShape) -> Number:
         return self.rates[shape.dtype, shape.passing].time_s(shape)
-
-    def handed_out_s(self, shape: KernelShape) -> Number:
-        return self.time_s(shape)  # all of it: nothing is known of its tiles
-
-    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        return [("compute", self.time_s(shape))]
 
     def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
         return self.rates[dtype, passing]

@@ -158,9 +158,6 @@ class Parameters(Mapping[str, Parameter]):
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._by_name
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Parameters) and self._by_name == other._by_name
 

@@ -3,7 +3,7 @@
 ::
 
     h100 = load_profile("h100")           # of tasp-lab, or of a file my.toml
-    h100.machine(10, 8)                   # ten nodes of 8 ranks
+    h100.machine("10x8")                  # ten nodes of 8 ranks
     member("h100-2x8-rails")              # the same by name
 
 A machine is named by its size: ``h100-8`` is one node of 8 ranks, ``h100-10x8`` has ten nodes, ``h100-2x8-rails`` two
@@ -147,28 +147,16 @@ class Profile:
             system=system,
         )
 
-    def machine(
-        self,
-        node_count: int,
-        ranks_per_node: int,
-        *,
-        rails: bool = False,
-        name: str = "",
-        summary: str = "",
-        library: str = "auto",
-    ) -> Machine:
-        """The member of `node_count` nodes with `ranks_per_node` ranks each.
+    def has(self, size: str) -> bool:
+        """Whether a text is a size like ``10x8`` or ``2x8-rails``, or an alias."""
+        return SIZE.fullmatch(self.aliases.get(size, size)) is not None
+
+    def machine(self, size: str, name: str = "", library: str = "auto") -> Machine:
+        """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias.
 
         `library` is ``auto`` or the name of the profile's own, or ``ideal`` or ``gloo``. Raises `ProfileError` for a
         size outside the family, and for other libraries.
         """
-        size = f"{node_count}x{ranks_per_node}"
-        return self.build(self.system(size + "-rails" * rails, name or f"{self.name}-{size}", library), summary)
-
-    def member(self, size: str, name: str, library: str = "auto") -> Machine | None:
-        """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias; None for other texts."""
-        if SIZE.fullmatch(self.aliases.get(size, size)) is None:
-            return None
         return self.build(self.system(size, name, library), self.machines.get(size, ""))
 
 
@@ -197,7 +185,7 @@ def profile_names() -> list[str]:
 def load_profile(text: str) -> Profile:
     """The family of a name or of a ``.toml`` file. Raises `ProfileError`.
 
-    >>> load_profile("h100").machine(10, 8).topology.world_size
+    >>> load_profile("h100").machine("10x8").topology.world_size
     80
     """
     if text in profile_names():
@@ -240,7 +228,7 @@ def member(text: str, library: str = "auto", name: str = "") -> Machine | None:
         if family not in profile_names():
             return None
         profile = load_profile(family)
-    return profile.member(size, name or text, library)
+    return profile.machine(size, name or text, library) if profile.has(size) else None
 
 
 def find_profile(text: str) -> tuple[Profile, Machine]:
@@ -251,7 +239,7 @@ def find_profile(text: str) -> tuple[Profile, Machine]:
     found = member(text)
     if found is None:
         profile = load_profile(text)
-        return profile, profile.machine(1, profile.ranks_per_node)
+        return profile, profile.machine(f"1x{profile.ranks_per_node}")
     path = re.sub(r"\.toml:[^:/]+\Z", ".toml", text)
     return load_profile(path if path.endswith(".toml") else text.partition("-")[0]), found
 
@@ -348,7 +336,7 @@ def _base(record: _ProfileFile) -> Profile | None:
 def _check(profile: Profile) -> None:
     """Check that members have sizes, and that no payload exceeds its line rate."""
     for size in (*profile.aliases.values(), *profile.machines):
-        if SIZE.fullmatch(profile.aliases.get(size, size)) is None:
+        if not profile.has(size):
             raise ProfileError(f"{size!r} is not a size, expected one like 8, 2x8 or 2x8-rails")
     numbers = profile.parameters.numbers
     for part in (spec for spec in CONSTANTS.values() if spec.is_part):

@@ -1,4 +1,4 @@
-"""Calibration: a profile fitted to measurements in files.
+"""Calibration: a profile fitted to measurements in files; and its test, which predicts each collective by the others.
 
 A fit is accepted if it predicts better than the profile it began with, also rows that it was not fitted to
 (`tasp_lab.measure.fit.acceptance`). One that is not accepted is saved with `force` only.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -28,7 +28,7 @@ from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.profile import Profile, profile_document
 from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds, mean_error
 from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, choose, choose_for, file_of, measured
-from tasp_lab.measure.fit.fit_profile import Calibrated, Finding, with_findings
+from tasp_lab.measure.fit.fit_profile import Calibrated, Finding, candidates, checked_names, with_findings
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.inputs import table_inputs
 from tasp_lab.measure.readers import (
@@ -175,7 +175,7 @@ def _fitted(read: Measurements, found: Calibrated, acceptance: Acceptance | None
         *(each.line() for each in acceptances),
     ]
     return Fitted(
-        found, document, [flat(each) for each in constants], parts,
+        document, [flat(each) for each in constants], parts, found,
         lambda _: profile_document(found.profile).encode(), acceptances, read.left_out,
     )  # fmt: skip
 
@@ -268,6 +268,97 @@ def _held_out(
             return np.zeros(0), f"too few for a fit to {len(kept)} of them: {error}"
         found[aside] = predict.of_rows(aside)(fit.profile.parameters)
     return found, ""
+
+
+def leave_one_out(
+    *measurements: Path | str,
+    profile: str | None = None,
+    fit: Sequence[str] = (),
+    algorithm: str | None = None,
+    in_place: bool = False,
+    progress: ProgressCallback = no_progress,
+) -> Fitted[tuple[Mapping[str, object], ...]]:
+    """Predict each collective by a profile that was fitted to all others: a row per collective, and no profile.
+
+    Parameters
+    ----------
+    measurements : folders and files of one family of machines; tables of pairs help with every fit.
+    fit : constants to fit, of each fit those that its collectives may identify.
+    profile, algorithm, in_place, progress : see `calibrate`.
+
+    Raises `TableError`, `ProfileError`, and `FitError` for fewer than two collectives or if there is no fit.
+    """
+    if not measurements:
+        raise QuantityError("no tables: expected a folder with tables of two collectives or more")
+    paths = [Path(each) for each in dict.fromkeys(map(str, measurements))]
+    read = read_measurements(paths, profile, fit, by_rings=algorithm == "ring", in_place=in_place)
+    collectives = list(dict.fromkeys(case.collective for case in read.cases))
+    if len(collectives) < 2:
+        others = f" ({'; '.join(read.left_out)})" if read.left_out else ""
+        raise FitError(
+            f"{', '.join(map(str, paths))}: {', '.join(collectives) or 'no collective'} to predict, "
+            f"expected tables of two collectives or more{others}"
+        )
+    names = checked_names(fit, read.start, read.cases)
+    for line in read.left_out:
+        progress(line)
+    predict, found = Simulated(read.profile, read.cases), list[dict[str, object]]()
+    for number, collective in enumerate(collectives, 1):
+        progress(f"{number} of {len(collectives)}: {collective} is left out")
+        found.append(_without(read, predict, collective, names, progress))
+    reasons = [(each["collective"], each["reason"]) for each in found if each["reason"]]
+    if len(reasons) == len(found):
+        raise FitError("; ".join(f"without {collective}: {reason}" for collective, reason in reasons))
+    document = {
+        "profile": read.profile.name,
+        "library": read.profile.library,
+        "collectives": found,
+        "notes": list(read.left_out),
+        "provenance": read.provenance.to_dict(),
+    }
+    title = f"{read.profile.name}: each collective predicted by a fit to the others"
+    parts: list[Part] = [*Table.of(title, found, _LEFT_OUT, (0, 1, 2)), *(f"{name}: {why}" for name, why in reasons)]
+    return Fitted(document, [flat(row) for row in found], parts, tuple(found), notes=read.left_out)
+
+
+_LEFT_OUT: Formats = {
+    "left out": "{collective}", "fitted from": "{fitted_from}", "constants fitted": "{constants}",
+    "rows": "{rows}", "median error before": "{median_relative_error_before:.1%}",
+    "median error after": "{median_relative_error:.1%}", "worst before": "{worst_relative_error_before:.1%}",
+    "worst after": "{worst_relative_error:.1%}",
+}  # fmt: skip
+
+
+def _without(
+    read: Measurements, predict: Simulated, collective: str, names: Sequence[str], progress: ProgressCallback
+) -> dict[str, object]:
+    """One collective by a fit to the others: absolute errors before and after, None without a fit, and why there is
+    none."""
+    of_rows = [case.collective == collective for case in read.cases for _ in case.rows]
+    aside, kept = ([place for place, is_aside in enumerate(of_rows) if is_aside is wanted] for wanted in (True, False))
+    judging, measured_s = predict.of_rows(aside), measured(read.cases)[aside]
+    others = [case for case in read.cases if case.collective != collective]
+    fitted_from = tuple(dict.fromkeys(case.collective for case in others))
+
+    def errors(profile: Profile, suffix: str = "") -> dict[str, object]:
+        found = np.abs(judging(profile.parameters) / measured_s - 1)
+        return {f"median_relative_error{suffix}": float(np.median(found)),
+                f"worst_relative_error{suffix}": float(found.max())}  # fmt: skip
+
+    row = {"collective": collective, "rows": len(aside), "fitted_from": fitted_from, "constants": ()}
+    row |= errors(read.profile, "_before")
+    try:
+        asked = [name for name in names if name in candidates(read.start, fitted_from)]
+        if names and not asked:
+            raise FitError(f"{', '.join(fitted_from)} cannot identify {', '.join(names)}")
+        today = datetime.date.today().isoformat()
+        fit = fit_profile(read.start, others, predict.of_rows(kept), asked, date=today, progress=progress)
+    except FitError as error:
+        return row | {"median_relative_error": None, "worst_relative_error": None, "reason": str(error)}
+    fitted = [*read.of_pairs, *(each for each in fit.findings if each.identifiable)]
+    return (
+        row | {"constants": tuple(dict.fromkeys(each.name for each in fitted))} | errors(fit.profile) | {"reason": None}
+    )
 
 
 def _acceptance(found: Calibrated, why: str) -> Acceptance:

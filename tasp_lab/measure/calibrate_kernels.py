@@ -1,13 +1,29 @@
-"""``calibrate --kernels``: the constants of an attention kernel on a GPU, from a table of times or measured live."""
+"""``calibrate --kernels``: the constants of an attention kernel on a GPU, from a table of times or measured live.
+
+Per GPU, kernel and pass, all head dimensions together. Tiles and their order come from the kernel's code
+(`tasp_lab.machines.kernel_model.designs`); of several candidates, the one that agrees best is taken. The few constants
+that remain are fitted as logarithms with a robust loss. Weak priors keep those in place that the rows do not identify;
+they are what documents say: the exponentials from the units of an SM (16 per clock, against the FLOPs of its tensor
+cores), a launch of some microseconds, a start and end that cost about a block of keys.
+
+Starts and ends of tiles slow short calls, as does whatever a benchmark runs beside the kernel in proportion to its
+operands. A fit that takes one for the other finds long calls faster than anything measured. So long calls are held
+near the fastest row, corrected for SMs that its tiles leave idle: rows with a higher rate move it, extrapolation does
+not.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from scipy.optimize import OptimizeResult, least_squares
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError, QuantityError, TableError
@@ -16,6 +32,7 @@ from tasp_lab.core.tables import Part, Table
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.constants import (
     PASSES,
+    Design,
     Gpu,
     KernelConstant,
     KernelFile,
@@ -25,11 +42,12 @@ from tasp_lab.machines.kernel_model.constants import (
     gpus,
     kernel_document,
 )
-from tasp_lab.machines.kernel_model.kernel import AttentionKernel
+from tasp_lab.machines.kernel_model.designs import BLACKWELL, Architecture, architecture, designs
+from tasp_lab.machines.kernel_model.kernel import AttentionKernel, busy_share, call_parts, throttled
 from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds, mean_error
-from tasp_lab.measure.fit.fit_kernels import KernelTime, fit_kernel
 from tasp_lab.measure.readers.file_position import FilePosition, parse_csv
 from tasp_lab.measure.readers.kernel_table import KernelTable, kernel_table, read_kernel_table
+from tasp_lab.workload.kernel_shapes import KernelShape
 
 LIVE = "live"
 _ASSUMED_GPU = "h100"
@@ -109,7 +127,7 @@ def calibrate_kernels(
         *(each.line() for each in acceptances),
         *notes,
     ]  # fmt: skip
-    return Fitted(file, document, constants, parts, lambda _: kernel_document(file), acceptances, tuple(notes))
+    return Fitted(document, constants, parts, file, lambda _: kernel_document(file), acceptances, tuple(notes))
 
 
 def _rows(tables: Sequence[KernelTable], passing: Passing) -> list[KernelTime]:
@@ -211,3 +229,271 @@ def _measured_here(progress: ProgressCallback) -> KernelTable:
     from runtime.kernels.timing import measured_table
 
     return kernel_table(parse_csv(measured_table(progress), LIVE))
+
+
+# ------------------------------------------------------------------------------------------ the fit to rows of a pass
+
+_EXPONENTIALS: Mapping[Architecture, float] = {
+    "ampere": 32.0, "ada": 32.0, "hopper": 50.0, "blackwell": 90.0, "blackwell-ultra": 45.0, "cdna": 40.0,
+    "other": 40.0,
+}  # fmt: skip
+"""What the softmax of a score costs before any fit: exponentials of the hardware (`Gpu.exponentials`), of which a part
+overlaps with the tensor cores."""
+
+_RATE_BY_DIM = 0.1
+"""How much rates of head dimensions differ beyond what exponentials explain, as a standard deviation of logarithms."""
+
+_OVERHEAD = 0.05
+"""What launch, starts and ends of tiles and kernels beside it add to the fastest row: a standard deviation of
+logarithms."""
+
+EXTRAPOLATION = 0.1
+"""A rate of long calls that is further than this above the fastest row is called extrapolated in its source."""
+
+_SCALE = 0.05
+"""Residuals beyond this count less."""
+
+_FIRST_SCALE = 0.3
+"""Far from the solution, all rows count."""
+
+_LEAST_ROWS = 4
+"""Fewer rows of a head dimension do not tell its rate: shared constants and other head dimensions do."""
+
+_NO_ROW = (1.0, 0.0)
+"""FLOPs and seconds of no row."""
+
+_ROWS_TO_CHOOSE = 40
+"""A design is chosen by at most so many rows, evenly taken."""
+
+_LEAST_SPREAD = 0.01
+"""Times are not measured better than this."""
+
+_LEAST_WIDTH = 0.03
+"""No fitted constant is claimed to be known better than this."""
+
+
+class KernelTime(NamedTuple):
+    """A measured call, and the table that it is from."""
+
+    shape: KernelShape
+    time_s: float
+    table: str = ""
+
+
+class Prior(NamedTuple):
+    """A middle and the standard deviation of its logarithm; `most` is the largest value."""
+
+    middle: float
+    deviation: float
+    most: float = math.inf
+
+
+class FittedKernel(NamedTuple):
+    """The variants of one pass, by head dimension, and the residuals (logarithms of predicted over measured)."""
+
+    variants: tuple[Variant, ...]
+    residuals: FloatArray
+
+
+def priors(gpu: Gpu, passing: Passing) -> dict[str, Prior]:
+    """What documents say of the constants that all head dimensions share.
+
+    On Blackwell two tiles of an SM take turns between tensor cores and exponentials: one alone uses little more than
+    half of it, as calls with few tiles show (cuDNN on GB200).
+    """
+    return {
+        "exponentials": Prior(_EXPONENTIALS[architecture(gpu.name)] * (1.0 if passing == "forward" else 0.4), 0.4),
+        "alone": Prior(0.6 if architecture(gpu.name) in BLACKWELL else 0.75, 0.15, 1.0),
+        "tile_columns": Prior(80.0, 0.8),
+        "masked": Prior(0.97, 0.04, 1.0),
+        "offset": Prior(0.99, 0.05, 1.0),
+        "split": Prior(0.85, 0.1, 1.0),
+        "launch_s": Prior(4e-6 if passing == "forward" else 12e-6, 0.5),
+        "unsustained": Prior(0.05, 0.7, 0.25),
+        "settle_s": Prior(10e-3, 0.5),
+    }
+
+
+def fit_kernel(gpu: Gpu, kernel: str, passing: Passing, rows: Sequence[KernelTime], source: str) -> FittedKernel:
+    """The constants of a kernel on a GPU for one pass. `source` names the tables of the rows.
+
+    Raises `FitError` without rows.
+    """
+    if not rows:
+        raise FitError(f"{gpu.name}, {kernel}, {passing}: no rows to fit")
+    head_dims = sorted({row.shape.head_dim for row in rows})
+    best = _Fit(gpu, passing, rows, {d: _best_design(gpu, kernel, passing, rows, d) for d in head_dims})
+    text = f"fit: {len(rows)} rows of {source}"
+    return FittedKernel(tuple(best.variant(head_dim, text) for head_dim in head_dims), best.residuals(best.result.x))
+
+
+def _best_design(gpu: Gpu, kernel: str, passing: Passing, rows: Sequence[KernelTime], head_dim: int) -> Design:
+    candidates = designs(gpu.name, kernel, passing, head_dim)
+    if len(candidates) == 1:
+        return candidates[0]
+    own = [row for row in rows if row.shape.head_dim == head_dim]
+    some = own[:: math.ceil(len(own) / _ROWS_TO_CHOOSE)]
+    return min(
+        candidates, key=lambda each: float(_Fit(gpu, passing, some, {head_dim: each}, [_SCALE], held=False).result.cost)
+    )
+
+
+class _Fit:
+    """The fit of one design per head dimension. Parameters: logarithms over the middle of each prior.
+
+    Rates are `held` near the fastest rows; where designs are compared, rows alone decide.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        passing: Passing,
+        rows: Sequence[KernelTime],
+        design: Mapping[int, Design],
+        scales: Sequence[float] = (_FIRST_SCALE, _SCALE),
+        *,
+        held: bool = True,
+    ) -> None:
+        self.gpu, self.passing, self.rows, self.design = gpu, passing, rows, design
+        self.head_dims = list(design)
+        self.shared = priors(gpu, passing)
+        if all(each.slots == 1 for each in design.values()):
+            self.shared["alone"] = Prior(1.0, 1e-3, 1.0)
+        self.measured = np.array([row.time_s for row in rows])
+        self.weights = _weights(rows)
+        fastest = {row.shape.head_dim: 0.0 for row in rows}
+        for row in rows:
+            fastest[row.shape.head_dim] = max(fastest[row.shape.head_dim], row.shape.flops / row.time_s)
+        self.start = [1.05 * fastest[head_dim] for head_dim in self.head_dims]
+        self.fastest = {head_dim: self._fastest(head_dim) if held else _NO_ROW for head_dim in self.head_dims}
+        self.result = self._minimise(scales)
+
+    def _fastest(self, head_dim: int) -> tuple[float, float]:
+        """FLOPs and seconds of the row with the highest rate, less the time of SMs that its tiles leave idle.
+
+        Its seconds are 0 with too few rows to tell.
+        """
+        own = [row for row in self.rows if row.shape.head_dim == head_dim]
+        if len(own) < _LEAST_ROWS:
+            return _NO_ROW
+        busy = [(row.shape.flops, row.time_s * busy_share(self.gpu, self.design[head_dim], row.shape)) for row in own]
+        return max(busy, key=lambda each: each[0] / each[1])
+
+    def _minimise(self, scales: Sequence[float]) -> OptimizeResult:
+        shared = self.shared.values()
+        most = [min(math.log(prior.most / prior.middle), 4.0) + 1e-9 for prior in shared]
+        at = np.zeros(len(most) + len(self.head_dims))
+        high = np.array([*most, *[4.0] * len(self.head_dims)])
+        for scale in scales:
+            found = least_squares(
+                self._all,
+                at,
+                bounds=(-4.0, high),
+                loss="soft_l1",
+                f_scale=scale,
+                diff_step=[1e-3],
+                xtol=1e-4,
+                ftol=1e-4,
+            )
+            at = np.clip(found.x, -3.99, high - 1e-10)
+        return found
+
+    def _all(self, at: FloatArray) -> FloatArray:
+        """Residuals of rows, then of priors; the loss has the scale of the rows, so priors are brought to it."""
+        deviations = np.array([prior.deviation for prior in self.shared.values()])
+        count = len(deviations)
+        exponential = self._values(at)["exponentials"]
+        ideal = np.log([self._rate(at, each) * (each + exponential) / each for each in self.head_dims])
+        overheads = [self._overhead(at, head_dim) for head_dim in self.head_dims]
+        prior = _SCALE * np.concatenate(
+            [at[:count] / deviations, (ideal - ideal.mean()) / _RATE_BY_DIM, np.array(overheads) / _OVERHEAD]
+        )
+        return np.concatenate([self.residuals(at) * self.weights, prior])
+
+    def residuals(self, at: FloatArray) -> FloatArray:
+        variants = {head_dim: self._at(at, head_dim) for head_dim in self.head_dims}
+        times = [_time_s(self.gpu, variants[row.shape.head_dim], row.shape) for row in self.rows]
+        return np.asarray(np.log(np.array(times) / self.measured))
+
+    def _values(self, at: FloatArray) -> dict[str, float]:
+        return {
+            name: prior.middle * math.exp(value) for (name, prior), value in zip(self.shared.items(), at, strict=False)
+        }
+
+    def _rate(self, at: FloatArray, head_dim: int) -> float:
+        index = self.head_dims.index(head_dim)
+        return self.start[index] * math.exp(at[len(self.shared) + index])
+
+    def _overhead(self, at: FloatArray, head_dim: int) -> float:
+        """The logarithm of the fastest row's time over that of its FLOPs alone."""
+        flops, busy_s = self.fastest[head_dim]
+        values = self._values(at)
+        least_s = throttled(flops / self._rate(at, head_dim), 1 - values["unsustained"], values["settle_s"])
+        return max(math.log(busy_s / least_s), 0.0) if busy_s else 0.0
+
+    def _at(self, at: FloatArray, head_dim: int) -> Variant:
+        values = {**self._values(at), "rate": self._rate(at, head_dim)}
+        values["sustained"] = 1 - values.pop("unsustained")
+        constants = {name: KernelConstant(value, value, value, "fit") for name, value in values.items()}
+        return Variant(self.passing, head_dim, self.design[head_dim], faster_than_forward="", **constants)
+
+    def variant(self, head_dim: int, source: str) -> Variant:
+        """The fitted constants with 90 % intervals."""
+        values, widths = self._values(self.result.x), 1.645 * self._deviations()
+        constants = {}
+        for (name, prior), width in zip(self.shared.items(), widths, strict=False):
+            factor = math.exp(min(max(width, _LEAST_WIDTH), 2.0))
+            low, high = values[name] / factor, max(min(values[name] * factor, prior.most), values[name])
+            constants[name] = (values[name], low, high)
+        lost, least, most = constants.pop("unsustained")
+        constants["sustained"] = (1 - lost, max(1 - most, 0.5), 1 - least)
+        of_fit = widths[len(self.shared) + self.head_dims.index(head_dim)]
+        factor = math.exp(min(max(math.hypot(of_fit, self._between_tables()), _LEAST_WIDTH), 1.0))
+        rate = self._rate(self.result.x, head_dim)
+        constants["rate"] = (rate, rate / factor, rate * factor)
+        found = {name: _rounded(*numbers, source) for name, numbers in constants.items()}
+        found["rate"] = _rounded(*constants["rate"], f"{source}; {self._evidence(head_dim)}")
+        return Variant(self.passing, head_dim, self.design[head_dim], faster_than_forward="", **found)
+
+    def _evidence(self, head_dim: int) -> str:
+        """How many rows tell this rate, and how far beyond the fastest of them it goes."""
+        measured = [row.shape.flops / row.time_s for row in self.rows if row.shape.head_dim == head_dim]
+        text = f"{len(measured)} of head dimension {head_dim}, up to {max(measured) / 1e12:.0f} TFLOP/s"
+        long_rate = self._rate(self.result.x, head_dim) * (1 - self._values(self.result.x)["unsustained"])
+        if long_rate <= (1 + EXTRAPOLATION) * max(measured):
+            return text
+        why = "constants shared with other head dimensions" if len(measured) < _LEAST_ROWS else "idle SMs and starts"
+        return f"{text}, extrapolated to {long_rate / 1e12:.0f} for long calls ({why})"
+
+    def _between_tables(self) -> float:
+        """Half a 90 % interval of what tables of the same kernel differ by: versions, clocks, power."""
+        residuals = self.residuals(self.result.x)
+        tables = np.array([row.table for row in self.rows])
+        medians = [float(np.median(residuals[tables == table])) for table in sorted(set(tables))]
+        return 1.645 * float(np.std(medians, ddof=1)) if len(medians) > 1 else 0.0
+
+    def _deviations(self) -> FloatArray:
+        """Standard deviations of the parameters: what the rows tell by their spread, and what the priors say."""
+        count, jacobian = len(self.rows), np.asarray(self.result.jac)
+        residuals = np.clip(self.residuals(self.result.x), -2 * _SCALE, 2 * _SCALE)
+        spread = max(float((residuals**2).mean()), _LEAST_SPREAD**2)
+        of_rows, of_priors = jacobian[:count], jacobian[count:]
+        information = of_rows.T @ of_rows / spread + of_priors.T @ of_priors / _SCALE**2
+        return np.asarray(np.sqrt(np.maximum(np.diag(np.linalg.pinv(information, hermitian=True)), 0)))
+
+
+def _weights(rows: Sequence[KernelTime]) -> FloatArray:
+    """A table counts by the square root of its rows, so that a long one does not outvote the others."""
+    counts = Counter(row.table for row in rows)
+    weights = np.array([counts[row.table] ** -0.25 for row in rows])
+    return np.asarray(weights / np.sqrt((weights**2).mean()))
+
+
+def _time_s(gpu: Gpu, variant: Variant, shape: KernelShape) -> float:
+    """Not remembered: each step of a fit has other constants."""
+    return call_parts.__wrapped__(gpu, variant, shape).time_s
+
+
+def _rounded(value: float, low: float, high: float, source: str) -> KernelConstant:
+    value, low, high = (float(f"{each:.4g}") for each in (value, low, high))
+    return KernelConstant(value, min(low, value), max(high, value), source)

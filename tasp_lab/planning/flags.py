@@ -28,14 +28,11 @@ VERSIONS = {
 
 
 class Flags(NamedTuple):
-    """The flags of a library."""
+    """The flags of a library, and the version that was read."""
 
     library: str
     text: str
-
-    def to_dict(self) -> dict[str, str]:
-        """The object of ``--json``, with the version that was read."""
-        return {"library": self.library, "text": self.text, "source": VERSIONS[self.library]}
+    source: str
 
 
 def flags_of(plan: StepPlan, mask: str, sequences: int) -> list[Flags]:
@@ -54,11 +51,12 @@ def flags_of(plan: StepPlan, mask: str, sequences: int) -> list[Flags]:
     megatron = _megatron(plan, context, sequences)
     missing = f"; it does not ship {schedule}" if layout.cp > 1 and not context else ""
     titan_missing = "" if layout.cp == 1 or CONTEXT_LIBRARIES[1] in attention else f"; it does not ship {schedule}"
-    return [
-        Flags(MEGATRON, " ".join(_as_option(*each) for each in megatron) + missing),
-        Flags(NEMO, _keywords(megatron) + missing),
-        Flags(TORCHTITAN, _torchtitan(plan, sequences) + titan_missing),
-    ]
+    texts = {
+        MEGATRON: " ".join(f"--{name} {value}".rstrip() for name, value in megatron) + missing,
+        NEMO: _keywords(megatron) + missing,
+        TORCHTITAN: _torchtitan(plan, sequences) + titan_missing,
+    }
+    return [Flags(library, text, VERSIONS[library]) for library, text in texts.items()]
 
 
 _Option = tuple[str, str]
@@ -90,10 +88,6 @@ def _megatron(plan: StepPlan, context: str, sequences: int) -> list[_Option]:
     elif layout.checkpointing == "selective":  # nearest: projections of attention are kept, too
         found += [("recompute-granularity", "selective"), ("recompute-modules", "layernorm mlp")]
     return found
-
-
-def _as_option(name: str, value: str) -> str:
-    return f"--{name} {value}".rstrip()
 
 
 _NEMO_NAMES = {"num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size"}

@@ -21,7 +21,7 @@ from tasp_lab.core.choices import Checkpointing, MatrixDtype
 from tasp_lab.core.errors import ModelError, ScheduleError, TaspLabError, WorkloadError, first_line, of_type
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
-from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.tables import Formats, Part, Table
 from tasp_lab.core.units import format_count, format_four_digits, format_size_about, format_time
 from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.compute import KernelCompute, with_kernel
@@ -174,7 +174,7 @@ def plan(
         search = Search(setting, simulations, every, executor, workers, count)
         found = search.run(plans)
         if not found.steps and not found.too_large:
-            raise ScheduleError(f"no layout applies: {found.refused[0].reason}")
+            raise ScheduleError(f"no layout applies: {found.refused[0]}")
         answer = Plan(setting, model, sequence, batch_tokens, found)
         if not changes:
             return answer
@@ -226,26 +226,13 @@ class Bought(NamedTuple):
     share: float = 0.0
     reason: str = ""
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def record(self) -> dict[str, Any]:
         """The object of ``--json``."""
         layout = None if self.step is None else describe(self.step.plan)
         per_gpu = None if self.step is None else self.step.tokens_per_s / self.step.ranks
         return {"change": self.change, "layout": layout, "tokens_per_s_per_gpu": per_gpu,
                 "over_as_is": self.share or None, "reason": self.reason}  # fmt: skip
-
-
-class WouldFit(NamedTuple):
-    """A change with which a layout fits: the most promising one by its closed form, and its memory without attention
-    buffers.
-    """
-
-    change: str
-    plan: StepPlan
-    memory_bytes: int
-
-    def to_dict(self) -> dict[str, object]:
-        """The object of ``--json``."""
-        return {"change": self.change, "layout": describe(self.plan), "memory_bytes": self.memory_bytes}
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,7 +244,8 @@ class Plan(Report):
     setting, model, sequence, batch_tokens : the question.
     found : what the search found.
     changes : what each change buys.
-    would_fit : where no layout fits, what would change that.
+    would_fit : where no layout fits, changes with which one does: the most promising one by its closed form, and its
+        memory without attention buffers, as in ``--json``.
     """
 
     setting: Setting
@@ -266,7 +254,7 @@ class Plan(Report):
     batch_tokens: int
     found: Found
     changes: tuple[Bought, ...] = ()
-    would_fit: tuple[WouldFit, ...] = ()
+    would_fit: tuple[dict[str, Any], ...] = ()
 
     @cached_property
     def steps(self) -> tuple[StepPrediction, ...]:
@@ -336,11 +324,15 @@ class Plan(Report):
         usable = self.setting.rates.usable_bytes
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
         room = "" if usable is None else f" of {format_size_about(usable)}"
+        gain = 1 - self.least_left  # of the layouts that were not simulated
+        faster = f"; others may be up to {gain:.1%} faster by their bounds" if gain > 0 else ""
+        found = self.found
+        left = f", {len(found.left)} were not simulated (--simulations)" if found.left else ""
         lines = [
             f"Use {describe(step.plan)}: {format_four_digits(step.tokens_per_s / step.ranks)} tokens/s per GPU{mfu}, "
             f"{format_size_about(step.memory.total)}{room} per GPU.",
             f"{'Decided' if self.is_decided else 'Open'}: expected regret {self.expected_regret:.1%} over "
-            f"{len(self.steps)} simulated layouts{self._may_be_faster}.",
+            f"{len(self.steps)} simulated layouts{faster}.",
         ]
         if len(self.steps) > 1:
             second = self.steps[1]
@@ -351,25 +343,13 @@ class Plan(Report):
             takes = f"It takes {low:.2f} to {high:.2f} times as long."
             lines.append(f"Next best: {describe(second.plan)}, {abs(slower):.1%} {how}. {takes}")
         lines.append(f"Bound by {self.bottleneck}.")
-        lines.append(self._searched)
-        if self.model.experts is not None:
-            lines.append("Experts are divided as all parameters are: expert parallelism is not searched.")
-        return lines + [f"{each.library}: {each.text}" for each in self.flags]
-
-    @property
-    def _searched(self) -> str:
-        found = self.found
-        left = f", {len(found.left)} were not simulated (--simulations)" if found.left else ""
-        return (
+        lines.append(
             f"Of {found.layouts} layouts {len(found.too_large)} do not fit, {found.bounded} are slower by their "
             f"bounds, {len(found.steps)} were simulated{left}."
         )
-
-    @property
-    def _may_be_faster(self) -> str:
-        """What the layouts that were not simulated may gain; empty if that is nothing."""
-        faster = 1 - self.least_left
-        return f"; others may be up to {faster:.1%} faster by their bounds" if faster > 0 else ""
+        if self.model.experts is not None:
+            lines.append("Experts are divided as all parameters are: expert parallelism is not searched.")
+        return lines + [f"{each.library}: {each.text}" for each in self.flags]
 
     @property
     def shares(self) -> dict[str, float]:
@@ -392,12 +372,21 @@ class Plan(Report):
 
     def parts(self) -> list[Part]:
         if not self.fits:
-            return [f"{self.nothing_fits}.", *self._would_fit_parts(), self._too_large_table()]
-        found: list[Part] = [*self.lines()]
-        if self.changes:
-            found.append(self._changes_table())
-        found += [self._steps_table(), self._memory_table(), LESS_CHECKED]
-        return found
+            columns: Formats = {
+                "with": "{change}",
+                "memory": lambda row: format_size_about(row["memory_bytes"]),
+                "layout": "{layout}",
+            }
+            ways = Table.of("What would fit, memory without attention buffers", self.would_fit, columns, (0, 2))
+            return [f"{self.nothing_fits}.", *ways, self._too_large_table()]
+        recommended = describe(self.best.plan)
+        changes: Formats = {
+            "change": "{change}",
+            "tokens/s per GPU": lambda row: _signed(row["over_as_is"] - 1) if row["layout"] else "",
+            "layout": lambda row: "the same" if row["layout"] == recommended else row["layout"] or row["reason"],
+        }
+        bought = Table.of("What each change buys", [each.record for each in self.changes], changes, (0, 2))
+        return [*self.lines(), *bought, self._steps_table(), self._memory_table(), LESS_CHECKED]
 
     def _steps_table(self) -> Table:
         rows = []
@@ -423,22 +412,6 @@ class Plan(Report):
             rows.append(("the GPU has", format_size_about(self.setting.rates.capacity_bytes)))
         return Table("Memory of the fullest GPU", ("part", "size"), rows)
 
-    def _changes_table(self) -> Table:
-        rows = []
-        for each in self.changes:
-            if each.step is None:
-                rows.append((each.change, "", each.reason))
-            else:
-                same = each.step.plan == self.best.plan
-                rows.append((each.change, _signed(each.share - 1), "the same" if same else describe(each.step.plan)))
-        return Table("What each change buys", ("change", "tokens/s per GPU", "layout"), rows, texts=(0, 2))
-
-    def _would_fit_parts(self) -> list[Part]:
-        if not self.would_fit:
-            return []
-        rows = [(each.change, format_size_about(each.memory_bytes), describe(each.plan)) for each in self.would_fit]
-        return [Table("What would fit, memory without attention buffers", ("with", "memory", "layout"), rows, (0, 2))]
-
     def _too_large_table(self) -> Table:
         usable = self.setting.rates.usable_bytes or 0
         rows = [
@@ -461,15 +434,14 @@ class Plan(Report):
             smallest = [
                 {"layout": describe(each.plan), "memory_bytes": each.memory.total} for each in _varied(found.too_large)
             ]
-            would_fit = [each.to_dict() for each in self.would_fit]
-            return common | {"capacity_bytes": self.setting.rates.capacity_bytes, "would_fit": would_fit,
+            return common | {"capacity_bytes": self.setting.rates.capacity_bytes, "would_fit": list(self.would_fit),
                              "smallest": smallest}  # fmt: skip
         return common | {
             "recommended": describe(self.best.plan),
             "is_decided": self.is_decided,
             "shares": self.shares,
-            "flags": [each.to_dict() for each in self.flags],
-            "changes": [each.to_dict() for each in self.changes],
+            "flags": [each._asdict() for each in self.flags],
+            "changes": [each.record for each in self.changes],
             "steps": [
                 {key: value for key, value in each.to_dict().items() if key != "provenance"} for each in self.steps
             ],
@@ -601,7 +573,7 @@ def _would_fit(
     layouts: Callable[..., list[StepPlan]],
     logit_chunks: int,
     offload: bool,
-) -> Iterator[WouldFit]:
+) -> Iterator[dict[str, Any]]:
     """What makes a layout fit, the fewest GPUs first: of each number of nodes, by doubling, the fewest options that do,
     until no option is needed.
     """
@@ -614,7 +586,8 @@ def _would_fit(
             fits, _ = Search(setting).candidates(layouts(setting.machine, chunks, on_host))
             if fits and (more or options):  # else only attention buffers do not fit
                 best = min(fits, key=promise)
-                yield WouldFit(" ".join([more, *options]).strip(), best.plan, best.memory.total)
+                change = " ".join([more, *options]).strip()
+                yield {"change": change, "layout": describe(best.plan), "memory_bytes": best.memory.total}
                 if not options:
                     return
                 break

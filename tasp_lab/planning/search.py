@@ -83,13 +83,6 @@ class Candidate(NamedTuple):
     memory: MemoryUse
 
 
-class Excluded(NamedTuple):
-    """A layout that was not recommended, for a reason."""
-
-    plan: StepPlan
-    reason: str
-
-
 @dataclass(frozen=True)
 class Found:
     """What a search found.
@@ -98,7 +91,7 @@ class Found:
     ----------
     steps : simulated steps that fit, the fastest first.
     too_large : layouts that do not fit, those that need least memory first.
-    refused : layouts that no schedule or link allows.
+    refused : why no schedule or link allows some layouts.
     layouts : how many there are.
     bounded : how many were excluded by the bound of their time.
     left : those that were neither excluded nor simulated, as the number of simulations is limited.
@@ -106,7 +99,7 @@ class Found:
 
     steps: tuple[StepPrediction, ...]
     too_large: tuple[TooLarge, ...] = ()
-    refused: tuple[Excluded, ...] = ()
+    refused: tuple[str, ...] = ()
     layouts: int = 0
     bounded: int = 0
     left: tuple[Candidate, ...] = ()
@@ -145,7 +138,7 @@ class Search:
         """Search these layouts; `known` are steps of others, which bounds are compared with, too."""
         fits, too_large = self.candidates(plans)
         layouts = len(fits) + len(too_large)
-        steps, refused, total = list(known), list[Excluded](), self.simulations or len(fits)
+        steps, refused, total = list(known), list[str](), self.simulations or len(fits)
         queue, done, bounded, late = list(fits), 0, 0, dict[int, float]()
         while queue and (self.simulations is None or done < self.simulations):
             kept = self._not_excluded(queue, steps)
@@ -158,7 +151,7 @@ class Search:
             for each in chosen:
                 plan = self._with_schedule(each.plan)
                 if isinstance(plan, str):
-                    refused.append(Excluded(each.plan, plan))
+                    refused.append(plan)
                 elif isinstance(plan, MemoryUse):
                     too_large.append(TooLarge(each.plan, plan))
                 else:
@@ -168,7 +161,7 @@ class Search:
             bounds = {replace(each.plan, schedule=""): each.bounds for each in chosen}
             for (_, plan), result in zip(tasks, in_order(simulated, tasks, self.executor, self.workers), strict=True):
                 if isinstance(result, str):
-                    refused.append(Excluded(plan, result))
+                    refused.append(result)
                 elif isinstance(result, MemoryUse):
                     too_large.append(TooLarge(plan, result))
                 else:

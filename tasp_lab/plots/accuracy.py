@@ -137,28 +137,24 @@ _COLUMNS = 4
 def draw_rows(tables: Sequence[TableAccuracy | Line], title: str = "Error of predictions over measured time") -> Figure:
     """All tables with a predicted row, as panels or as lines of an overview."""
     tables = [each for each in tables if shown(each)]
-    panels = len(tables) <= MAX_PANELS
-    lines = math.ceil(len(tables) / _COLUMNS)
-    figure = new_figure(title, 2.3 * lines + 0.4 if panels else 1.2 + 0.19 * len(tables))
-    if panels and tables:
-        _draw_row_panels(figure, tables, lines)
-    elif tables:
+    if len(tables) > MAX_PANELS:
+        figure = new_figure(title, 1.2 + 0.19 * len(tables))
         plot_lines(tables, figure.subplots(), CLOSE_ERROR)
-    return figure
-
-
-def _draw_row_panels(figure: Figure, tables: Sequence[TableAccuracy | Line], lines: int) -> None:
-    columns = min(_COLUMNS, len(tables))
+        return figure
+    lines, columns = math.ceil(len(tables) / _COLUMNS), min(_COLUMNS, len(tables))
+    figure = new_figure(title, 2.3 * lines + 0.4)
+    if not tables:
+        return figure
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for index, (table, axes) in enumerate(zip(tables, grid, strict=False)):
+        is_last = index + columns >= len(tables)
         plot_rows(table, axes)
-        axes.set(
-            ylabel="error" if index % columns == 0 else "", xlabel="time" if index + columns >= len(tables) else ""
-        )
-        axes.tick_params(labelbottom=index + columns >= len(tables))
+        axes.set(ylabel="error" if index % columns == 0 else "", xlabel="time" if is_last else "")
+        axes.tick_params(labelbottom=is_last)
     for axes in grid[len(tables) :]:
         axes.set_visible(False)
     _add_legend(figure, [points for axes in grid for points in axes.collections])
+    return figure
 
 
 def _add_legend(figure: Figure | SubFigure, drawn: Sequence[Artist]) -> None:
@@ -174,11 +170,19 @@ def plot_rows(table: TableAccuracy | Line, axes: Axes) -> None:
     axes.axhspan(-CLOSE_ERROR, CLOSE_ERROR, color=TARGET, linewidth=0)
     axes.axhline(0, color=MUTED, linewidth=0.8)
     rows = shown(table)
-    _intervals(axes, rows)
+    ends = [(row.measured_s, *each) for row in rows if (each := error_ends(row)) is not None]
+    if ends:
+        times, low, high = zip(*ends, strict=True)
+        axes.vlines(times, [*map(clipped, low)], [*map(clipped, high)], color=BAND, linewidth=3, label=INTERVAL_LABEL)
     for regime in dict.fromkeys(row.regime for row in rows):
-        chosen = [row for row in rows if row.regime == regime]
-        times = [row.measured_s or math.nan for row in chosen]
-        _row_points(axes, times, chosen, regime)
+        of_regime = [row for row in rows if row.regime == regime]
+        color = COLORS.get(regime, PREDICTED)
+        points = np.array([(row.measured_s or math.nan, clipped(row.relative_error)) for row in of_regime])
+        fills = np.array([color if row.in_scope else "none" for row in of_regime])
+        inside = np.abs(points[:, 1]) < REACH
+        for marker, chosen, label in (("o", inside, regime or "rows"), ("^", ~inside, "_")):
+            axes.scatter(points[chosen, 0], points[chosen, 1], c=fills[chosen], edgecolors=color, s=14, marker=marker,
+                         linewidths=0.6, zorder=3, label=label)  # fmt: skip
     axes.set(xscale="log", ylim=(-1.1 * REACH, 1.1 * REACH))
     axes.set_title(f"{wrapped(table.label, 36)}\n{summary(rows)}", loc="left", fontsize=8, color=INK, parse_math=False)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -186,24 +190,6 @@ def plot_rows(table: TableAccuracy | Line, axes: Axes) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda time_s, _: format_time(time_s)))
     style_axes(axes)
-
-
-def _intervals(axes: Axes, rows: Sequence[MeasuredRow]) -> None:
-    """A bar at the time of each row that has an interval."""
-    ends = [(row.measured_s, *each) for row in rows if (each := error_ends(row)) is not None]
-    if ends:
-        times, low, high = zip(*ends, strict=True)
-        axes.vlines(times, [*map(clipped, low)], [*map(clipped, high)], color=BAND, linewidth=3, label=INTERVAL_LABEL)
-
-
-def _row_points(axes: Axes, times: Sequence[float], rows: Sequence[MeasuredRow], regime: str | None) -> None:
-    color, errors = COLORS.get(regime, PREDICTED), [clipped(row.relative_error) for row in rows]
-    inside = np.array([abs(error) < REACH for error in errors])
-    fills = np.array([color if row.in_scope else "none" for row in rows])
-    for marker, chosen in (("o", inside), ("^", ~inside)):
-        label = f"{regime or 'rows'}" if marker == "o" else "_"
-        axes.scatter(np.array(times)[chosen], np.array(errors)[chosen], c=fills[chosen], edgecolors=color, s=14,
-                     marker=marker, linewidths=0.6, zorder=3, label=label)  # fmt: skip
 
 
 FEW_SIZES = 3
@@ -255,15 +241,22 @@ def _draw_panels(part: SubFigure, tables: Sequence[TableAccuracy], lines: int) -
     sizes = [row.size_bytes for each in tables for row in each.rows]
     reach = 1.15 * max([2 * TARGET_ERROR, *(_reach(row) for each in tables for row in each.rows)])
     for index, table in enumerate(tables):
-        first, last = index % columns == 0, index + columns >= len(tables)
+        is_first, is_last = index % columns == 0, index + columns >= len(tables)
         plot_table(table, times[index])
         plot_errors(table, errors[index])
         errors[index].set_ylim(-reach, reach)
         for axes, label in ((times[index], "time"), (errors[index], "error")):
-            axes.set(ylabel=label if first else "", xlabel="size" if last and label == "error" else "")
-            axes.tick_params(labelleft=first, labelbottom=last and label == "error")
-    _label_sizes(times[0], sizes)
-    _label_times(times[0])
+            axes.set(ylabel=label if is_first else "", xlabel="size" if is_last and label == "error" else "")
+            axes.tick_params(labelleft=is_first, labelbottom=is_last and label == "error")
+    first, last = math.floor(math.log2(min(sizes)) + 0.1), math.ceil(math.log2(max(sizes)))
+    apart = max(1, math.ceil((last - first) / 4))  # few enough powers of two that their labels do not overlap
+    times[0].xaxis.set_major_locator(FixedLocator([2.0**power for power in range(first, last + 1, apart)]))
+    times[0].xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(round(size))))
+    times[0].xaxis.set_minor_locator(NullLocator())
+    low_s, high_s = times[0].get_ylim()
+    times[0].yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high_s < 50 * low_s else (1,), numticks=8))
+    times[0].yaxis.set_minor_locator(NullLocator())
+    times[0].yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: format_time(time_s)))
     for axes in (*times[len(tables) :], *errors[len(tables) :]):
         axes.set_visible(False)
     _add_legend(part, [artist for axes in times for artist in (*axes.get_lines(), *axes.collections)])
@@ -346,19 +339,3 @@ def _points(axes: Axes, rows: Sequence[MeasuredRow], name: str, color: str, labe
         if chosen := [row for row in rows if row.in_scope == in_scope]:
             named = f"{label}{more}" if label else "_"
             axes.plot(*_columns(chosen, name), "o", color=color, mfc=fill, markersize=4, label=named)
-
-
-def _label_sizes(axes: Axes, sizes: Sequence[int]) -> None:
-    """Ticks at powers of two, few enough that their labels do not overlap."""
-    first, last = math.floor(math.log2(min(sizes)) + 0.1), math.ceil(math.log2(max(sizes)))
-    apart = max(1, math.ceil((last - first) / 4))
-    axes.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(first, last + 1, apart)]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(round(size))))
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _label_times(axes: Axes) -> None:
-    low_s, high_s = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high_s < 50 * low_s else (1,), numticks=8))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: format_time(time_s)))

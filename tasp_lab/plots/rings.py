@@ -183,17 +183,13 @@ class _Scene:
         """The lower left and upper right corners of the visible area of a graph."""
         layout, points = self.layout, [self.layout.points]
         for row, bends in zip(self.successors.tolist(), self.bends, strict=True):
-            points += [_apex(layout, *hop, bend) for hop, bend in zip(enumerate(row), bends, strict=True)]
+            for (source, destination), bend in zip(enumerate(row), bends, strict=True):
+                start, end = layout.positions[source], layout.positions[destination]
+                across = np.array([start[1] - end[1], end[0] - start[0]])
+                points.append((start + end + bend * across)[None] / 2)  # furthest from the straight line
         margin = min(0.25 * layout.nearest, 0.09 * layout.span)
         stacked = np.vstack(points)
         return stacked.min(axis=0) - margin, stacked.max(axis=0) + margin
-
-
-def _apex(layout: Layout, source: int, destination: int, bend: float) -> FloatArray:
-    """The point of a bent hop furthest from the straight line, an array (1, 2)."""
-    start, end = layout.positions[source], layout.positions[destination]
-    across = np.array([start[1] - end[1], end[0] - start[0]])
-    return np.asarray((start + end + bend * across)[None] / 2)
 
 
 def _format_share(share: Fraction) -> str:

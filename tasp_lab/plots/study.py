@@ -19,7 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from tasp_lab.plots.timelines import INK, MUTED, WIDTH_INCHES, lines_inches, wrapped
+from tasp_lab.plots.accuracy import style_axes
+from tasp_lab.plots.timelines import INK, MUTED, WIDTH_INCHES, new_figure, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,26 +111,20 @@ def draw_curves(points: pd.DataFrame, x: Scale, y: Scale, words: Words, referenc
 
 def _figure(words: Words, height_inches: float, handles: Sequence[Artist]) -> Figure:
     """An empty figure with its title above, and below it the legend and the caption."""
-    title, caption = wrapped(words.title, 100), wrapped(words.caption, _CAPTION_WIDTH)
-    columns = _legend_columns(handles)
+    caption = wrapped(words.caption, _CAPTION_WIDTH)
+    longest = max((len(str(each.get_label())) for each in handles), default=0)
+    columns = max(1, min(len(handles), int(WIDTH_INCHES / (0.45 + 0.068 * longest))))
     caption_inches = 0.155 * (caption.count("\n") + 1) + 0.1
     below = caption_inches + 0.2 * math.ceil(len(handles) / columns) + 0.12
-    size = WIDTH_INCHES, height_inches + lines_inches(title) + below
-    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    figure = new_figure(words.title, height_inches + below)
+    size = figure.get_size_inches()
     figure.get_layout_engine().set(rect=(0, below / size[1], 1, 1 - below / size[1]))  # type: ignore[union-attr, call-arg]
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
     figure.text(0.01, 0.07 / size[1], caption, fontsize=8, color=MUTED, parse_math=False)
     legend = figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, caption_inches / size[1]),
                            borderaxespad=0, ncols=columns, frameon=False, fontsize=8)  # fmt: skip
     for text in legend.get_texts():
         text.set_parse_math(False)
     return figure
-
-
-def _legend_columns(handles: Sequence[Artist]) -> int:
-    """As many as the longest label leaves room for."""
-    longest = max((len(str(each.get_label())) for each in handles), default=0)
-    return max(1, min(len(handles), int(WIDTH_INCHES / (0.45 + 0.068 * longest))))
 
 
 def _plot_panel(panel: pd.DataFrame, axes: Axes, styles: Mapping[str, tuple[str, str]], apart: bool) -> None:
@@ -149,10 +144,7 @@ def _plot_panel(panel: pd.DataFrame, axes: Axes, styles: Mapping[str, tuple[str,
                   linestyle="none", zorder=3)  # fmt: skip
         if not (alike and place) and not apart:
             axes.plot(x, line["bound"], color=INK if alike else color, linestyle=DASHES, linewidth=0.8)
-    axes.grid(alpha=0.25, which="major")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8, colors=INK)
+    style_axes(axes)
 
 
 def has_one_bound(panel: pd.DataFrame) -> bool:
@@ -165,9 +157,10 @@ def has_one_bound(panel: pd.DataFrame) -> bool:
 def _scale_axes(axes: Axes, points: pd.DataFrame, x: Scale, y: Scale) -> None:
     """Ticks at the values of x; those of y are written in its unit. All panels share both axes."""
     values = sorted(points["x"].unique())
+    thinned = values[:: -math.ceil(len(values) / 8)][::-1] if values else values  # with the last one
     if x.logarithmic:
         axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(_thinned(values, 8)))
+    axes.xaxis.set_major_locator(FixedLocator(thinned))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _named(value, x)))
     if x.categories:
@@ -176,26 +169,16 @@ def _scale_axes(axes: Axes, points: pd.DataFrame, x: Scale, y: Scale) -> None:
             panel_axes.tick_params(axis="x", rotation=30)
     if y.logarithmic:
         axes.set_yscale("log")
-        _widen(axes, points)
+        shown = points[["y", "limit"]].to_numpy(float)
+        shown = shown[np.isfinite(shown)]
+        if len(shown) and shown.max() < 10 * shown.min():  # less than a decade: make room for a labelled tick
+            middle = math.sqrt(shown.max() * shown.min())
+            axes.set_ylim(min(middle / 4, shown.min() / 1.5), max(middle * 4, shown.max() * 1.5))
         axes.yaxis.set_major_locator(LogLocator(10, numticks=8))
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: y.text(value)))
-
-
-def _widen(axes: Axes, points: pd.DataFrame) -> None:
-    """On a logarithmic axis of less than a decade, make room for a labelled tick."""
-    shown = points[["y", "limit"]].to_numpy(float)
-    shown = shown[np.isfinite(shown)]
-    if len(shown) and shown.max() < 10 * shown.min():
-        middle = math.sqrt(shown.max() * shown.min())
-        axes.set_ylim(min(middle / 4, shown.min() / 1.5), max(middle * 4, shown.max() * 1.5))
-
-
-def _thinned(values: Sequence[float], most: int) -> Sequence[float]:
-    """At most so many of the values, at equal distances, the last one among them."""
-    return values[:: -math.ceil(len(values) / most)][::-1] if values else values
 
 
 def _named(value: float, scale: Scale) -> str:
@@ -257,17 +240,12 @@ def _colors(values: Sequence[str | float]) -> ColorOf:
             return 1.0, 1.0, 1.0
         if isinstance(value, str):
             return to_rgb(ALL_COLORS[names.index(value) % len(ALL_COLORS)])
-        return _diverging(float(norm(value)))
+        place = float(norm(value))  # white in the middle of 0 to 1, red below, blue above
+        share, end = min(1.0, abs(2 * place - 1)), to_rgb(COLORS[1] if place < 0.5 else COLORS[0])
+        red, green, blue = (1 + share * (part - 1) for part in end)
+        return red, green, blue
 
     return color
-
-
-def _diverging(place: float) -> tuple[float, float, float]:
-    """Red below the middle of 0 to 1, blue above, white in it."""
-    end = to_rgb(COLORS[1] if place < 0.5 else COLORS[0])
-    share = min(1.0, abs(2 * place - 1))
-    red, green, blue = (1 + share * (part - 1) for part in end)
-    return red, green, blue
 
 
 def _plot_map(panel: pd.DataFrame, columns: Sequence[str], axes: Axes, color_of: ColorOf) -> None:

@@ -330,18 +330,10 @@ def rectangles(bars: FloatArray, **style: Any) -> PolyCollection:
 
 def label_time_axis(panel: Axes, span_s: float) -> None:
     """Label ticks with plain numbers, and the axis with the unit that fits the longest time."""
-    unit, factor = _time_unit(span_s)
+    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+    unit, factor = next((each for each in units if span_s >= each[1]), units[-1]) if span_s else units[0]
     panel.xaxis.set_major_formatter(FuncFormatter(lambda time_s, _: f"{time_s / factor:.6g}"))
     panel.set_xlabel(f"time ({unit})", fontsize=9, color=INK)
-
-
-def _time_unit(span_s: float) -> tuple[str, float]:
-    """
-    >>> _time_unit(0.25), _time_unit(0)
-    (('ms', 0.001), ('s', 1.0))
-    """
-    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-    return next((unit for unit in units if span_s >= unit[1]), units[-1]) if span_s else units[0]
 
 
 def wrapped(text: str, width: int) -> str:

@@ -38,7 +38,7 @@ def usable_topology(machine: Machine) -> Topology:
     """The topology with the payload rates of the machine's library as bandwidths, exact numbers.
 
     >>> from tasp_lab.machines.profile import load_profile
-    >>> found = usable_topology(load_profile("h100").machine(2, 8))
+    >>> found = usable_topology(load_profile("h100").machine("2x8"))
     >>> sorted({float(link.bandwidth_bytes_per_s) for link in found.links})
     [47000000000.0, 345000000000.0]
     """
@@ -82,7 +82,7 @@ def ring_candidates(
     with_known : whether rings by formula are candidates, too; False where `find` seeks rings of a certain kind.
 
     >>> from tasp_lab.machines.profile import load_profile
-    >>> [len(found.rings) for found in ring_candidates(load_profile("h100").machine(2, 8))]
+    >>> [len(found.rings) for found in ring_candidates(load_profile("h100").machine("2x8"))]
     [8]
     """
     topology = usable_topology(machine)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.files import make_folder
+from tasp_lab.core.report import View
 from tasp_lab.core.tables import Table
 from tasp_lab.plots.study import MAX_LINES, MAX_PANELS, Scale, Words, draw_curves, draw_maps
 from tasp_lab.plots.timelines import render
@@ -29,7 +30,7 @@ from tasp_lab.study.frames import (
     title_of,
     varying,
 )
-from tasp_lab.study.table import WINNER, Selection, View, check_single, column_keys, heading, pivot, selected
+from tasp_lab.study.table import WINNER, Selection, check_single, column_keys, heading, pivot, selected
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_line
 from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.core.report import Report
+from tasp_lab.core.report import View
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.planning.plan import ANY
 from tasp_lab.prediction.question import prepared
@@ -58,10 +58,6 @@ class Estimate:
         """The time until such a run ends if each worker has a core of its own, in seconds."""
         return self.processor_s(workers) / workers
 
-    def to_dict(self) -> dict[str, object]:
-        wall_s = {str(workers): self.wall_s(workers) for workers in _numbers_of_workers()}
-        return {"timed": self.timed, "processor_s": self.processor_s(1), "wall_s": wall_s}
-
     def text(self, points: int) -> str:
         """Both times on one line."""
         walls = ", ".join(
@@ -77,57 +73,10 @@ def _numbers_of_workers() -> list[int]:
     return sorted({1, usable_cores()})
 
 
-@dataclass(frozen=True, repr=False)
-class StudyCheck(Report):
-    """What a study comes to.
+def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallback = no_progress) -> View:
+    """What a study comes to, with a row per machine.
 
-    Parameters
-    ----------
-    study : its name.
-    combinations, points, questions : all combinations, those that filters keep, and those of them that differ.
-    by_machine : the number of points of each machine.
-    refused : reasons why variants do not apply to machines, with the numbers of points.
-    estimate : how long a run takes; None if that was not asked for, and of plans, each of which takes a while.
-    """
-
-    study: str
-    combinations: int
-    points: int
-    questions: int
-    by_machine: dict[str, int]
-    refused: dict[str, int]
-    estimate: Estimate | None
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "study": self.study,
-            "combinations": self.combinations,
-            "points": self.points,
-            "questions": self.questions,
-            "by_machine": self.by_machine,
-            "refused": self.refused,
-            "estimate": None if self.estimate is None else self.estimate.to_dict(),
-        }
-
-    def records(self) -> Sequence[dict[str, object]]:
-        return [{"machine": name, "points": count} for name, count in self.by_machine.items()]
-
-    def parts(self) -> list[Part]:
-        skipped = self.combinations - self.points
-        counted = f"{self.points:,} points" + (f", {skipped:,} skipped by filters" if skipped else "")
-        same = f", {self.questions:,} of them different" if self.questions < self.points else ""
-        rows = [(name, f"{count:,}") for name, count in self.by_machine.items()]
-        found: list[Part] = [f"study {self.study}: {counted}{same}", Table("points", ("machine", "points"), rows)]
-        if self.refused:
-            reasons = [(f"{count:,}", reason) for reason, count in self.refused.items()]
-            found.append(Table("does not apply", ("points", "reason"), reasons, (1,)))
-        if self.estimate is not None:
-            found.append(self.estimate.text(self.questions))
-        return found
-
-
-def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallback = no_progress) -> StudyCheck:
-    """Check a study. Raises `TaspLabError` for what no point can have: a misspelt machine, schedule, model or override.
+    Raises `TaspLabError` for what no point can have: a misspelt machine, schedule, model or override.
 
     A variant that does not apply to a machine is counted; `estimate`: whether some points are timed.
     """
@@ -138,12 +87,34 @@ def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallba
     _check_schedules({(each.schedule, each.layer, each.options) for each in points})
     refused = _refused(points)
     questions = list(dict.fromkeys(points))  # equal points have equal questions
-    by_machine: dict[str, int] = {}
-    for each in points:
-        by_machine[each.machine] = by_machine.get(each.machine, 0) + 1
-    quick = [each for each in questions if each.job is None]
+    by_machine = Counter(each.machine for each in points)
+    quick = [each for each in questions if each.job is None]  # a plan takes a while
     expected = estimate_of(quick, progress=progress) if estimate and quick else None
-    return StudyCheck(study.name, study.count, len(points), len(questions), by_machine, refused, expected)
+    document = {
+        "study": study.name,
+        "combinations": study.count,
+        "points": len(points),
+        "questions": len(questions),
+        "by_machine": dict(by_machine),
+        "refused": refused,
+        "estimate": expected and {
+            "timed": expected.timed,
+            "processor_s": expected.processor_s(1),
+            "wall_s": {str(workers): expected.wall_s(workers) for workers in _numbers_of_workers()},
+        },
+    }  # fmt: skip
+    skipped = study.count - len(points)
+    counted = f"{len(points):,} points" + (f", {skipped:,} skipped by filters" if skipped else "")
+    same = f", {len(questions):,} of them different" if len(questions) < len(points) else ""
+    rows = [{"machine": name, "points": count} for name, count in by_machine.items()]
+    reasons = [{"reason": reason, "points": count} for reason, count in refused.items()]
+    parts: list[Part] = [
+        f"study {study.name}: {counted}{same}",
+        *Table.of("points", rows, {"machine": "{machine}", "points": "{points:,}"}),
+        *Table.of("does not apply", reasons, {"points": "{points:,}", "reason": "{reason}"}, (1,)),
+        *([] if expected is None else [expected.text(len(questions))]),
+    ]
+    return View(document, rows, parts)
 
 
 def check_size(study: Study, *, yes: bool = False) -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from tasp_lab.core.errors import StudyError, TaspLabError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import View
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.prediction.interval import EQUAL
 from tasp_lab.prediction.paired import paired_errors
@@ -34,10 +36,9 @@ from tasp_lab.study.axis import (
 from tasp_lab.study.frames import rival_of
 from tasp_lab.study.lookup import Evaluate, filled, groups_along
 from tasp_lab.study.point import Point, Row
-from tasp_lab.study.table import View
 
-FIELDS = ("along", "between", "margin", "from", "to")
-"""Fields of the section ``[find] crossover`` of a study."""
+FIELDS: Mapping[str, object] = {"along": "seq", "between": (), "margin": 0.0, "from": None, "to": None}
+"""Fields of the section ``[find] crossover`` of a study, and what they are where they are not given."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,11 @@ class CrossoverQuestion:
             raise StudyError(f"axis {self.along!r}: the interval {self.start:g} to {self.end:g} is empty")
 
 
-def crossover_question(
-    find: Mapping[str, object],
-    *,
-    along: str | None = None,
-    between: Sequence[str] = (),
-    margin: str | float | None = None,
-    start: str | float | None = None,
-    end: str | float | None = None,
-) -> CrossoverQuestion:
-    """The question of a section of a study, with what is given in place of it.
+def crossover_question(find: Mapping[str, object], **given: object) -> CrossoverQuestion:
+    """The question of a section of a study, with the fields that are given in place of it; None is not given.
 
-    >>> question = crossover_question({"along": "seq", "between": ["tasp", "ulysses"], "margin": "5%"}, start="8Ki")
-    >>> question.along, question.between, question.margin, question.start
+    >>> question = crossover_question({"along": "seq", "between": ["tasp", "ulysses"], "margin": "5%"}, to="8Ki")
+    >>> question.along, question.between, question.margin, question.end
     ('seq', ('tasp', 'ulysses'), 0.05, 8192)
 
     Raises `StudyError` for what is missing or impossible.
@@ -88,31 +81,26 @@ def crossover_question(
     for name in find:
         if name not in FIELDS:
             raise StudyError(f"find.crossover: {unknown('field', name, FIELDS)}")
+    values = {**FIELDS, **find, **{name: value for name, value in given.items() if value not in (None, ())}}
 
     def text(what: str, value: object) -> str:
         if not isinstance(value, str) or not value:
             raise StudyError(f"find.crossover: {what} {value!r}, expected a name")
         return value
 
-    def end_of(name: str, value: object) -> float | None:
-        value = find.get(name) if value is None else value
+    def end(name: str) -> float | None:
+        value = values[name]
         if value is not None and not isinstance(value, str | int | float):
             raise StudyError(f"find.crossover: {name} {value!r}, expected a value of the axis")
         return None if value is None else axis_value(axis, value)
 
-    axis = text("along", along or find.get("along", "seq"))
+    axis, pair = text("along", values["along"]), values["between"]
     check_axis(axis)
-    pair = between or find.get("between") or ()
     if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-        given = repr(pair) if isinstance(pair, str) else f"{len(pair)} given" if isinstance(pair, Sequence) else pair
-        raise StudyError(f"crossover: {given}, expected two schedules: --between A --between B, or between = [A, B]")
-    return CrossoverQuestion(
-        axis,
-        (text("between", pair[0]), text("between", pair[1])),
-        parse_share("margin", find.get("margin", 0.0) if margin is None else margin),
-        end_of("from", start),
-        end_of("to", end),
-    )
+        shown = repr(pair) if isinstance(pair, str) else f"{len(pair)} given" if isinstance(pair, Sequence) else pair
+        raise StudyError(f"crossover: {shown}, expected two schedules: --between A --between B, or between = [A, B]")
+    between = text("between", pair[0]), text("between", pair[1])
+    return CrossoverQuestion(axis, between, parse_share("margin", values["margin"]), end("from"), end("to"))
 
 
 # ------------------------------------------------------------------------------------ two schedules on one axis
@@ -321,21 +309,16 @@ def _sure_end(
     threshold = 0.0 if both == {"first", "second"} else comparison.threshold * (1 if "first" in both else -1)
     rises = RANKED.index(change.after) > RANKED.index(change.before)
     wanted, start = (-1 if down == rises else 1), change.low if down else change.high
-    outwards = [index for index in there if index < start][::-1] if down else [i for i in there if i > start]
-    inside = start
-    for outside in [start, *outwards]:
-        if comparison.side(outside, threshold) == wanted:
-            if inside == outside:
-                return comparison.values[outside]
-            low, high = min(inside, outside), max(inside, outside)
-            upwards = outside < inside
+    outwards = [index for index in there if (index < start if down else index > start)]
 
-            def holds(index: int) -> bool:
-                return (comparison.side(index, threshold) == wanted) == upwards  # noqa: B023
+    def is_sure(index: int) -> bool:
+        return comparison.side(index, threshold) == wanted
 
-            last, first = bisected(comparison.values, low, high, holds, tolerance)
-            return comparison.values[last if upwards else first]
-        inside = outside
+    for inside, outside in pairwise([start, start, *(outwards[::-1] if down else outwards)]):
+        if is_sure(outside):
+            low, high = sorted((inside, outside))
+            ends = bisected(comparison.values, low, high, lambda index: is_sure(index) == down, tolerance)
+            return comparison.values[ends[outside > inside]]
     return None
 
 
@@ -411,39 +394,48 @@ def find_crossovers(
         "margin": question.margin,
         "groups": groups,
     }
-    rows = [
-        group["labels"] | {"verdict": group["verdict"]} | crossing
-        for group in groups
-        for crossing in (group["crossings"] or [{}])
+    found = [(result, group, crossing) for result, group in zip(results, groups, strict=True)
+             for crossing in (group["crossings"] or [{}])]  # fmt: skip
+    rows = [group["labels"] | {"verdict": group["verdict"]} | crossing for _, group, crossing in found]
+    names = list(dict.fromkeys(name for result in results for name, _ in result.labels))
+    cells = [
+        ["" if (value := group["labels"].get(name)) is None else str(value) for name in names]
+        + _cells(question, group | {"binds_below": _by_name(question, result.binds)} | crossing)
+        for result, group, crossing in found
     ]
-    return View(document, rows, [_table(results, question), *_notes(results)])
+    (first, second), margin = question.between, f", by more than {question.margin:.3g}" if question.margin else ""
+    title = f"crossovers of {first} and {second} along {question.along}{margin}; binds: {first} / {second}"
+    columns = (*names, question.along, "95 %", "below", "above", "binds below", "binds above", "speed-up at the ends")
+    return View(document, rows, [Table(title, columns, cells, tuple(range(len(names)))), *_notes(results)])
 
 
 def _group(result: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
-    between = question.between
-
-    def faster(which: Faster) -> str | None:
-        return None if which == "neither" else _name(which, question)
-
+    name_of = dict(zip(("first", "second"), question.between, strict=True))
     crossings = [
         {
             "value": crossing.value,
             "last": crossing.last,
             "low": crossing.low,
             "high": crossing.high,
-            "too_close_to_call": _is_close(result, crossing),
-            "faster_below": faster(crossing.before),
-            "faster_above": faster(crossing.after),
-            "binds_below": dict(zip(between, crossing.binds_below, strict=True)),
-            "binds_above": dict(zip(between, crossing.binds_above, strict=True)),
+            "too_close_to_call": crossing.low is crossing.high is None,  # no value is surely on one side of it
+            "faster_below": name_of.get(crossing.before),
+            "faster_above": name_of.get(crossing.after),
+            "binds_below": _by_name(question, crossing.binds_below),
+            "binds_above": _by_name(question, crossing.binds_above),
         }
         for crossing in result.crossings
     ]
+    verdicts = {
+        "crosses": "crosses",
+        "does not apply": f"does not apply: {result.reason}",
+        "neither": f"within {question.margin:.3g} throughout" if question.margin else "equal throughout",
+        "too close": f"a tie throughout, {question.between[(result.speedups[0] or 1.0) <= 1]} by prediction",
+    }
     return {
         "labels": dict(result.labels),
         "from": result.ends[0],
         "to": result.ends[1],
-        "verdict": _verdict_text(result, question),
+        "verdict": verdicts.get(result.verdict) or f"always {name_of[result.verdict]}",
         "crossings": crossings,
         "speedup_from": result.speedups[0],
         "speedup_to": result.speedups[1],
@@ -452,77 +444,27 @@ def _group(result: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
     }
 
 
-def _is_close(result: Crossover, crossing: Crossing) -> bool:
-    """Whether no value of the axis is surely on one side of the crossing."""
-    return crossing.low is crossing.high is None
+def _by_name(question: CrossoverQuestion, binds: Binds) -> dict[str, str | None]:
+    return dict(zip(question.between, binds, strict=True))
 
 
-def _name(which: Faster, question: CrossoverQuestion) -> str:
-    return dict(zip(("first", "second"), question.between, strict=True)).get(which, "neither")
+def _cells(question: CrossoverQuestion, row: Mapping[str, Any]) -> list[str]:
+    """The cells of a crossing, or of a group without one, after its labels."""
+    axis = question.along
 
+    def binds(end: str) -> str:
+        first, second = (part or "-" for part in row[end].values())
+        return str(first if first == second else f"{first} / {second}")
 
-def _verdict_text(result: Crossover, question: CrossoverQuestion) -> str:
-    match result.verdict:
-        case "does not apply":
-            return f"does not apply: {result.reason}"
-        case "neither":
-            return f"within {question.margin:.3g} throughout" if question.margin else "equal throughout"
-        case "first" | "second":
-            return f"always {_name(result.verdict, question)}"
-        case "crosses":
-            return "crosses"
-    predicted = _name("first" if (result.speedups[0] or 1.0) > 1 else "second", question)
-    return f"a tie throughout, {predicted} by prediction"
-
-
-def _table(results: Sequence[Crossover], question: CrossoverQuestion) -> Table:
-    axis, (first, second) = question.along, question.between
-    names = list(dict.fromkeys(name for result in results for name, _ in result.labels))
-    rows = []
-    for result in results:
-        labels = dict(result.labels)
-        head = ["" if (value := labels.get(name)) is None else str(value) for name in names]
-        speedups = " .. ".join(f"{ratio:.3g}x" for ratio in result.speedups if ratio is not None)
-        rows += [
-            [
-                *head,
-                axis_text(axis, crossing.value),
-                _interval_text(result, crossing),
-                _name(crossing.before, question),
-                _name(crossing.after, question),
-                _binds_text(crossing.binds_below),
-                _binds_text(crossing.binds_above),
-                speedups,
-            ]
-            for crossing in result.crossings
-        ] or [
-            [
-                *head,
-                _verdict_text(result, question).partition(":")[0],
-                "",
-                "",
-                "",
-                _binds_text(result.binds),
-                "",
-                speedups,
-            ]
-        ]
-    margin = f", by more than {question.margin:.3g}" if question.margin else ""
-    title = f"crossovers of {first} and {second} along {axis}{margin}; binds: {first} / {second}"
-    columns = (*names, axis, "95 %", "below", "above", "binds below", "binds above", "speed-up at the ends")
-    return Table(title, columns, rows, tuple(range(len(names))))
-
-
-def _interval_text(result: Crossover, crossing: Crossing) -> str:
-    axis, (low_end, high_end) = result.comparison.axis, result.ends
-    low = f"< {axis_text(axis, low_end)}" if crossing.low is None else axis_text(axis, crossing.low)
-    high = f"> {axis_text(axis, high_end)}" if crossing.high is None else axis_text(axis, crossing.high)
-    return f"{low} .. {high}" + (" (a tie)" if _is_close(result, crossing) else "")
-
-
-def _binds_text(binds: Binds) -> str:
-    first, second = (part or "-" for part in binds)
-    return first if first == second else f"{first} / {second}"
+    speedups = (row[f"speedup_{end}"] for end in ("from", "to"))
+    at_ends = " .. ".join(f"{ratio:.3g}x" for ratio in speedups if ratio is not None)
+    if "value" not in row:
+        return [row["verdict"].partition(":")[0], "", "", "", binds("binds_below"), "", at_ends]
+    low = f"< {axis_text(axis, row['from'])}" if row["low"] is None else axis_text(axis, row["low"])
+    high = f"> {axis_text(axis, row['to'])}" if row["high"] is None else axis_text(axis, row["high"])
+    interval = f"{low} .. {high}" + (" (a tie)" if row["too_close_to_call"] else "")
+    faster = [row[each] or "neither" for each in ("faster_below", "faster_above")]
+    return [axis_text(axis, row["value"]), interval, *faster, binds("binds_below"), binds("binds_above"), at_ends]
 
 
 def _notes(results: Sequence[Crossover]) -> list[Part]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasp_lab.core.report import View
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.frames import (
@@ -27,7 +28,7 @@ from tasp_lab.study.frames import (
     title_of,
     winners,
 )
-from tasp_lab.study.table import View, selected
+from tasp_lab.study.table import selected
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,7 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.planning.plan import ANY, Job, plan, plan_fields
 from tasp_lab.planning.search import describe
-from tasp_lab.prediction.answer import Answer, Built, Status, build, refusal
+from tasp_lab.prediction.answer import Built, build, refusal
 from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.question import Question, Value, constants_of, key_of
@@ -166,12 +166,13 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
     cells |= {**_of_layer(overridden_layer(point.layer, point.overrides)), "digest": built.digest, "key": key}
     if key in known:
         return key
-    status: Status
+    of_machine = _of_machine(built.on.machine)
     try:
-        status, found = _answered(built, best_s)
+        if best_s is not None and built.least_s > best_s:
+            return {**cells, **of_machine, "bound_s": built.least_s, "settled_by": "bound", "status": "settled"}
+        return {**cells, **of_machine, **fields_of(built.answer(), "study"), "status": "ok"}  # type: ignore[dict-item]
     except TaspLabError as error:
-        status, found = "failed", {"error": first_line(error)}
-    return {**cells, **found, "status": status}
+        return {**cells, "error": first_line(error), "status": "failed"}
 
 
 def _planned(point: Point, job: Job, question: str, cells: dict[str, Value], known: Collection[str]) -> Row | str:
@@ -254,21 +255,8 @@ def _of_layer(layer: Workload) -> dict[str, Value]:
     return {"seq": layer.sequence, "kv_heads": layer.kv_head_count, **{name: getattr(layer, name) for name in names}}
 
 
-def _answered(built: Built, best_s: float | None) -> tuple[Status, dict[str, Value]]:
-    """The cells of the answer: settled by a bound if that is above `best_s`, else simulated."""
-    machine = built.on.machine
-    cells = _of_machine(machine)
-    if best_s is not None and built.least_s > best_s:
-        return "settled", {**cells, "bound_s": built.least_s, "settled_by": "bound"}
-    return "ok", {**cells, **_numbers(built.answer())}
-
-
 def _of_machine(machine: Machine) -> dict[str, Value]:
     """The cells of a machine: its size and its library."""
     topology = machine.topology
     nodes = len(set(topology.node_of_rank))
     return {"ranks": topology.world_size, "nodes": nodes, "library": machine.comm_library.name}
-
-
-def _numbers(found: Answer) -> dict[str, Value]:
-    return fields_of(found, "study")  # type: ignore[return-value]  # values of study columns are cells

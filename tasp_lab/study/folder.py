@@ -19,11 +19,10 @@ The baseline is always simulated, never settled by a bound, since speed-ups are 
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +34,7 @@ import tomli_w
 
 from tasp_lab.core.errors import OutputError, StudyError, TaspLabError, first_line
 from tasp_lab.core.files import check_writable, write_whole
+from tasp_lab.core.tables import csv_text
 from tasp_lab.core.version import VERSION
 from tasp_lab.machines.intervals import interval_ends
 from tasp_lab.machines.machine import ComputeRate, Machine
@@ -237,8 +237,9 @@ def name_of(folder: Path) -> str | None:
 
 def export(folder: Path, study: Study, points: Sequence[Point], rows: Sequence[Row], command: str) -> None:
     """Write the rows and their provenance, each file whole or not at all."""
-    write_whole(folder / POINTS_CSV, _csv(rows))
-    write_whole(folder / UNANSWERED, _csv([row for row in rows if row["status"] not in PREDICTED]))
+    write_whole(folder / POINTS_CSV, csv_text(rows, COLUMNS).encode())
+    unanswered = [row for row in rows if row["status"] not in PREDICTED]
+    write_whole(folder / UNANSWERED, csv_text(unanswered, COLUMNS).encode())
     if find_spec("pyarrow") and find_spec("pandas"):
         write_whole(folder / POINTS, _parquet(rows))
     write_whole(folder / PROVENANCE, json.dumps(provenance(study, points, command), indent=1).encode())
@@ -251,22 +252,10 @@ def remove_exports(folder: Path) -> None:
             (folder / name).unlink()
 
 
-def columns_of(rows: Iterable[Row]) -> list[str]:
-    """The columns of rows: those of all studies, then further axes."""
-    return list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
-
-
-def _csv(rows: Sequence[Row]) -> bytes:
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, columns_of(rows), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue().encode()
-
-
 def _parquet(rows: Sequence[Row]) -> bytes:
     pandas, stream = needed("pandas", "a study"), io.BytesIO()
-    frame = pandas.DataFrame(rows, columns=columns_of(rows))
+    columns = dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)])
+    frame = pandas.DataFrame(rows, columns=list(columns))
     for name in frame.columns:  # a column of texts and numbers is one of texts
         kinds = {type(each) for each in frame[name] if each is not None and each == each}
         if len(kinds - {int, float}) and len(kinds) > 1:

@@ -7,15 +7,12 @@ source.evaluate(points[0])
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from tasp_lab.core.errors import QuantityError, StudyError, TaspLabError, unknown
 from tasp_lab.core.units import parse_count
-from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.question import Value
 from tasp_lab.schedules.registry import is_own
 from tasp_lab.study.axis import apart_from, value_of
@@ -25,7 +22,7 @@ from tasp_lab.study.folder import POINTS, STUDY, StudyFolder
 from tasp_lab.study.frames import listed
 from tasp_lab.study.point import AS_IS, Point, Row
 from tasp_lab.study.store import RESULTS, Store
-from tasp_lab.study.study import Study
+from tasp_lab.study.study import Study, fill, ranks_of
 
 Evaluate = Callable[[Point], Row]
 """The row of a point."""
@@ -67,15 +64,6 @@ def study_at(path: str | Path) -> StudySource:
     if not (path / STUDY).exists():
         raise StudyError(f"{path}: no study there, expected {STUDY}, as tasp-lab study run FILE --output {path} writes")
     return StudySource(load_study(path / STUDY), *_stored(path))
-
-
-def study_in(folder: Path) -> StudySource:
-    """The study of a folder. Raises `StudyError` for a file."""
-    if folder.is_file():
-        raise StudyError(f"{folder}: a file, expected the folder that a study was run in")
-    if not folder.exists():
-        raise StudyError(f"{folder}: no such folder")
-    return study_at(folder)
 
 
 def _stored(folder: Path) -> tuple[dict[str, Row], dict[str, str]]:
@@ -218,16 +206,12 @@ def groups_along(points: Iterable[Point], axis: str, schedules: Sequence[str]) -
 def _multiple(point: Point, axis: str) -> int:
     if axis == "heads" and point.layer.kv_head_count < point.layer.heads:
         return point.layer.kv_head_count
-    return 2 * world_size(point.machine) if axis == "seq" else 1
-
-
-@cache
-def world_size(machine: str) -> int:
-    """The number of ranks of a machine by its name; 1 for one that does not exist."""
-    try:
-        return load_machine(machine, library="ideal").topology.world_size
-    except TaspLabError:  # its points fail, and say why
+    if axis != "seq":
         return 1
+    try:
+        return 2 * ranks_of(point.machine, "ideal")
+    except TaspLabError:  # its points fail, and say why
+        return 2
 
 
 def filled(schedule: str, point: Point) -> str:
@@ -237,5 +221,4 @@ def filled(schedule: str, point: Point) -> str:
     >>> filled("usp:8x{nodes}", Point("h100-2x8", "tasp", Workload(8192), labels=(("nodes", 2),)))
     'usp:8x2'
     """
-    labels = {name: str(value) for name, value in point.labels}
-    return re.sub(r"\{(\w+)\}", lambda place: labels.get(place[1], place[0]), schedule)
+    return fill(schedule, dict(point.labels))

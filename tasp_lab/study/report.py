@@ -14,7 +14,7 @@ import html
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.report import View
 from tasp_lab.prediction.paired import paired_errors
 from tasp_lab.study.folder import REPORT, StudyFolder
 from tasp_lab.study.frames import (
@@ -47,7 +48,6 @@ from tasp_lab.study.table import (
     AT_MOST,
     TIE_RULE,
     Selection,
-    View,
     is_open,
     numbers_of_winners,
     range_of,
@@ -247,10 +247,15 @@ def by_values(rows: Iterable[Cells], axes: Sequence[str]) -> dict[tuple[str, ...
 # ------------------------------------------------------------------------------------------------------- tables
 
 
-def page_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> PageTable:
+Column = tuple[str, str | Callable[[Cells], Cell]]
+"""The title of a column, and its cells: those of a column of the study, or what a function makes of a row."""
+
+
+def page_table(rows: Iterable[Cells], columns: Sequence[Column]) -> PageTable:
     """A table that sorts and filters."""
-    numeric = [place for place in range(len(columns)) if any(isinstance(row[place], list) for row in rows)]
-    return {"columns": list(columns), "rows": rows, "numeric": numeric}
+    cells = [[cell(of, row[of]) if isinstance(of, str) else of(row) for _, of in columns] for row in rows]
+    numeric = [place for place in range(len(columns)) if any(isinstance(row[place], list) for row in cells)]
+    return {"columns": [title for title, _ in columns], "rows": cells, "numeric": numeric}
 
 
 def cell(column: str, value: Any) -> Cell:
@@ -263,41 +268,42 @@ def cell(column: str, value: Any) -> Cell:
     return [text_of(column, value), value] if is_number(value) else text_of(column, value)
 
 
+def titled(columns: Iterable[str]) -> list[Column]:
+    """Columns of the study with their titles."""
+    return [(title_of(column), column) for column in columns]
+
+
+def interval(column: str, low: str, high: str) -> Column:
+    """The interval of a column."""
+    return "interval", lambda row: range_of(column, row[low], row[high])
+
+
+TIME_INTERVAL = interval("time_s", "time_low_s", "time_high_s")
+
+
 def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
     """How often each schedule is the fastest, and where it is so by most."""
-    rows: list[list[Cell]] = []
+    rows = []
     for name in winners["schedule"].value_counts().index:
         won = winners[winners["schedule"] == name]
         clear = sum(not is_open(row) for row in records_of(won))
         best = won.sort_values("speedup", ascending=False, kind="stable").iloc[0]
-        of_baseline: tuple[Cell, ...] = (NO_VALUE,) * 3
+        row = {"schedule": name, "fastest": len(won), "decided": clear, "over": None, "speedup": None, "there": None}
         if plain(best["speedup"]) is not None:
-            over, there = int((won["speedup_low"] > 1).sum()), ", ".join(text_of(axis, best[axis]) for axis in axes)
-            of_baseline = cell("", over), cell("speedup", best["speedup"]), there
-        rows.append([name, cell("", len(won)), cell("", clear), *of_baseline])
-    columns = ("schedule", "fastest", "decided", "faster than the baseline for sure", "largest speed-up", "there")
-    return page_table(columns, rows)
+            there = ", ".join(text_of(axis, best[axis]) for axis in axes)
+            row |= {"over": int((won["speedup_low"] > 1).sum()), "speedup": best["speedup"], "there": there}
+        rows.append(row)
+    titles = ("schedule", "fastest", "decided", "faster than the baseline for sure", "largest speed-up", "there")
+    return page_table(
+        rows, list(zip(titles, ("schedule", "fastest", "decided", "over", "speedup", "there"), strict=True))
+    )
 
 
 def winner_table(winners: Iterable[Cells], axes: Sequence[str], numbers: Sequence[str]) -> PageTable:
     """The winners, with the columns `numbers` beside their times."""
-    columns = [*map(title_of, axes), "winner", "time", "interval", "speed-up", "interval",
-               *map(title_of, numbers), "expected regret", "bottleneck"]  # fmt: skip
-    rows = [
-        [
-            *(cell(axis, row[axis]) for axis in axes),
-            row["schedule"],
-            cell("time_s", row["time_s"]),
-            range_of("time_s", row["time_low_s"], row["time_high_s"]),
-            cell("speedup", row["speedup"]),
-            range_of("speedup", row["speedup_low"], row["speedup_high"]),
-            *(cell(column, row[column]) for column in numbers),
-            cell("expected_regret", row["expected_regret"]),
-            cell("bottleneck", row["bottleneck"]),
-        ]
-        for row in winners
-    ]
-    return page_table(columns, rows)
+    of_speedup = ("speed-up", "speedup"), interval("speedup", "speedup_low", "speedup_high")
+    columns: list[Column] = [*titled(axes), ("winner", "schedule"), ("time", "time_s"), TIME_INTERVAL, *of_speedup]
+    return page_table(winners, [*columns, *titled([*numbers, "expected_regret", "bottleneck"])])
 
 
 def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> PageTable:
@@ -305,69 +311,66 @@ def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> Page
     others = [axis for axis in axes if axis != along]
     in_order = records_of(winners.sort_values(along, kind="stable"))
 
-    def end(row: Cells) -> tuple[Cell, Cell, Cell]:
-        return cell(along, row[along]), row["schedule"], cell("bottleneck", row["bottleneck"])
-
-    def clear(before: Cells, after: Cells) -> str:
+    def clear(row: Cells) -> str:
         """At which ends the order of both schedules is not too close to call."""
+        before, after = row["before"], row["after"]
         ends = after["schedule"] not in before["too_close"], before["schedule"] not in after["too_close"]
         return {(True, True): "at both ends", (True, False): "before", (False, True): "after"}.get(ends, "no")
 
+    def at(end: str, column: str) -> Callable[[Cells], Cell]:
+        return lambda row: cell(column, row[end][column])
+
     rows = [
-        [*(cell(axis, before[axis]) for axis in others), *end(before), *end(after), clear(before, after)]
+        {**before, "before": before, "after": after}
         for line in by_values(in_order, others).values()
         for before, after in pairwise(line)
         if before["schedule"] != after["schedule"]
     ]
     titles = f"from {title_of(along)}", "fastest", "bound by", f"to {title_of(along)}", "fastest then", "bound by"
-    return page_table([*map(title_of, others), *titles, "clear"], rows)
+    ends = [at(end, column) for end in ("before", "after") for column in (along, "schedule", "bottleneck")]
+    return page_table(rows, [*titled(others), *zip(titles, ends, strict=True), ("clear", clear)])
 
 
-POINT_CELLS = ("speedup", "compute_s", "exposed_s", "bound_s", "bottleneck", "memory_bytes", "fits",
-               "settled_by", "engine")  # fmt: skip
+POINT_CELLS = ("compute_s", "exposed_s", "bound_s", "bottleneck", "memory_bytes", "fits", "settled_by", "engine")
 
 
 def point_table(covered: Selection) -> PageTable:
-    """Every row with a time or a bound."""
-    axes = varying(covered.rows)
+    """Every row with a time or a bound. A row that a bound settled takes at least that long."""
 
-    def bounded(column: str, row: Cells) -> Cell:
-        """A time or a speed-up; of a row that a bound settled at least or at most that."""
+    def time(row: Cells) -> Cell:
         if row["status"] != "settled":
-            return cell(column, row[column])
-        if column == "time_s":
-            return [f"{AT_LEAST} {text_of('bound_s', row['bound_s'])}", plain(row["bound_s"])]
-        found = cell(column, row[column])
-        return [f"{AT_MOST} {found[0]}", found[1]] if isinstance(found, list) else found
+            return cell("time_s", row["time_s"])
+        return [f"{AT_LEAST} {text_of('bound_s', row['bound_s'])}", plain(row["bound_s"])]
 
-    rows = [
-        [
-            *(cell(axis, row[axis]) for axis in axes),
-            bounded("time_s", row),
-            range_of("time_s", row["time_low_s"], row["time_high_s"]),
-            bounded("speedup", row),
-            *(cell(column, row[column]) for column in POINT_CELLS[1:]),
-        ]
-        for row in records_of(covered.rows)
-    ]
-    return page_table([*map(title_of, axes), "time", "interval", *map(title_of, POINT_CELLS)], rows)
+    def speedup(row: Cells) -> Cell:
+        found = cell("speedup", row["speedup"])
+        settled = row["status"] == "settled" and isinstance(found, list)
+        return [f"{AT_MOST} {found[0]}", found[1]] if settled else found
+
+    columns: list[Column] = [*titled(varying(covered.rows)), ("time", time), TIME_INTERVAL]
+    return page_table(records_of(covered.rows), [*columns, (title_of("speedup"), speedup), *titled(POINT_CELLS)])
 
 
 def reason_table(unanswered: pd.DataFrame) -> PageTable:
     """Why points have no answer, and how many."""
     counts = unanswered[["status", "error"]].value_counts(sort=True)
-    rows = [[str(status), str(error), cell("", int(points))] for (status, error), points in counts.items()]
-    return page_table(("status", "reason", "points"), rows)
+    rows = [{"status": str(status), "reason": str(error), "points": int(points)}
+            for (status, error), points in counts.items()]  # fmt: skip
+    return page_table(rows, titled(("status", "reason", "points")))
 
 
-def unanswered_table(unanswered: pd.DataFrame, axes: Sequence[str], most: int = 90) -> PageTable:
-    """The points without an answer, with the beginning of the reason; the table of reasons has all of it."""
-    rows = []
-    for row in records_of(unanswered):
-        reason = str(row["error"])
-        short = reason if len(reason) <= most else f"{reason[:most].rstrip()} ..."
-        rows.append([*(cell(axis, row[axis]) for axis in axes), row["status"], short])
-    return page_table([*map(title_of, axes), "status", "reason"], rows)
+MOST_OF_REASON = 90
+"""Characters of a reason in the table of points without an answer; the table of reasons has all of it."""
+
+
+def unanswered_table(unanswered: pd.DataFrame, axes: Sequence[str]) -> PageTable:
+    """The points without an answer, with the beginning of the reason."""
+
+    def reason(row: Cells) -> str:
+        text = str(row["error"])
+        return text if len(text) <= MOST_OF_REASON else f"{text[:MOST_OF_REASON].rstrip()} ..."
+
+    return page_table(records_of(unanswered), [*titled([*axes, "status"]), ("reason", reason)])
 
 
 def constant_table(folder: StudyFolder) -> PageTable:
@@ -376,30 +379,33 @@ def constant_table(folder: StudyFolder) -> PageTable:
     def text(value: Any) -> str:
         return f"{value:.6g}" if isinstance(value, float) else NO_VALUE if value is None else str(value)
 
-    rows: list[list[Cell]] = [
-        [
-            str(each["machine"]),
-            str(each["name"]),
-            [text(each.get("value")), each["value"]]
-            if isinstance(each.get("value"), (int, float))
-            else text(each.get("value")),
-            NO_VALUE if each.get("low") == each.get("high") else f"{text(each.get('low'))} to {text(each.get('high'))}",
-            "assumed" if each.get("assumed") else "no",
-            str(each.get("source") or NO_VALUE),
-        ]
-        for each in folder.provenance().get("constants", ())
+    def value(row: Cells) -> Cell:
+        number = row.get("value")
+        return [text(number), number] if isinstance(number, (int, float)) else text(number)
+
+    def ends(row: Cells) -> str:
+        low, high = row.get("low"), row.get("high")
+        return NO_VALUE if low == high else f"{text(low)} to {text(high)}"
+
+    columns: list[Column] = [
+        ("machine", "machine"),
+        ("constant", "name"),
+        ("value", value),
+        ("interval", ends),
+        ("assumed", lambda row: "assumed" if row.get("assumed") else "no"),
+        ("source", lambda row: str(row.get("source") or NO_VALUE)),
     ]
-    return page_table(("machine", "constant", "value", "interval", "assumed", "source"), rows)
+    return page_table(folder.provenance().get("constants", ()), columns)
 
 
 def settled_table(covered: Selection) -> PageTable:
     """How many rows each engine simulated, and how many a bound pruned."""
     frame = covered.rows.astype(object)
     counts = frame.where(frame.notna(), NO_VALUE).groupby(["settled_by", "engine"], sort=False).size()
-    rows: list[list[Cell]] = [[str(by), str(engine), cell("", int(points))] for (by, engine), points in counts.items()]
-    rows += [[status, NO_VALUE, cell("", count)] for status, count in covered.counts.items()
+    rows = [{"by": str(by), "engine": str(engine), "points": int(points)} for (by, engine), points in counts.items()]
+    rows += [{"by": status, "engine": NO_VALUE, "points": count} for status, count in covered.counts.items()
              if count and status not in PREDICTED]  # fmt: skip
-    return page_table(("decided by", "engine", "points"), rows)
+    return page_table(rows, [("decided by", "by"), ("engine", "engine"), ("points", "points")])
 
 
 # ----------------------------------------------------------------------------------------------------- pictures

@@ -60,7 +60,7 @@ def run_study(
         raise StudyError(f"study {study.name!r} has no points, its filters skip all {study.count:,}")
     asked = {point: point.key() for point in points}
     with ExitStack() as stack:
-        kept: Store | _Memory = _Memory() if path is None else stack.enter_context(Store(path))
+        kept = stack.enter_context(Store(path))
         progress = _Progress([asked[point] for point in points], done)
         last = _usable(kept.last(), screen)
         sources = sources_of({point.schedule for point in points})
@@ -104,22 +104,6 @@ class _Progress:
 
     def tell(self) -> None:
         self._done(sum(self._counts.values()), self._total, dict(self._counts))
-
-
-class _Memory:
-    """A store that is gone with the process."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, Row] = {}
-
-    def last(self) -> Mapping[str, Last]:
-        return {}
-
-    def add(self, found: Iterable[tuple[str, str, Row | str]]) -> None:
-        self._rows |= {str(row["key"]): row for _, _, row in found if not isinstance(row, str)}
-
-    def rows(self, keys: Iterable[str]) -> Mapping[str, Row]:
-        return self._rows
 
 
 def _usable(last: Mapping[str, Last], screen: bool) -> dict[str, Last]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from textwrap import shorten
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -23,21 +23,20 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import StudyError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.report import View
+from tasp_lab.core.tables import Formats, Part, Table, cells_of
 from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.machines.compute import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import default_width, dimension, log_ends, source_kind
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.parameters import Parameter
 from tasp_lab.machines.sampling import Sampling, log_normal, rate_ends, varied
 from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
 from tasp_lab.study.frames import needed
 from tasp_lab.study.point import Point
-from tasp_lab.study.table import View
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
 
@@ -59,11 +58,10 @@ PASSES: Mapping[Pass, tuple[Passing, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(NamedTuple):
     """One constant.
 
-    Parameters
+    Attributes
     ----------
     name : of the constant.
     low, high : the logarithms of factors at its 5 and 95 % points, at most 0 and at least 0.
@@ -81,7 +79,8 @@ class Factor:
     assumed: bool
     settled_by: str = ""
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def record(self) -> dict[str, Any]:
         """The factor in JSON."""
         return {
             "constant": self.name,
@@ -92,12 +91,6 @@ class Factor:
             "assumed": self.assumed,
             "settled_by": self.settled_by or None,
         }
-
-    @property
-    def origin(self) -> tuple[str, str]:
-        """For people: the source, and the measurement that would settle the constant."""
-        text = ("ASSUMED: " if self.assumed else "") + re.sub(r"^assum\w*:? ", "", self.source)
-        return shorten(text, MAX_SOURCE, placeholder=" ..."), self.settled_by or "-"
 
 
 @dataclass(frozen=True)
@@ -151,34 +144,23 @@ def changed(machine: Machine, logs: Mapping[str, float]) -> Machine:
 
 
 def _of_constants(machine: Machine, width: Width) -> Iterator[Factor]:
-    if machine.system is None:
-        return
-    for constant in machine.parameters.values():
+    for constant in () if machine.system is None else machine.parameters.values():
         if constant.name in COMPUTE_RATES or constant.name not in CONSTANTS:
             continue
-        own = log_ends(constant)
-        uncertain = own != (0.0, 0.0) or (_has_width(constant) and width.otherwise is not None)
-        low, high = width.ends(own, constant.low is not None) if uncertain else own
-        if (low, high) != (0.0, 0.0) and _matters(machine, constant, low, high):
-            yield _of_constant(constant, low, high)
+        spec, own = CONSTANTS[constant.name], log_ends(constant)
+        kind = dimension(spec)
+        # a source may leave a constant uncertain whose file states that it is exact
+        by_kind = kind is not None and default_width(kind, constant.source) > 0 and width.otherwise is not None
+        low, high = width.ends(own, constant.low is not None) if own != (0.0, 0.0) or by_kind else own
+        if (low, high) != (0.0, 0.0) and _matters(machine, constant.name, low, high):
+            text = " to ".join(spec.format(constant.number * math.exp(end), 4) for end in (low, high))
+            assumed = source_kind(constant.source) == "assumed"
+            yield Factor(constant.name, low, high, text, constant.source, assumed, spec.identified_by)
 
 
-def _has_width(constant: Parameter) -> bool:
-    """Whether a constant is uncertain by what it is and by its source, though it may state no interval."""
-    found = dimension(CONSTANTS[constant.name])
-    return found is not None and default_width(found, constant.source) > 0
-
-
-def _matters(machine: Machine, constant: Parameter, low: float, high: float) -> bool:
-    ends = (changed(machine, {constant.name: end}) for end in (low, high))
+def _matters(machine: Machine, name: str, low: float, high: float) -> bool:
+    ends = (changed(machine, {name: end}) for end in (low, high))
     return any(end.topology != machine.topology or end.comm_library != machine.comm_library for end in ends)
-
-
-def _of_constant(constant: Parameter, low: float, high: float) -> Factor:
-    spec, value = CONSTANTS[constant.name], constant.number
-    ends = [spec.format(value * math.exp(end), 4) for end in (low, high)]
-    assumed = source_kind(constant.source) == "assumed"
-    return Factor(constant.name, low, high, " to ".join(ends), constant.source, assumed, spec.identified_by)
 
 
 def _of_compute(machine: Machine, layer: Workload, passes: Pass, width: Width) -> Iterator[Factor]:
@@ -191,11 +173,10 @@ def _of_compute(machine: Machine, layer: Workload, passes: Pass, width: Width) -
     ]
     low, high = min((end for end, _ in ends), default=0.0), max((end for _, end in ends), default=0.0)
     if (low, high) != (0.0, 0.0):
+        rate_of, *_ = (float(rate.flops_per_s or math.inf) for rate in rates.values())
+        text = " to ".join(format_flops(rate_of * math.exp(end)) for end in (low, high))
         sources = "; ".join(dict.fromkeys(rate.source for rate in rates.values()))
-        assumed = any(rate.assumed for rate in rates.values())
-        yield Factor(
-            COMPUTE, low, high, _rate_text(next(iter(rates.values())), low, high), sources, assumed, SETTLES_COMPUTE
-        )
+        yield Factor(COMPUTE, low, high, text, sources, any(rate.assumed for rate in rates.values()), SETTLES_COMPUTE)
 
 
 def _is_stated(machine: Machine, rate: ComputeRate) -> bool:
@@ -203,13 +184,6 @@ def _is_stated(machine: Machine, rate: ComputeRate) -> bool:
     return rate.interval is not None or any(
         each.low is not None and each.source == rate.source for each in machine.parameters.values()
     )
-
-
-def _rate_text(rate: ComputeRate, low: float, high: float) -> str:
-    """The interval of the first rate."""
-    assert rate.flops_per_s is not None, "it has an interval"
-    value = float(rate.flops_per_s)
-    return " to ".join(format_flops(value * math.exp(end)) for end in (low, high))
 
 
 # -------------------------------------------------------------------------------------------------- effects of factors
@@ -234,39 +208,27 @@ def answer_of(times_s: Times, schedules: Sequence[str]) -> float:
     return times_s[schedules[0]] if len(schedules) < 2 else times_s[schedules[1]] / times_s[schedules[0]]
 
 
-class Effect(NamedTuple):
-    """A factor and the times at its two ends, all others as they are."""
+def one_at_a_time(
+    factors: Sequence[Factor], times_of: Callable[[Logs], Times], base: Times, schedules: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What each factor does at both ends, all others as they are, the largest effect first; 2 evaluations each.
 
-    factor: Factor
-    at_low: Times
-    at_high: Times
-
-    def size(self, base: Times, schedules: Sequence[str]) -> float:
-        """The largest logarithm of the change of the answer, without a sign."""
-        answer = answer_of(base, schedules)
-        return max(abs(math.log(answer_of(end, schedules) / answer)) for end in (self.at_low, self.at_high))
-
-    def changes_fastest(self, base: Times) -> bool:
-        """Whether another schedule is the fastest at one of the ends."""
-        return any(fastest(end) != fastest(base) for end in (self.at_low, self.at_high))
-
-
-def one_at_a_time(factors: Sequence[Factor], times_of: Callable[[Logs], Times]) -> list[Effect]:
-    """Every factor at both ends: 2 evaluations each."""
-    return [Effect(factor, *(times_of({factor.name: end}) for end in (factor.low, factor.high))) for factor in factors]
-
-
-class SobolIndex(NamedTuple):
-    """The share of the variance of an answer that a factor has alone, and with all that it takes part in.
-
-    `first_conf` and `total_conf` are the half widths of their 95 % intervals.
+    `base` are the times with all as they are. ``effect`` is the largest logarithm of the change of the answer of
+    `schedules`, without a sign.
     """
-
-    factor: Factor
-    first: float
-    first_conf: float
-    total: float
-    total_conf: float
+    records = list[dict[str, Any]]()
+    for factor in factors:
+        ends = [times_of({factor.name: end}) for end in (factor.low, factor.high)]
+        values, winners = [answer_of(end, schedules) for end in ends], [fastest(end) for end in ends]
+        records.append(factor.record | {
+            "value_at_low": values[0],
+            "value_at_high": values[1],
+            "effect": max(abs(math.log(value / answer_of(base, schedules))) for value in values),
+            "fastest_at_low": winners[0],
+            "fastest_at_high": winners[1],
+            "changes_fastest": any(winner != fastest(base) for winner in winners),
+        })  # fmt: skip
+    return sorted(records, key=lambda record: -record["effect"])
 
 
 def check_samples(samples: int) -> None:
@@ -277,11 +239,13 @@ def check_samples(samples: int) -> None:
 
 def sobol(
     factors: Sequence[Factor], answer: Callable[[Logs], float], samples: int, seed: int
-) -> tuple[list[SobolIndex], FloatArray]:
-    """Sobol indices of factors by a design of Saltelli, and the answers of the design.
+) -> tuple[list[dict[str, Any]], FloatArray]:
+    """Sobol indices of factors by a design of Saltelli, in their order, and the answers of the design.
 
-    It takes `samples` (k + 2) answers, k being the number of factors. Logarithms of factors are normal with the 5 and
-    95 % points of their intervals, each half apart, as in `tasp_lab.machines.sampling`.
+    ``first`` and ``total`` are the shares of the variance of the answer that a factor has alone, and with all that it
+    takes part in; ``first_conf`` and ``total_conf`` are the half widths of their 95 % intervals. It takes `samples`
+    (k + 2) answers, k being the number of factors. Logarithms of factors are normal with the 5 and 95 % points of their
+    intervals, each half apart, as in `tasp_lab.machines.sampling`.
 
     References
     ----------
@@ -302,13 +266,17 @@ def sobol(
     logs = [log_normal(normals[:, place], factor.low, factor.high) for place, factor in enumerate(factors)]
     answers = np.array([answer(dict(zip(names, row.tolist(), strict=True))) for row in np.stack(logs, axis=1)])
     if np.ptp(answers) <= 1e-12 * abs(answers).max():
-        return [SobolIndex(factor, 0.0, 0.0, 0.0, 0.0) for factor in factors], answers
+        return [factor.record | dict.fromkeys(INDICES, 0.0) for factor in factors], answers
     analyze = needed("SALib.analyze.sobol", what).analyze
     # Not the number itself, since SALib takes the seed 0 for none.
     seeds = np.random.SeedSequence(seed)
     found = analyze(problem, answers, calc_second_order=False, seed=seeds, print_to_console=False)
-    columns = (found[name] for name in ("S1", "S1_conf", "ST", "ST_conf"))
-    return [SobolIndex(factor, *map(float, row)) for factor, *row in zip(factors, *columns, strict=True)], answers
+    shares = [{name: float(found[key][place]) for name, key in INDICES.items()} for place in range(len(factors))]
+    return [factor.record | share for factor, share in zip(factors, shares, strict=True)], answers
+
+
+INDICES = {"first": "S1", "first_conf": "S1_conf", "total": "ST", "total_conf": "ST_conf"}
+"""What an index is called here, and in SALib."""
 
 
 # -------------------------------------------------------------------------------------------------------- the question
@@ -320,7 +288,10 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 _Text = TypeVar("_Text", bound=str)
 
-FIELDS = ("of", "by", "top", "at", "between", "method", "samples")
+FIELDS: Mapping[str, object] = {
+    "of": "speedup", "by": BY_SOURCE, "top": 5, "at": "", "between": (), "method": "one-at-a-time", "samples": 64,
+}  # fmt: skip
+"""Fields of the section ``[find] sensitivity`` of a study, and what they are where they are not given."""
 
 
 @dataclass(frozen=True)
@@ -347,19 +318,8 @@ class SensitivityQuestion:
     seed: int = 0
 
 
-def sensitivity_question(
-    find: Mapping[str, object],
-    *,
-    of: str | None = None,
-    between: Sequence[str] = (),
-    at: str | None = None,
-    by: str | None = None,
-    top: int | None = None,
-    method: str | None = None,
-    samples: int | None = None,
-    seed: int = 0,
-) -> SensitivityQuestion:
-    """The question of a section of a study, with what is given in place of it.
+def sensitivity_question(find: Mapping[str, object], *, seed: int = 0, **given: object) -> SensitivityQuestion:
+    """The question of a section of a study, with the fields that are given in place of it; None is not given.
 
     >>> found = sensitivity_question({"of": "speedup", "by": "source interval, else 20%"}, at="seq=8Ki", top=3)
     >>> found.width.otherwise, found.at, found.top
@@ -370,26 +330,19 @@ def sensitivity_question(
     for name in find:
         if name not in FIELDS:
             raise StudyError(f"find.sensitivity: {unknown('field', name, FIELDS)}")
-    pair = between or find.get("between") or ()
+    Sampling(seed=seed)
+    values = {**FIELDS, **find, **{name: value for name, value in given.items() if value not in (None, ())}}
+    pair = values["between"]
     if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) not in (0, 1, 2):
         raise StudyError(f"between {pair!r}: expected one schedule, or two")
     if len(pair) == 2 and pair[0] == pair[1]:
         raise StudyError(f"between {pair[0]!r} and itself, expected two schedules")
-    Sampling(seed=seed)
-    chosen = _one_of("method", method or find.get("method", "one-at-a-time"), METHODS)
-    count = _count("samples", find.get("samples", 64) if samples is None else samples)
-    if chosen == "sobol":
-        check_samples(count)
-    return SensitivityQuestion(
-        _one_of("of", of or find.get("of", "speedup"), OFS),
-        tuple(map(str, pair)),
-        str(find.get("at", "") if at is None else at),
-        Width.parse(str(by or find.get("by", BY_SOURCE))),
-        _count("top", find.get("top", 5) if top is None else top),
-        chosen,
-        count,
-        seed,
-    )
+    of, method = _one_of("of", values["of"], OFS), _one_of("method", values["method"], METHODS)
+    top, samples = (_count(name, values[name]) for name in ("top", "samples"))
+    if method == "sobol":
+        check_samples(samples)
+    width = Width.parse(str(values["by"]))
+    return SensitivityQuestion(of, tuple(map(str, pair)), str(values["at"]), width, top, method, samples, seed)
 
 
 def _one_of(what: str, given: object, known: Sequence[_Text]) -> _Text:
@@ -408,45 +361,6 @@ def _count(what: str, given: object) -> int:
 # ---------------------------------------------------------------------------------------------------------- the answer
 
 
-@dataclass(frozen=True)
-class Rivals:
-    """Schedules at points that differ in their schedule only, on a machine whose constants are varied.
-
-    Parameters
-    ----------
-    machine : of the points, with its kernel, runtime, contention and overrides.
-    layer : of the points, with their overrides.
-    passes : of each schedule that applies, by its name, with the rings that are fastest there.
-    refused : why others do not.
-    """
-
-    machine: Machine
-    layer: Workload
-    passes: dict[str, tuple[PassAnswer, ...]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def of(points: Sequence[Point]) -> Rivals:
-        """The schedules of points. Raises `TaspLabError` for a machine or a layer that does not exist."""
-        first = points[0]
-        layer = overridden_layer(first.layer, first.overrides)
-        rivals = Rivals(prepared(first).machine_for(layer), layer)
-        for point in points:
-            answered = answer(point)
-            if answered.applies:
-                rivals.passes[point.name] = answered.passes
-            elif answered.error is not None:
-                rivals.refused[point.name] = first_line(answered.error)
-        return rivals
-
-    def times_s(self, logs: Logs, schedules: Sequence[str] = ()) -> Times:
-        """The times of schedules with these factors, of all unless some are given."""
-        machine = changed(self.machine, logs)
-        return {
-            name: sum(float(each.on(machine).time_s) for each in self.passes[name]) for name in schedules or self.passes
-        }
-
-
 def find_sensitivity(
     points: Sequence[Point],
     question: SensitivityQuestion,
@@ -455,59 +369,96 @@ def find_sensitivity(
 ) -> View:
     """The sensitivity at points that differ in the schedule only: a row per constant, the largest effect first.
 
-    Raises `StudyError` for a schedule that is not among them or does not apply, with its reason.
+    Raises `StudyError` for a schedule that is not among them or does not apply, with its reason, and `TaspLabError` for
+    a machine or a layer that does not exist.
     """
     names, point = _schedules(points, question, baseline), points[0]
-    rivals = Rivals.of([each for each in points if not question.between or each.schedule in names])
+    layer = overridden_layer(point.layer, point.overrides)
+    machine = prepared(point).machine_for(layer)
+    passes, refused = dict[str, tuple[PassAnswer, ...]](), dict[str, str]()
+    for each in points:
+        if question.between and each.schedule not in names:
+            continue
+        answered = answer(each)
+        if answered.applies:
+            passes[each.name] = answered.passes  # with the rings that are fastest there
+        elif answered.error is not None:
+            refused[each.name] = first_line(answered.error)
     for name in names:
-        if name in rivals.refused:
-            raise StudyError(f"schedule {name!r} does not apply at {where_of(point)}: {rivals.refused[name]}")
-    factors = factors_of(rivals.machine, rivals.layer, point.options.passes, question.width)
-    base = rivals.times_s({})
-    what = f"time of {names[0]}" if len(names) == 1 else f"speed-up of {names[0]} over {names[1]}"
-    title = f"{what} is {_shown(answer_of(base, names), names)} at {where_of(point)}, fastest: {fastest(base)}"
+        if name in refused:
+            raise StudyError(f"schedule {name!r} does not apply at {where_of(point)}: {refused[name]}")
+
+    def times_of(logs: Logs, schedules: Iterable[str] = ()) -> Times:
+        """The times of schedules with these factors, of all unless some are given."""
+        now = changed(machine, logs)
+        return {name: sum(float(each.on(now).time_s) for each in passes[name]) for name in schedules or passes}
+
+    def shown(value: float) -> str:
+        return format_time(value) if len(names) == 1 else f"{value:.3g}x"
+
+    factors, base = factors_of(machine, layer, point.options.passes, question.width), times_of({})
+    value, what = answer_of(base, names), "time" if len(names) == 1 else "speed-up"
+    title = f"{what} of {' over '.join(names)} is {shown(value)} at {where_of(point)}, fastest: {fastest(base)}"
     extra: dict[str, object] = {}
+    texts: tuple[int, ...]
     if question.method == "sobol":  # only the schedules of the answer are predicted
         samples = question.samples
         count = samples * (len(factors) + 2) * len(names)
         progress(f"constants in a design of Sobol: {len(factors)}, in {count} predictions")
-        indices, answers = sobol(
-            factors, lambda logs: answer_of(rivals.times_s(logs, names), names), samples, question.seed
-        )
-        indices.sort(key=lambda index: -index.total)
-        extra |= {"samples": samples, "seed": question.seed} if indices else {}
+        records, answers = sobol(factors, lambda logs: answer_of(times_of(logs, names), names), samples, question.seed)
+        records.sort(key=lambda record: -record["total"])
+        extra |= {"samples": samples, "seed": question.seed} if records else {}
         if len(answers):
             low, high = (float(np.quantile(answers, share)) for share in (0.05, 0.95))
             extra |= {"value_low": low, "value_high": high}
-            title += f", {_shown(low, names)} .. {_shown(high, names)} (5 to 95 %)"
-        records = [_of_index(index) for index in indices]
-        table = _index_table(title, indices[: question.top])
+            title += f", {shown(low)} .. {shown(high)} (5 to 95 %)"
+        title += "; shares of its variance"
+        shares: Formats = {"alone": "{first:.0%} ± {first_conf:.0%}", "with others": "{total:.0%} ± {total_conf:.0%}"}
+        columns, texts = {**_CONSTANT, **shares, **_ORIGIN}, (0, 1, 4, 5)
     else:
-        count = 2 * len(factors) * len(rivals.passes)
+        count = 2 * len(factors) * len(passes)
         progress(f"constants at both ends: {len(factors)}, in {count} predictions")
-        effects = one_at_a_time(factors, rivals.times_s)
-        effects.sort(key=lambda effect: -effect.size(base, names))
-        records = [_of_effect(effect, base, names) for effect in effects]
-        table = _effect_table(title, effects[: question.top], base, names)
+        records = one_at_a_time(factors, times_of, base, names)
+        ends: Formats = {
+            f"{what} becomes": lambda row: f"{shown(row['value_at_low'])} .. {shown(row['value_at_high'])}",
+            "fastest": _winners,
+        }
+        columns, texts = {**_CONSTANT, **ends, **_ORIGIN}, (0, 1, 2, 3, 4, 5)
     document = {
         "at": dict(point.labels) | {"machine": point.machine, "seq": point.layer.sequence},
         "of": question.of,
         "schedules": list(names),
-        "value": answer_of(base, names),
+        "value": value,
         "times_s": dict(base),
         "fastest": fastest(base),
         "method": question.method,
         **extra,
         "constants": records,
-        "refused": rivals.refused,
+        "refused": refused,
     }
-    parts: list[Part] = [table]
+    parts: list[Part] = [
+        Table(title, tuple(columns), [cells_of(record, columns) for record in records[: question.top]], texts)
+    ]
     if (rest := len(records) - question.top) > 0:
         parts.append(f"{rest} more constants have smaller effects; --top {rest + question.top} lists all")
     if not records:
         parts.append("no constant on which the machine depends has an interval")
-    parts += [f"{name} does not apply: {reason}" for name, reason in rivals.refused.items()]
+    parts += [f"{name} does not apply: {reason}" for name, reason in refused.items()]
     return View(document, records, parts)
+
+
+def _origin(record: Mapping[str, Any]) -> str:
+    text = ("ASSUMED: " if record["assumed"] else "") + re.sub(r"^assum\w*:? ", "", record["source"])
+    return shorten(text, MAX_SOURCE, placeholder=" ...")
+
+
+def _winners(record: Mapping[str, Any]) -> str:
+    ends = dict.fromkeys((record["fastest_at_low"], record["fastest_at_high"]))
+    return " .. ".join(ends) if record["changes_fastest"] else "the same"
+
+
+_CONSTANT: Formats = {"constant": "{constant}", "range": "{range}"}
+_ORIGIN: Formats = {"source": _origin, "would settle it": "{settled_by}"}
 
 
 def _schedules(points: Sequence[Point], question: SensitivityQuestion, baseline: str | None) -> tuple[str, ...]:
@@ -532,49 +483,3 @@ def where_of(point: Point) -> str:
     """The axes of a point but its schedule, on one line."""
     labels = [f"{name} {value}" for name, value in point.labels if name not in ("schedule", "variant")]
     return ", ".join(labels) or f"{point.machine}, seq {point.layer.sequence}"
-
-
-def _shown(value: float, schedules: Sequence[str]) -> str:
-    return format_time(value) if len(schedules) == 1 else f"{value:.3g}x"
-
-
-def _of_effect(effect: Effect, base: Times, schedules: Sequence[str]) -> dict[str, object]:
-    return effect.factor.to_dict() | {
-        "value_at_low": answer_of(effect.at_low, schedules),
-        "value_at_high": answer_of(effect.at_high, schedules),
-        "effect": effect.size(base, schedules),
-        "fastest_at_low": fastest(effect.at_low),
-        "fastest_at_high": fastest(effect.at_high),
-        "changes_fastest": effect.changes_fastest(base),
-    }
-
-
-def _effect_table(title: str, effects: Sequence[Effect], base: Times, schedules: Sequence[str]) -> Table:
-    what = "time" if len(schedules) == 1 else "speed-up"
-    rows = []
-    for effect in effects:
-        ends = effect.at_low, effect.at_high
-        becomes = " .. ".join(_shown(answer_of(end, schedules), schedules) for end in ends)
-        winners = " .. ".join(dict.fromkeys(map(fastest, ends))) if effect.changes_fastest(base) else "the same"
-        rows.append((effect.factor.name, effect.factor.text, becomes, winners, *effect.factor.origin))
-    columns = ("constant", "range", f"{what} becomes", "fastest", "source", "would settle it")
-    return Table(title, columns, rows, (0, 1, 2, 3, 4, 5))
-
-
-def _of_index(index: SobolIndex) -> dict[str, object]:
-    return index.factor.to_dict() | {name: getattr(index, name) for name in SobolIndex._fields[1:]}
-
-
-def _index_table(title: str, indices: Sequence[SobolIndex]) -> Table:
-    rows = [
-        (
-            index.factor.name,
-            index.factor.text,
-            f"{index.first:.0%} ± {index.first_conf:.0%}",
-            f"{index.total:.0%} ± {index.total_conf:.0%}",
-            *index.factor.origin,
-        )
-        for index in indices
-    ]
-    columns = ("constant", "range", "alone", "with others", "source", "would settle it")
-    return Table(f"{title}; shares of its variance", columns, rows, (0, 1, 4, 5))

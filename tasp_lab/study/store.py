@@ -53,10 +53,13 @@ class Last(NamedTuple):
 
 
 class Store:
-    """The rows in a folder. A context manager. Raises `StudyError` where it cannot be read or written."""
+    """The rows in a folder, or without one in memory. A context manager.
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / RESULTS
+    Raises `StudyError` where it cannot be read or written.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = Path(":memory:") if folder is None else folder / RESULTS
         with self._named_errors():
             self._connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
             self._prepare()

@@ -100,7 +100,7 @@ class Study:
 
     def _point(self, labels: Mapping[str, Value], overrides: tuple[str, ...]) -> Point | None:
         """The point of these values, None if a filter skips it."""
-        machine, schedule = (_filled(labels[name], labels) for name in ("machine", "schedule"))
+        machine, schedule = (fill(labels[name], labels) for name in ("machine", "schedule"))
         labels = {**labels, "machine": machine, "schedule": schedule}
         layer = _layer(tuple(labels.items()), file_sha256(str(labels.get("model"))))
         library = str(labels.get("library", "auto"))
@@ -122,7 +122,7 @@ class Study:
 def numbers_of(machine: str, library: str, layer: Workload) -> Mapping[str, object]:
     """Names of filters besides the axes: the ranks of the machine, and the numbers of the layer."""
     numbers = {name: getattr(layer, name) for name in LAYER_NUMBERS}
-    return {"ranks": _ranks(machine, library), "kv_heads": layer.kv_head_count, **numbers}
+    return {"ranks": ranks_of(machine, library), "kv_heads": layer.kv_head_count, **numbers}
 
 
 LAYER_NUMBERS = ("batch", "heads", "head_dim", "mask", "kind", "dtype")
@@ -130,7 +130,8 @@ DERIVED = ("ranks", "kv_heads", *LAYER_NUMBERS, "variant")
 """Names that filters may use beside those of the axes."""
 
 
-def _ranks(machine: str, library: str) -> int:
+def ranks_of(machine: str, library: str) -> int:
+    """The number of ranks of a machine by name. Raises `TaspLabError` where there is none."""
     return _ranks_of(machine, library, file_sha256(machine))
 
 
@@ -146,13 +147,13 @@ def _layer(labels: tuple[tuple[str, Value], ...], model_file: str) -> Workload:
     return layer_of(dict(labels))
 
 
-def _filled(template: Value, labels: Mapping[str, Value]) -> str:
-    """A name with the values of axes in its places.
+def fill(template: Value, labels: Mapping[str, Value]) -> str:
+    """A name with the values of axes in its places; a place that no axis has stays.
 
-    >>> _filled("h100-{nodes}x8", {"nodes": 2})
+    >>> fill("h100-{nodes}x8", {"nodes": 2})
     'h100-2x8'
     """
-    return _PLACE.sub(lambda place: str(labels[place[1]]), str(template))
+    return _PLACE.sub(lambda place: str(labels.get(place[1], place[0])), str(template))
 
 
 def places(template: Value) -> set[str]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasp_lab.core.errors import StudyError
-from tasp_lab.core.report import Report
-from tasp_lab.core.tables import Part, Table
+from tasp_lab.core.report import View
+from tasp_lab.core.tables import Table
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.study.folder import UNANSWERED, StudyFolder
 from tasp_lab.study.frames import (
@@ -43,29 +43,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TIE_RULE = f"~: open: even the recommended schedule is expected to take more than {DECIDED:.0%} longer than the fastest"
-
-
-@dataclass(frozen=True, repr=False)
-class View(Report):
-    """A view of a study: the object of ``--json``, its rows, and the tables and lines of the command line."""
-
-    document: Mapping[str, object]
-    rows: Sequence[Mapping[str, Any]]
-    shown: Sequence[Part]
-
-    def to_dict(self) -> dict[str, object]:
-        return dict(self.document)
-
-    def records(self) -> Sequence[Mapping[str, Any]]:
-        return self.rows
-
-    def parts(self) -> Sequence[Part]:
-        return self.shown
-
-    def to_csv(self) -> str:
-        """The rows as CSV, with values in SI units; names in one cell are separated by spaces."""
-        frame = self.to_pandas().map(lambda cell: " ".join(cell) if isinstance(cell, list) else cell)
-        return frame.to_csv(index=False)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------- the rows of a view

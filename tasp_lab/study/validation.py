@@ -7,25 +7,22 @@ Both schedules are compared with their predictions.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.files import check_writable, write_whole
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.core.tables import Table
-from tasp_lab.core.units import format_time
+from tasp_lab.core.report import View
+from tasp_lab.core.tables import Formats, Table, csv_text
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.question import Value
 from tasp_lab.study.axis import axis_text
 from tasp_lab.study.crossover import Crossover
 from tasp_lab.study.point import Point
-from tasp_lab.study.table import View
 from tasp_lab.validation.fabrics import default_scale, expected_fabric_s
 from tasp_lab.validation.validate import Run, validate
 
@@ -37,11 +34,10 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class NearPoint:
+class NearPoint(NamedTuple):
     """Two schedules at one value of the axis.
 
-    Parameters
+    Attributes
     ----------
     points : of the first and of the second schedule.
     labels : of their group.
@@ -55,11 +51,6 @@ class NearPoint:
     value: float
     times_s: tuple[float, float]
     distance: float
-
-    @property
-    def speedup(self) -> float:
-        """The second time over the first."""
-        return self.times_s[1] / self.times_s[0]
 
 
 def nearest(results: Iterable[Crossover], count: int) -> list[NearPoint]:
@@ -78,23 +69,7 @@ def nearest(results: Iterable[Crossover], count: int) -> list[NearPoint]:
             distances = (abs(math.log(value / crossing.value)) for crossing in result.crossings)
             points = compared.at(first, index), compared.at(second, index)
             near.append(NearPoint(points, result.labels, value, times_s, min(distances, default=math.inf)))
-    return sorted(near, key=lambda point: (point.distance, abs(math.log(point.speedup))))[:count]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A point and its two runs on the fabric, of the first and of the second schedule."""
-
-    near: NearPoint
-    runs: tuple[Run, Run]
-    scale: float
-
-    @property
-    def speedups(self) -> tuple[float, float]:
-        """The second time over the first on the fabric: predicted and measured."""
-        first, second = self.runs
-        predicted = float(second.prediction.time_s) / float(first.prediction.time_s)
-        return predicted, second.measured_s / first.measured_s
+    return sorted(near, key=lambda point: (point.distance, abs(math.log(point.times_s[1] / point.times_s[0]))))[:count]
 
 
 def check_validation(folder: Path, top: int, repeats: int) -> None:
@@ -126,7 +101,7 @@ def measure_points(
     fabrics_s = zip(topologies, scales, busy_s, strict=True)
     total_s = sum(expected_fabric_s(topology.scaled(scale), seconds / scale) for topology, scale, seconds in fabrics_s)
     progress(f"measuring {len(near)} points on the emulated fabric takes about {total_s:.0f} s")
-    measured: list[Measured] = []
+    rows, reasons = list[dict[str, Any]](), dict[str, None]()
     for point, scale in zip(near, scales, strict=True):
         first, second = point.points
         comparison = validate(
@@ -141,71 +116,46 @@ def measure_points(
             progress=progress,
         )
         runs = [run for run in comparison.runs if run.prediction.is_all]
-        measured.append(Measured(point, (runs[0], runs[1]), comparison.scale))
-        view = _view(measured, along, folder)
-        _write(view, folder)
+        rows += _rows(point, along, runs[:2], comparison.scale)
+        reasons |= dict.fromkeys(run.not_comparable for run in runs if run.not_comparable)
+        notes = [NOTE, *(f"not a prediction: {reason}" for reason in reasons)]
+        document = {"along": along, "folder": str(folder), "points": list(rows), "note": NOTE}
+        view = View(document, list(rows), [*_table(rows, along, point), *notes])
+        write_whole(folder / CSV, csv_text(rows).encode())
+        write_whole(folder / JSON, (json.dumps(document, indent=1) + "\n").encode())
     return view
 
 
-def _view(measured: Sequence[Measured], along: str, folder: Path) -> View:
-    rows = [row for each in measured for row in _rows(each, along)]
-    names = list(dict.fromkeys(name for each in measured for name, _ in each.near.labels))
-    columns = (*names, along, "schedule", "study", "predicted", "measured", "error",
-               "speed-up: study", "predicted", "measured")  # fmt: skip
-    cells = [_cells(each, number, along, names) for each in measured for number in (0, 1)]
-    reasons = dict.fromkeys(run.not_comparable for each in measured for run in each.runs if run.not_comparable)
-    return View(
-        {"along": along, "folder": str(folder), "points": rows, "note": NOTE},
-        rows,
-        [
-            Table("measured on the emulated fabric", columns, cells, (*range(len(names)), len(names) + 1)),
-            NOTE,
-            *(f"not a prediction: {reason}" for reason in reasons),
-        ],
-    )
-
-
-def _rows(each: Measured, along: str) -> Iterator[dict[str, object]]:
-    predicted, measured = each.speedups
-    for point, study_s, run in zip(each.near.points, each.near.times_s, each.runs, strict=True):
+def _rows(near: NearPoint, along: str, runs: Sequence[Run], scale: float) -> Iterator[dict[str, Any]]:
+    """The rows of both schedules at a point; speed-ups are the second time over the first."""
+    predicted, measured = [float(run.prediction.time_s) for run in runs], [run.measured_s for run in runs]
+    for point, study_s, run in zip(near.points, near.times_s, runs, strict=True):
         yield {
-            **dict(each.near.labels),
+            **dict(near.labels),
             "machine": point.machine,
-            along: each.near.value,
+            along: near.value,
             "schedule": point.schedule,
             "time_s": study_s,
             "predicted_s": float(run.prediction.time_s),
             "measured_s": run.measured_s,
             "error": run.relative_error,
             "comparable": run.not_comparable is None,
-            "scale": each.scale,
-            "study_speedup": each.near.speedup,
-            "predicted_speedup": predicted,
-            "measured_speedup": measured,
+            "scale": scale,
+            "study_speedup": near.times_s[1] / near.times_s[0],
+            "predicted_speedup": predicted[1] / predicted[0],
+            "measured_speedup": measured[1] / measured[0],
         }
 
 
-def _cells(each: Measured, number: int, along: str, names: Sequence[str]) -> list[str]:
-    labels, run = dict(each.near.labels), each.runs[number]
-    speedups = (each.near.speedup, *each.speedups)
-    return [
-        *(str(labels.get(name, "")) for name in names),
-        axis_text(along, each.near.value),
-        each.near.points[number].schedule,
-        format_time(each.near.times_s[number]),
-        format_time(run.prediction.time_s),
-        format_time(run.measured_s),
-        f"{run.relative_error:+.1%}" if run.not_comparable is None else "not a prediction",
-        *(f"{ratio:.2f}x" if number == 0 else "" for ratio in speedups),
-    ]
-
-
-def _write(view: View, folder: Path) -> None:
-    """Both files, whole."""
-    names = list(dict.fromkeys(name for row in view.rows for name in row))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, names)
-    writer.writeheader()
-    writer.writerows(view.rows)
-    write_whole(folder / CSV, text.getvalue().encode())
-    write_whole(folder / JSON, (json.dumps(view.to_dict(), indent=1) + "\n").encode())
+def _table(rows: Sequence[Mapping[str, Any]], along: str, near: NearPoint) -> list[Table]:
+    names = [name for name, _ in near.labels]
+    columns: Formats = {
+        **{name: f"{{{name}}}" for name in names},
+        along: lambda row: axis_text(along, row[along]),
+        "schedule": "{schedule}", "study": "{time_s:time}", "predicted": "{predicted_s:time}",
+        "measured": "{measured_s:time}",
+        "error": lambda row: f"{row['error']:+.1%}" if row["comparable"] else "not a prediction",
+        "speed-up: study": "{study_speedup:.2f}x", "speed-up: predicted": "{predicted_speedup:.2f}x",
+        "speed-up: measured": "{measured_speedup:.2f}x",
+    }  # fmt: skip
+    return Table.of("measured on the emulated fabric", rows, columns, (*range(len(names)), len(names) + 1))

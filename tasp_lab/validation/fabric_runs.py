@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from typing import TypeVar
 
 from tasp_lab.core.choices import FabricKind
 from tasp_lab.core.errors import QuantityError, ScheduleError
@@ -22,93 +22,73 @@ from tasp_lab.validation.fabrics import check_kernels, check_runs, default_scale
 from tasp_lab.validation.validate import Comparison, validate
 from tasp_lab.workload.layer import Workload
 
+Found = TypeVar("Found", bound=Ranking | Rankings)
 
-@dataclass(frozen=True)
-class FabricRuns:
-    """The `count` best schedules, and the fastest single ring, on a fabric; `scale` and `repeats`: see `validate`."""
 
-    count: int
-    fabric: FabricKind
-    scale: float | None
-    repeats: int
-
-    def check(self, work: Workload, compute: ComputeLike | None) -> None:
-        """Raise `TaspLabError` for what the fabric cannot run."""
-        if self.count < 0:
-            raise QuantityError(f"measure: {self.count}, expected 0 or more")
-        if self.count:
-            check_runs(self.scale, self.fabric, self.repeats)
-            check_kernels(work, parse_compute(compute), self.fabric)
-
-    def run(self, ranking: Ranking | Rankings, progress: ProgressCallback = no_progress) -> Ranking | Rankings:
-        """The same ranking with the measurements of its best schedules beside their predictions."""
-        if isinstance(ranking, Rankings):
-            return Rankings(tuple(self._measured(each, progress) for each in ranking))
-        return self._measured(ranking, progress)
-
-    def _measured(self, ranking: Ranking, progress: ProgressCallback) -> Ranking:
-        """A ranking with a comparison per set of options. An emulated fabric scales compute like the links."""
-        question = ranking.question
-        for each in ranking.candidates:
-            if not isinstance(each.question.schedule, str):
-                name = each.schedule
-                raise ScheduleError(
-                    f"measure: schedule {name!r} is an object, but only schedules by name run on a fabric"
-                )
-        given = question.rings if isinstance(question.rings, tuple) else ()
-        rings = question.rings if isinstance(question.rings, RingOptions) else RingOptions()
-        applying = [each for each in ranking.candidates if each.applies]
-        single = [each for each in applying if each.schedule in SINGLE_RINGS]
-        groups: dict[AttentionOptions, dict[str, float]] = {}
-        for each in {each.schedule: each for each in applying[: self.count] + single[:1]}.values():
-            groups.setdefault(each.options, {})[each.schedule] = float(each.time_s)
-        _announce(groups, ranking.machine.topology, self.fabric, self.scale, self.repeats, progress)
-        run = partial(
-            validate,
-            replace(ranking.machine, comm_library=IDEAL, runtime=NO_RUNTIME),
-            work=question.layer,
-            decomposition=given[0] if given else None,
-            compute=None if self.fabric == "emulated" else question.compute,
-            fabric=self.fabric,
-            scale=self.scale,
-            repeats=self.repeats,
-            progress=progress,
-        )
-        comparisons = tuple(
-            run(schedules=list(times_s), options=used, **(vars(rings) if any(map(uses_rings, times_s)) else {}))
-            for used, times_s in groups.items()
-        )
-        return replace(
-            ranking,
-            candidates=tuple(_with_measurement(each, comparisons) for each in ranking.candidates),
-            fabric=comparisons,
-            is_reporter=all(each.is_reporter for each in comparisons),
-        )
+def check_best(
+    work: Workload, compute: ComputeLike | None, count: int, fabric: FabricKind, scale: float | None, repeats: int
+) -> None:
+    """Raise `TaspLabError` for what `run_best` cannot run."""
+    if count < 0:
+        raise QuantityError(f"measure: {count}, expected 0 or more")
+    if count:
+        check_runs(scale, fabric, repeats)
+        check_kernels(work, parse_compute(compute), fabric)
 
 
 def run_best(
-    ranking: Ranking,
+    ranking: Found,
     count: int,
     fabric: FabricKind = "emulated",
     scale: float | None = None,
     repeats: int = 5,
     progress: ProgressCallback = no_progress,
-) -> Ranking:
+) -> Found:
     """Run the best schedules of a ranking on a fabric, beside the fastest single ring.
 
     Parameters
     ----------
-    ranking, count : of `tasp_lab.prediction.compare.compare`, and how many of its best schedules to run.
+    ranking, count : of `tasp_lab.prediction.compare.compare`, and how many of its best schedules to run; of each of
+        several rankings.
     fabric, scale, repeats, progress : see `tasp_lab.validation.validate.validate`. An emulated fabric scales the
         compute rate like the links, so the ratio of both is that of the prediction.
 
     Raises `TaspLabError` for what the fabric cannot run.
     """
-    runs = FabricRuns(count, fabric, scale, repeats)
-    runs.check(ranking.question.layer, ranking.question.compute)
-    found = runs.run(ranking, progress) if count else ranking
-    assert isinstance(found, Ranking), "one ranking was given"
-    return found
+    if isinstance(ranking, Rankings):
+        return type(ranking)(tuple(run_best(each, count, fabric, scale, repeats, progress) for each in ranking))
+    question = ranking.question
+    check_best(question.layer, question.compute, count, fabric, scale, repeats)
+    if not count:
+        return ranking
+    for each in ranking.candidates:
+        if not isinstance(each.question.schedule, str):
+            name = each.schedule
+            raise ScheduleError(f"measure: schedule {name!r} is an object, but only schedules by name run on a fabric")
+    given = question.rings if isinstance(question.rings, tuple) else ()
+    rings = question.rings if isinstance(question.rings, RingOptions) else RingOptions()
+    applying = [each for each in ranking.candidates if each.applies]
+    single = [each for each in applying if each.schedule in SINGLE_RINGS]
+    groups: dict[AttentionOptions, dict[str, float]] = {}
+    for each in {each.schedule: each for each in applying[:count] + single[:1]}.values():
+        groups.setdefault(each.options, {})[each.schedule] = float(each.time_s)
+    _announce(groups, ranking.machine.topology, fabric, scale, repeats, progress)
+    comparisons = tuple(
+        validate(
+            replace(ranking.machine, comm_library=IDEAL, runtime=NO_RUNTIME), schedules=list(times_s),
+            work=question.layer, options=used, decomposition=given[0] if given else None,
+            compute=None if fabric == "emulated" else question.compute,
+            fabric=fabric, scale=scale, repeats=repeats, progress=progress,
+            **(vars(rings) if any(map(uses_rings, times_s)) else {}),
+        )
+        for used, times_s in groups.items()
+    )  # fmt: skip
+    return replace(
+        ranking,
+        candidates=tuple(_with_measurement(each, comparisons) for each in ranking.candidates),
+        fabric=comparisons,
+        is_reporter=all(each.is_reporter for each in comparisons),
+    )
 
 
 def _announce(

@@ -15,7 +15,8 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import chain
 from typing import Literal
 
 from runtime.calibration import (
@@ -168,7 +169,7 @@ def start_ranks(
     else:
         from runtime.fabric.emulated import emulate
 
-        with emulate(topology) as built, launch(built.locations) as launched:
+        with emulate(topology) as built, launch(built) as launched:
             yield launched
 
 
@@ -205,33 +206,15 @@ def why_not_comparable(
 
 def fit_document(fit: ClassFit) -> dict[str, object]:
     """The fit of a class of routes as JSON; `posting` is the host's time to post a batch."""
-
-    def document(spread: Spread) -> dict[str, object]:
-        return {"value": spread.value, "low": spread.low, "high": spread.high}
-
-    posting = fit.posting
-    posted = {} if posting is None else {
-        "posting": {"batch_s": document(posting.batch_s), "message_s": document(posting.message_s)}
-    }  # fmt: skip
-    return {
-        "pairs": [list(pair) for pair in fit.route_class.pairs],
-        "links_per_route": fit.route_class.links,
-        "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
-        "bandwidth_bytes_per_s": document(fit.bandwidth_bytes_per_s),
-        "latency_s": document(fit.latency_s),
-        "launch_s": document(fit.launch_s),
-    } | posted
+    return {name: value for name, value in asdict(fit).items() if value is not None}
 
 
 def fabric_constants(calibration: Calibration, fabric: FabricKind) -> tuple[UsedConstant, ...]:
     """The calibrated constants of a fabric."""
     source = f"calibrated on the {fabric} fabric, messages between pairs of ranks"
-    found = [UsedConstant("launch", format_time(calibration.machine.comm_library.launch_s), source)]
-    for fit in calibration.fits:
-        route = f"a route of {fit.route_class.links} link{'s' * (fit.route_class.links > 1)}"
-        found.append(UsedConstant(f"bandwidth of {route}", format_bandwidth(fit.bandwidth_bytes_per_s.value), source))
-        found.append(UsedConstant(f"latency of {route}", format_time(fit.latency_s.value), source))
-    return tuple(found)
+    launch = format_time(calibration.machine.comm_library.launch_s)
+    found = [("launch", launch), *((each.name, each.value) for each in _constants_of_routes(calibration, ""))]
+    return tuple(UsedConstant(name, value, source) for name, value in found)
 
 
 def measure_fabric(
@@ -262,37 +245,28 @@ def measure_fabric(
     how = f"{fabric} fabric" + (f", scale {scale or 1.0:.6g}" if fabric == "emulated" else "")
     where = f"on {datetime.date.today().isoformat()}, {how}"
     provenance = Provenance(inputs, fabric_constants(calibration, fabric), environment=environment)
-    measured = measured_machine(calibration, where)
+    measured, documents = measured_machine(calibration, where), list(map(fit_document, calibration.fits))
     document = {
         "fabric": fabric,
         "scale": scale or 1.0,
-        "calibration": list(map(fit_document, calibration.fits)),
+        "calibration": documents,
         "compute": None,
         "launch_s": float(calibration.machine.comm_library.launch_s),
         "provenance": provenance.to_dict(),
     }
-    rows = [
-        {
-            "pairs": pairs_of(fit),
-            "links_per_route": fit.route_class.links,
-            "nominal_bandwidth_bytes_per_s": fit.route_class.nominal_bandwidth_bytes_per_s,
-            "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s.value,
-            "latency_s": fit.latency_s.value,
-            "launch_s": fit.launch_s.value,
-        }
-        for fit in calibration.fits
-    ]
+    rows: list[dict[str, object]] = []
     columns = ("measured", "nominal", "bandwidth", "95 %", "latency", "quartiles", "launch", "quartiles")
     cells = []
-    for fit in calibration.fits:
-        rate, nominal = fit.bandwidth_bytes_per_s, fit.route_class.nominal_bandwidth_bytes_per_s
+    for fit, found in zip(calibration.fits, documents, strict=True):
+        rate, nominal = fit.bandwidth_bytes_per_s, fit.nominal_bandwidth_bytes_per_s
         rates = (format_bandwidth(nominal), format_bandwidth(rate.value), between(rate, format_bandwidth))
-        latency, launch = (
-            (format_time(spread.value), between(spread, format_time)) for spread in (fit.latency_s, fit.launch_s)
-        )
-        cells.append((pairs_of(fit), *rates, *latency, *launch))
+        times = ((format_time(each.value), between(each, format_time)) for each in (fit.latency_s, fit.launch_s))
+        cells.append((pairs_of(fit), *rates, *chain(*times)))
+        plain_row = {name: value["value"] if isinstance(value, dict) else value
+                     for name, value in found.items() if name != "posting"}  # fmt: skip
+        rows.append(plain_row | {"pairs": pairs_of(fit)})
     return Fitted(
-        measured, document, rows, [Table(measured.summary, columns, cells)],
+        document, rows, [Table(measured.summary, columns, cells)], measured,
         lambda ending: machine_file(measured, ending), is_reporter=is_reporter,
     )  # fmt: skip
 
@@ -304,24 +278,25 @@ def measured_machine(calibration: Calibration, where: str) -> Machine:
         how = "what a message of one byte adds to a batch on the device, slope by Theil and Sen; 95 %"
     spreads = ", ".join(between(found.launch_s, format_time) for found in calibration.fits) or "none, one rank"
     launch = CONSTANTS[LAUNCH].format(float(calibration.machine.comm_library.launch_s))
-    constants = [Constant(LAUNCH, launch, f"{how} {spreads}; {where}")]
-    for found in calibration.fits:
-        name = f"route of {found.route_class.links} link{'s' * (found.route_class.links > 1)}"
-        rate, latency, pairs = found.bandwidth_bytes_per_s, found.latency_s, pairs_of(found)
-        source = f"messages {pairs} of several sizes, slope of time over bytes by Theil and Sen, 95 % "
-        source += f"{between(rate, format_bandwidth)}; {where}"
-        constants.append(Constant(f"bandwidth of a {name}", format_bandwidth(rate.value), source))
-        source = (
-            f"messages {pairs} of one byte less the launch, median, quartiles {between(latency, format_time)}; {where}"
-        )
-        constants.append(Constant(f"latency of a {name}", format_time(latency.value), source))
+    constants = [Constant(LAUNCH, launch, f"{how} {spreads}; {where}"), *_constants_of_routes(calibration, where)]
     summary = f"{calibration.machine.topology.name} as measured {where}"
     return replace(calibration.machine, summary=summary, parameters=Parameters.of_constants(constants))
 
 
+def _constants_of_routes(calibration: Calibration, where: str) -> Iterator[Constant]:
+    """The bandwidth and the latency of each class of routes, and how they were measured."""
+    for found in calibration.fits:
+        name = f"a route of {found.links_per_route} link{'s' * (found.links_per_route > 1)}"
+        rate, latency, messages = found.bandwidth_bytes_per_s, found.latency_s, f"messages {pairs_of(found)}"
+        how = f"of several sizes, slope of time over bytes by Theil and Sen, 95 % {between(rate, format_bandwidth)}"
+        yield Constant(f"bandwidth of {name}", format_bandwidth(rate.value), f"{messages} {how}; {where}")
+        how = f"of one byte less the launch, median, quartiles {between(latency, format_time)}"
+        yield Constant(f"latency of {name}", format_time(latency.value), f"{messages} {how}; {where}")
+
+
 def pairs_of(found: ClassFit) -> str:
     """The measured pairs of ranks, as text."""
-    return " and ".join(f"{source}->{destination}" for source, destination in found.route_class.pairs)
+    return " and ".join(f"{source}->{destination}" for source, destination in found.pairs)
 
 
 def between(spread: Spread, format_one: Callable[[float], str]) -> str:

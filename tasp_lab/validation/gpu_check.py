@@ -170,21 +170,15 @@ def _number_parts(name: str, value: object) -> list[Part]:
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         columns = list(dict.fromkeys(key for each in value for key in each))
         rows = [[_text(each.get(key, "")) for key in columns] for each in value]
-        return [Table(name.replace("_", " "), columns, rows, _texts(columns, value))]
+        texts = [
+            at for at, key in enumerate(columns) if not all(isinstance(row.get(key, 0), (int, float)) for row in value)
+        ]
+        return [Table(name.replace("_", " "), columns, rows, texts)]
     if isinstance(value, Mapping):
         return [f"   {name}:", *(f"      {key}: {_text(each)}" for key, each in value.items())]
     if isinstance(value, str) and "\n" in value:
         return [f"   {name}:", *(f"      {line}" for line in value.splitlines())]
     return [f"   {name}: {_text(value)}"]
-
-
-def _texts(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> list[int]:
-    """The positions of columns that are no numbers."""
-    return [
-        position
-        for position, column in enumerate(columns)
-        if not all(isinstance(row.get(column, 0), (int, float)) for row in rows)
-    ]
 
 
 def _text(value: object) -> str:

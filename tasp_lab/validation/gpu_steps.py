@@ -105,6 +105,10 @@ class Context:
     ceilings: dict[tuple[str, int], float] = field(default_factory=dict)
     calibration: Calibration | None = None
 
+    @property
+    def device(self) -> Device:
+        return self.group.device
+
 
 _Run = TypeVar("_Run", bound=Callable[[Any], Any])
 
@@ -219,21 +223,18 @@ def measure_ceiling(context: Context) -> Outcome:
          "busbw_bytes_per_s": hardware.bus_bandwidth(operation, size, time_s, n), "by": by}
         for operation, size, time_s, by in measured
     ]  # fmt: skip
-    return Outcome({"library": rows, "peers": _by_peers(context), **numbers})
+    by_peers: list[dict[str, object]] = []  # whether a ring, which has one peer, has all of the bandwidth
+    for peers in (each for each in PEERS if each < n):
+        for size in context.sizes.peer_bytes:
+            time_s = hardware.measure_peers(group, peers, size, context.sizes.calls)
+            by_peers.append(
+                {"peers": peers, "bytes": size, "time_s": time_s, "sent_bytes_per_s": peers * size / time_s}
+            )
+    return Outcome({"library": rows, "peers": by_peers, **numbers})
 
 
 PEERS = (1, 2, 4, 7)
 """NCCL serves them with different numbers of channels each; 7 are all peers of a rank of 8."""
-
-
-def _by_peers(context: Context) -> list[dict[str, object]]:
-    """How fast a rank sends to one peer and to several at once: whether a ring has all of the bandwidth."""
-    rows: list[dict[str, object]] = []
-    for peers in (each for each in PEERS if each < context.group.world_size):
-        for size in context.sizes.peer_bytes:
-            time_s = hardware.measure_peers(context.group, peers, size, context.sizes.calls)
-            rows.append({"peers": peers, "bytes": size, "time_s": time_s, "sent_bytes_per_s": peers * size / time_s})
-    return rows
 
 
 def _by_nccl_tests(context: Context, notes: list[str]) -> Iterator[tuple[str, int, float]]:
@@ -259,13 +260,9 @@ def _by_nccl_tests(context: Context, notes: list[str]) -> Iterator[tuple[str, in
     "A kernel of this torch or flash-attn differs from the mathematics, or returns log-sum-exp in another form. "
     "Do not use results of this machine; send the record, with the versions in step 0.",
 )
-def check_all_kernels(context: Context) -> Outcome:
-    """Check the kernels on the device of every rank."""
-    return kernels_outcome(context.group.device, context.sizes)
-
-
-def kernels_outcome(device: Device, sizes: Sizes) -> Outcome:
-    """What the checks of all kernels on a device find."""
+def check_all_kernels(context: Any) -> Outcome:
+    """Check the kernels on the device of every rank, or on the one of `tasp_lab.validation.one_gpu`."""
+    device, sizes = context.device, context.sizes
     kernels = [checked._asdict() for checked in check_kernels(device, sizes.kernel_rows, sizes.head_dims)]
     return Outcome({"kernels": kernels, "linear_attention": check_linear_kernels(device, sizes.kernel_rows)})
 
@@ -542,12 +539,12 @@ def check_losses(context: Context) -> Outcome:
     for how in ("raise", "kill"):
         loss = lose_rank(how, group.backend, max(2, group.local_world_size), limit_s)
         rows.append({
-            "how": how, "ended_s": loss.ended_s, "limit_s": limit_s, "exit_code": loss.exit_code, "named": loss.named,
-            "orphans": len(loss.orphans),
+            "how": how, "ended_s": loss.ended_s, "limit_s": limit_s, "exit_code": loss.end.exit_code,
+            "named": loss.named, "orphans": len(loss.end.orphans),
         })  # fmt: skip
         if problem := loss.problem(limit_s):
             failures.append(problem)
-            rows[-1]["output"] = loss.output[-2000:]
+            rows[-1]["output"] = loss.end.output[-2000:]
     return Outcome({"losses": rows}, failure="; ".join(failures))
 
 

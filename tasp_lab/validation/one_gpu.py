@@ -41,7 +41,7 @@ from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on, by_kind, reason_of
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation.gpu_check import Record, Session, Show, StepResult, check_folder, in_one_line, result_of
-from tasp_lab.validation.gpu_steps import FULL, HOST, NEEDS_GPU, QUICK, Outcome, Step, add_to, kernels_outcome
+from tasp_lab.validation.gpu_steps import FULL, HOST, NEEDS_GPU, QUICK, STEPS, Outcome, Sizes, Step, add_to
 from tasp_lab.workload.layer import Work, Workload
 
 DEFAULT_RANKS = 4
@@ -69,6 +69,10 @@ class OneDevice:
         return self.device.type == "cuda"
 
     @property
+    def sizes(self) -> Sizes:
+        return (QUICK if self.quick else FULL) if self.on_gpu else HOST
+
+    @property
     def ranks(self) -> int:
         return self.machine.topology.world_size
 
@@ -86,6 +90,9 @@ class OneDevice:
 ONE_STEPS: list[Step] = []
 _step = add_to(ONE_STEPS)
 
+KERNELS = STEPS[2]
+"""The step that both checks have."""
+
 _FAULT = "A fault of tasp-lab; send the record."
 
 
@@ -101,14 +108,7 @@ def take_inventory(context: OneDevice) -> Outcome:
     return Outcome(found)
 
 
-@_step(
-    "kernels",
-    "every attention kernel, dtype, mask and pass, and those of linear attention, agree with float64",
-    "A kernel of this torch or flash-attn differs from the mathematics. Do not use results of this machine.",
-)
-def check_all_kernels(context: OneDevice) -> Outcome:
-    sizes = (QUICK if context.quick else FULL) if context.on_gpu else HOST
-    return kernels_outcome(context.device, sizes)
+_step(KERNELS.name, KERNELS.proves, KERNELS.if_it_fails)(KERNELS.run)
 
 
 @_step(

@@ -139,12 +139,6 @@ class Run:
         }
         return fields_of(self.prediction, view_of(self.prediction)) | computed | measured
 
-    def kernels_dict(self) -> dict[str, object]:
-        """The rate of its kernel calls, a part of `--json`."""
-        row, host_s = self.to_dict(), self.kernel_host_s
-        rate = {key: row[key] for key in ("schedule", "pass", "compute_flops_per_s")}
-        return rate if host_s is None else rate | {"host_s": host_s}
-
     def row(self, first: Run) -> dict[str, str]:
         """Texts by column; speed-ups are over `first`."""
         prediction = self.prediction
@@ -184,13 +178,17 @@ class Comparison(Report):
     environment: Mapping[str, object] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
-        kernels = [run for run in self.runs if run.compute == "real" and not run.prediction.is_sum]
+        rows, rates = [run.to_dict() for run in self.runs], list[dict[str, object]]()
+        for run, row in zip(self.runs, rows, strict=True):
+            if run.compute == "real" and not run.prediction.is_sum:
+                rate = {key: row[key] for key in ("schedule", "pass", "compute_flops_per_s")}
+                rates.append(rate if run.kernel_host_s is None else rate | {"host_s": run.kernel_host_s})
         return {
             "fabric": self.fabric,
             "scale": self.scale,
-            "calibration": [*map(fit_document, self.calibration.fits), *(run.kernels_dict() for run in kernels)],
+            "calibration": [*map(fit_document, self.calibration.fits), *rates],
             "compute": compute_of_passes(run.prediction for run in self.runs if run.compute == "timed"),
-            "runs": [run.to_dict() for run in self.runs],
+            "runs": rows,
             "provenance": None if self.provenance is None else self.provenance.to_dict(),
         }
 

@@ -88,7 +88,7 @@ MACHINES = sorted({*catalogue_names(), *profile_names()})
 
 
 def machine_of(name: str) -> Machine:
-    return load_machine(name) if name in catalogue_names() else load_profile(name).machine(1, 2)
+    return load_machine(name) if name in catalogue_names() else load_profile(name).machine("1x2")
 
 
 def rates_of(name: str) -> Compute:
@@ -174,7 +174,7 @@ def test_an_accelerator_has_constants_of_compute_rates_and_multiprocessors_only(
 
 def test_a_machine_and_its_family_compute_alike() -> None:
     for name in ("h100-8", "mi300x-8", "b200-8", "a100-8", "h200-8", "mi355x-8", "gb200-nvl72"):
-        assert machine_of(name).compute == load_profile(name.partition("-")[0]).machine(1, 2).compute
+        assert machine_of(name).compute == load_profile(name.partition("-")[0]).machine("1x2").compute
 
 
 # What is missing

@@ -33,7 +33,7 @@ def test_constants(name: str, expected: tuple[float, float, float]) -> None:
 
 @pytest.mark.parametrize("name", profile_names())
 def test_every_profile_has_contention_below_half_of_a_gpu(name: str) -> None:
-    found = load_profile(name).machine(1, 2).contention
+    found = load_profile(name).machine("1x2").contention
     assert found.slows
     assert 0 < found.share(10**6, 0) < 0.5
 

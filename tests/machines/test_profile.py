@@ -240,7 +240,7 @@ def test_gpus_that_share_a_nic_have_half_of_it_each_and_all_of_it_alone() -> Non
         step = Step.of([(a, b, 0, block) for block, (a, b) in enumerate(pairs)])
         blocks = Blocks.of_data(np.full(len(pairs), size))
         schedule = Schedule("send", 16, 1, blocks, start, goal, [step])
-        machine = profile.machine(2, 8, library="ideal")
+        machine = profile.machine("2x8", library="ideal")
         return float(simulate(schedule, machine).time_s) - float(machine.topology.route(0, 8).latency_s)
 
     assert time_s(shared, alone) == pytest.approx(time_s(own, alone))
@@ -255,7 +255,7 @@ def test_a_profile_keeps_its_shared_nics_in_its_file(tmp_path: Path) -> None:
 
 
 def test_rails_alone_join_gpus_of_one_number_only() -> None:
-    topology = load_profile("h100").machine(2, 4).topology
+    topology = load_profile("h100").machine("2x4").topology
     rails_only = member("h100-2x4-rails-only")
     assert rails_only is not None
     joined = {(a, b) for a, b in zip(*np.nonzero(rails_only.topology.linked_pairs), strict=True) if a // 4 != b // 4}

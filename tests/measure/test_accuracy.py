@@ -11,7 +11,7 @@ from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.profile import load_profile, member, profile_document, profile_names
 from tasp_lab.machines.sampling import NO_SAMPLES
-from tasp_lab.measure.accuracy import accuracy, evaluate, message_parts, own_tables
+from tasp_lab.measure.accuracy import accuracy, evaluate, own_tables
 from tasp_lab.measure.accuracy.table_accuracy import machine_of
 from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.readers import find_tables, parse_table
@@ -80,15 +80,6 @@ def test_rings_are_compared_where_the_table_says_ring() -> None:
     found = evaluate(parse_table(text, "t.csv"))
     assert found.in_scope
     assert found.dominant_rule == "ring rate"
-
-
-def test_one_message_alone_stands_for_too_many() -> None:
-    machine = member("h100-8")
-    assert machine is not None
-    for collective in ("sendrecv", "alltoall"):
-        schedule = library_schedule(collective, machine.topology, 2**25)
-        parts = message_parts(schedule, machine)
-        assert sum(seconds for _, seconds in parts) == pytest.approx(float(simulate(schedule, machine).time_s))
 
 
 def test_every_table_of_ours_names_its_source_and_a_profile() -> None:

@@ -27,9 +27,7 @@ def faster(profile: Profile, name: str, factor: float) -> Profile:
 
 
 def member(profile: Profile, size: str) -> Machine:
-    found = profile.member(size, f"{profile.name}-{size}")
-    assert found is not None
-    return found
+    return profile.machine(size, f"{profile.name}-{size}")
 
 
 @cache

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.copies import Copies
-from runtime.executor.messages import Message, Wait
+from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Streams
-from runtime.executor.transports import OrdinaryMemory
 from runtime.trials.in_process import run_in_process
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.core.errors import RunError
@@ -69,7 +68,7 @@ def test_several_runs_of_each_way(transport: tuple[int, bool]) -> None:
             run_in_process(case.backward, *transport, compute=COMPUTE)
 
 
-class Meeting(OrdinaryMemory):
+class Meeting(Transport):
     """A transport of one rank that keeps no copies: a message is read where it lies when its receiver comes for it.
 
     So it is wrong if what is being sent is overwritten, and nothing hides a buffer that is used too early.

@@ -55,9 +55,9 @@ def test_a_fit_recovers_the_link(bandwidth_bytes_per_s: float) -> None:
 
 def test_classes_of_routes() -> None:
     assert [c.pairs for c in route_classes(full_mesh(4))] == [((0, 1), (1, 0))]
-    assert [c.links for c in route_classes(switch(4))] == [2]
+    assert [c.links_per_route for c in route_classes(switch(4))] == [2]
     assert [c.pairs[0] for c in route_classes(nodes(2, 4))] == [(0, 1), (0, 4)]
-    assert [c.links for c in route_classes(nodes(2, 4, "full-mesh", "rails"))] == [1, 2, 4]
+    assert [c.links_per_route for c in route_classes(nodes(2, 4, "full-mesh", "rails"))] == [1, 2, 4]
 
 
 def test_only_routes_that_exist_are_measured() -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from runtime.checks import hardware
 from runtime.checks.delays import DelayedRuns
+from runtime.checks.groups import Ended
 from runtime.checks.hardware import (
     OPERATIONS,
     RankInventory,
@@ -29,9 +30,9 @@ from runtime.checks.lost_ranks import Loss
 from runtime.checks.training import Recipe, difference_learnt, difference_of_losses, train_alone, train_together
 from runtime.checks.watch import CheckedGroup, End, Watch
 from runtime.executor.message_io import MessageIO
-from runtime.executor.messages import Message, Wait
+from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Streams
-from runtime.executor.transports import TRANSPORTS, OrdinaryMemory, make_transport
+from runtime.executor.transports import TRANSPORTS, make_transport
 from runtime.kernels import linear_attention as linear
 from runtime.kernels.partials import Gradients, Partial
 from runtime.kernels.registry import KERNELS
@@ -125,13 +126,14 @@ def library_on_rank() -> list[float]:
 
 def wrong_library_on_rank() -> str:
     """A library that delivers one wrong byte."""
-    right = hardware._all_gather
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    right = getattr(dist, name)
 
     def wrong(received: torch.Tensor, sent: torch.Tensor) -> None:
         right(received, sent)
         received[5] += 1
 
-    hardware._all_gather = wrong
+    setattr(dist, name, wrong)
     try:
         measure_operation(CheckedGroup(), "all_gather", 1200, 1)
     except RunError as error:
@@ -181,7 +183,7 @@ def test_schedules_run_over_groups_of_both_priorities() -> None:
 # delays
 
 
-class Swapped(OrdinaryMemory):
+class Swapped(Transport):
     """A transport that delivers the first two messages of a call in each other's place."""
 
     def __init__(self, transport: Any) -> None:
@@ -215,7 +217,6 @@ def delayed_on_rank(transport: str, fault: str) -> str:
     made: Any = make_transport(transport, 60)
     if fault == "early":  # kernels do not wait for what arrives
         MessageIO.wait_for_all = lambda self, direction, waits, messages: None  # type: ignore[method-assign]
-        MessageIO.receive = lambda self, message, wait: None  # type: ignore[method-assign]
     for schedule in schedules:
         runs = DelayedRuns(group, schedule, Swapped(made) if fault == "swapped" else made)
         for seed in (None, 0, 1):
@@ -358,8 +359,9 @@ def test_a_library_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch
 )
 def test_what_is_wrong_with_the_end_of_a_group(change: dict[str, Any], told: str) -> None:
     right: dict[str, Any] = {"exit_code": 1, "ended_s": 2.0, "named": True, "orphans": (), "output": "failing 1.5\n"}
-    assert Loss("kill", **right).problem(10) is None
-    assert Loss("kill", **right | change).problem(10) == f"kill: {told}"
+    for found, problem in ((right, None), (right | change, f"kill: {told}")):
+        end = Ended(found["output"], found["exit_code"], None, found["orphans"])
+        assert Loss("kill", end, found["ended_s"], found["named"]).problem(10) == problem
 
 
 # the watch

@@ -50,7 +50,7 @@ def in_namespace(descriptor: int, program: str) -> str:
 def test_any_topology_carries_schedules(topology: Topology) -> None:
     """Data arrives bit for bit, and not faster than the links of the model allow (less a token bucket's credit)."""
     shard = 200_000
-    with emulate(topology) as built, launch(built.locations) as ranks:
+    with emulate(topology) as built, launch(built) as ranks:
         for name in ("ring", "multi-ring"):
             schedule = collective(name, topology, shard)
             results = ranks.perform(RunSchedule(schedule, "p2p", repeats=1), longest_silence_s=20)
@@ -71,7 +71,7 @@ def test_a_link_has_the_bandwidth_of_the_model_in_both_directions() -> None:
     topology = full_mesh(2, RATE, 0.0).map_links(
         lambda index, link: link if index == 0 else Link(1, 0, RATE / 4, 0.0), name="lopsided"
     )
-    with emulate(topology) as built, launch(built.locations) as ranks:
+    with emulate(topology) as built, launch(built) as ranks:
         for source, bandwidth in ((0, RATE), (1, RATE / 4)):
             sizes = (int(bandwidth * 0.1), int(bandwidth * 0.5))
             fastest = dict.fromkeys(sizes, float("inf"))
@@ -88,7 +88,7 @@ def test_a_link_has_the_bandwidth_of_the_model_in_both_directions() -> None:
 
 def test_namespaces_are_private_and_shaped() -> None:
     with emulate(full_mesh(3, RATE, 0.0)) as built, emulate(full_mesh(3, RATE, 0.0)):
-        namespace = built.locations[0].network_namespace
+        namespace = built[0].network_namespace
         program = "import os; print(*sorted(os.listdir('/proc/sys/net/ipv4/conf')))"
         assert set(in_namespace(namespace, program).split()) == {"all", "default", "lo", "rank", "rankp", "to1", "to2"}
         program = "print(open('/proc/sys/net/ipv4/tcp_congestion_control').read())"
@@ -131,8 +131,8 @@ def test_connections_share_a_link_in_turns() -> None:
     Without turns 100 kB of the first message pass before, and the second receiver's port is idle meanwhile.
     """
     with emulate(switch(3, 1e6, 0.0)) as built:
-        ranks = [each.network_namespace for each in built.locations]
-        user = built.locations[0].user_namespace
+        ranks = [each.network_namespace for each in built]
+        user = built[0].user_namespace
         passed = []
         for _ in range(3):  # a busy host reads late
             done = subprocess.run(
@@ -169,7 +169,7 @@ def test_it_works_without_root() -> None:
         "from tasp_lab.schedules.build import collective\n"
         "from tasp_lab.topology.builders import full_mesh\n"
         "mesh = full_mesh(2, 5e6, 0.0)\n"
-        "with emulate(mesh) as built, launch(built.locations) as ranks:\n"
+        "with emulate(mesh) as built, launch(built) as ranks:\n"
         "    ranks.perform(RunSchedule(collective('ring', mesh, 1000), 'p2p', 1), 20)\n"
         "import os\n"
         "print(os.getuid())\n"

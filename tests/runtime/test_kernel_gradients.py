@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.kernels import cudnn, partials, sdpa
+from runtime.kernels import partials, sdpa
 from runtime.kernels.partials import Band
 from runtime.kernels.registry import KERNELS, Gradients, Kernel, Partial
 from tests.runtime.test_kernels import (  # noqa: F401
@@ -312,7 +312,7 @@ def test_cudnn_is_asked_for_the_right_gradients(case: Case) -> None:
     dout = drawn_dout(case, q)
     whole, expected = by_autograd(case, dout, q, k, v)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cudnn, "gradients_on_gpu", sdpa._gradients_on_cpu)
+        patch.setattr(sdpa, "gradients_on_gpu", sdpa._gradients_on_cpu)
         patch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda parameters: True)
         patch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward", cudnn_operator)
         assert joint_error(backward(KERNELS["cudnn"], case, dout, q, k, v, whole), expected, dout) < 1e-5
@@ -323,7 +323,7 @@ def test_the_operator_of_cudnn_for_gradients_takes_our_arguments(band: Band) -> 
     q = torch.empty(2, band.queries, 6, 64, dtype=torch.bfloat16, device="meta")
     k = torch.empty(2, band.keys, 3, 64, dtype=torch.bfloat16, device="meta")
     rows = partials.Rows(q, q, q, torch.empty(2, band.queries, 6, device="meta"))
-    found = cudnn._gradient_operator(rows, k, k, 0.125, band)
+    found = sdpa._cudnn_gradient_operator(rows, k, k, 0.125, band)
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in (q, k, k)]
 
 

@@ -13,10 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.kernels import cudnn, flash_attention, partials, sdpa
-from runtime.kernels.partials import Accumulator, Band, trim, window
+from runtime.kernels import flash_attention, partials, sdpa
+from runtime.kernels.partials import Band, trim, window
 from runtime.kernels.registry import KERNELS, Kernel, Partial, choose_kernel
 from tasp_lab.core.errors import RunError
+from tests.support.accumulator import Accumulator
 
 Tensor = torch.Tensor
 CPU = torch.device("cpu")
@@ -530,7 +531,7 @@ def cudnn_operator(query, key, value, bias, compute_lse, dropout_p, causal, *, s
 def test_cudnn_is_asked_for_the_right_mask(case: Case) -> None:
     q, k, v = case.tensors()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cudnn, "attend_on_gpu", sdpa._attend_on_cpu)
+        patch.setattr(sdpa, "attend_on_gpu", sdpa._attend_on_cpu)
         patch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda parameters: True)
         patch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", cudnn_operator)
         assert_close(case.attend(KERNELS["cudnn"], q, k, v), case.attend(KERNELS["reference"], q, k, v))
@@ -557,8 +558,8 @@ def test_flash_attn_is_asked_for_the_right_window_in_every_release(case: Case) -
     [
         (sdpa._gpu_flash, Band(0, 40, 0, 40, 0, 39)),
         (sdpa._gpu_flash, Band(0, 40, 0, 50, -49, 39)),
-        (cudnn._operator, Band(0, 40, 0, 40, 0, 39)),
-        (cudnn._operator, Band(0, 40, 0, 50, -49, 39)),
+        (sdpa._cudnn_operator, Band(0, 40, 0, 40, 0, 39)),
+        (sdpa._cudnn_operator, Band(0, 40, 0, 50, -49, 39)),
         (sdpa._gpu_efficient, Band(0, 40, 0, 50, -20, 30)),
         (sdpa._gpu_efficient, Band(0, 40, 0, 40, 0, 39)),
     ],

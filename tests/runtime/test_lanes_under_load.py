@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from runtime.checks.delays import DelayedTransport, DelayedWork
+from runtime.checks.delays import DelayedWork, delay_messages
 from runtime.executor import executor as executors
 from runtime.executor.executor import Executor
 from runtime.executor.loopback import Board, Loopback
@@ -99,14 +99,13 @@ def run_rank(schedule: Schedule, rank: int, board: Board, ahead: int, how: str, 
 
     loopback = Loopback(board, rank, ahead, whole_steps=False)
     loopback.short_bytes = 0 if how == "lanes" else 1 << 30
-    transport = DelayedTransport(loopback)
-    work = DelayedWork(schedule, rank, device)
-    executor = Executor(schedule, rank, transport, work, device, as_bytes=True)
+    delay_messages(loopback, delay)
+    work = DelayedWork(schedule, rank, device, delay)
+    executor = Executor(schedule, rank, loopback, work, device, as_bytes=True)
     fill(executor, work)
-    work.expect(executor.part.calls, device)
-    work.delay = transport.delay = delay
+    work.expect(executor.part.calls)
     executor.prepare()
     assert isinstance(executor.strategy, PerStep if how == "steps" else PerLane)
     executor.run()
-    work.verify_reads()
+    work.verify_all_reads()
     verify(executor, work)

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from runtime import attention, prepare, release_memory
 from runtime.executor.executor import Executor
 from runtime.executor.kept import OF_ALL_LAYERS
-from runtime.executor.transports import OrdinaryMemory
-from runtime.sequence_parallel.agreement import _Everyone
+from runtime.executor.messages import Transport
+from runtime.sequence_parallel import agreement
 from tasp_lab.core.errors import RunError, WorkloadError
 from tasp_lab.workload.layer import Workload
 from tests.support.rank_layers import Shard, exact
@@ -74,9 +74,9 @@ def counted(prepared: bool) -> dict[str, int]:
         return counted_call
 
     with (
-        patch.object(_Everyone, "gather", counting("exchanges", _Everyone.gather)),
+        patch.object(agreement, "_gather", counting("exchanges", agreement._gather)),
         patch.object(hashlib, "sha256", counting("hashes", hashlib.sha256)),
-        patch.object(OrdinaryMemory, "take", counting("memories", OrdinaryMemory.take)),
+        patch.object(Transport, "take", counting("memories", Transport.take)),
         patch.object(Executor, "__init__", counting("executors", Executor.__init__)),
     ):
         for _ in range(3):

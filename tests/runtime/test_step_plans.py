@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executor.per_step import AFTER, CALLS, FINISHES, JOIN, MARK, POST, RECEIVE, RECEIVES, Batch, step_plan
-from runtime.executor.plans import Plan, PlannedMessage, lanes_are_alike, plan_of
+from runtime.executor.per_step import AFTER, CALLS, FINISH, JOIN, MARK, POST, RECEIVE, Batch, step_plan
+from runtime.executor.plans import Plan, lanes_are_alike, plan_of
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.model import Step
@@ -116,7 +116,7 @@ def nodes_of(plan: Plan, kind: int, what: Any) -> set[int]:
         return {plan.first_join + plan.joins.index(join) for join in what}
     if kind == CALLS:
         return {plan.first_call + plan.calls.index(row) for row in what}
-    assert kind in (RECEIVES, FINISHES)
+    assert kind in (RECEIVE, FINISH)
     return {message.node for message in what}
 
 
@@ -139,7 +139,7 @@ def test_lanes_that_are_alike_are_received_in_the_order_of_steps(alike: bool) ->
     plan = plan_of(schedule, rank_part(schedule, 1))
     received = [
         message.block_numbers for kind, what in step_plan(plan, 3, (0, 0), False, ahead=1).on_host
-        if kind == RECEIVES for message in what
+        if kind == RECEIVE for message in what
     ]  # fmt: skip
     assert lanes_are_alike(plan) == alike
     assert received == ([(0,), (1,), (2,), (3,), (4,), (5,)] if alike else [(0,), (2,), (1,), (3,), (4,), (5,)])
@@ -152,8 +152,8 @@ def unreceived(schedule: Schedule, rank: int, prompt: bool) -> int:
     posted: defaultdict[int, list[set[int]]] = defaultdict(list)
     for _, actions in step_plan(plan, len(schedule.steps), channels(schedule), False, prompt).runs:
         for kind, what in actions:
-            if kind == RECEIVE and isinstance(what, PlannedMessage):
-                received.add(what.node)
+            if kind == RECEIVE:
+                received |= {message.node for message in what}  # type: ignore[union-attr]
             elif isinstance(what, Batch):
                 found += sum(len(batch - received) for batch in posted[what.channel][:-1])
                 posted[what.channel].append({message.node for message in what.receives})

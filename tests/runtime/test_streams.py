@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from runtime.executor.copies import Copies
 from runtime.executor.executor import Executor
-from runtime.executor.messages import Message, Wait
+from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Mark, Streams
 from runtime.executor.sums import Parts
-from runtime.executor.transports import OrdinaryMemory
 from runtime.trials.patterns import PatternWork, fill, verify
 from tasp_lab.core.errors import RunError
+from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.composition.groups import over_groups
 from tasp_lab.schedule.dependencies import RESIDENT
@@ -159,7 +159,7 @@ class DrawnStreams:
             self.wait(ended)
 
 
-class Library(OrdinaryMemory):
+class Library(Transport):
     """Batches of one rank on the library's own stream, as NCCL runs them; with `channels`, one for each of them."""
 
     receives_ahead = 0
@@ -268,14 +268,18 @@ class SlowCopies(Copies):
             if not all(parts):
                 raise RunError(f"a part of block {place.block} is not computed yet")
             terms = [part[0] for part in parts] + [self.data(place.block, offset) for offset in received]
-            terms += self._views(place.block, place.offset)[0] if begun else ()
+            terms += [self._bytes(place)] if begun else []
             found.append(torch.stack(terms).sum(0, dtype=torch.uint8))
 
         def end() -> None:
-            self._views(place.block, place.offset)[0][0].copy_(found[0])
+            self._bytes(place).copy_(found[0])
 
         self._streams.queue(begin)
         self._streams.queue(end)
+
+    def _bytes(self, place: Place) -> torch.Tensor:
+        is_outside = place.offset == OUTSIDE
+        return self.work.bound([place.block])[0] if is_outside else self.data(place.block, place.offset)
 
 
 def run(schedule: Schedule, seed: int, ignored: Collection[Edge] = (), channels: bool = True) -> int:

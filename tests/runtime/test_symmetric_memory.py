@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from runtime.executor import symmetric_memory
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message
-from runtime.executor.streams import HostStreams
+from runtime.executor.streams import Streams
 from runtime.executor.symmetric_memory import (
     DONE,
     READY,
@@ -230,10 +230,10 @@ def test_a_rank_derives_where_its_peers_receive(name: str, n: int, positions: in
     schedule = attention(name, full_mesh(n), Workload(positions, head_dim=2, mask="causal", heads=1))
     parts = [rank_part(schedule, rank) for rank in range(n)]
     for part in parts:
-        found = symmetric_memory.addresses(schedule, part.rank)
-        assert found.memory_bytes == max(each.memory_bytes for each in parts)
+        largest, of_messages = symmetric_memory.addresses(schedule, part.rank)
+        assert largest == max(each.memory_bytes for each in parts)
         sent = [(rows[0].peer, rows[0].step * schedule.lanes + rows[0].lane) for rows in part.messages_out]
-        assert {key: len(places) for key, places in found.of_messages.items()} == {key: sent.count(key) for key in sent}
+        assert {key: len(places) for key, places in of_messages.items()} == {key: sent.count(key) for key in sent}
 
 
 class PlainWindow:
@@ -272,9 +272,9 @@ def test_too_few_signals_are_refused() -> None:
     schedule = ring_of_rings()
     transport = SymmetricMemory(Heap(8, PlainWindow, lambda: 0), 1.0)
     memory = transport.take(schedule, rank_part(schedule, 0), CPU)
-    transport.open(1, memory, HostStreams())
+    transport.open(1, memory, Streams())
     with pytest.raises(RunError, match=r"2 channels need 4 signals .* has 2: call set_signal_pad_size"):
-        transport.open(2, memory, HostStreams())
+        transport.open(2, memory, Streams())
 
 
 # ------------------------------------------------------------------------------------------------ torch, and refusals
@@ -387,7 +387,7 @@ def test_a_message_is_copied_to_where_its_peer_receives_it() -> None:
     memory = transport.take(schedule, rank_part(schedule, 0), CPU)
     (place,) = transport._heap.addresses
     transport._heap.addresses[place] = {(1, 0): (40, 8)}
-    transport.open(1, memory, HostStreams())
+    transport.open(1, memory, Streams())
     transport.receive([])
     transport.send([Message(1, 0, memory[:3]), Message(1, 0, memory[3:8])])
     assert copies == [(1, 40, 3), (1, 8, 5)]

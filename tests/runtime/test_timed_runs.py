@@ -13,13 +13,13 @@ import torch.distributed as dist
 from runtime.executor import executor as executor_module
 from runtime.executor.executor import Executor
 from runtime.executor.loopback import Board, Loopback
-from runtime.executor.streams import CudaStreams, HostStreams, Mark
+from runtime.executor.streams import CudaStreams, Mark, Streams
 from runtime.executor.views import Views
 from runtime.protocol.jobs import MeasureCompute, RunSchedule
-from runtime.protocol.records import Computed, RankRecord, Received, Sent, duration_s, merge_records
+from runtime.protocol.records import Computed, Moved, RankRecord, duration_s, merge_records
 from runtime.ranks import run_job
 from runtime.sequence_parallel.layer import AttentionLayer
-from runtime.trials.patterns import Patterns, PatternTrial
+from runtime.trials.patterns import PatternTrial, PatternWork
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective
@@ -61,12 +61,12 @@ def test_timelines_are_shifted_by_each_ranks_start() -> None:
     (row,) = [row for row in schedule.steps[0].rows() if row[0] == 0]
     (back,) = [row for row in schedule.steps[0].rows() if row[0] == 1]
     first = record(
-        0, "a", 10.0, 4.0, sent=(Sent(0, row[2], 1, row[3:], 0.25),),
-        received=(Received(0, back[2], 1, back[3:], 4.0),),
+        0, "a", 10.0, 4.0, sent=(Moved(0, row[2], 1, row[3:], 0.25),),
+        received=(Moved(0, back[2], 1, back[3:], 4.0),),
         computed=(Computed(0, "k", 0, 1, 1.0, 2.0),),
     )  # fmt: skip
     second = record(
-        1, "a", 13.0, 1.0, sent=(Sent(0, back[2], 0, back[3:], 0.5),), received=(Received(0, row[2], 0, row[3:], 0.75),)
+        1, "a", 13.0, 1.0, sent=(Moved(0, back[2], 0, back[3:], 0.5),), received=(Moved(0, row[2], 0, row[3:], 0.75),)
     )
     times = {(e.rank, e.kind): (e.start_s, e.end_s) for e in merge_records([first, second], schedule, "m").events}
     assert times[0, "send"] == (0.25, 3.75)
@@ -87,7 +87,7 @@ def test_nothing_of_the_host_is_between_barrier_and_start(fake_group: None) -> N
             done.append("load")
             return 0.0
 
-    class Streams(HostStreams):
+    class Marked(Streams):
         def begin(self) -> None:
             done.append("begin")
             super().begin()
@@ -100,7 +100,7 @@ def test_nothing_of_the_host_is_between_barrier_and_start(fake_group: None) -> N
     barrier = run_job.barrier
     with (
         patch.object(executor_module, "BusyShare", Busy),
-        patch.object(run_job, "streams_for", lambda device, timed: Streams()),
+        patch.object(run_job, "streams_for", lambda device, timed: Marked()),
         patch.object(run_job, "barrier", lambda progress: (barrier(progress), done.append("barrier"))),
         patch.object(PatternTrial, "check", lambda self: done.append("check")),
     ):
@@ -146,7 +146,7 @@ def test_contents_are_made_once_for_all_repeats(fake_group: None) -> None:
     """Repeats follow each other: patterns are drawn by the host, which takes long."""
     schedule = collective("ring", full_mesh(8), 1000)
     with (
-        patch.object(Patterns, "initial", autospec=True, side_effect=Patterns.initial) as made,
+        patch.object(PatternWork, "complete", autospec=True, side_effect=PatternWork.complete) as made,
         patch.object(PatternTrial, "check"),
     ):
         run_job.perform(RunSchedule(schedule, "batched", repeats=5, warm_ups=1), 10.0, lambda _: None)

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from runtime.executor import transports
 from runtime.executor.executor import Executor
-from runtime.executor.messages import LostPeer, Message, Wait
-from runtime.executor.streams import HostStreams, Streams
+from runtime.executor.messages import LostPeer, Message, Transport, Wait
+from runtime.executor.streams import Streams
 from runtime.executor.sums import Parts
-from runtime.executor.transports import AllToAll, Batched, OrdinaryMemory, PointToPoint, wait_for
+from runtime.executor.transports import AllToAll, Batched, PointToPoint, wait_for
 from runtime.executor.views import Views
 from runtime.protocol.jobs import Job, RunSchedule
 from runtime.ranks import run_job
@@ -33,7 +33,7 @@ LOST = [dist.DistBackendError("NCCL error: remote process exited"), dist.DistNet
 GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 
 
-class Failing(OrdinaryMemory):
+class Failing(Transport):
     """A transport of whole steps that fails at a moment: ``receive``, ``send`` or ``wait``."""
 
     receives_ahead, whole_steps, channels = 0, True, False
@@ -63,7 +63,7 @@ class Failing(OrdinaryMemory):
 def run(transport: Failing) -> None:
     schedule = collective("ring", full_mesh(3), 64)
     executor = Executor(schedule, 1, transport, PatternWork(schedule, 1, checked=False), as_bytes=True)
-    executor.prepare(HostStreams())
+    executor.prepare(Streams())
     executor.run()
 
 
@@ -93,7 +93,7 @@ def test_of_messages_posted_together_the_lost_one_is_named(monkeypatch: pytest.M
         return posted
 
     world = SimpleNamespace(recv=post("recv"), send=post("send"))
-    monkeypatch.setattr(transports, "dist", SimpleNamespace(group=SimpleNamespace(WORLD=world), DistError=OSError))
+    monkeypatch.setattr(transports, "group_of", lambda group: world)
     executor = Executor(collective("direct", full_mesh(4), 8), 1, PointToPoint(1.0, None, CPU))
 
     def run() -> None:
@@ -119,7 +119,7 @@ def test_a_kernel_without_memory_names_no_peer() -> None:
 
     schedule = attention("ring-attention", full_mesh(2), Workload(8, heads=1, head_dim=2))
     executor = Executor(schedule, 0, Failing("", OUR_OWN[0]), NoMemory())  # type: ignore[arg-type]
-    executor.prepare(HostStreams())
+    executor.prepare(Streams())
     with pytest.raises(torch.OutOfMemoryError):
         executor.run()
 
@@ -167,6 +167,7 @@ def test_what_transports_make_of_errors(
     monkeypatch.setattr(transports, "orders_launches", lambda: False)
     fake = FakeDist(error, in_wait)
     monkeypatch.setattr(transports, "dist", fake)
+    monkeypatch.setattr(transports, "group_of", lambda group: fake.group.WORLD)
     monkeypatch.setattr(transports, "_coalescing_manager", fake.coalesce)
     monkeypatch.setattr(torch, "empty", lambda *sizes, device=None, **options: torch.zeros(*sizes, **options))
     transport, message = make(1.0, None, device), Message(1, 0, torch.zeros(1, dtype=torch.uint8))
@@ -194,7 +195,7 @@ def test_a_job_without_memory_names_its_own_rank(monkeypatch: pytest.MonkeyPatch
     def fail(job: Job, *_: object) -> None:
         raise OUR_OWN[0]
 
-    monkeypatch.setattr(run_job, "_perform", fail)
+    monkeypatch.setattr(run_job, "_run_schedule", fail)
     monkeypatch.setattr(run_job.dist, "get_rank", lambda: 5)
     with pytest.raises(RunError, match=r"^rank 5: CUDA out of memory$"):
         run_job.perform(RunSchedule(collective("ring", full_mesh(2), 1), "auto", 1), 1.0, lambda peer: None)

@@ -88,7 +88,7 @@ def test_members_of_a_family(
 ) -> None:
     """Slow rings saturate no link and fast ones do, short messages have other protocols than long ones."""
     profile = load_profile(member[0])
-    machine = profile.member(member[1], "member")
+    machine = profile.machine(member[1], "member")
     assert machine is not None
     schedule = library_schedule(name, machine.topology, 2**power)
     run = RepeatedRun(schedule, machine)

@@ -183,17 +183,19 @@ def test_one_at_a_time_has_both_ends_and_all_others_as_they_are() -> None:
     def times_of(logs: Logs) -> Times:
         return {"one": math.exp(2 * logs.get("c0", 0.0) - logs.get("c1", 0.0)), "two": 1.2}
 
-    effects = one_at_a_time(_factors(0.1, 0.3), times_of)
-    assert [(effect.at_low["one"], effect.at_high["one"]) for effect in effects] == [
+    def both(schedules: list[str], *widths: float) -> list[dict[str, Any]]:
+        found = one_at_a_time(_factors(*widths), times_of, times_of({}), schedules)
+        return sorted(found, key=lambda each: each["constant"])
+
+    assert [(each["value_at_low"], each["value_at_high"]) for each in both(["one"], 0.1, 0.3)] == [
         (math.exp(-0.2), math.exp(0.2)),
         (math.exp(0.3), math.exp(-0.3)),
     ]
     for schedules in (["one"], ["one", "two"]):
-        assert [effect.size(times_of({}), schedules) for effect in effects] == pytest.approx([0.2, 0.3])
+        assert [each["effect"] for each in both(schedules, 0.1, 0.3)] == pytest.approx([0.2, 0.3])
     # exp(0.2) and exp(0.3) are more than 1.2, exp(0.1) is less
-    assert [effect.changes_fastest(times_of({})) for effect in effects] == [True, True]
-    (small,) = one_at_a_time(_factors(0.05), times_of)
-    assert not small.changes_fastest(times_of({}))
+    assert [each["changes_fastest"] for each in both(["one"], 0.1, 0.3)] == [True, True]
+    assert not both(["one"], 0.05)[0]["changes_fastest"]
 
 
 def test_sobol_indices_of_a_linear_answer() -> None:
@@ -202,15 +204,15 @@ def test_sobol_indices_of_a_linear_answer() -> None:
     found, _ = sobol(factors, lambda logs: sum(a * logs[f"c{k}"] for k, a in enumerate(weights)), 1024, 7)
     variances = [(weight * each.high) ** 2 for weight, each in zip(weights, factors, strict=True)]
     shares = [each / sum(variances) for each in variances]
-    assert [each.first for each in found] == pytest.approx(shares, abs=0.02)
-    assert [each.total for each in found] == pytest.approx(shares, abs=0.02)
+    assert [each["first"] for each in found] == pytest.approx(shares, abs=0.02)
+    assert [each["total"] for each in found] == pytest.approx(shares, abs=0.02)
 
 
 def test_sobol_tells_an_interaction_from_what_a_factor_does_alone() -> None:
     """Of a product of two symmetric factors neither does anything alone, and both do all together."""
     found, _ = sobol(_factors(0.1, 0.1), lambda logs: logs["c0"] * logs["c1"], 1024, 7)
-    assert [each.first for each in found] == pytest.approx([0, 0], abs=0.1)
-    assert [each.total for each in found] == pytest.approx([1, 1], abs=0.1)
+    assert [each["first"] for each in found] == pytest.approx([0, 0], abs=0.1)
+    assert [each["total"] for each in found] == pytest.approx([1, 1], abs=0.1)
 
 
 @pytest.mark.parametrize("seeds", [(3, 3, 4), (0, 0, 1)])
@@ -223,7 +225,7 @@ def test_equal_seeds_give_equal_indices(seeds: tuple[int, ...]) -> None:
 
 def test_an_answer_that_nothing_moves_has_indices_of_zero() -> None:
     found, answers = sobol(_factors(0.1), lambda logs: 2.0, 8, 0)
-    assert [(each.first, each.total) for each in found] == [(0.0, 0.0)]
+    assert [(each["first"], each["total"]) for each in found] == [(0.0, 0.0)]
     assert set(answers) == {2.0}
     assert sobol([], lambda logs: 2.0, 8, 0)[0] == []
 

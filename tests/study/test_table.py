@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tasp_lab.core.errors import StudyError
+from tasp_lab.core.tables import csv_text
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.table import table
@@ -100,7 +101,7 @@ def test_rows_are_sorted_by_a_column_and_cut(study: StudyFolder) -> None:
 
 def test_a_table_is_csv_too(study: StudyFolder) -> None:
     shown = table(study)
-    read = list(csv.DictReader(io.StringIO(shown.to_csv())))
+    read = list(csv.DictReader(io.StringIO(csv_text(shown.records()))))
     assert [float(line["time_s"]) for line in read] == [winner["time_s"] for winner in shown.records()]
     assert [line["too_close"].split() for line in read] == [winner["too_close"] for winner in shown.records()]
 

@@ -18,7 +18,6 @@ from runtime.executor import transports
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Group as ProcessGroup
 from runtime.executor.messages import Message, Transport, Wait
-from runtime.executor.transports import OrdinaryMemory
 from runtime.trials.patterns import PatternWork
 from tasp_lab.schedule.schedule import Schedule
 from tests.support.simulated_nccl import AllToAllCall, Group, NcclError, Operation
@@ -134,7 +133,7 @@ class _Library:
         return _Done()
 
 
-class _Recorder(OrdinaryMemory):
+class _Recorder(Transport):
     """Passes the messages of a rank on to a transport, and keeps those that it passed on before each all-to-all."""
 
     receives_ahead = 0
@@ -218,7 +217,11 @@ class _Record:
 
 def _record(schedule: Schedule, rank: int, make_transport: MakeTransport) -> _Record:
     library = _Library(schedule.world_size)
-    with patch.object(transports, "dist", library), patch.object(transports, "call_peers", library.call_peers):
+    with (
+        patch.object(transports, "dist", library),
+        patch.object(transports, "group_of", lambda group: group or library.group.WORLD),
+        patch.object(transports, "call_peers", library.call_peers),
+    ):
         recorder = _Recorder(make_transport(1.0, None, torch.device("cpu")), library)
         executor = Executor(schedule, rank, recorder, PatternWork(schedule, rank, checked=False), as_bytes=True)
         executor.prepare()

@@ -27,7 +27,8 @@ from tasp_lab.cli.options import (
 from tasp_lab.cli.outputs import check_outputs, write_picture
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.progress import on_one_line, print_progress
-from tasp_lab.core.tables import Table
+from tasp_lab.core.report import View
+from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_bandwidth, format_time
 
 if TYPE_CHECKING:
@@ -70,16 +71,14 @@ def _list_catalogue(json: bool) -> None:
     from tasp_lab.machines.profile import profile_names
     from tasp_lab.topology.expressions import expression_forms
 
-    machines = [(each, load_machine(each, library="ideal")) for each in catalogue_names()]
-    if json:
-        print_json({"topologies": [
-            {"name": each, "world_size": m.topology.world_size, "summary": m.summary} for each, m in machines
-        ]})  # fmt: skip
-        return
-    rows = [(each, str(m.topology.world_size), m.summary) for each, m in machines]
-    print_parts([Table("machines", ("name", "ranks", "summary"), rows, (0, 2))])
-    print(f"families, with any number of nodes: {', '.join(f'{each}-NODESxRANKS' for each in profile_names())}")
-    print(f"expressions: {', '.join(expression_forms().values())}")
+    machines = [load_machine(each, library="ideal") for each in catalogue_names()]
+    rows = [{"name": m.topology.name, "world_size": m.topology.world_size, "summary": m.summary} for m in machines]
+    parts: list[Part] = [
+        *Table.of("machines", rows, {"name": "{name}", "ranks": "{world_size}", "summary": "{summary}"}, (0, 2)),
+        f"families, with any number of nodes: {', '.join(f'{each}-NODESxRANKS' for each in profile_names())}",
+        f"expressions: {', '.join(expression_forms().values())}",
+    ]
+    tell(View({"topologies": rows}, rows, parts), json)
 
 
 @topologies.command(name="import")
@@ -180,15 +179,10 @@ def list_profiles(*, json: Json = False) -> None:
     """
     from tasp_lab.machines.profile import load_profile, profile_names
 
-    profiles = [load_profile(name) for name in profile_names()]
-    if json:
-        print_json({"profiles": [
-            {"name": p.name, "summary": p.summary, "library": p.library, "ranks_per_node": p.ranks_per_node}
-            for p in profiles
-        ]})  # fmt: skip
-        return
-    rows = [(p.name, p.library, str(p.ranks_per_node), p.summary) for p in profiles]
-    print_parts([Table("profiles", ("family", "library", "ranks per node", "summary"), rows, (0, 1, 3))])
+    names = ("name", "summary", "library", "ranks_per_node")
+    rows = [{name: getattr(load_profile(each), name) for name in names} for each in profile_names()]
+    columns = {"family": "{name}", "library": "{library}", "ranks per node": "{ranks_per_node}", "summary": "{summary}"}
+    tell(View({"profiles": rows}, rows, Table.of("profiles", rows, columns, (0, 1, 3))), json)
 
 
 @profile.command(name="show")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -148,40 +148,38 @@ def calibrate(
     Example: tasp-lab calibrate full-mesh:4 --fabric emulated --output my.json
     """
     from tasp_lab.measure.calibrate import calibrate as calibrate_files
+    from tasp_lab.measure.calibrate import leave_one_out
     from tasp_lab.prediction.inputs import wires
     from tasp_lab.validation.fabrics import measure_fabric
 
+    of_files: dict[str, Any] = {"profile": profile, "fit": fit, "algorithm": algorithm, "in_place": in_place}
     if judge:
-        _check_judge(
-            {
-                "fabric": fabric,
-                "scale": scale,
-                "output": output,
-                "backend": backend != "auto",
-                "kernels": kernels,
-                "force": force,
-            }
-        )
-        _judge(measurements, profile, fit, algorithm, in_place, json)
+        others = {"fabric": fabric, "scale": scale, "output": output, "backend": backend != "auto", "kernels": kernels,
+                  "force": force}  # fmt: skip
+        if unused := [f"--{option}" for option, value in others.items() if value]:
+            raise QuantityError(f"{', '.join(unused)}: not with --judge, which writes no profile and runs no ranks")
+        tell(leave_one_out(*measurements, **of_files, progress=print_progress), json)
         return
     if force and (output is None or fabric is not None):
         raise QuantityError("--force: for a fit to files that --output writes")
     _check_output((*measurements, *kernels), output, (".toml",) if fabric is None else (".toml", ".json"))
     if kernels:
-        others = {"measurements": measurements, "--fit": fit, "--algorithm": algorithm, "--fabric": fabric}
-        _fit_kernel(kernels, profile, [name for name, value in others.items() if value], output, force, json)
+        from tasp_lab.measure.calibrate_kernels import calibrate_kernels
+
+        not_taken = {"measurements": measurements, "--fit": fit, "--algorithm": algorithm, "--fabric": fabric}
+        if unused := [name for name, value in not_taken.items() if value]:
+            raise QuantityError(f"{unused[0]}: not with --kernels, which takes tables of kernel times only")
+        kernel = calibrate_kernels(kernels, profile, print_progress)
+        _finish(kernel, output, json, partial(kernel.save, force=force), "kernel")
         return
     if fabric is None:
         given = {"scale": scale is not None, "backend": backend != "auto"}
         if unused := [name for name, value in given.items() if value]:
             raise QuantityError(f"{unused[0]}: applies to a fabric only")
-        fitted = calibrate_files(
-            *measurements, profile=profile, fit=fit, algorithm=algorithm, in_place=in_place, progress=print_progress
-        )
+        fitted = calibrate_files(*measurements, **of_files, progress=print_progress)
         _finish(fitted, output, json, partial(fitted.save, force=force), "profile")
         return
-    of_files = {"profile": profile, "fit": fit, "algorithm": algorithm, "in-place": in_place}
-    if unused := [name for name, value in of_files.items() if value]:
+    if unused := [name.replace("_", "-") for name, value in of_files.items() if value]:
         raise QuantityError(f"{', '.join(unused)}: for measurements in files only, not with a fabric")
     if len(measurements) != 1:
         raise QuantityError(f"fabric {fabric}: {len(measurements)} machines, expected one")
@@ -200,34 +198,6 @@ def _finish(found: Report, output: Path | None, json: bool, save: Callable[[Path
         print_json(found.to_dict() | {"output": None if output is None else str(output)})
     elif output is not None:
         print_progress(f"{what}: {output}")
-
-
-def _check_judge(given: Mapping[str, object]) -> None:
-    if unused := [f"--{option}" for option, value in given.items() if value]:
-        raise QuantityError(f"{', '.join(unused)}: not with --judge, which writes no profile and runs no ranks")
-
-
-def _judge(
-    measurements: Sequence[str], profile: str | None, fit: Sequence[str], algorithm: str | None, in_place: bool,
-    json: bool,
-) -> None:  # fmt: skip
-    from tasp_lab.measure.leave_one_out import leave_one_out
-
-    found = leave_one_out(
-        *measurements, profile=profile, fit=fit, algorithm=algorithm, in_place=in_place, progress=print_progress
-    )
-    tell(found, json)
-
-
-def _fit_kernel(
-    tables: Sequence[str], profile: str | None, others: Sequence[str], output: Path | None, force: bool, json: bool
-) -> None:
-    from tasp_lab.measure.calibrate_kernels import calibrate_kernels
-
-    if others:
-        raise QuantityError(f"{others[0]}: not with --kernels, which takes tables of kernel times only")
-    found = calibrate_kernels(tables, profile, print_progress)
-    _finish(found, output, json, partial(found.save, force=force), "kernel")
 
 
 def _check_output(measurements: Sequence[str], output: Path | None, endings: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""``tasp-lab predict``, ``compare`` and ``step``: simulated times of some schedules, all schedules, and whole steps."""
+"""``tasp-lab predict``, ``compare``, ``search`` and ``step``: simulated times of schedules, and of whole steps."""
 
 from __future__ import annotations
 
@@ -194,11 +194,11 @@ def compare(
         ]
         if validate:
             from tasp_lab.machines.overrides import overridden_layer
-            from tasp_lab.validation.fabric_runs import FabricRuns
+            from tasp_lab.validation.fabric_runs import check_best, run_best
 
-            runs = FabricRuns(validate, fabric, scale, repeat)
             for each in layers:
-                runs.check(overridden_layer(each, question.overrides), layer.compute)
+                work = overridden_layer(each, question.overrides)
+                check_best(work, layer.compute, validate, fabric, scale, repeat)
         if search is not None:
             from tasp_lab.schedules.registry import layer_names_on
             from tasp_lab.synthesis.search import search as find
@@ -215,7 +215,7 @@ def compare(
             found = comparison.compare_kinds(machine, layers, schedule, **settings)
         else:
             found = comparison.compare(machine, layers[0], schedule, **settings)
-        found = runs.run(found, shown.line) if validate else found
+        found = run_best(found, validate, fabric, scale, repeat, shown.line) if validate else found
         # What only the output needs is simulated while it is made.
         if csv is not None and found.is_reporter:
             write_rows(found.records(), csv)
@@ -238,6 +238,62 @@ def _compare_collectives(
     if csv is not None:
         write_rows(found.records(), csv)
     tell(found, json, wide=wide)
+
+
+EFFORT = 400
+"""Simulated passes, as in `tasp_lab.synthesis.search`, which help does not import."""
+
+
+def search(
+    topology: TopologyText,
+    /,
+    *,
+    question: PredictionChoice = DEFAULT_PREDICTION,
+    effort: Annotated[
+        int, whole("The most passes that are simulated, besides those of named schedules.", RUN)
+    ] = EFFORT,
+    jobs: Annotated[int, whole("Processes; the result does not depend on their number.", RUN)] = 1,
+    output: Annotated[
+        Path | None,
+        Parameter(
+            group=OUTPUT,
+            show_default=False,
+            help="Write the schedule to this file, such as found.json: a name for --schedule in every command.",
+        ),
+    ] = None,
+    plot: Plot = None,
+    wide: Wide = False,
+    json: Json = False,
+) -> None:
+    """Find an attention schedule for a layer that is faster than all that have a name.
+
+    Example: tasp-lab search h100-2x8 --seq 64Ki --kv-heads 8 --mask causal --pass both --output found.json
+
+    Example: tasp-lab predict h100-2x8 --schedule found.json --seq 64Ki --kv-heads 8 --mask causal --pass both
+    """
+    from tasp_lab.prediction.captions import caption
+    from tasp_lab.synthesis.search import search as find
+
+    if output is not None:
+        check_schedule_file("output", output)
+    check_outputs(trace=None, plot=plot, topology=topology)
+    with limited_memory(), Progress(lines_only=True) as shown:
+        machine, work = question.numbers.load(topology, question.library), question.layer.workload()
+        found = find(machine, work, effort=effort, workers=jobs, progress=shown.line, events=plot is not None,
+                     **question.settings())  # fmt: skip
+        document = found.to_dict() if json else {}
+    if output is not None:
+        found.save(output)
+        shown.line(f"schedule: {output}")
+    if plot is not None:
+        timelines = [each.timeline for each in found.answers]
+        on = found.answer.passes[0].machine
+        title = caption(work, [each.schedule for each in timelines], on.topology, on.comm_library.name)
+        write_timelines(timelines, None, plot, title, [""] * len(timelines))
+    if json:
+        print_json(document)
+    else:
+        print_parts(found.parts(), wide=wide)
 
 
 def step(

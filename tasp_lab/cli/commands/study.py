@@ -167,7 +167,8 @@ def show(
 
     Example: tasp-lab study show longctx --rows schedule --columns seq --where "machine == 'h100-8'" --sort 64Ki
     """
-    from tasp_lab.core.files import check_writable, write_whole
+    from tasp_lab.cli.outputs import write_rows
+    from tasp_lab.core.files import check_writable
     from tasp_lab.study.folder import StudyFolder
     from tasp_lab.study.table import table
 
@@ -177,7 +178,7 @@ def show(
         StudyFolder(folder), split(rows), split(columns), value, where=where, baseline=baseline, sort=sort, limit=limit
     )
     if csv is not None:
-        write_whole(csv, found.to_csv().encode())
+        write_rows(found.rows, csv)
     tell(found, json)
 
 
@@ -335,9 +336,8 @@ def crossover(
     from tasp_lab.study.lookup import points_at, study_at
 
     source = study_at(path)
-    question = crossover_question(
-        source.study.find.get("crossover", {}), along=along, between=between or (), margin=margin, start=from_, end=to
-    )
+    given = {"along": along, "between": between, "margin": margin, "from": from_, "to": to}
+    question = crossover_question(source.study.find.get("crossover", {}), **given)
     with Progress(lines_only=json) as shown:
         points = points_at(source.study.points(), at or "")
         found = find_crossovers(points, question, source.evaluate, shown.line)
@@ -380,17 +380,8 @@ def sensitivity(
     from tasp_lab.study.sensitivity import find_sensitivity, sensitivity_question
 
     asked = study_at(path).study
-    question = sensitivity_question(
-        asked.find.get("sensitivity", {}),
-        of=of,
-        between=between or (),
-        at=at,
-        by=by,
-        top=top,
-        method=method,
-        samples=samples,
-        seed=seed,
-    )
+    given = {"of": of, "between": between, "at": at, "by": by, "top": top, "method": method, "samples": samples}
+    question = sensitivity_question(asked.find.get("sensitivity", {}), seed=seed, **given)
     with Progress(lines_only=json) as shown:
         found = find_sensitivity(one_point_at(asked.points(), question.at), question, asked.baseline, shown.line)
     tell(found, json)
@@ -415,12 +406,13 @@ def validate(
     Example: tasp-lab study validate longctx/ --top 5
     """
     from tasp_lab.study.crossover import crossover_question, crossovers
-    from tasp_lab.study.lookup import points_at, study_in
+    from tasp_lab.study.folder import StudyFolder
+    from tasp_lab.study.lookup import points_at, study_at
     from tasp_lab.study.validation import check_validation, measure_points, nearest
 
     check_validation(folder, top, repeat)
-    source = study_in(folder)
-    question = crossover_question(source.study.find.get("crossover", {}), along=along, between=between or ())
+    source = study_at(StudyFolder(folder).path)
+    question = crossover_question(source.study.find.get("crossover", {}), along=along, between=between)
     with Progress(lines_only=json) as shown:
         points = points_at(source.study.points(), at or "")
         found = crossovers(points, question, source.evaluate, progress=shown.line)

@@ -2,8 +2,8 @@
 
 A file of links (JSON, TOML, CSV) joins a family by its ``profile``. Three formats of tools are recognised by content:
 
-- the matrix of ``nvidia-smi topo -m`` (`tasp_lab.machines.importers.nvidia_smi`),
-- the tables of ``rocm-smi --showtopo`` (`tasp_lab.machines.importers.rocm_smi`),
+- the matrix of ``nvidia-smi topo -m``, and the tables of ``rocm-smi --showtopo``
+  (`tasp_lab.machines.importers.matrices`),
 - the XML that NCCL and RCCL write to ``NCCL_TOPO_DUMP_FILE`` (`tasp_lab.machines.importers.nccl_xml`).
 
 Ranks are the GPUs in the order of the file; in the XML, in the order of its own ranks.
@@ -26,8 +26,9 @@ from typing import Any
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.machines.catalogue import ENDINGS, load_machine
-from tasp_lab.machines.importers import nccl_xml, nvidia_smi, rocm_smi
+from tasp_lab.machines.importers import nccl_xml
 from tasp_lab.machines.importers.assembly import assemble, of_family
+from tasp_lab.machines.importers.matrices import is_nvidia_smi, is_rocm_smi, read_nvidia_smi, read_rocm_smi
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.own_links import machine_of_family
@@ -130,15 +131,15 @@ def _read(text: str, options: Given) -> Survey:
         line = text.count("\n", 0, wrong.start()) + 1
         raise TopologyError(f"line {line}: the character {wrong[0]!a} is no text, expected what a tool printed")
     lines = text.splitlines()
-    is_xml, is_rocm = text.lstrip().startswith("<"), rocm_smi.recognises(lines)
+    is_xml, is_rocm = text.lstrip().startswith("<"), is_rocm_smi(lines)
     if options.nvswitch is not None and (is_xml or is_rocm):
         raise TopologyError("nvswitch was given, but only a matrix of nvidia-smi leaves open whether there is a switch")
     if is_xml:
         return nccl_xml.read(text, options)
     if is_rocm:
-        return rocm_smi.read(lines, options)
-    if nvidia_smi.recognises(lines):
-        return nvidia_smi.read(lines, options)
+        return read_rocm_smi(lines, options)
+    if is_nvidia_smi(lines):
+        return read_nvidia_smi(lines, options)
     raise TopologyError(
         "the format is unknown, expected the matrix of nvidia-smi topo -m, the tables of rocm-smi --showtopo, "
         "or the XML of NCCL_TOPO_DUMP_FILE"

@@ -148,7 +148,7 @@ def of_family(survey: Survey, machine: Machine, family: str, nodes: int, *, rail
     found = Parameters.of_constants([*_link_constant(survey, links), *_nic_constants(survey)])
     parameters = Parameters([machine.parameters["wiring"], *found.values()])
     stated = with_stated(profile, parameters.values())
-    plain = stated.machine(nodes, gpus, rails=rails, name=machine.topology.name, library="ideal").topology
+    plain = stated.machine(f"{nodes}x{gpus}" + "-rails" * rails, machine.topology.name, "ideal").topology
     rate = stated.parameters.numbers.get("nic_bandwidth", 0.0)
     topology = _with_nics(plain, survey, _rates(survey, rate), stated)
     return machine_of_family(

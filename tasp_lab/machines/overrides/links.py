@@ -145,11 +145,6 @@ class Place:
     links: str
     quantity: str
 
-    def ranks(self, topology: Topology) -> list[int]:
-        """The ranks of the place; none if the topology has no such node or rank."""
-        places = topology.node_of_rank if self.kind == "node" else range(topology.world_size)
-        return [rank for rank, place in enumerate(places) if place == self.number]
-
 
 def place_of(name: str) -> Place | None:
     """The place that a name means; None for other names.
@@ -167,7 +162,8 @@ def place_of(name: str) -> Place | None:
 
 def ranks_of(topology: Topology, place: Place, override: Override) -> list[int]:
     """The ranks of a place. Raises `OverrideError` if there are none."""
-    ranks = place.ranks(topology)
+    places = topology.node_of_rank if place.kind == "node" else range(topology.world_size)
+    ranks = [rank for rank, at in enumerate(places) if at == place.number]
     if not ranks:
         last = topology.world_size - 1 if place.kind == "rank" else max(topology.node_of_rank)
         raise OverrideError(f"override {override}: {topology.name} has {place.kind}s 0 to {last}")

@@ -19,7 +19,6 @@ from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.libraries.library import TcpLibrary
 from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machine
-from tasp_lab.machines.overrides.layer import LAYER_NAMES
 from tasp_lab.machines.overrides.links import (
     FIELDS,
     SPINE,
@@ -36,6 +35,7 @@ from tasp_lab.machines.overrides.links import (
 from tasp_lab.machines.overrides.override import (
     COMPUTE,
     LAYER,
+    LAYER_NAMES,
     Override,
     constant_name,
     has_nics,

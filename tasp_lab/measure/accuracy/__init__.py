@@ -4,7 +4,6 @@ A table is never used to fit the constants that predict it: these are from docum
 is a module for each kind of table, `collective`, `layer` and `kernel`, which predicts it, and one report for all.
 """
 
-from tasp_lab.measure.accuracy.collective import message_parts
 from tasp_lab.measure.accuracy.report import AccuracyReport, accuracy, evaluate, own_tables
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
 
@@ -14,6 +13,5 @@ __all__ = [
     "TableAccuracy",
     "accuracy",
     "evaluate",
-    "message_parts",
     "own_tables",
 ]

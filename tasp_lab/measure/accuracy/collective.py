@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from sim.array import engine as array_engine
 from sim.array.path import critical_parts
 from sim.bounds.least import check_time
 from sim.library_calls import library_call
-from sim.messages import LibraryMessages
 from sim.simulate import times_on
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
@@ -24,12 +23,8 @@ from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.interval import Interval
 from tasp_lab.prediction.uncertainty import Uncertainty
-from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
 from tasp_lab.timeline.critical_path import kind_of
-
-MAX_EXPLAINED = 20_000
-"""With more transfers the longest of the first messages stands for all, as if its sender were alone."""
 
 
 def evaluate_collective(table: MeasuredTable, sampling: Sampling = NO_SAMPLES, library: str = "auto") -> TableAccuracy:
@@ -52,8 +47,7 @@ def evaluate_collective(table: MeasuredTable, sampling: Sampling = NO_SAMPLES, l
     for row, schedule in zip(measured, schedules, strict=True):
         counts = row.size_bytes >= table.from_size_bytes
         run = array_engine.run(schedule, machine)
-        few = schedule.transfers <= MAX_EXPLAINED
-        parts = (critical_parts(run) if few else message_parts(schedule, machine)) if counts else []
+        parts = critical_parts(run) if counts else []
         times_s.append(run.time_s)
         check_time(schedule, machine, run.time_s)
         whole_s = sum(seconds for _, seconds in parts)
@@ -87,34 +81,6 @@ def size_row(
         measured_s, predicted_s, reason, shape={"size_bytes": size_bytes}, interval=interval, size_bytes=size_bytes,
         in_sample_s=in_sample_s,
     )  # fmt: skip
-
-
-def message_parts(schedule: Schedule, machine: Machine) -> list[tuple[str, float]]:
-    """The parts of the time of the longest of the first messages, in seconds, beside those of its sender alone."""
-    step, topology = schedule.steps[0], machine.topology
-    capacity = [float(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints]
-    longest: list[tuple[str, float]] = []
-    library, size_bytes = LibraryMessages(schedule, machine.comm_library), schedule.block_bytes[step.block]
-    messages, kinds = library.kinds(0, step.source, step.destination, size_bytes)
-    for kind, message in enumerate(messages):
-        at = int((kinds == kind).argmax())
-        source = int(step.source[at])
-        route = topology.route(source, int(step.destination[at]))
-        sent = step.destination[step.source == source].tolist()
-        users = Counter(each for peer in sent for each in topology.route(source, peer).constraints)
-        share = {each: capacity[each] / users[each] for each in route.constraints}
-        narrowest = min(share, key=lambda constraint: (share[constraint], constraint))
-        most = message.max_bytes_per_s
-        limited = most is not None and most < share[narrowest]
-        rate = float(most) if most is not None and limited else share[narrowest]
-        what = message.rule if limited else topology.constraints[narrowest].name
-        parts = [
-            ("launch", float(message.launch_s)),
-            (what, float(message.wire_bytes) / rate),
-            ("latency", float(message.latency_s + route.latency_s)),
-        ]
-        longest = max(longest, parts, key=lambda each: sum(seconds for _, seconds in each))
-    return longest
 
 
 def _mismatch(table: MeasuredTable, machine: Machine | None) -> str:

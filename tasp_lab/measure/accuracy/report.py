@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import get_args, overload
+from typing import Any, get_args, overload
 
 from tasp_lab.core.errors import TableError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, no_progress, on_one_line
@@ -44,41 +44,29 @@ from tasp_lab.measure.scores import mean
 from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """A regime: its rows, the share of them inside their intervals of 90 %, and the mean ratio of high to low ends."""
-
-    regime: str
-    rows: int
-    inside: float
-    high_over_low: float
-
-
-def coverage_of(tables: Iterable[TableAccuracy]) -> tuple[Coverage, ...]:
-    """The coverage of the rows that count, by regime, and of all together where there are several regimes."""
+def coverage_of(tables: Iterable[TableAccuracy]) -> list[dict[str, Any]]:
+    """By regime, and of all together where there are several: ``rows`` that count, the share of them ``inside`` their
+    intervals of 90 %, and the mean ratio of high to low ends.
+    """
     by_regime: defaultdict[str, list[tuple[bool, float]]] = defaultdict(list)
     for row in (row for table in tables for row in table.rows if row.in_scope):
         if row.interval is not None:
             inside = bool(is_inside(row))
             by_regime[str(row.interval.residual.asked)].append((inside, row.interval.high_s / row.interval.low_s))
-    regimes = [_coverage(regime, rows) for regime, rows in sorted(by_regime.items())]
-    everything = [each for rows in by_regime.values() for each in rows]
-    return tuple([*regimes, _coverage("all", everything)] if len(regimes) > 1 else regimes)
+    groups = sorted(by_regime.items())
+    if len(groups) > 1:
+        groups.append(("all", [each for rows in by_regime.values() for each in rows]))
+    found = []
+    for regime, rows in groups:
+        inside_of, widths = zip(*rows, strict=True)
+        shares = {"inside": sum(inside_of) / len(rows), "high_over_low": sum(widths) / len(rows)}
+        found.append({"regime": regime, "rows": len(rows), **shares})
+    return found
 
 
-def _coverage(regime: str, rows: list[tuple[bool, float]]) -> Coverage:
-    inside, widths = zip(*rows, strict=True)
-    return Coverage(regime, len(rows), sum(inside) / len(rows), sum(widths) / len(rows))
-
-
-def coverage_parts(coverages: Iterable[Coverage]) -> list[Part]:
-    """A table of coverage; nothing without intervals."""
-    columns = {
-        "regime": "{regime}", "rows": "{rows}", "inside": "{inside:.0%}", "high over low": "{high_over_low:.2f}",
-    }  # fmt: skip
-    return [*Table.of("measured times inside intervals of 90 %", map(vars, coverages), columns)]
-
-
+COVERAGE_COLUMNS: Formats = {
+    "regime": "{regime}", "rows": "{rows}", "inside": "{inside:.0%}", "high over low": "{high_over_low:.2f}",
+}  # fmt: skip
 COLLECTIVE_COLUMNS: Formats = {
     "table": "{name}", "profile": "{profile}", "collective": "{what}", "ranks": "{ranks}", "sizes": "{count}",
     "mean error": "{mean_relative_error:.1%}", "worst": "{worst_relative_error:.1%}", "bias": "{bias:+.1%}",
@@ -131,31 +119,14 @@ def _row(table: TableAccuracy) -> dict[str, object]:
     }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Collectives predicted without constants from tables of the same system: tables, or parts of them, of one kind.
+def left_out_of(tables: Iterable[TableAccuracy]) -> list[dict[str, Any]]:
+    """Collectives predicted without constants from tables of the same system: of all, inside one domain, and there by
+    collective, size and generation; by system or source.
 
-    Parameters
-    ----------
-    what : the kind: a collective, a class of sizes, a generation, a system or source, or all.
-    tables, rows : how many.
-    median_of_mean_relative_errors : over tables.
-    in_sample : the same with the constants of the same system, too.
-    inside : the share of rows inside their intervals; None without intervals.
-    interval_score : the mean score of their intervals (`tasp_lab.measure.scores.Span`).
+    Each row has how many ``tables`` or parts of them and ``rows``, over tables the ``median_of_mean_relative_errors``
+    and the same ``in_sample``, with the constants of the same system, too, the share of rows ``inside`` their intervals
+    and the mean ``interval_score`` of these (`tasp_lab.measure.scores.Span`), None without intervals.
     """
-
-    what: str
-    tables: int
-    rows: int
-    median_of_mean_relative_errors: float
-    in_sample: float
-    inside: float | None
-    interval_score: float | None
-
-
-def left_out_of(tables: Iterable[TableAccuracy]) -> tuple[LeftOut, ...]:
-    """The errors of collectives, of all, inside one domain, and there by collective, size and generation; by source."""
     groups: dict[str, list[list[MeasuredRow]]] = {}
     for table in (each for each in tables if isinstance(each.table, MeasuredTable) and each.in_scope):
         rows = [row for row in table.rows if row.in_scope]
@@ -172,7 +143,7 @@ def left_out_of(tables: Iterable[TableAccuracy]) -> tuple[LeftOut, ...]:
                 groups.setdefault(name, []).append(chosen)
     order = ("all", "inside one domain", *COLLECTIVES, *SIZE_CLASSES, *get_args(Generation))
     ranked = [name for name in order if name in groups]
-    return tuple(_left_out(name, groups[name]) for name in [*ranked, *sorted(groups.keys() - {*ranked})])
+    return [_left_out(name, groups[name]) for name in [*ranked, *sorted(groups.keys() - {*ranked})]]
 
 
 SIZE_CLASSES = ("up to 64 KiB", "64 KiB to 16 MiB", "16 MiB and more")
@@ -183,7 +154,7 @@ def size_class(row: MeasuredRow) -> str:
     return SIZE_CLASSES[0 if row.size_bytes <= 2**16 else 1 if row.size_bytes < 2**24 else 2]
 
 
-def _left_out(what: str, parts: Sequence[Sequence[MeasuredRow]]) -> LeftOut:
+def _left_out(what: str, parts: Sequence[Sequence[MeasuredRow]]) -> dict[str, Any]:
     rows = [row for of_table in parts for row in of_table]
     spans = [span for row in rows if (span := span_of(row)) is not None]
     in_sample = [[replace(row, predicted_s=row.in_sample_s or row.predicted_s) for row in part] for part in parts]
@@ -191,18 +162,22 @@ def _left_out(what: str, parts: Sequence[Sequence[MeasuredRow]]) -> LeftOut:
         median(sum(abs(row.relative_error or 0.0) for row in part) / len(part) for part in each)
         for each in (parts, in_sample)
     )
-    inside, score = mean([each.is_inside for each in spans]), mean([each.score for each in spans])
-    return LeftOut(what, len(parts), len(rows), without, with_own, inside, score)
+    return {
+        "what": what,
+        "tables": len(parts),
+        "rows": len(rows),
+        "median_of_mean_relative_errors": without,
+        "in_sample": with_own,
+        "inside": mean([each.is_inside for each in spans]),
+        "interval_score": mean([each.score for each in spans]),
+    }
 
 
-def left_out_parts(found: Sequence[LeftOut]) -> list[Part]:
-    """A table of errors of systems that were left out; nothing without collectives."""
-    columns = {
-        "collectives": "{what}", "tables": "{tables}", "rows": "{rows}",
-        "mean error": "{median_of_mean_relative_errors:.1%}", "inside": "{inside:.0%}",
-        "interval score": "{interval_score:.2f}", "in sample": "{in_sample:.1%}",
-    }  # fmt: skip
-    return [*Table.of("collectives, each system predicted without its own tables", map(vars, found), columns)]
+LEFT_OUT_COLUMNS: Formats = {
+    "collectives": "{what}", "tables": "{tables}", "rows": "{rows}",
+    "mean error": "{median_of_mean_relative_errors:.1%}", "inside": "{inside:.0%}",
+    "interval score": "{interval_score:.2f}", "in sample": "{in_sample:.1%}",
+}  # fmt: skip
 
 
 def _line(tables: Sequence[TableAccuracy], kind: Kind) -> str:
@@ -250,21 +225,16 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return median(means) if means else None
 
     @property
-    def coverage(self) -> tuple[Coverage, ...]:
+    def coverage(self) -> list[dict[str, Any]]:
         """How many measured times intervals hold, regime by regime."""
         return coverage_of(self.tables)
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """The errors of collectives whose system's own tables gave no constant."""
-        return left_out_of(self.tables)
 
     def to_dict(self) -> dict[str, object]:
         decisions = {name: found.figures for name, found in decisions_of(self.tables).items()}
         return {
-            "left_out": list(map(asdict, self.left_out)),
+            "left_out": left_out_of(self.tables),
             "median_relative_error": self.median_relative_error,
-            "coverage": list(map(asdict, self.coverage)),
+            "coverage": self.coverage,
             "decisions": decisions.pop("all"),
             "decisions_by_source": decisions,
             "tables": [self._table(table) for table in self.tables],
@@ -281,10 +251,14 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return [flat(table.to_dict()) for table in self.tables]
 
     def parts(self) -> list[Part]:
+        left_out = "collectives, each system predicted without its own tables"
         return [
-            *left_out_parts(self.left_out), *parts_of(self.tables), *decision_parts(self.tables),
-            *coverage_parts(self.coverage), *self.notes,
-        ]  # fmt: skip
+            *Table.of(left_out, left_out_of(self.tables), LEFT_OUT_COLUMNS),
+            *parts_of(self.tables),
+            *decision_parts(self.tables),
+            *Table.of("measured times inside intervals of 90 %", self.coverage, COVERAGE_COLUMNS),
+            *self.notes,
+        ]
 
 
 def accuracy(

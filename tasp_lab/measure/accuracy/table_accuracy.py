@@ -321,9 +321,7 @@ def machine_for(profile: str, gpus: int, nodes: int, folder: Path | None = None)
 def _named(profile: str, gpus: int, nodes: int) -> Machine:
     if profile in profile_names() or profile.endswith(".toml"):
         size = f"{nodes}x{gpus // nodes}" if nodes > 1 else str(gpus)
-        machine = load_profile(profile).member(size, f"{Path(profile).stem}-{size}")
-        assert machine is not None, "such a size is one"
-        return machine
+        return load_profile(profile).machine(size, f"{Path(profile).stem}-{size}")
     try:
         return load_machine(profile)
     except TaspLabError:

@@ -9,7 +9,7 @@ The error of a row is that which reports show: predicted over measured, less one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,8 +19,7 @@ import numpy as np
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import RejectedFitError
 from tasp_lab.core.files import write_whole
-from tasp_lab.core.report import Report
-from tasp_lab.core.tables import Part
+from tasp_lab.core.report import View
 
 FOLDS = 3
 
@@ -105,15 +104,13 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, repr=False)
-class Fitted(Report, Generic[Result]):
+class Fitted(View, Generic[Result]):
     """Constants that were fitted or measured, and the file that has them.
 
     Parameters
     ----------
-    result : what was fitted.
-    document : the object of ``--json``.
     rows : a row per constant.
-    tables : what the command line prints.
+    result : what was fitted.
     content : the file by the ending of its name; None if there is none.
     acceptances : of each part of the fit, whether it is better than what it replaces.
     notes : what was assumed, or left out.
@@ -121,9 +118,6 @@ class Fitted(Report, Generic[Result]):
     """
 
     result: Result
-    document: Mapping[str, object]
-    rows: Sequence[Mapping[str, object]]
-    tables: Sequence[Part]
     content: Callable[[str], bytes] | None = None
     acceptances: tuple[Acceptance, ...] = ()
     notes: tuple[str, ...] = ()
@@ -141,13 +135,3 @@ class Fitted(Report, Generic[Result]):
             why = "; ".join(each.refusal() for each in self.acceptances if not each.accepted)
             raise RejectedFitError(f"{path}: not written, {why}; --force writes it", self.to_dict() | {"output": None})
         write_whole(Path(path), self.content(Path(path).suffix.lower()))
-
-    def to_dict(self) -> dict[str, object]:
-        return dict(self.document)
-
-    def records(self) -> Sequence[Mapping[str, object]]:
-        """A row per constant."""
-        return self.rows
-
-    def parts(self) -> Sequence[Part]:
-        return self.tables

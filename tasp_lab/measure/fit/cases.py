@@ -150,10 +150,9 @@ def _case(table: MeasuredTable, choice: Choice) -> Case:
         raise TableError(f"{table.name}: {', '.join(reasons)}")
     assert table.collective is not None
     size = _size(table, choice)
-    member = choice.profile.member(size, "")
-    if member is None:
+    if not choice.profile.has(size):
         raise TableError(f"{table.name}: {choice.profile.name} has no size {size!r}, expected one like 8 or 2x8")
-    ranks = member.topology.world_size
+    ranks = choice.profile.machine(size).topology.world_size
     if table.ranks != ranks:
         raise TableError(f"{table.name}: {table.ranks} ranks, but {choice.profile.name}-{size} has {ranks}")
     least = ranks if table.collective != "sendrecv" else 1

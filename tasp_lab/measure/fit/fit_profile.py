@@ -1,9 +1,9 @@
 """Calibration: fit of a profile's constants to one's own measurements.
 
-A *case* is a measured table on a member of the profile's family. Its collective and sizes decide which constants it can
-identify. The identifiable ones (`tasp_lab.measure.fit.robust_fit`) are fitted together to all cases
-(`tasp_lab.measure.fit.robust_fit`). The others keep their values, as do those whose 95 % interval spans more than a
-factor of 4; the report names the measurement that would identify them.
+A *case* is a measured table on a member of the profile's family. Its collective and sizes decide which constants it
+can identify. The identifiable ones are fitted together to all cases (`tasp_lab.measure.fit.robust_fit`). The others
+keep their values, as do those whose 95 % interval spans more than a factor of 4; the report names the measurement that
+would identify them.
 
 The predicting function is an argument: this module does not import the simulator.
 """
@@ -23,7 +23,7 @@ from tasp_lab.machines.constants import CONSTANTS, Traffic
 from tasp_lab.machines.parameters import Change, Parameters, changed
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.fit.cases import Case, file_of, measured
-from tasp_lab.measure.fit.robust_fit import NO_EFFECT, Estimate, Fit, effects_at, fit, not_identifiable
+from tasp_lab.measure.fit.robust_fit import NO_EFFECT, Estimate, effects_at, fit, not_identifiable
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 
@@ -53,18 +53,6 @@ class Finding:
     def width(self) -> float:
         """The ratio of the ends of its interval."""
         return self.high / self.low if self.low else math.inf
-
-
-def fitted(parameters: Parameters, name: str, found: Estimate, origin: str) -> Finding:
-    """The finding of a fitted parameter."""
-    before = parameters.numbers[name]
-    return Finding(name, before, found.value, found.low, found.high, found.identifiable, found.why, origin)
-
-
-def not_fitted(parameters: Parameters, name: str, why: str) -> Finding:
-    """The finding of a parameter that keeps its value."""
-    before = parameters.numbers[name]
-    return Finding(name, before, before, 0.0, math.inf, identifiable=False, why=why)
 
 
 def reasons(findings: Iterable[Finding]) -> str:
@@ -170,7 +158,10 @@ def calibrate(
     start, times_s = profile.parameters, measured(cases)
     before_s = predict(start)
     effects = _effects(start, names, predict)
-    unknown = {name: not_fitted(start, name, why) for name, why in not_identifiable(names, effects).items()}
+    unknown = {
+        name: Finding(name, start.numbers[name], start.numbers[name], 0.0, math.inf, identifiable=False, why=why)
+        for name, why in not_identifiable(names, effects).items()
+    }
     chosen = [name for name in names if name not in unknown]
 
     def distance(tried: Parameters) -> float:
@@ -205,7 +196,7 @@ def _findings(
     while chosen:
         if len(times_s) > len(chosen):
             progress(f"fitting {', '.join(' with '.join(group) for group in chosen)} to {len(times_s)} rows")
-        estimates = _fit(start, begin, chosen, predict, times_s, progress).parameters
+        estimates = _fit(start, begin, chosen, predict, times_s, progress)
         for group in chosen:
             findings |= _of_group(start, group, estimates[group[0]])
         unsure = [group for group in chosen if not findings[group[0]].identifiable]
@@ -222,8 +213,8 @@ def _of_group(start: Parameters, group: Group, found: Estimate) -> dict[str, Fin
     findings = {}
     for name in group:
         ratio = start.numbers[name] / start.numbers[group[0]]
-        scaled = replace(found, value=found.value * ratio, low=found.low * ratio, high=found.high * ratio)
-        findings[name] = fitted(start, name, scaled, origin)
+        scaled = found.value * ratio, found.low * ratio, found.high * ratio
+        findings[name] = Finding(name, start.numbers[name], *scaled, found.identifiable, found.why, origin)
     return findings
 
 
@@ -265,7 +256,7 @@ def _multiplied(parameters: Parameters, names: Sequence[str], factors: Sequence[
 def _fit(
     start: Parameters, begin: Parameters, groups: Sequence[Group], predict: Predict, times_s: FloatArray,
     progress: ProgressCallback,
-) -> Fit:  # fmt: skip
+) -> dict[str, Estimate]:  # fmt: skip
     """Fit the first parameter of each group; the others keep their ratio to it in `start`."""
     ratios = [[(name, start.numbers[name] / start.numbers[group[0]]) for name in group] for group in groups]
 

@@ -64,13 +64,6 @@ class Estimate:
     why: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """Fitted parameters by name."""
-
-    parameters: Mapping[str, Estimate]
-
-
 class _Solution(NamedTuple):
     """Logarithms of parameter over start, residuals and Jacobian there, and the standard deviation of the noise."""
 
@@ -82,7 +75,7 @@ class _Solution(NamedTuple):
 
 def fit(
     predict: Predict, measured_s: FloatArray, start: Mapping[str, float], progress: ProgressCallback = no_progress
-) -> Fit:
+) -> dict[str, Estimate]:
     """Fit the parameters named in `start` to measured times in seconds, one per point.
 
     `predict` maps the parameters, an array in the order of `start`, to the times of all points. It should be
@@ -91,7 +84,7 @@ def fit(
 
     >>> size_bytes = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
     >>> found = fit(lambda p: p[0] + size_bytes / p[1], 5e-6 + size_bytes / 50e9, {"latency_s": 1e-6, "bandwidth": 1e9})
-    >>> {name: (f"{parameter.value:.4g}", parameter.identifiable) for name, parameter in found.parameters.items()}
+    >>> {name: (f"{parameter.value:.4g}", parameter.identifiable) for name, parameter in found.items()}
     {'latency_s': ('5e-06', True), 'bandwidth': ('5e+10', True)}
 
     Raises `FitError` if there are not more points than parameters, or if a time or a start is not a positive number.
@@ -105,7 +98,7 @@ def fit(
 
     estimate = _estimate(residuals, len(names), progress)
     values = origin * np.exp(estimate.logarithms)
-    return Fit(_parameters(names, values, estimate, len(measured) - len(names)))
+    return _parameters(names, values, estimate, len(measured) - len(names))
 
 
 def _check(names: Sequence[str], measured: FloatArray, start: Mapping[str, float]) -> None:

@@ -9,8 +9,6 @@ both. Rates count 4 FLOPs per pair and element of a head, 2.5 times as many back
 inside the mask; ``# flops: causal full`` says that a table counts all pairs. Causal masks end at the bottom right.
 Headers ``profile`` and ``kernel`` name GPU and kernel where the columns do not.
 
-The tables of UltraAttn (``machine,seq_q,heads,head_dim,sq_over_skv,causal,fwd_us,bwd_us``) are read, too.
-
 **FLOPs.** Attention has 4 FLOPs forward per (query, key) pair and element of a head, and 10 backward. Tables differ in
 the pairs: those that a causal mask leaves (*masked*, half of a square), or all of the rectangle (*full*). A rate
 without that convention is no time, so a table must state it::
@@ -23,7 +21,7 @@ or ``causal full``. Benchmark tables state it in a line ``# note: FLOPs = ...; c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -81,7 +79,6 @@ Timing = Literal["kernel", "eager"]
 """Time of the kernel on the GPU, or of an eager call with the host's share."""
 
 COLUMNS = ("pass", "causal", "batch", "heads", "head_dim", "seq_q", "seq_k")
-_ULTRA_ATTN = ("machine", "seq_q", "heads", "head_dim", "sq_over_skv", "causal", "fwd_us", "bwd_us")
 _PASSES: dict[str, tuple[Literal["forward", "backward"], ...]] = {
     "fwd": ("forward",),
     "bwd": ("backward",),
@@ -136,8 +133,7 @@ class KernelTable:
 
 def is_kernel_table(content: CsvText) -> bool:
     """Whether the columns are those of a table of kernels."""
-    names = set(content.columns)
-    return names >= set(_ULTRA_ATTN) or names >= {"pass", "seq_q", "seq_k", "head_dim"}
+    return {"pass", "seq_q", "seq_k", "head_dim"}.issubset(content.columns)
 
 
 def read_kernel_table(path: Path) -> KernelTable:
@@ -164,12 +160,15 @@ def kernel_table(content: CsvText, *, lenient: bool = False) -> KernelTable:
         raise FilePosition(name, 1).error("no rows", f"columns {', '.join(COLUMNS)} and time_us or tflops")
     place, columns = content.lines[0]
     content.check()
-    parse = _dialect(place, columns)
+    if missing := [column for column in COLUMNS if column not in columns]:
+        raise place.error(f"no column {missing[0]!r}", f"columns {', '.join(COLUMNS)} and time_us or tflops")
+    if not {"time_us", "tflops"} & set(columns):
+        raise place.error("neither a column 'time_us' nor 'tflops'", "one of them or both")
     rows: list[KernelRow] = []
     refused: list[RefusedRow] = []
     for at, cells in content.rows():
         try:
-            rows += parse(at, cells, headers)
+            rows.append(_row(at, cells, headers))
         except TableError as error:
             if not lenient:
                 raise
@@ -180,21 +179,7 @@ def kernel_table(content: CsvText, *, lenient: bool = False) -> KernelTable:
     return KernelTable(name, headers, tuple(rows), timing, tuple(refused))
 
 
-_Cells = Mapping[str, str]
-_Parse = Callable[[FilePosition, _Cells, Mapping[str, str]], Iterator[KernelRow]]
-
-
-def _dialect(place: FilePosition, columns: Sequence[str]) -> _Parse:
-    if set(columns) >= set(_ULTRA_ATTN):
-        return _ultra_attn_rows
-    if missing := [column for column in COLUMNS if column not in columns]:
-        raise place.error(f"no column {missing[0]!r}", f"columns {', '.join(COLUMNS)} and time_us or tflops")
-    if not {"time_us", "tflops"} & set(columns):
-        raise place.error("neither a column 'time_us' nor 'tflops'", "one of them or both")
-    return _rows
-
-
-def _rows(place: FilePosition, cells: _Cells, headers: Mapping[str, str]) -> Iterator[KernelRow]:
+def _row(place: FilePosition, cells: Mapping[str, str], headers: Mapping[str, str]) -> KernelRow:
     gpu = cells.get("gpu") or headers.get("profile") or headers.get("gpu") or ""
     kernel = cells.get("kernel") or headers.get("kernel") or ""
     if not gpu or not kernel:
@@ -216,7 +201,7 @@ def _rows(place: FilePosition, cells: _Cells, headers: Mapping[str, str]) -> Ite
     )
     name = kernel_alias(kernel) + ("-deterministic" if cells["pass"] == "bwd-det" else "")
     measured_s = _measured_s(place, cells, headers, shapes, causal=causal)
-    yield KernelRow(gpu_alias(gpu), name, shapes, measured_s, place.line)
+    return KernelRow(gpu_alias(gpu), name, shapes, measured_s, place.line)
 
 
 def attention_shape(
@@ -241,7 +226,12 @@ def attention_shape(
 
 
 def _measured_s(
-    place: FilePosition, cells: _Cells, headers: Mapping[str, str], shapes: Sequence[KernelShape], *, causal: bool
+    place: FilePosition,
+    cells: Mapping[str, str],
+    headers: Mapping[str, str],
+    shapes: Sequence[KernelShape],
+    *,
+    causal: bool,
 ) -> float:
     """The time: as printed, or FLOPs over the rate. A causal rate counts about half of the pairs of a square."""
     time_s = place.time_s(cells["time_us"]) if cells.get("time_us") else None
@@ -267,17 +257,3 @@ def _measured_s(
             f"{cells['tflops']} TFLOP/s in {cells['time_us']} us", f"{flops / time_s / 1e12:.4g} by its shape{hint}"
         )
     return time_s
-
-
-def _ultra_attn_rows(place: FilePosition, cells: _Cells, headers: Mapping[str, str]) -> Iterator[KernelRow]:
-    """Forward and backward in one line; the ratio is that of queries to keys, of which the smaller is ``seq_q``."""
-    ratio = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", cells["sq_over_skv"])
-    if ratio is None:
-        raise place.error(f"sq_over_skv {quoted(cells['sq_over_skv'])}", "a ratio like 2/1")
-    length, heads, head_dim = (place.count(cells[name], name) for name in ("seq_q", "heads", "head_dim"))
-    gpu, causal = gpu_alias(cells["machine"]), cells["causal"].lower() == "true"
-    kernel = kernel_alias(headers.get("kernel", "flash-attention-2"))
-    sides = int(ratio[1]) * length, int(ratio[2]) * length
-    for passing, column in (("forward", "fwd_us"), ("backward", "bwd_us")):
-        shape = attention_shape(passing, "bf16", 1, heads, heads, head_dim, *sides, causal=causal)  # type: ignore[arg-type]
-        yield KernelRow(gpu, kernel, (shape,), place.time_s(cells[column]), place.line)

@@ -11,7 +11,7 @@ import pytest
 from experiments.tables.kernel_fits import kernel_tables
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.constants import KernelFile, gpus
-from tasp_lab.measure.fit.fit_kernels import EXTRAPOLATION, KernelTime, fit_kernel
+from tasp_lab.measure.calibrate_kernels import EXTRAPOLATION, KernelTime, fit_kernel
 from tasp_lab.measure.readers.kernel_table import attention_shape
 from tasp_lab.workload.kernel_shapes import KernelShape
 

@@ -85,9 +85,7 @@ def test_a_factor_and_its_inverse_change_nothing_but_rounding(text: str, data: s
 def in_a_file(profile: Profile, name: str, value: str) -> Machine:
     """A member of the profile whose file has another value of a constant."""
     stated = Parameter.parse(name, value, "a data sheet")
-    found = with_stated(profile, [stated]).member("2x4", "h100-2x4")
-    assert found is not None
-    return found
+    return with_stated(profile, [stated]).machine("2x4", "h100-2x4")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,7 @@ def test_samples_of_uncertain_wires_keep_edited_links() -> None:
     wire = replace(profile.parameters["link_bandwidth"], low=400e9, high=500e9)
     uncertain = profile.with_parameters(profile.parameters.with_parameters([wire]))
     machine = chosen_machine(
-        uncertain.machine(1, 4), "auto", None, None, ["link.0-switch=x0.5"], (), ["1-switch=1GB/s"]
+        uncertain.machine("1x4"), "auto", None, None, ["link.0-switch=x0.5"], (), ["1-switch=1GB/s"]
     )
     for sample in machine_samples(machine, Sampling(8)).machines:
         rates = {link.name: link.bandwidth_bytes_per_s for link in sample.topology.links}

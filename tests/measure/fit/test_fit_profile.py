@@ -155,7 +155,7 @@ def simulated_anew(cases: Sequence[Case]) -> Callable[[Parameters], FloatArray]:
         return np.array([simulated_row(profile, case, row) for case in cases for row in case.rows])
 
     def simulated_row(profile: Profile, case: Case, row: Row) -> float:
-        machine = profile.member(case.size, "machine")
+        machine = profile.machine(case.size, "machine")
         assert machine is not None
         return float(simulate(library_schedule(case.collective, machine.topology, row.size_bytes), machine).time_s)
 

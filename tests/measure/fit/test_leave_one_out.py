@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tasp_lab.core.errors import FitError, TableError, TaspLabError
 from tasp_lab.machines.profile import load_profile, profile_document
+from tasp_lab.measure.calibrate import leave_one_out
 from tasp_lab.measure.fit.cases import Choice, cases_of, measured
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.fit.fit_profile import with_numbers
-from tasp_lab.measure.leave_one_out import leave_one_out
 from tasp_lab.measure.readers import MeasuredTable, read_table
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import Command
@@ -39,34 +40,39 @@ def write(folder: Path, *names: NcclTestsName, profile: str = "h100-8", factor: 
     return folder
 
 
+def judged(folder: Path) -> list[dict[str, Any]]:
+    """The rows of the test, a collective each."""
+    return [dict(each) for each in leave_one_out(folder).result]
+
+
 def test_what_is_left_out_is_predicted_by_what_the_others_tell(tmp_path: Path) -> None:
     """Rings share their constants, so each tells the other. The answer is that of a fit and a prediction by hand."""
     folder = write(tmp_path, "all_gather", "reduce_scatter")
-    found = leave_one_out(folder)
-    assert [each.collective for each in found.result] == ["all_gather", "reduce_scatter"]
-    for each in found.result:
-        (other,) = each.fitted_from
-        assert {each.collective, other} == {"all_gather", "reduce_scatter"}
-        assert "ring_rate" in each.constants
-        assert each.median_relative_error is not None
-        assert each.median_relative_error < 0.02 < each.median_relative_error_before
+    found = judged(folder)
+    assert [each["collective"] for each in found] == ["all_gather", "reduce_scatter"]
+    for each in found:
+        (other,) = each["fitted_from"]
+        assert {each["collective"], other} == {"all_gather", "reduce_scatter"}
+        assert "ring_rate" in each["constants"]
+        assert each["median_relative_error"] is not None
+        assert each["median_relative_error"] < 0.02 < each["median_relative_error_before"]
         kept, aside = (
-            cases_of([read_table(folder / f"{name}.csv")], Choice(H100, "")) for name in (other, each.collective)
+            cases_of([read_table(folder / f"{name}.csv")], Choice(H100, "")) for name in (other, each["collective"])
         )
         by_hand = fit_profile(H100, kept, simulated_anew(kept), date="2026-01-15").profile
         errors = np.abs(simulated_anew(aside)(by_hand.parameters) / measured(aside) - 1)
-        found_errors = each.median_relative_error, each.worst_relative_error
+        found_errors = each["median_relative_error"], each["worst_relative_error"]
         assert found_errors == pytest.approx((np.median(errors), errors.max()), rel=1e-3)
 
 
 def test_a_collective_does_not_fit_what_judges_it(tmp_path: Path) -> None:
     """Twice the time of a collective doubles its own ratios, and changes nothing of the fit."""
-    once = leave_one_out(write(tmp_path / "once", "all_gather", "reduce_scatter")).result[1]
-    twice = leave_one_out(write(tmp_path / "twice", "all_gather", "reduce_scatter", factor=2.0)).result[1]
-    assert once.constants == twice.constants
-    assert once.median_relative_error is not None
-    assert once.median_relative_error < 0.02
-    assert twice.median_relative_error == pytest.approx(0.5, abs=0.02)
+    once = judged(write(tmp_path / "once", "all_gather", "reduce_scatter"))[1]
+    twice = judged(write(tmp_path / "twice", "all_gather", "reduce_scatter", factor=2.0))[1]
+    assert once["constants"] == twice["constants"]
+    assert once["median_relative_error"] is not None
+    assert once["median_relative_error"] < 0.02
+    assert twice["median_relative_error"] == pytest.approx(0.5, abs=0.02)
 
 
 def test_a_collective_that_leaves_nothing_to_fit_has_a_reason(tmp_path: Path) -> None:
@@ -75,10 +81,10 @@ def test_a_collective_that_leaves_nothing_to_fit_has_a_reason(tmp_path: Path) ->
     for name in ("sendrecv", "alltoall"):
         table = (folder / f"{name}.csv").read_text().splitlines()
         (folder / f"{name}.csv").write_text("\n".join(table[:6]))
-    rings, *others = leave_one_out(folder).result
-    assert (rings.collective, rings.median_relative_error) == ("all_gather", None)
-    assert "2 points cannot determine" in str(rings.reason)
-    assert all(each.median_relative_error is not None for each in others)
+    rings, *others = judged(folder)
+    assert (rings["collective"], rings["median_relative_error"]) == ("all_gather", None)
+    assert "2 points cannot determine" in str(rings["reason"])
+    assert all(each["median_relative_error"] is not None for each in others)
 
 
 def test_the_command(command: Command) -> None:

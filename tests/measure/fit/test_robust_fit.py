@@ -13,7 +13,7 @@ from scipy.stats import binom
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import FitError
-from tasp_lab.measure.fit.robust_fit import WIDEST_INTERVAL, Fit, fit
+from tasp_lab.measure.fit.robust_fit import WIDEST_INTERVAL, Estimate, fit
 
 SIZES = np.geomspace(1e3, 1e10, 15)
 TRUTH = np.array([2e-5, 4e11])
@@ -31,12 +31,12 @@ def noisy(times: FloatArray, seed: int, deviation: float = 0.05) -> FloatArray:
     return times * noise
 
 
-def values(found: Fit) -> list[float]:
-    return [parameter.value for parameter in found.parameters.values()]
+def values(found: dict[str, Estimate]) -> list[float]:
+    return [parameter.value for parameter in found.values()]
 
 
-def whys(found: Fit) -> dict[str, str]:
-    return {name: parameter.why for name, parameter in found.parameters.items() if not parameter.identifiable}
+def whys(found: dict[str, Estimate]) -> dict[str, str]:
+    return {name: parameter.why for name, parameter in found.items() if not parameter.identifiable}
 
 
 times_of = st.tuples(st.floats(1e-6, 1e-4), st.floats(1e10, 1e12))
@@ -63,7 +63,7 @@ def test_units_and_the_order_of_points_and_parameters_do_not_matter(seed: int, u
         dict(reversed(START.items())),
     )
     for name in START:
-        one, two = plain.parameters[name], other.parameters[name]
+        one, two = plain[name], other[name]
         assert (two.value, two.low, two.high) == pytest.approx((one.value, one.low, one.high), rel=1e-3)
 
 
@@ -75,7 +75,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(points: int, deviation: f
     found = [fit(model, noisy(model(TRUTH), seed, deviation), START) for seed in range(fits)]
     least, most = binom.ppf([1e-4, 1 - 1e-4], fits, 0.95)
     for index, name in enumerate(START):
-        held = sum(one.parameters[name].low <= TRUTH[index] <= one.parameters[name].high for one in found)
+        held = sum(one[name].low <= TRUTH[index] <= one[name].high for one in found)
         assert least <= held <= most
 
 
@@ -88,8 +88,7 @@ def test_outliers_pull_little_and_are_covered() -> None:
         found = fit(line, measured, START)
         assert values(found) == pytest.approx(TRUTH, rel=0.15)
         held += sum(
-            parameter.low <= truth <= parameter.high
-            for parameter, truth in zip(found.parameters.values(), TRUTH, strict=True)
+            parameter.low <= truth <= parameter.high for parameter, truth in zip(found.values(), TRUTH, strict=True)
         )
     assert held >= 0.85 * 2 * fits
 
@@ -99,7 +98,7 @@ def test_a_parameter_without_effect_is_named_and_the_others_are_as_without_it() 
     plain = fit(line, measured, START)
     found = fit(lambda parameters: line(parameters[:2]), measured, START | {"idle": 3.0})
     assert whys(found) == {"idle": "no predicted time depends on it"}
-    assert (found.parameters["idle"].low, found.parameters["idle"].high) == (0, np.inf)
+    assert (found["idle"].low, found["idle"].high) == (0, np.inf)
     assert values(found)[:2] == pytest.approx(values(plain), rel=1e-2)
 
 
@@ -122,7 +121,7 @@ def test_a_latency_is_not_known_from_large_messages_alone() -> None:
     sizes = np.geomspace(1e9, 1e10, 15)
     found = fit(lambda parameters: line(parameters, sizes), noisy(line(TRUTH, sizes), 4), START)
     assert list(whys(found)) == ["latency_s"]
-    latency = found.parameters["latency_s"]
+    latency = found["latency_s"]
     assert not latency.low <= latency.high <= WIDEST_INTERVAL * latency.low
 
 
@@ -132,7 +131,7 @@ def test_what_makes_up_for_an_error_is_named() -> None:
     found = fit(model, noisy(model(np.array([1e-5, 1e-5, 4e11])), 5), {"a": 3e-6, "b": 3e-6, "bandwidth": 1e10})
     assert set(whys(found)) == {"a", "b"}
     assert re.fullmatch(r"its 95 % interval spans a factor of \S+; 'b' can compensate for it", whys(found)["a"])
-    assert found.parameters["bandwidth"].identifiable
+    assert found["bandwidth"].identifiable
 
 
 def test_a_parameter_that_runs_away_is_named() -> None:

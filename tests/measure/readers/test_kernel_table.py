@@ -52,15 +52,6 @@ def test_a_causal_mask_ends_at_the_bottom_right() -> None:
     assert flops == 4 * 64 * 9
 
 
-def test_the_ratio_of_ultra_attn_is_that_of_queries_to_keys() -> None:
-    text = "machine,seq_q,heads,head_dim,sq_over_skv,causal,fwd_us,bwd_us\nfit A800,256,1,128,3/1,False,17.408,90.112\n"
-    forward, backward = kernel_table(parse_csv(text, "t.csv")).rows
-    assert (forward.gpu, forward.kernel) == ("a800", "flash-attention-2")
-    assert (forward.shapes[0].queries, forward.shapes[0].keys) == (768, 256)
-    assert forward.flops / forward.measured_s == pytest.approx(5.783e12, rel=1e-3)
-    assert backward.flops / backward.measured_s == pytest.approx(2.793e12, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
