@@ -265,7 +265,9 @@ class _Runs:
 
     def entering_bytes(self, ranks: list[int]) -> int:
         """The bytes that any schedule brings into a set of ranks."""
-        mine, here = np.isin(self.owner, ranks), self.held[ranks].any(axis=0)
+        is_inside = np.zeros(len(self.held), dtype=bool)
+        is_inside[ranks] = True
+        mine, here = is_inside[self.owner], self.held[ranks].any(axis=0)
         keys, queries = self.tensor == KEYS, self.tensor == QUERIES
         total = self._covers(queries & mine, keys & ~here)
         if self.task.is_backward:
@@ -280,7 +282,7 @@ class _Runs:
         if not own.any() or not foreign.any():
             return 0
         total = 0
-        for group in np.intersect1d(self.group[own], self.group[foreign]).tolist():
+        for group in sorted(set(self.group[own].tolist()) & set(self.group[foreign].tolist())):
             row, column = (np.flatnonzero(side & (self.group == group)) for side in (own, foreign))
             row_bytes = self.count[row] * self.output_bytes[row]
             total += _cover(self._full_tiles(row, column), row_bytes, self.count[column] * self.position_bytes[column])

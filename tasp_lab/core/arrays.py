@@ -78,6 +78,19 @@ def positions(ordered: IntArray, values: IntArray) -> IntArray:
     return found
 
 
+def are_among(values: IntArray, others: IntArray) -> BoolArray:
+    """`numpy.isin`, which hashes and takes several times as long on thousands of values.
+
+    >>> are_among(np.array([5, 1, 3]), np.array([3, 2, 5])).tolist()
+    [True, False, True]
+    """
+    if not len(others):
+        return np.zeros(len(values), dtype=bool)
+    ordered = np.sort(others)
+    found: BoolArray = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return found
+
+
 Values = npt.NDArray[np.generic]
 
 _FEW = 16

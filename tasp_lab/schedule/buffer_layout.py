@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, distinct, stable_order
+from tasp_lab.core.arrays import BoolArray, IntArray, are_among, distinct, stable_order
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.dependencies import RESIDENT, Accesses, Uses
@@ -418,7 +418,7 @@ class _Sizes:
     def _fill(self, arriving: IntArray, added: IntArray) -> None:
         """Account for the buffers of a step: arrivals, and copies to which only calls add."""
         rank, block = self._places(added)
-        begun = added[~self._schedule.is_resident(rank, block) & ~np.isin(added, arriving)]
+        begun = added[~self._schedule.is_resident(rank, block) & ~are_among(added, arriving)]
         rank, block = self._places(np.concatenate([arriving, begun]))
         landing = np.zeros_like(self._largest)
         np.add.at(landing, (self._blocks.pool[block], rank), self._blocks.bytes[block])
@@ -428,11 +428,11 @@ class _Sizes:
         """Account for arrivals at resident sums without a pool, some of which are added to or given at this step."""
         assert self._content is not None
         copies, arrivals = np.unique(arriving, return_counts=True)
-        parts = arrivals + np.isin(copies, added)
+        parts = arrivals + are_among(copies, added)
         before = self._content[copies]
-        alone = (before == _EMPTY) & (parts == 1) & ~np.isin(copies, gone) & ~self._wide[self._places(copies)[1]]
+        alone = (before == _EMPTY) & (parts == 1) & ~are_among(copies, gone) & ~self._wide[self._places(copies)[1]]
         staged = np.where(alone, 0, arrivals + (before == _ALONE))
-        called = added[~np.isin(added, copies)]
+        called = added[~are_among(added, copies)]
         moved = called[self._content[called] == _ALONE]
         for changed, count in ((copies, staged), (moved, np.ones_like(moved))):
             rank, block = self._places(changed)
