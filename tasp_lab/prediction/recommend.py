@@ -389,7 +389,7 @@ class Recommendation:
             at = "as it is" if share == 1 else f"at least {share:g} times as fast"
             found.append(f"It holds while the network is {at}; below that {rival} is faster.")
         elif share == 0.0:
-            found.append(f"It holds on a network down to {SLOWER[-1]:g} times as fast.")
+            found.append(f"It also holds on a network {1 / SLOWER[-1]:g} times slower.")
         length, below, rival = self.shorter
         if length is not None and rival:
             at = (
