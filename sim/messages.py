@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasp_lab.core.arrays import IntArray, numbered
+from tasp_lab.core.arrays import IntArray, distinct, numbered
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.machines.libraries.nccl_tuning import Collective
 from tasp_lab.schedule.schedule import Schedule
@@ -57,8 +57,7 @@ class LibraryMessages:
         """For each message, the number of ranks to which its sender sends at its step."""
         n = self._schedule.world_size
         _, sender = numbered(step * n + source)
-        pairs, _ = numbered(sender * n + destination)
-        peers: IntArray = np.bincount(sender[pairs])[sender]
+        peers: IntArray = np.bincount(distinct(sender * n + destination) // n)[sender]
         return peers
 
     def _message(self, place: int, size_bytes: int, peers: int, first: bool) -> Message:

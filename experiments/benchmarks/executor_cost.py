@@ -47,8 +47,7 @@ from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import attention_layout, attention_schedules
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import attention_layout, attention_schedules, build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

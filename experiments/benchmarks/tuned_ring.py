@@ -26,7 +26,7 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.prediction.inputs import with_pairs
 from tasp_lab.prediction.predict import predict
-from tasp_lab.prediction.tuned_ring import RINGS, has_few_channels
+from tasp_lab.prediction.recommend import RINGS, has_few_channels
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.workload.layer import Workload
 

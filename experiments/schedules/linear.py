@@ -2,7 +2,7 @@
 
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.linear.passes import chunk_layout
+from tasp_lab.schedules.linear.task import chunk_layout
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.schedules.writer import LinearWriter
 from tasp_lab.topology.graph import Topology

@@ -18,7 +18,7 @@ from tasp_lab.machines.machine import INSTANT, Compute, Machine
 from tasp_lab.prediction.question import RingOptions
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import balanced_ring
 from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS
 from tasp_lab.topology.graph import Topology

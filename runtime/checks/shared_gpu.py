@@ -25,7 +25,7 @@ from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import RunError
 from tasp_lab.core.progress import print_line
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

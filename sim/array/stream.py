@@ -70,8 +70,9 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
 
-_STEPS_KEPT = 8
-"""How many steps of operations there is room for at first; ranks that are further apart take more."""
+_STEPS_KEPT, _FEW_STEPS_KEPT = 64, 8
+"""How many steps of operations there is room for at first, as machine code and as Python; ranks that are further apart
+take more. What is not used takes no memory, but Python copies it."""
 
 _BATCH, _SMALL_BATCH = 2**16, 2**6
 """Steps are taken together up to so many operations, as machine code and as Python: each call of NumPy costs as much
@@ -307,10 +308,10 @@ class _Stream:
     def _new_window(self) -> Kept:
         schedule, contention, buffers = self._schedule, self._machine.contention, self._blocks.pools[0].buffers
         share = float(contention.share(1, 1)) if contention.slows else 0.0
-        ranks, lanes = schedule.world_size, schedule.lanes
+        ranks, lanes, kept = schedule.world_size, schedule.lanes, _STEPS_KEPT if self._fast else _FEW_STEPS_KEPT
         self._shape = Shape(lanes, buffers, _power_of_2(2 * self._per_step // ranks))
         window = Window.of(
-            ranks, lanes, buffers, ranks * len(schedule.steps) + 1, int(_STEPS_KEPT * self._per_step) + 1,
+            ranks, lanes, buffers, ranks * len(schedule.steps) + 1, int(kept * self._per_step) + 1,
             np.array([share, float(contention.max_channels)]), *self._rates.flows(),
         )  # fmt: skip
         return Kept(window)
@@ -344,7 +345,9 @@ class _Stream:
             at = np.flatnonzero(leaves)
             lies[at] = self._places(transfers.source[at], transfers.block[at])
         if self._offsets is not None:
-            self._check_reads(first, np.isin(calls.step, transfers.step[leaves], invert=True), calls)
+            sends_own = np.zeros(len(steps), dtype=bool)
+            sends_own[transfers.step[leaves]] = True
+            self._check_reads(first, ~sends_own[calls.step], calls)
         moved = Moved(
             np.concatenate([transfers.source, ahead.source]),
             np.concatenate([transfers.destination, ahead.destination]),

@@ -30,26 +30,56 @@ the height of the stack; and from here on how many operations the latest step of
 class Pool(NamedTuple):
     """A table whose rows are taken and given back.
 
-    `free` is an int array (2,): the first free row, whose column `next` has the next one, and how many there are. The
-    row that came back last is taken first, as it is still in a cache.
+    Rows are taken one after the other in chunks of `_CHUNK`, and a chunk is free again once all its rows came back. So
+    rows that are taken together lie side by side: what takes time is to fetch rows into the cache of the processor.
+
+    Attributes
+    ----------
+    rows : the table.
+    chunks : a table by chunk: how many of its rows are `left`, taken or to be taken, and the `next` free chunk.
+    free : int array (3,): the next row, which is in a new chunk if it is a multiple of `_CHUNK`; the first free chunk;
+        how many there are.
     """
 
     rows: Table
+    chunks: Table
     free: IntArray
 
     @classmethod
     def of(cls, rows: int, **columns: str) -> Pool:
-        """A pool of free rows with these columns."""
-        return cls(table(0, next="i4", **columns), np.zeros(2, dtype=np.int64)).with_room(rows)
+        """A pool with at least so many free rows, and these columns."""
+        return cls(table(0, **columns), table(0, left="i4", next="i4"), np.zeros(3, dtype=np.int64)).with_room(rows)
 
     def with_room(self, rows: int) -> Pool:
-        """A pool with these rows and so many more, which are free."""
-        old = len(self.rows)
-        more = np.concatenate([self.rows, np.zeros(rows, dtype=self.rows.dtype)])
-        more["next"][old:] = np.arange(old + 1, old + rows + 1)
-        if self.free[1]:
-            more["next"][-1] = self.free[0]
-        return Pool(more, np.array([old, self.free[1] + rows]))
+        """A pool with these rows and at least so many more, which are free."""
+        old, more = len(self.chunks), -(-rows // _CHUNK)
+        chunks = _longer(self.chunks, more)
+        chunks["next"][old:] = np.arange(old + 1, old + more + 1)
+        if self.free[2]:
+            chunks["next"][-1] = self.free[1]
+        free = np.array([self.free[0], old, self.free[2] + more])
+        return Pool(_longer(self.rows, more * _CHUNK), chunks, free)
+
+
+_CHUNK = 64
+"""Rows of a chunk of a pool, a power of 2."""
+
+
+def _longer(rows: Table, more: int) -> Table:
+    """A table with so many more rows, of zeros, which take no memory until they are written.
+
+    It begins where a cache line does: a row of 64 bytes is in one line, not in two.
+    """
+    size = (len(rows) + more) * rows.dtype.itemsize
+    room = np.zeros(size + _LINE, dtype=np.uint8)
+    at = -room.ctypes.data % _LINE
+    longer: Table = room[at : at + size].view(rows.dtype)
+    longer[: len(rows)] = rows
+    return longer
+
+
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 class Window(NamedTuple):
@@ -62,8 +92,8 @@ class Window(NamedTuple):
         `fills`, or -1; the `next` one that waits for the same release; whether it `is_call`, whether it `is_done`,
         whether it is the last one on its lane so far, `is_last`, and of the latest two steps, `is_recent`: until then
         others may be found that wait for it; its `step`; the ranks that it `leaves` and `enters`; its `cost`; when its
-        last byte left, `sent_s`, and its `end_s`. Of a message that may share bandwidth the `route`, else -1; its
-        `slot` in `flows`, or -1; and the columns of `EventQueue`.
+        last byte left, `sent_s`, and its `end_s`. Of a message that may share bandwidth the `route`, else -1. A row
+        takes 64 bytes, as most of the time goes by until it is in a cache.
     starts : a table by operation: for how many others it `waits`, and the earliest time at which it can start, `at_s`.
         It is small, as each of the others comes by.
     edges : a pool: who waits `after`, and the `next` edge of the same operation.
@@ -87,7 +117,8 @@ class Window(NamedTuple):
         `receiving`.
     issued : int array, the operations of the latest two steps, those of a step of odd number in the second half.
     queue : the ranks by the end of their running calls.
-    events : messages that may share bandwidth by when they begin or end to flow; `instant` those that end now.
+    events : messages that may share bandwidth by when they begin or end to flow; `instant` those that end now. Their
+        table of operations has the `slot` in `flows`, or -1, besides.
     flows : those that flow. `passes` are what each route passes, from `first_pass` of the route on.
     flowed_s : float array (1,), the time up to which rates are known.
     stack : int array, operations that wait for nothing.
@@ -127,10 +158,10 @@ class Window(NamedTuple):
     ) -> Window:  # fmt: skip
         """No operations yet, and room for `rows`; `fills`: how often buffers are filled at most."""
         operations = Pool.of(
-            0, first="i4", follows="i4", reads="i4", fills="i4", is_call="i1", is_done="i1", is_last="i1",
-            is_recent="i1", step="i4", leaves="i4", enters="i4", cost="i4", route="i4", slot="i4", place="i4",
-            sent_s="f8", end_s="f8", due="f8",
+            0, first="i4", follows="i4", reads="i4", fills="i4", next="i4", is_call="i1", is_done="i1", is_last="i1",
+            is_recent="i1", step="i4", leaves="i4", enters="i4", cost="i4", route="i4", sent_s="f8", end_s="f8",
         )  # fmt: skip
+        flowing = table(0, due="f8", place="i4", slot="i4")
         filled = table(ranks * buffers, release="i4", step="i4", before="i4")
         filled["release"] = filled["step"] = filled["before"] = -1
         of_ranks = table(
@@ -143,7 +174,7 @@ class Window(NamedTuple):
         return cls(
             operations=operations,
             starts=table(0, waits="i4", at_s="f8"),
-            edges=Pool.of(0, after="i4"),
+            edges=Pool.of(0, after="i4", next="i4"),
             releases=table(fills, waits="i4", first="i4", time_s="f8"),
             costs=cost_table([]),
             landings=landing_table(0),
@@ -154,8 +185,8 @@ class Window(NamedTuple):
             changes=table(0, time_s="f8", sending="f8", receiving="f8"),
             issued=nothing,
             queue=EventQueue.of(of_ranks),
-            events=EventQueue.of(operations.rows),
-            instant=EventQueue.of(operations.rows),
+            events=EventQueue.of(flowing),
+            instant=EventQueue.of(flowing),
             flows=flows,
             passes=passes,
             first_pass=first_pass,
@@ -169,21 +200,22 @@ class Window(NamedTuple):
     def with_room(self, rows: int) -> Window:
         """A window with these operations and room for so many more, and for edges and changes in proportion."""
         operations = self.operations.with_room(rows)
-        operations.rows["place"][-rows:] = -1
         size, half, ranks = len(operations.rows), len(self.issued) // 2, len(self.call)
         issued = np.zeros((2, size), dtype=np.int32)
         issued[:, :half] = self.issued.reshape(2, half)
+        more = size - len(self.starts)
+        flowing = _longer(self.events.operations, more)
         old = self.changes.reshape(ranks, -1)
         changes = np.zeros((ranks, _CHANGES * size // ranks if self.share[0] else 0), dtype=old.dtype)
         changes[:, : old.shape[1]] = old
         return self._replace(
             operations=operations,
-            starts=np.concatenate([self.starts, np.zeros(rows, dtype=self.starts.dtype)]),
+            starts=_longer(self.starts, more),
             edges=self.edges.with_room(_EDGES * rows),
             changes=changes.ravel(),
             issued=issued.ravel(),
-            events=EventQueue(operations.rows, np.resize(self.events.heap, size), self.events.size),
-            instant=EventQueue.of(operations.rows),
+            events=EventQueue(flowing, np.resize(self.events.heap, size), self.events.size),
+            instant=EventQueue.of(flowing),
             stack=np.zeros(size, dtype=np.int32),
         )
 
@@ -502,7 +534,7 @@ def _has_room(at_step: int, bounds: Bounds, issued: Issued, window: Window) -> b
     operations = end - first + bounds.calls[at_step + 1] - bounds.calls[at_step]
     # What is read waits for a message and for a call at most.
     edges = 2 * (bounds.moved[at_step + 1] - bounds.moved[at_step] + bounds.reads[at_step + 1] - bounds.reads[at_step])
-    has_room = window.operations.free[1] >= operations and window.edges.free[1] >= edges
+    has_room = _free_rows(window.operations) >= operations and _free_rows(window.edges) >= edges
     if window.share[0]:
         for at in range(first, end):
             window.ranks[issued.source[at]].coming += 1
@@ -533,10 +565,13 @@ def _issue(
         window.starts[row].waits, window.starts[row].at_s = 1, 0.0
         operation.is_done, operation.is_last, operation.is_recent = 0, 1, 1
         operation.first = operation.follows = operation.reads = operation.fills = operation.next = -1
-        operation.step, operation.route, operation.slot = step, -1, -1
+        operation.step, operation.route = step, -1
         if number < messages:
             at = first_message + number
             operation.is_call, operation.cost, operation.route = 0, issued.cost[at], issued.route[at]
+            if operation.route >= 0:
+                flowing = window.events.operations[row]
+                flowing.slot = flowing.place = -1
             operation.leaves, operation.enters = issued.source[at], issued.destination[at]
             window.ranks[operation.leaves].open += 1
             window.ranks[operation.enters].open += 1
@@ -588,18 +623,33 @@ def _forget(window: Window, row: int) -> None:
 
 
 @compilable
+def _free_rows(pool: Pool) -> int:
+    """How many rows can be taken."""
+    free: int = pool.free[2] * _CHUNK + -pool.free[0] % _CHUNK
+    return free
+
+
+@compilable
 def _take_row(pool: Pool) -> int:
     row: int = pool.free[0]
-    pool.free[0] = pool.rows[row].next
-    pool.free[1] -= 1
+    if row % _CHUNK == 0:
+        chunk = pool.free[1]
+        pool.free[1] = pool.chunks[chunk].next
+        pool.free[2] -= 1
+        pool.chunks[chunk].left = _CHUNK
+        row = chunk * _CHUNK
+    pool.free[0] = row + 1
     return row
 
 
 @compilable
 def _give_row(pool: Pool, row: int) -> None:
-    pool.rows[row].next = pool.free[0]
-    pool.free[0] = row
-    pool.free[1] += 1
+    chunk = pool.chunks[row // _CHUNK]
+    chunk.left -= 1
+    if not chunk.left:
+        chunk.next = pool.free[1]
+        pool.free[1] = row // _CHUNK
+        pool.free[2] += 1
 
 
 @compilable
@@ -717,6 +767,8 @@ def _take_call(window: Window) -> None:
         rank.sending += change.sending
         rank.receiving += change.receiving
         rank.begin += 1
+    if rank.begin >= rank.end - rank.begin:  # so each change is moved about once, and few are in use at a time
+        _move_to_front(window, number)
     operation = window.operations.rows[row]
     operation.sent_s = operation.end_s = rank.due
     _end(window, row)
@@ -726,21 +778,21 @@ def _take_call(window: Window) -> None:
 def _take_flow(window: Window) -> None:
     """Begin to send a message, or end it and all others that end with it."""
     now_s, row = window.flowed_s[0], pop(window.events)
-    operation = window.operations.rows[row]
-    if operation.slot < 0:
+    operation, flowing = window.operations.rows[row], window.events.operations[row]
+    if flowing.slot < 0:
         first, last = window.first_pass[operation.route], window.first_pass[operation.route + 1]
         cost = window.costs[operation.cost]
-        operation.slot = begin(
+        flowing.slot = begin(
             window.flows, row, window.passes, first, last, cost.limit, cost.wire_bytes, now_s
         )  # fmt: skip
         return
     put(window.instant, row, float(row))
-    end_due(window.flows, operation.slot, window.instant, 0, now_s)
+    end_due(window.flows, flowing.slot, window.instant, 0, now_s)
     while window.instant.size[0]:
         row = pop(window.instant)
         operation = window.operations.rows[row]
         cost = window.costs[operation.cost]
-        end(window.flows, operation.slot, now_s)
+        end(window.flows, window.events.operations[row].slot, now_s)
         operation.sent_s, operation.end_s = now_s, now_s + cost.latency_s
         _occupy(window, row, operation.end_s, -cost.channels)
         _end(window, row)
@@ -843,11 +895,7 @@ def _change(window: Window, number: int, time_s: float, channels: float, sends: 
     room = len(window.changes) // len(window.ranks)
     rank, first = window.ranks[number], number * room
     if rank.end == room:
-        for at in range(rank.begin, rank.end):
-            _copy(window.changes[first + at - rank.begin], window.changes[first + at])
-        rank.end -= rank.begin
-        rank.at -= rank.begin
-        rank.begin = 0
+        _move_to_front(window, number)
     at = rank.end
     rank.end += 1
     while at > rank.begin and window.changes[first + at - 1].time_s > time_s:
@@ -862,6 +910,17 @@ def _change(window: Window, number: int, time_s: float, channels: float, sends: 
             _begin_call(window, number)
         if ends_early:
             put(window.queue, number, time_s)  # it ends later than that, but earlier than it seemed to
+
+
+@compilable
+def _move_to_front(window: Window, number: int) -> None:
+    """Move the changes of a rank to the front of their part of the table."""
+    rank, first = window.ranks[number], number * (len(window.changes) // len(window.ranks))
+    for at in range(rank.begin, rank.end):
+        _copy(window.changes[first + at - rank.begin], window.changes[first + at])
+    rank.end -= rank.begin
+    rank.at -= rank.begin
+    rank.begin = 0
 
 
 @compilable

@@ -52,8 +52,7 @@ from tasp_lab.schedules.hybrid.relayout import RelayoutTask
 from tasp_lab.schedules.hybrid.stack import layers_of
 from tasp_lab.schedules.linear import task as linear
 from tasp_lab.schedules.linear.flops import least_flops
-from tasp_lab.schedules.linear.passes import receivers
-from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.linear.task import LinearTask, receivers
 from tasp_lab.topology.cuts import bottleneck, like, ranks_behind
 from tasp_lab.topology.graph import Topology
 
@@ -81,7 +80,7 @@ def hybrid_bound_s(machine: Machine, schedule: Schedule) -> Number:
     Two layers compute twice as long as one, if nothing else takes longer:
 
     >>> from fractions import Fraction
-    >>> from tasp_lab.schedules.hybrid.stack import hybrid_schedules
+    >>> from tasp_lab.schedules.build import hybrid_schedules
     >>> from tasp_lab.machines.machine import ComputeRate
     >>> from tasp_lab.topology.builders import full_mesh
     >>> from tasp_lab.workload.layer import Workload
@@ -266,7 +265,9 @@ class _Runs:
 
     def entering_bytes(self, ranks: list[int]) -> int:
         """The bytes that any schedule brings into a set of ranks."""
-        mine, here = np.isin(self.owner, ranks), self.held[ranks].any(axis=0)
+        is_inside = np.zeros(len(self.held), dtype=bool)
+        is_inside[ranks] = True
+        mine, here = is_inside[self.owner], self.held[ranks].any(axis=0)
         keys, queries = self.tensor == KEYS, self.tensor == QUERIES
         total = self._covers(queries & mine, keys & ~here)
         if self.task.is_backward:
@@ -281,7 +282,7 @@ class _Runs:
         if not own.any() or not foreign.any():
             return 0
         total = 0
-        for group in np.intersect1d(self.group[own], self.group[foreign]).tolist():
+        for group in sorted(set(self.group[own].tolist()) & set(self.group[foreign].tolist())):
             row, column = (np.flatnonzero(side & (self.group == group)) for side in (own, foreign))
             row_bytes = self.count[row] * self.output_bytes[row]
             total += _cover(self._full_tiles(row, column), row_bytes, self.count[column] * self.position_bytes[column])

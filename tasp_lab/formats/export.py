@@ -8,7 +8,7 @@ from tasp_lab.formats import chakra, msccl_xml, mscclpp, nccl
 from tasp_lab.machines.machine import Machine
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.workload.layer import Work
 
 
@@ -22,7 +22,7 @@ def export(
 ) -> dict[str, bytes]:
     """The files of a schedule; the one of a format that has one file follows nothing.
 
-    Parameters are those of `tasp_lab.schedules.for_work.build_schedules`.
+    Parameters are those of `tasp_lab.schedules.build.build_schedules`.
 
     >>> from tasp_lab.topology.builders import full_mesh
     >>> files = export(Machine(full_mesh(4)), "ring", 2**20, "chakra")

@@ -34,9 +34,8 @@ from tasp_lab.prediction.training_step.costs import (
     repeated_selectively,
     stored_parameters,
 )
-from tasp_lab.prediction.training_step.layout import Layout
+from tasp_lab.prediction.training_step.layout import Layout, StepPlan
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES
-from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import StepRates
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.graph import Topology

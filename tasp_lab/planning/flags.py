@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tasp_lab.planning.search import CONTEXT_LIBRARIES
 from tasp_lab.prediction.recommend import switches_of
-from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.layout import StepPlan
 
 MEGATRON, NEMO, TORCHTITAN = "Megatron-Core", "NeMo", "torchtitan"
 

@@ -47,7 +47,7 @@ from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
 from tasp_lab.prediction.recommend import TIE
 from tasp_lab.prediction.step_results import LESS_CHECKED, LOGIT_CHUNKS, StepPrediction
-from tasp_lab.prediction.training_step.plan import StepPlan
+from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, step_rates
 from tasp_lab.schedules.registry import check_names
 from tasp_lab.workload.models.catalogue import load_model
@@ -484,7 +484,7 @@ PLAN_COLUMNS: tuple[Column[Plan], ...] = (
 def plan_fields(found: Plan) -> dict[str, Any]:
     """The values of `PLAN_COLUMNS`."""
     known = (each for each in PLAN_COLUMNS if each.when is None or each.when(found))
-    return {each.name: each.value(found) for each in known if each.value is not None}
+    return {each.name: each.of(found) for each in known}
 
 
 def _signed(share: float) -> str:

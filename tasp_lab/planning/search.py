@@ -28,8 +28,8 @@ from tasp_lab.prediction.inputs import ComputeLike
 from tasp_lab.prediction.predict_step import context_machine, predict_step
 from tasp_lab.prediction.recommend import TIE, switches_of
 from tasp_lab.prediction.step_results import StepPrediction
+from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
-from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import StepRates
 from tasp_lab.schedules.registry import layer_names_on
 from tasp_lab.workload.layer import Workload

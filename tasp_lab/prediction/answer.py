@@ -52,9 +52,8 @@ from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.build import followed
+from tasp_lab.schedules.build import build_schedules, check_schedules, followed
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
-from tasp_lab.schedules.for_work import build_schedules, check_schedules
 from tasp_lab.schedules.registry import (
     NOT_APPLICABLE,
     check_names,
@@ -99,8 +98,9 @@ MANY_EXPLAINED = 5_000
 MOST_KEPT = 4
 """Schedules that are kept for the next questions."""
 
-MANY_KEPT = 200_000
-"""Steps of a schedule with more transfers are made anew each time they are needed: they take too much memory."""
+MANY_KEPT, MOST_KEPT_AT_ONCE = 200_000, 4_000_000
+"""Steps of a schedule with more transfers are kept only until the next such one is built, as they take some 60 bytes
+per transfer; if all passes have more than the second number, steps are made anew each time they are needed."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -804,12 +804,22 @@ def build(
 def _build(
     name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
 ) -> tuple[Schedule, ...]:
-    """The passes of a schedule, whose steps are kept unless there are many: several numbers follow from them."""
+    """The passes of a schedule, whose steps are kept unless there are too many: several numbers follow from them."""
     passes = build_schedules(name, topology, work, rings, options)
+    transfers = sum(each.transfers for each in passes)
+    if transfers > MANY_KEPT:
+        while _large:
+            _large.pop().forget()
     for each in passes:
-        if isinstance(each.steps, LazySteps) and each.transfers <= MANY_KEPT:
+        if isinstance(each.steps, LazySteps) and (each.transfers <= MANY_KEPT or transfers <= MOST_KEPT_AT_ONCE):
             each.steps.keep()
+            if each.transfers > MANY_KEPT:
+                _large.append(each.steps)
     return passes
+
+
+_large: list[LazySteps] = []
+"""The steps of the last large schedule, which are kept until the next one is built."""
 
 
 def build_once(

@@ -24,8 +24,8 @@ from tasp_lab.prediction.provenance import (
     schedules_inputs,
 )
 from tasp_lab.prediction.question import NO_SAMPLES, Question
+from tasp_lab.schedules.build import AnySchedule
 from tasp_lab.schedules.collectives.kinds import describe
-from tasp_lab.schedules.for_work import AnySchedule
 from tasp_lab.schedules.registry import kind_of
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology

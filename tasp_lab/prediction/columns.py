@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
@@ -43,11 +43,11 @@ class Column(Generic[Subject]):
     ----------
     name : of the field of ``--json`` and the column of a data frame; empty for a column of tables alone.
     meaning : one line of `docs/json.md`.
-    value : of an answer, for JSON; of one that does not apply it is not asked, unless `always`. None of a column that a
-        study fills, since it has a value in rows without an answer, too.
+    value : of an answer, by default its attribute of this name; of an answer that does not apply it is not asked,
+        unless `always`. None of a column that a study fills, since it has a value in rows without an answer, too.
     json : the views whose JSON has the field.
     title : of the column of tables; empty without one.
-    tables : the views whose tables have the column.
+    tables : the views whose tables have the column; by default those of `json`.
     cell : the text in a table; the second answer is the one that speed-ups are over. By default by the name's unit.
     when : whether an answer has this column, where not all have.
     always : whether the value of an answer that does not apply is asked for, too; otherwise it is null.
@@ -57,37 +57,42 @@ class Column(Generic[Subject]):
 
     name: str
     meaning: str
-    value: Callable[[Subject], object] | None
+    value: Callable[[Subject], object] | Literal[""] | None = ""
     json: tuple[View, ...] = ()
     title: str = ""
-    tables: tuple[View, ...] = ()
+    tables: tuple[View, ...] | None = None
     cell: Callable[[Subject, Subject | None], str] | None = None
     when: Callable[[Subject], bool] | None = None
     always: bool = False
     explains: bool = False
     tells_apart: bool = False
 
+    def of(self, answer: Subject) -> Any:
+        """The value of an answer, for JSON; of times and rates as a float."""
+        found: Any = self.value(answer) if callable(self.value) else getattr(answer, self.name)
+        return float(found) if self.name.endswith("_s") and found is not None else found
+
+    def is_shown_in(self, view: View) -> bool:
+        """Whether tables of a view have the column."""
+        return bool(self.title) and view in (self.json if self.tables is None else self.tables)
+
     def text(self, answer: Subject, first: Subject | None) -> str:
         """The cell of a table."""
         if self.cell is not None:
             return self.cell(answer, first)
-        value = None if self.value is None else self.value(answer)
+        value = self.of(answer)
         if value is None:
             return "-"
         if self.name.endswith("_bytes_per_s"):
-            return format_bandwidth(value)  # type: ignore[arg-type]
+            return format_bandwidth(value)
         if self.name.endswith("_s"):
-            return format_time(value)  # type: ignore[arg-type]
+            return format_time(value)
         return format_size_about(value) if isinstance(value, int) else str(value)
 
 
 def ratio(a: Number, b: Number) -> float:
     """a / b for times; 1 when b is 0."""
     return float(a) / float(b) if float(b) else 1.0
-
-
-def _number(value: Number | None) -> float | None:
-    return None if value is None else float(value)
 
 
 def _interval_text(answer: Answer, _: Answer | None) -> str:
@@ -128,297 +133,87 @@ def _options(answer: Answer) -> dict[str, object]:
 
 _PREDICTIONS: tuple[Column[Answer], ...] = (
     # What was asked.
-    Column("schedule", "its name", lambda a: a.schedule, ALL, "schedule", ALL, always=True),
-    Column(
-        "",
-        "the pass",
-        lambda a: a.passing,
-        (),
-        "pass",
-        LAYER,
-        _pass_text,
-        when=lambda a: a.options.passes != "forward",
-    ),
-    Column(
-        "options",
-        "the options that apply to the schedule, as an object",
-        _options,
-        RANKING,
-        always=True,
-    ),
-    Column(
-        "collective",
-        "`AllGather`, `ReduceScatter`, `AllReduce`, `AllToAll` or `SendRecv`",
-        lambda a: a.collective,
-        COLLECTIVE,
-    ),
-    Column("topology", "the name of the topology", lambda a: a.topology, PREDICTED, always=True),
-    Column("world_size", "the number of ranks", lambda a: a.world_size, PREDICTED, always=True),
-    Column(
-        "shard_bytes",
-        "the [size of the collective](nccl-and-collectives.md#collectives)",
-        lambda a: a.shard_bytes,
-        COLLECTIVE,
-    ),
+    Column("schedule", "its name", json=ALL, title="schedule", always=True),
+    Column("", "the pass", title="pass", tables=LAYER, cell=_pass_text, when=lambda a: a.options.passes != "forward"),
+    Column("options", "the options that apply to the schedule, as an object", _options, RANKING, always=True),
+    Column("collective", "`AllGather`, `ReduceScatter`, `AllReduce`, `AllToAll` or `SendRecv`", json=COLLECTIVE),
+    Column("topology", "the name of the topology", json=PREDICTED, always=True),
+    Column("world_size", "the number of ranks", json=PREDICTED, always=True),
+    Column("shard_bytes", "the [size of the collective](nccl-and-collectives.md#collectives)", json=COLLECTIVE),
     Column("seq", "positions over all ranks", lambda a: a.layer.sequence, LAYER),
     Column("batch", "sequences", lambda a: a.layer.batch, LAYER),
     Column("heads", "query heads", lambda a: a.layer.heads, LAYER),
     Column("kv_heads", "key and value heads", lambda a: a.layer.kv_head_count, LAYER),
     Column("head_dim", "elements per head", lambda a: a.layer.head_dim, LAYER),
     Column("dtype", "of queries, keys, values and results", lambda a: a.layer.dtype, LAYER),
-    Column(
-        "computes",
-        "`softmax` or `linear` attention, or a `hybrid`",
-        lambda a: a.layer.kind,
-        LAYERS,
-        always=True,
-    ),
-    Column(
-        "applies",
-        "whether the schedule applies; if not, numbers are null",
-        lambda a: a.applies,
-        RANKING,
-        always=True,
-    ),
+    Column("computes", "`softmax` or `linear` attention, or a `hybrid`", lambda a: a.layer.kind, LAYERS, always=True),
+    Column("applies", "whether the schedule applies; if not, numbers are null", json=RANKING, always=True),
     Column("reason", "why it does not apply, or null", lambda a: a.reason or None, RANKING, always=True),
-    Column(
-        "decay",
-        "of linear attention: `none`, `head`, `scalar` or `channel`",
-        lambda a: a.layer.decay,
-        LAYER,
-    ),
+    Column("decay", "of linear attention: `none`, `head`, `scalar` or `channel`", lambda a: a.layer.decay, LAYER),
     Column("layers", "of a hybrid, such as `LLSLLS`", lambda a: a.layer.layers, LAYER, when=_is_hybrid),
-    Column(
-        "linear_kv_heads",
-        "of a hybrid: KV heads of linear layers",
-        lambda a: a.layer.of("L").kv_head_count,
-        LAYER,
-        when=_is_hybrid,
-    ),
+    Column("linear_kv_heads", "of a hybrid: KV heads of linear layers", lambda a: a.layer.of("L").kv_head_count, LAYER,
+           when=_is_hybrid),
     Column("mask", "`full` or `causal`", lambda a: a.layer.mask, LAYER),
-    Column(
-        "window", "the most keys that a query attends to, or null", lambda a: a.layer.window, LAYER
-    ),
-    Column(
-        "documents",
-        "lengths of packed documents, or null",
-        lambda a: None if a.layer.documents is None else list(a.layer.documents),
-        LAYER,
-    ),
-    Column(
-        "cached_keys",
-        "with `--cached-keys`: positions with keys and values only",
-        lambda a: a.layer.cached_keys,
-        LAYER,
-        when=lambda a: bool(a.layer.cached_keys),
-    ),
+    Column("window", "the most keys that a query attends to, or null", lambda a: a.layer.window, LAYER),
+    Column("documents", "lengths of packed documents, or null", lambda a: a.layer.documents and [*a.layer.documents],
+           LAYER),
+    Column("cached_keys", "with `--cached-keys`: positions with keys and values only", lambda a: a.layer.cached_keys,
+           LAYER, when=lambda a: bool(a.layer.cached_keys)),
     Column("pass", "`forward`, `backward` or `both`", lambda a: a.passing, LAYER),
-    Column(
-        "dataflow",
-        "of the backward pass: `rotate-kv`, `rotate-kv-back`, `rotate-q` or null",
-        lambda a: a.dataflow,
-        LAYER,
-    ),
-    Column(
-        "gradient_dtype",
-        "of gradients that are sent (of a hybrid, of softmax layers); null in a forward pass",
-        lambda a: a.gradient_dtype,
-        LAYER,
-    ),
-    Column(
-        "trim",
-        "whether blocks stop after the last rank whose mask needs them",
-        lambda a: a.options.trim,
-        LAYER,
-    ),
+    Column("dataflow", "of the backward pass: `rotate-kv`, `rotate-kv-back`, `rotate-q` or null", json=LAYER),
+    Column("gradient_dtype", "of gradients that are sent (of a hybrid, of softmax layers); null in a forward pass",
+           json=LAYER),
+    Column("trim", "whether blocks stop after the last rank whose mask needs them", lambda a: a.options.trim, LAYER),
     Column("buffers", "receive buffers per rank", lambda a: a.options.buffers, LAYER),
-    Column(
-        "compute_flops_per_s",
-        "the rate of the busiest rank; of both passes their mean rate",
-        lambda a: _number(a.compute_flops_per_s),
-        LAYER,
-    ),
+    Column("compute_flops_per_s", "the rate of the busiest rank; of both passes their mean rate", json=LAYER),
     # Times.
-    Column(
-        "time_s",
-        "end of the last transfer or kernel call; of both passes, times are sums",
-        lambda a: float(a.time_s),
-        ALL,
-        "time",
-        ALL,
-    ),
-    Column(
-        "time_low_s",
-        "lower end of the [interval](accuracy.md#how-sure-predictions-are); null with `--samples 0`",
-        lambda a: a.time_low_s,
-        ALL,
-    ),
-    Column("time_high_s", "upper end of the interval", lambda a: a.time_high_s, ALL),
-    Column(
-        "interval",
-        "`regime` (the error class), its measured `rows` and `machines`, what is `borrowed` from other classes, "
-        "and `samples` of the parameters; null with `--samples 0`",
-        lambda a: None if a.interval is None else a.interval.to_dict(),
-        PREDICTED,
-        "interval",
-        ALL,
-        _interval_text,
-    ),
-    Column(
-        "first_is_faster",
-        "the probability that the first schedule is faster than this one, by the errors that they do not share; null "
-        "of the first",
-        lambda a: a.first_is_faster,
-        RANKING,
-    ),
-    Column(
-        "expected_regret",
-        "how much longer than the fastest schedule this one is expected to take, as a share",
-        lambda a: a.expected_regret,
-        RANKING,
-        "regret",
-        RANKING,
-        lambda a, _: "-" if a.expected_regret is None else f"{a.expected_regret:.1%}",
-    ),
-    Column(
-        "untuned_time_s",
-        "with `--tune`: the time with the given options",
-        lambda a: a.untuned_s,
-        RANKING,
-        "untuned",
-        RANKING,
-        lambda a, _: "" if a.untuned_s is None else format_time(a.untuned_s),
-    ),
-    Column("", "over the first row", lambda a: None, (), "speed-up", ALL, _speed_up),
-    Column(
-        "busbw_bytes_per_s",
-        "bus bandwidth as nccl-tests defines it",
-        lambda a: a.busbw_bytes_per_s,
-        COLLECTIVE,
-        "busbw",
-        COLLECTIVE,
-    ),
-    Column(
-        "compute_s",
-        "kernel time of the busiest rank",
-        lambda a: float(a.compute_s),
-        LAYER,
-        "compute",
-        LAYER,
-    ),
-    Column(
-        "exposed_s",
-        "`time_s` - `compute_s`: what messages add",
-        lambda a: float(a.exposed_s),
-        LAYERS,
-        "exposed",
-        LAYERS,
-        # a sum of many calls differs from their end by less than a femtosecond
-        lambda a, _: format_time(max(round(float(a.exposed_s), 12), 0)),
-    ),
-    Column(
-        "communication_s",
-        "with `--explain`: time of the same schedule without kernel calls",
-        lambda a: float(a.communication_s),
-        LAYER,
-        "communication",
-        LAYER,
-        explains=True,
-    ),
-    Column(
-        "contention_s",
-        "with `--explain`: part of `time_s` due to messages that slow kernel calls; null where they do not",
-        lambda a: _number(a.contention_s),
-        LAYER,
-        "contention",
-        LAYER,
-        _contention_text,
-        explains=True,
-    ),
-    Column(
-        "ccr",
-        "with `--explain`: compute / communication; null without communication",
-        lambda a: a.ccr,
-        LAYER,
-        "CCR",
-        LAYER,
-        lambda a, _: "-" if a.ccr is None else f"{a.ccr:.3g}",
-        explains=True,
-    ),
+    Column("time_s", "end of the last transfer or kernel call; of both passes, times are sums", json=ALL, title="time"),
+    Column("time_low_s", "lower end of the [interval](accuracy.md#how-sure-predictions-are); null with `--samples 0`",
+           json=ALL),
+    Column("time_high_s", "upper end of the interval", json=ALL),
+    Column("interval", "`regime` (the error class), its measured `rows` and `machines`, what is `borrowed` from other "
+           "classes, and `samples` of the parameters; null with `--samples 0`",
+           lambda a: None if a.interval is None else a.interval.to_dict(), PREDICTED, "interval", ALL, _interval_text),
+    Column("first_is_faster", "the probability that the first schedule is faster than this one, by the errors that "
+           "they do not share; null of the first", json=RANKING),
+    Column("expected_regret", "how much longer than the fastest schedule this one is expected to take, as a share",
+           json=RANKING, title="regret",
+           cell=lambda a, _: "-" if a.expected_regret is None else f"{a.expected_regret:.1%}"),
+    Column("untuned_time_s", "with `--tune`: the time with the given options", lambda a: a.untuned_s, RANKING,
+           "untuned", cell=lambda a, _: "" if a.untuned_s is None else format_time(a.untuned_s)),
+    Column("", "over the first row", title="speed-up", tables=ALL, cell=_speed_up),
+    Column("busbw_bytes_per_s", "bus bandwidth as nccl-tests defines it", json=COLLECTIVE, title="busbw"),
+    Column("compute_s", "kernel time of the busiest rank", json=LAYER, title="compute"),
+    Column("exposed_s", "`time_s` - `compute_s`: what messages add", json=LAYERS, title="exposed",
+           # a sum of many calls differs from their end by less than a femtosecond
+           cell=lambda a, _: format_time(max(round(float(a.exposed_s), 12), 0))),
+    Column("communication_s", "with `--explain`: time of the same schedule without kernel calls", json=LAYER,
+           title="communication", explains=True),
+    Column("contention_s", "with `--explain`: part of `time_s` due to messages that slow kernel calls; null where they "
+           "do not", json=LAYER, title="contention", cell=_contention_text, explains=True),
+    Column("ccr", "with `--explain`: compute / communication; null without communication", json=LAYER, title="CCR",
+           cell=lambda a, _: "-" if a.ccr is None else f"{a.ccr:.3g}", explains=True),
     # What it takes.
-    Column("bytes_sent", "by all ranks", lambda a: a.bytes_sent, LAYER, "bytes sent", LAYER),
-    Column(
-        "bytes_per_rank",
-        "the most bytes that a rank sends",
-        lambda a: a.bytes_per_rank,
-        RANKING,
-        "sent by a rank",
-        RANKING,
-    ),
-    Column(
-        "relayout_bytes",
-        "of a hybrid: the part of the bytes sent that moves hidden states between layouts",
-        lambda a: a.relayout_bytes,
-        LAYERS,
-        "re-layout",
-        LAYER,
-        when=_is_hybrid,
-    ),
-    Column(
-        "link_bytes",
-        "bytes on the link that is occupied longest",
-        lambda a: a.link_bytes,
-        RANKING,
-        "busiest link",
-        RANKING,
-    ),
-    Column(
-        "buffer_bytes",
-        "largest memory of a rank for blocks of other ranks and sums that are sent; of both passes the larger one",
-        lambda a: a.buffer_bytes,
-        LAYERS,
-        "buffers",
-        RANKING,
-    ),
-    Column("flops", "of all ranks", lambda a: a.flops, LAYER),
-    Column(
-        "bound_s",
-        "least time of any schedule of this work that starts with the same blocks",
-        lambda a: float(a.bound_s),
-        ALL,
-        "bound",
-        PREDICTED,
-    ),
-    Column("", "bound / time", lambda a: None, (), "share of bound", ALL, _share_of_bound),
-    Column(
-        "bottleneck",
-        "`compute` if it takes half of the time, else the largest part of the critical path: `link`, `port`, `NIC`, "
-        "`latency`, ...; for schedules with too many events `communication`",
-        lambda a: a.bottleneck,
-        RANKING,
-        "bottleneck",
-        RANKING,
-    ),
+    Column("bytes_sent", "by all ranks", json=LAYER, title="bytes sent"),
+    Column("bytes_per_rank", "the most bytes that a rank sends", json=RANKING, title="sent by a rank"),
+    Column("relayout_bytes", "of a hybrid: the part of the bytes sent that moves hidden states between layouts",
+           json=LAYERS, title="re-layout", tables=LAYER, when=_is_hybrid),
+    Column("link_bytes", "bytes on the link that is occupied longest", json=RANKING, title="busiest link"),
+    Column("buffer_bytes", "largest memory of a rank for blocks of other ranks and sums that are sent; of both passes "
+           "the larger one", json=LAYERS, title="buffers", tables=RANKING),
+    Column("flops", "of all ranks", json=LAYER),
+    Column("bound_s", "least time of any schedule of this work that starts with the same blocks", json=ALL,
+           title="bound", tables=PREDICTED),
+    Column("", "bound / time", title="share of bound", tables=ALL, cell=_share_of_bound),
+    Column("bottleneck", "`compute` if it takes half of the time, else the largest part of the critical path: `link`, "
+           "`port`, `NIC`, `latency`, ...; for schedules with too many events `communication`",
+           json=RANKING, title="bottleneck"),
     # What ran on a fabric.
-    Column(
-        "measured_s",
-        "with `--validate`: the median time on the fabric",
-        lambda a: a.measured_s,
-        RANKING,
-        "on the fabric",
-        RANKING,
-        lambda a, _: "" if a.measured_s is None else format_time(a.measured_s),
-    ),
-    Column(
-        "measured_prediction_s",
-        "with `--validate`: the prediction for the fabric",
-        lambda a: a.measured_prediction_s,
-        RANKING,
-        "error",
-        RANKING,
-        lambda a, _: _error_text(a),
-    ),
-    Column("", "of a tuned schedule", _options, (), "options", RANKING, lambda a, _: a.options.arguments,
+    Column("measured_s", "with `--validate`: the median time on the fabric", json=RANKING, title="on the fabric",
+           cell=lambda a, _: "" if a.measured_s is None else format_time(a.measured_s)),
+    Column("measured_prediction_s", "with `--validate`: the prediction for the fabric", json=RANKING, title="error",
+           cell=lambda a, _: _error_text(a)),
+    Column("", "of a tuned schedule", title="options", tables=RANKING, cell=lambda a, _: a.options.arguments,
            when=lambda a: a.untuned_s is not None),
 )  # fmt: skip
 
@@ -463,41 +258,24 @@ _ROWS: tuple[Column[Answer], ...] = (
     _as_predicted("time_s"),
     _as_predicted("time_low_s"),
     _as_predicted("time_high_s"),
-    Column(
-        "setting",
-        "how schedules are compared, which errors of their order depend on: with a model of the `library`, "
-        "by `links alone` without one or on PCIe, `exact` on ideal links",
-        lambda a: setting_of(a.passes[0].machine),
-        STUDY,
-    ),
+    Column("setting", "how schedules are compared, which errors of their order depend on: with a model of the "
+           "`library`, by `links alone` without one or on PCIe, `exact` on ideal links",
+           lambda a: setting_of(a.passes[0].machine), STUDY),
     _as_predicted("compute_s"),
     _as_predicted("exposed_s"),
     _as_predicted("bound_s", "least time of the layer; of a `settled` row, of this schedule"),
     _as_predicted("bottleneck"),
-    Column("steps", "the steps of the schedules of all passes", lambda a: a.steps, STUDY),
+    Column("steps", "the steps of the schedules of all passes", json=STUDY),
     _as_predicted("bytes_per_rank"),
     _as_predicted("link_bytes"),
     _as_predicted("buffer_bytes"),
-    Column(
-        "memory_bytes",
-        "tensors of the layer, gradients and buffers of the rank with the most positions",
-        lambda a: a.memory_bytes,
-        RANKING + STUDY,
-    ),
-    Column("fits", "whether a GPU has that memory, or null", lambda a: a.fits, RANKING + STUDY),
+    Column("memory_bytes", "tensors of the layer, gradients and buffers of the rank with the most positions",
+           json=RANKING + STUDY),
+    Column("fits", "whether a GPU has that memory, or null", json=RANKING + STUDY),
     Column("engine", "`simpy` or `array`", lambda a: a.passes[0].engine, STUDY),
-    Column(
-        "settled_by",
-        "`simulation`, or `bound` if the lower bound exceeds the time of another schedule",
-        lambda a: "simulation",
-        STUDY,
-    ),
-    Column(
-        "search_complete",
-        "whether a larger search budget would find the same rings",
-        lambda a: a.search_complete,
-        STUDY,
-    ),
+    Column("settled_by", "`simulation`, or `bound` if the lower bound exceeds the time of another schedule",
+           lambda a: "simulation", STUDY),
+    Column("search_complete", "whether a larger search budget would find the same rings", json=STUDY),
     # Where it is from.
     _history("version", "of tasp-lab"),
     _history("models", "`MODEL_VERSION`"),
@@ -506,7 +284,7 @@ _ROWS: tuple[Column[Answer], ...] = (
     _history("status", "`ok`, `settled`, `does not apply` or `failed`"),
     _history("error", "why there is no answer"),
     _history("inputs", "inputs of the point, as JSON"),
-)
+)  # fmt: skip
 
 COLUMNS: tuple[Column[Answer], ...] = (*_PREDICTIONS, *_ROWS)
 
@@ -537,7 +315,7 @@ def fields_of(answer: Answer, view: View, explain: bool = False) -> dict[str, ob
     found: dict[str, object] = {}
     for column in columns(view):
         if column.value is not None and explain >= column.explains and (column.when is None or column.when(answer)):
-            found[column.name] = column.value(answer) if answer.applies or column.always else None
+            found[column.name] = column.of(answer) if answer.applies or column.always else None
     return found
 
 
@@ -566,7 +344,7 @@ def table_of(
     are in it with `explain` only.
     """
     titles, rows = [], [list[str]() for _ in answers]
-    for column in (column for column in COLUMNS if view in column.tables and explain >= column.explains):
+    for column in (column for column in COLUMNS if column.is_shown_in(view) and explain >= column.explains):
         if column.when is not None and not all(column.when(answer) for answer in answers):
             continue
         cells = [_cell(column, answer, first) for answer in answers]
@@ -613,7 +391,7 @@ def cells_of(answer: Answer, *titles: str) -> dict[str, str]:
     return {
         column.title: column.text(answer, None)
         for column in COLUMNS
-        if column.title in titles and view in column.tables and (column.when is None or column.when(answer))
+        if column.title in titles and column.is_shown_in(view) and (column.when is None or column.when(answer))
     }
 
 

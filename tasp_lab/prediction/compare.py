@@ -61,10 +61,9 @@ from tasp_lab.prediction.recommend import NEAR, Recommendation
 from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
 from tasp_lab.prediction.versus import Versus, change_name, changed_question, versus_table
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import attention_layout
-from tasp_lab.schedules.for_work import AnySchedule, check_schedules, names_in
+from tasp_lab.schedules.build import AnySchedule, attention_layout, check_schedules, names_in
 from tasp_lab.schedules.hybrid.stack import layouts_differ
-from tasp_lab.schedules.linear.passes import chunk_layout
+from tasp_lab.schedules.linear.task import chunk_layout
 from tasp_lab.schedules.registry import (
     LASP_2H,
     NOT_APPLICABLE,

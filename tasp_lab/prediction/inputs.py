@@ -30,7 +30,7 @@ from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.for_work import AnySchedule, GivenSchedule, as_schedule, built_in, names_in
+from tasp_lab.schedules.build import AnySchedule, GivenSchedule, as_schedule, built_in, names_in
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Unpack, overload
+from typing import Any, Unpack, overload
 
 from sim.simulate import Engine, engine_of
 from tasp_lab.core.errors import QuantityError, ScheduleError
@@ -37,8 +37,8 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.question import Question, are_sought, prepare, question_of, with_machine
-from tasp_lab.prediction.tuned_ring import RINGS, TunedRing, has_few_channels, tuned_ring
-from tasp_lab.schedules.for_work import AnySchedule, check_schedules, names_in
+from tasp_lab.prediction.recommend import NEAR, RINGS, TunedRing, has_few_channels, tuned_ring
+from tasp_lab.schedules.build import AnySchedule, check_schedules, names_in
 from tasp_lab.schedules.registry import COLLECTIVES, NOT_APPLICABLE, options_for, uses_rings
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.workload.layer import Workload
@@ -266,37 +266,104 @@ def explanation_fields(found: Answer) -> dict[str, object]:
 
 
 def _transfers(timeline: Timeline) -> list[dict[str, object]]:
+    names = ("step", "rank", "peer", "lane", "block", "bytes", "bound_by", "waited_for")
     return [
-        {
-            "step": e.step,
-            "rank": e.rank,
-            "peer": e.peer,
-            "lane": e.lane,
-            "block": e.block,
-            "blocks": list(e.blocks),
-            "bytes": e.bytes,
-            "start_s": float(e.start_s),
-            "end_s": float(e.end_s),
-            "bound_by": e.bound_by,
-            "waited_for": e.waited_for,
-            "spent": [{"what": what, "seconds": float(seconds)} for what, seconds in e.spent],
-        }
-        for e in timeline.events
-        if e.kind == SEND
+        {name: getattr(event, name) for name in names}
+        | {"blocks": list(event.blocks), "start_s": float(event.start_s), "end_s": float(event.end_s)}
+        | {"spent": [{"what": what, "seconds": float(seconds)} for what, seconds in event.spent]}
+        for event in timeline.events
+        if event.kind == SEND
     ]
 
 
 def _calls(timeline: Timeline) -> list[dict[str, object]]:
+    names = ("step", "rank", "flops", "waited_for")
     return [
-        {
-            "step": e.step,
-            "rank": e.rank,
-            "start_s": float(e.start_s),
-            "end_s": float(e.end_s),
-            "contention_s": float(dict(e.spent).get(CONTENTION, 0)),
-            "flops": e.flops,
-            "waited_for": e.waited_for,
-        }
-        for e in timeline.events
-        if e.kind != SEND
+        {name: getattr(event, name) for name in names}
+        | {"start_s": float(event.start_s), "end_s": float(event.end_s)}
+        | {"contention_s": float(dict(event.spent).get(CONTENTION, 0))}
+        for event in timeline.events
+        if event.kind != SEND
     ]
+
+
+# Rankings of collectives: `compare` of sizes instead of layers.
+
+
+@dataclass(frozen=True, repr=False)
+class CollectiveRankings(Report):
+    """The predictions of each collective, the fastest first."""
+
+    items: tuple[Predictions, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        parts = [
+            {"collective": each[0].collective, "fastest": each[0].schedule} | each.to_dict() for each in self.items
+        ]
+        return {"parts": parts}
+
+    def records(self) -> list[dict[str, object]]:
+        return [row for each in self.items for row in each.records()]
+
+    def parts(self) -> list[Part]:
+        return [part for each in self.items for part in (_line(each), *each.parts())]
+
+
+def _line(found: Predictions) -> str:
+    """Which schedule is the fastest, and by how much."""
+    first, *others = found
+    near = sum(each.time_s <= (1 + NEAR) * first.time_s for each in found)
+    if near > 1:
+        return f"{first.collective}: {first.schedule} is the fastest ({near} schedules are within {NEAR:.0%})."
+    if not others:
+        return f"{first.collective}: {first.schedule} is the only one that applies."
+    faster = float(others[0].time_s / first.time_s) - 1
+    return f"{first.collective}: {first.schedule} is {faster:.1%} faster than the next, {others[0].schedule}."
+
+
+def compare_collectives(
+    machine: MachineLike,
+    size: int | str,
+    schedules: Schedules | None = None,
+    *,
+    progress: ProgressCallback = no_progress,
+    **settings: Any,
+) -> CollectiveRankings:
+    """Predict collectives of one size per rank by all their schedules, or by some of one collective.
+
+    Schedules of others, such as files in MSCCL XML, are ranked as those of their collective that are given beside them.
+
+    Parameters
+    ----------
+    machine, settings : see `tasp_lab.prediction.predict.predict`.
+    size : bytes per rank, a number or text such as ``"64MiB"``.
+    schedules : by default all of each collective with several that apply, those of the library among them.
+    progress : called with lines of progress.
+
+    Raises what `predict` raises for schedules that are given, and `ScheduleError` if nothing applies.
+
+    >>> found = compare_collectives("full-mesh:4", "1MiB", ["ring", "multi-ring"])
+    >>> [each.schedule for each in found.items[0]]
+    ['multi-ring', 'ring']
+    """
+    if schedules is not None:
+        return CollectiveRankings((_ranked(predict(machine, schedules, size, progress=progress, **settings)),))
+    by_kind: dict[str, list[str]] = {}
+    for name, spec in COLLECTIVES.items():
+        by_kind.setdefault(str(spec.kind), []).append(name)
+    rankings, reasons = [], []
+    for names in by_kind.values():
+        if len(names) == 1:  # nothing to compare with
+            continue
+        try:
+            rankings.append(_ranked(predict(machine, names, size, progress=progress, **settings)))
+        except NOT_APPLICABLE as error:
+            reasons.append(str(error))
+    if not rankings:
+        raise ScheduleError(reasons[0])
+    return CollectiveRankings(tuple(rankings))
+
+
+def _ranked(found: Predictions) -> Predictions:
+    items: Sequence[Any] = sorted(found, key=lambda each: each.time_s)
+    return replace(found, items=tuple(items))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.choices import MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -40,11 +39,11 @@ from tasp_lab.prediction.provenance import (
 )
 from tasp_lab.prediction.recommend import TIE, Recommendation
 from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
-from tasp_lab.prediction.training_step.attention_passes import in_groups
 from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, output_flops
 from tasp_lab.prediction.training_step.layout import (
     DEFAULT_LAYOUT,
     Layout,
+    StepPlan,
     context_groups,
     stage_of,
     state_groups,
@@ -52,9 +51,8 @@ from tasp_lab.prediction.training_step.layout import (
 )
 from tasp_lab.prediction.training_step.memory import memory_use, stage_parameters
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter, send
-from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, runs_of
+from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, in_groups, runs_of
 from tasp_lab.prediction.training_step.pipeline import makespan_s, one_forward_one_backward
-from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import (
     HOST_BYTES_PER_S,
     HOST_LINK_BYTES_PER_S,
@@ -240,17 +238,8 @@ def with_groups(machine: Machine, topology: Topology, places: IntArray) -> Machi
     return replace(machine, comm_library=library, system=None)
 
 
-class _PhaseTimes(NamedTuple):
-    """The time of a phase, and that of the kernel calls of its busiest rank."""
-
-    time_s: float
-    busy_s: float
-
-    def plus(self, other: _PhaseTimes) -> _PhaseTimes:
-        return _PhaseTimes(self.time_s + other.time_s, self.busy_s + other.busy_s)
-
-
-_NOTHING = _PhaseTimes(0.0, 0.0)
+_NOTHING: FloatArray = np.zeros(2)
+"""The time of a phase, and that of the kernel calls of its busiest rank."""
 
 
 class _Step:
@@ -269,7 +258,7 @@ class _Step:
         self.phases = Phases(plan, topology, places)
         self.fewest: dict[Run, int] = {}
         self._built: dict[tuple[object, int], Schedule] = {}
-        self._simulated: dict[tuple[object, int], _PhaseTimes] = {}
+        self._simulated: dict[tuple[object, int], FloatArray] = {}
 
     def times(self) -> StepTimes:
         """The parts of a step."""
@@ -284,10 +273,11 @@ class _Step:
             for chunk in range(layout.chunks)
         ]
         sums = [
-            [_added(time for chunk in stage for time in works[chunk]) for works in (forward, backward)]
+            [sum((time for chunk in stage for time in works[chunk]), _NOTHING) for works in (forward, backward)]
             for stage in stages
         ]
-        first, second = max(sums, key=lambda both: both[0].time_s + both[1].time_s)
+        first, second = max(sums, key=lambda both: float(both[0][0] + both[1][0]))
+        (forward_s, busy_forward_s), (backward_s, busy_backward_s) = first.tolist(), second.tolist()
         pipeline_s = 0.0
         if layout.pp > 1:
             orders = one_forward_one_backward(layout.pp, layout.interleave, count)
@@ -295,17 +285,17 @@ class _Step:
                 orders = [[work for work in order if not work.is_backward] for order in orders]
             whole_s = makespan_s(
                 orders,
-                lambda work: (backward if work.is_backward else forward)[work.chunk][work.microbatch].time_s,
+                lambda work: (backward if work.is_backward else forward)[work.chunk][work.microbatch].tolist()[0],
                 self._send_s(),
             )
-            pipeline_s = float(whole_s) - first.time_s - second.time_s
+            pipeline_s = float(whole_s) - forward_s - backward_s
         embedding_s = self._embedding_s() * (count if layout.zero == 3 else 1)
-        busy_s = first.busy_s + second.busy_s
-        return StepTimes(first.time_s, second.time_s, pipeline_s, embedding_s, self._optimizer_s(), busy_s)
+        busy_s = busy_forward_s + busy_backward_s
+        return StepTimes(forward_s, backward_s, pipeline_s, embedding_s, self._optimizer_s(), busy_s)
 
     def _microbatches(
-        self, phase: Callable[[int, bool], _PhaseTimes], chunk: int, always: bool, *, last: bool = False
-    ) -> list[_PhaseTimes]:
+        self, phase: Callable[[int, bool], FloatArray], chunk: int, always: bool, *, last: bool = False
+    ) -> list[FloatArray]:
         """A phase of each micro-batch: messages of states are in all of them, or only in the first or the last one."""
         count = self.plan.layout.microbatches
         one = phase(chunk, True)
@@ -314,18 +304,18 @@ class _Step:
         others = [phase(chunk, False)] * (count - 1)
         return [*others, one] if last else [one, *others]
 
-    def _forward(self, chunk: int, gathers: bool) -> _PhaseTimes:
+    def _forward(self, chunk: int, gathers: bool) -> FloatArray:
         """The forward phase of a part of the model, its runs one after another; nothing overlaps between runs."""
         runs = runs_of(self.plan.parts[chunk])
-        return _added([*(self._of_run(run, "forward", gathers=gathers) for run in runs), self._output(chunk, 1)])
+        return sum((self._of_run(run, "forward", gathers=gathers) for run in runs), _NOTHING) + self._output(chunk, 1)
 
-    def _backward(self, chunk: int, reduces: bool) -> _PhaseTimes:
+    def _backward(self, chunk: int, reduces: bool) -> FloatArray:
         """The backward phase of a part of the model."""
         runs, gathers = runs_of(self.plan.parts[chunk]), self.plan.layout.zero == 3
         phases = (self._of_run(run, "backward", reduces=reduces, gathers=gathers) for run in runs)
-        return _added([*phases, self._output(chunk, BACKWARD)])
+        return sum(phases, _NOTHING) + self._output(chunk, BACKWARD)
 
-    def _output(self, chunk: int, times: int) -> _PhaseTimes:
+    def _output(self, chunk: int, times: int) -> FloatArray:
         """The output matrix and the loss of a micro-batch, forward or `BACKWARD`, behind the last part of the model."""
         plan, bandwidth = self.plan, self._rates.memory_bytes_per_s
         if chunk < plan.layout.chunks - 1:
@@ -335,9 +325,9 @@ class _Step:
         if plan.trains and bandwidth is not None:
             found += tokens * plan.model.vocabulary * LOSS_BYTES[times == BACKWARD] / float(bandwidth)
         found = float(max(self._stage.call_s(found, rank) for rank in range(self._stage.topology.world_size)))
-        return _PhaseTimes(found, found)
+        return np.array([found, found])
 
-    def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> _PhaseTimes:
+    def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
         build = getattr(self.phases, phase)
         key = (run.unit, phase, tuple(how.items()))
@@ -348,7 +338,7 @@ class _Step:
         few = min(run.times, most)
         self.fewest[run] = min(few, self.fewest.get(run, few))
 
-        def of(count: int) -> _PhaseTimes:
+        def of(count: int) -> FloatArray:
             if (key, count) not in self._simulated:
                 if count == few:
                     self._progress(f"simulating {few} of {run.times} x {len(run.unit)} layers {phase}")
@@ -360,11 +350,11 @@ class _Step:
             return last
         half = few // 2
         first, more = of(half), run.times - few
-        return _PhaseTimes(*(b + more * (b - a) / (few - half) for a, b in zip(first, last, strict=True)))
+        return last + more * (last - first) / (few - half)
 
-    def _times_of(self, schedule: Schedule) -> _PhaseTimes:
+    def _times_of(self, schedule: Schedule) -> FloatArray:
         found = PassAnswer(self._stage, schedule, self.plan.layer, self.plan.options)
-        return _PhaseTimes(float(found.time_s), float(found.compute_s))
+        return np.array([float(found.time_s), float(found.compute_s)])
 
     def _alone_s(self, machine: Machine, schedule: Schedule) -> float:
         """The time of exposed messages, which no kernel call hides."""
@@ -423,10 +413,6 @@ class _Step:
         return forward * (3 if plan.trains else 1) * layout.microbatches
 
 
-def _added(times: Iterable[_PhaseTimes]) -> _PhaseTimes:
-    return reduce(_PhaseTimes.plus, times, _NOTHING)
-
-
 def _rate(given: ComputeLike | None) -> float | None:
     """A given rate of matrices. Raises `QuantityError` for real kernels."""
     rate = parse_compute(given)
@@ -460,17 +446,13 @@ def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, offload: bool) -
     """The constants of what is no attention: rates of matrices and memory, and with `offload` those of hosts."""
     matrices = rates.matrices
     value = format_flops(float(matrices.flops_per_s or 0))
-    found = [UsedConstant(f"matrix_rate_{matrix_dtype}", value, matrices.source, matrices.assumed)]
+    found = [UsedConstant(f"matrix_rate_{matrix_dtype}", value, matrices.source)]
     if rates.memory_bytes_per_s is not None:
-        bandwidth = format_bandwidth(rates.memory_bytes_per_s)
-        assumed = rates.memory_source.startswith("assum")
-        found.append(UsedConstant("memory_bandwidth", bandwidth, rates.memory_source, assumed))
+        found.append(UsedConstant("memory_bandwidth", format_bandwidth(rates.memory_bytes_per_s), rates.memory_source))
     if rates.capacity_bytes is not None:
-        assumed = rates.capacity_source.startswith("assum")
-        found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source, assumed))
-        found.append(UsedConstant("memory_reserved", format_size(RESERVED_BYTES), RESERVED_SOURCE, assumed=True))
+        found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source))
+        found.append(UsedConstant("memory_reserved", format_size(RESERVED_BYTES), RESERVED_SOURCE))
     if offload:
-        link, host = format_bandwidth(HOST_LINK_BYTES_PER_S), format_bandwidth(HOST_BYTES_PER_S)
-        found.append(UsedConstant("host_link", link, HOST_LINK_SOURCE, assumed=True))
-        found.append(UsedConstant("host_memory", host, HOST_SOURCE, assumed=True))
+        found.append(UsedConstant("host_link", format_bandwidth(HOST_LINK_BYTES_PER_S), HOST_LINK_SOURCE))
+        found.append(UsedConstant("host_memory", format_bandwidth(HOST_BYTES_PER_S), HOST_SOURCE))
     return found

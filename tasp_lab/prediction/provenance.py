@@ -13,8 +13,8 @@ import datetime
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -36,12 +36,16 @@ from tasp_lab.workload.layer import is_left_out
 
 @dataclass(frozen=True)
 class UsedConstant:
-    """A constant behind a result: its value as text, its source, and whether it is an assumption."""
+    """A constant behind a result: its value as text, and its source."""
 
     name: str
     value: str
     source: str
-    assumed: bool = False
+
+    @property
+    def assumed(self) -> bool:
+        """Whether it is an assumption."""
+        return self.source.startswith("assum")
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,10 +86,7 @@ class Provenance:
             "date": self.date,
             "inputs": dict(self.inputs),
             "inputs_sha256": self.inputs_sha256,
-            "constants": [
-                {"name": each.name, "value": each.value, "source": each.source, "assumed": each.assumed}
-                for each in self.constants
-            ],
+            "constants": [asdict(each) | {"assumed": each.assumed} for each in self.constants],
             "engine": " and ".join(self.engines) or None,
             "search_complete": self.search_complete,
             **({"environment": dict(self.environment)} if self.environment else {}),
@@ -106,7 +107,7 @@ def plain(value: object) -> object:
     """A value as plain JSON; a dataclass becomes its type and its fields, optional ones only where they are given.
 
     >>> plain({"a": (1.0, Fraction(1, 3), math.inf)}), plain(UsedConstant("a", "1s", "here"))
-    ({'a': [1, '1/3', 'inf']}, {'type': 'UsedConstant', 'name': 'a', 'value': '1s', 'source': 'here', 'assumed': False})
+    ({'a': [1, '1/3', 'inf']}, {'type': 'UsedConstant', 'name': 'a', 'value': '1s', 'source': 'here'})
 
     Raises `TypeError` for a value of any other type.
     """
@@ -227,10 +228,7 @@ def machine_constants(constants: Iterable[Parameter], prefix: str = "") -> tuple
     """The constants of a machine or a profile without compute rates."""
     return tuple(
         UsedConstant(
-            prefix + each.name,
-            each.text if each.at is None else f"{each.text} at {each.at_text}",
-            each.source,
-            each.source.startswith("assum"),
+            prefix + each.name, each.text if each.at is None else f"{each.text} at {each.at_text}", each.source
         )
         for each in constants
         if each.name not in COMPUTE_RATES
@@ -240,21 +238,17 @@ def machine_constants(constants: Iterable[Parameter], prefix: str = "") -> tuple
 def runtime_constants(runtime: Runtime) -> tuple[UsedConstant, ...]:
     """The constants of a runtime."""
     of_host = [
-        UsedConstant(
-            f"{runtime.name} {field}", format_time(getattr(runtime, field)), source, source.startswith("assum")
-        )
+        UsedConstant(f"{runtime.name} {field}", format_time(getattr(runtime, field)), source)
         for field, source in runtime.sources
     ]
-    return (*of_host, *_passes_constants(runtime))
-
-
-def _passes_constants(runtime: Runtime) -> Iterator[UsedConstant]:
-    """Bytes that passes of a runtime move per element."""
     passes = runtime.passes
-    for each in fields(passes):
-        if each.name.endswith("_bytes") and getattr(passes, each.name):
-            value = f"{getattr(passes, each.name):g} B per element"
-            yield UsedConstant(f"{runtime.name} {each.name}", value, passes.source, passes.source.startswith("assum"))
+    moved = {each.name: getattr(passes, each.name) for each in fields(passes) if each.name.endswith("_bytes")}
+    of_passes = [
+        UsedConstant(f"{runtime.name} {name}", f"{size:g} B per element", passes.source)
+        for name, size in moved.items()
+        if size
+    ]
+    return (*of_host, *of_passes)
 
 
 def compute_constants(dtype: str, rates: Mapping[str, ComputeRate]) -> tuple[UsedConstant, ...]:
@@ -264,7 +258,6 @@ def compute_constants(dtype: str, rates: Mapping[str, ComputeRate]) -> tuple[Use
             f"compute rate {dtype} {passing}" + (f", {rate.kernel} at most" if rate.kernel else ""),
             "no time" if rate.flops_per_s is None else format_flops(rate.flops_per_s),
             rate.source,
-            rate.assumed,
         )
         for passing, rate in rates.items()
     ]

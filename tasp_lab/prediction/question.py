@@ -16,8 +16,6 @@ schedules that are built (`key_of`), and from the version of the engines and mod
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial
@@ -50,8 +48,8 @@ from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs,
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.build import AnySchedule, as_schedule, name_of
 from tasp_lab.schedules.files import content_name
-from tasp_lab.schedules.for_work import AnySchedule, as_schedule, name_of
 from tasp_lab.schedules.registry import names_over_rings, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload, is_left_out
@@ -70,14 +68,7 @@ class RingOptions:
         """The rings of a topology. Raises `NoDecompositionError`."""
         from tasp_lab.rings.decompose import decompose  # most schedules need no rings
 
-        return decompose(
-            topology,
-            self.fold,
-            lanes=self.lanes,
-            rail_aligned=self.rail_aligned,
-            search_budget=self.search_budget,
-            progress=progress,
-        )
+        return decompose(topology, **vars(self), progress=progress)
 
     @property
     def is_free(self) -> bool:
@@ -213,7 +204,7 @@ class Question:
         >>> question.key("", models=1) == question.key("", models=2)
         False
         """
-        return _sha256([self.inputs(), constants_of(self) if constants is None else constants, models])
+        return sha256([self.inputs(), constants_of(self) if constants is None else constants, models])[:32]
 
 
 def question_of(
@@ -258,17 +249,11 @@ def question_of(
 
 def key_of(question: str, schedules: str) -> str:
     """The key of an answer: of a question and the hash of the schedules that were built for it."""
-    return _sha256([question, schedules])
+    return sha256([question, schedules])[:32]
 
 
 def _name(machine: Machine | Topology) -> str:
     return machine.topology.name if isinstance(machine, Machine) else machine.name
-
-
-def _sha256(document: object) -> str:
-    """32 hexadecimal digits."""
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class PreparedMachine:

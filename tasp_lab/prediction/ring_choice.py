@@ -88,10 +88,7 @@ def ring_candidates(
     topology = usable_topology(machine)
     if topology is machine.topology or not with_known:
         return [find(topology)]
-    known = [
-        Decomposition(topology, rings.rings.astype(np.int32), rings.fold, rings.reason, rings.shares)
-        for rings in closed_forms(topology, None, None)
-    ]
+    known = [*closed_forms(topology, None, None)]
     best = max(known, key=lambda each: each.rate_bytes_per_s, default=None)
     if best is None or best.rate_bytes_per_s < (1 - CLOSE_ENOUGH) * ring_limit_bytes_per_s(topology):
         best = find(topology)

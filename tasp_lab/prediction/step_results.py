@@ -16,9 +16,8 @@ from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.residuals import STEPS
-from tasp_lab.prediction.training_step.layout import KINDS, Layout
+from tasp_lab.prediction.training_step.layout import KINDS, Layout, StepPlan
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
-from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
 from tasp_lab.workload.models.parameters import parameter_count
 
@@ -178,7 +177,7 @@ class StepPrediction(Report):
         return {}
 
     def to_dict(self) -> dict[str, object]:
-        found = {column.name: column.value(self) for column in STEP_COLUMNS if column.value is not None}
+        found = {column.name: column.of(self) for column in STEP_COLUMNS}
         return found if self.recommendation is None else found | self.recommendation.to_dict()
 
     def records(self) -> list[dict[str, object]]:
@@ -318,7 +317,7 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("order", "of ranks, neighbours first", lambda step: step.layout.order),
     Column("pass", "`both`, or `forward` without training", lambda step: step.plan.options.passes),
     Column("matrix_dtype", "of matrix products", lambda step: step.plan.matrix_dtype),
-    Column("time_s", "sum of the next five", lambda step: step.time_s),
+    Column("time_s", "sum of the next five"),
     Column("time_low_s", "lower end of the [interval](whole_steps.md#accuracy)", lambda step: step.interval.low_s),
     Column("time_high_s", "upper end of the interval", lambda step: step.interval.high_s),
     Column("interval", "its `regime`, and the measured `rows` and sources", lambda step: step.interval.to_dict()),
@@ -328,57 +327,31 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("embedding_s", "messages of embedding and output", lambda step: step.times.embedding_s),
     Column("optimizer_s", "update of the states", lambda step: step.times.optimizer_s),
     Column("compute_s", "kernel calls of the busiest rank in both phases", lambda step: step.times.compute_s),
-    Column(
-        "exposed_s",
-        "phases and `embedding_s`, less `compute_s`",
-        lambda step: step.times.exposed_s,
-    ),
-    Column("tokens", "positions of a step", lambda step: step.tokens),
-    Column("tokens_per_s", "over all GPUs", lambda step: step.tokens_per_s),
+    Column("exposed_s", "phases and `embedding_s`, less `compute_s`", lambda step: step.times.exposed_s),
+    Column("tokens", "positions of a step"),
+    Column("tokens_per_s", "over all GPUs"),
     Column("tokens_per_s_per_gpu", "of one GPU", lambda step: step.tokens_per_s / step.ranks),
-    Column("model_flops", "FLOPs by the [convention](whole_steps.md#mfu)", lambda step: step.model_flops),
+    Column("model_flops", "FLOPs by the [convention](whole_steps.md#mfu)"),
     Column("flops_per_s_per_gpu", "model FLOPs per second and GPU", lambda step: step.flops_per_s),
-    Column(
-        "peak_flops_per_s",
-        "dense peak of a GPU in `matrix_dtype`, or null",
-        lambda step: step.rates.peak_flops_per_s,
-    ),
-    Column("mfu", "`flops_per_s_per_gpu` / `peak_flops_per_s`, or null", lambda step: step.mfu),
+    Column("peak_flops_per_s", "dense peak of a GPU in `matrix_dtype`, or null",
+           lambda step: step.rates.peak_flops_per_s),
+    Column("mfu", "`flops_per_s_per_gpu` / `peak_flops_per_s`, or null"),
     Column("memory_bytes", "of the fullest GPU", lambda step: step.memory.total),
-    Column(
-        "memory",
-        "object of " + ", ".join(f"`{name}`" for name in MemoryUse._fields),
-        lambda step: dict(step.memory._asdict()),
-    ),
-    Column(
-        "capacity_bytes",
-        "memory that the driver reports, or null",
-        lambda step: step.rates.capacity_bytes,
-    ),
-    Column(
-        "reserved_bytes",
-        "for the context and the communication library, or null",
-        lambda step: None if step.rates.capacity_bytes is None else RESERVED_BYTES,
-    ),
-    Column("fits", "whether `memory_bytes` fits, or null", lambda step: step.fits),
-    Column(
-        "would_fit",
-        "if it does not fit, an object of the fewest options with which it does: `memory_bytes` with each",
-        lambda step: step.would_fit,
-    ),
-    Column(
-        "simulated_layers",
-        "list of `simulated`, `of`: layers simulated of each run of equal ones",
-        lambda step: [{"simulated": few, "of": every} for few, every in step.simulated_layers],
-    ),
-    Column(
-        "ranked",
-        "without `--schedule` a list of `schedule`, `time_s`, `memory_bytes`, `fits`: the fastest that fits first",
-        lambda step: [each._asdict() for each in step.ranked],
-    ),
+    Column("memory", "object of " + ", ".join(f"`{name}`" for name in MemoryUse._fields),
+           lambda step: dict(step.memory._asdict())),
+    Column("capacity_bytes", "memory that the driver reports, or null", lambda step: step.rates.capacity_bytes),
+    Column("reserved_bytes", "for the context and the communication library, or null",
+           lambda step: None if step.rates.capacity_bytes is None else RESERVED_BYTES),
+    Column("fits", "whether `memory_bytes` fits, or null"),
+    Column("would_fit", "if it does not fit, an object of the fewest options with which it does: "
+           "`memory_bytes` with each"),
+    Column("simulated_layers", "list of `simulated`, `of`: layers simulated of each run of equal ones",
+           lambda step: [{"simulated": few, "of": every} for few, every in step.simulated_layers]),
+    Column("ranked", "without `--schedule` a list of `schedule`, `time_s`, `memory_bytes`, `fits`: the fastest that "
+           "fits first", lambda step: [each._asdict() for each in step.ranked]),
     Column("less_checked", "true", lambda step: True),
     Column("provenance", "as above", lambda step: step.provenance.to_dict()),
-)
+)  # fmt: skip
 """The fields of ``step --json`` and columns of its data frame; `docs/json.md` follows from them."""
 
 

@@ -11,7 +11,7 @@ deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, prod
@@ -98,7 +98,8 @@ def search(time_s: Callable[[AttentionOptions], float], start: AttentionOptions,
     else:
         _descend(time_of, start, axes, times)
     shortest_s = min(times.values())
-    best = min(_close(times, shortest_s), key=lambda options: _changes(options, start, axes))
+    close = (options for options, seconds in times.items() if seconds <= (1 + EQUAL) * shortest_s)
+    best = min(close, key=lambda options: sum(getattr(options, each) != getattr(start, each) for each in axes))
     return Tuned(best, times[best], times[start])
 
 
@@ -120,14 +121,6 @@ def _descend(
                     return
                 if time_of(options) < (1 - EQUAL) * time_of(best):
                     best = options
-
-
-def _close(times: Mapping[AttentionOptions, float], shortest_s: float) -> Iterator[AttentionOptions]:
-    yield from (options for options, seconds in times.items() if seconds <= (1 + EQUAL) * shortest_s)
-
-
-def _changes(options: AttentionOptions, start: AttentionOptions, axes: Axes) -> int:
-    return sum(getattr(options, field) != getattr(start, field) for field in axes)
 
 
 def _changed(options: AttentionOptions, values: Mapping[str, Any]) -> AttentionOptions | None:

@@ -12,14 +12,14 @@ from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.rings.complete_digraph import hamiltonian_cycles, two_fold_hamiltonian_cycles
 from tasp_lab.rings.factors import rings_of
 from tasp_lab.rings.node_rings import is_rail_aligned, node_rings
-from tasp_lab.rings.rings import Rings, is_ring
+from tasp_lab.rings.rings import Decomposition, is_ring
 from tasp_lab.topology.graph import Topology
 
 MAX_RANKS_OF_COMPLETE = 4096
 """The 4095 rings of this many ranks take a gigabyte during verification."""
 
 
-def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None) -> Iterator[Rings]:
+def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None) -> Iterator[Decomposition]:
     """The known rings of a topology, best first. `fold` and `rail_aligned` are as in `decompose.decompose`.
 
     A larger fold than requested is returned where a theorem excludes equally fast rings of a smaller fold.
@@ -35,13 +35,13 @@ def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None
         own_links = len(topology.vertices) == topology.world_size and not topology.shared
         uniform = own_links and topology.table.is_uniform
         if fold != 1 or uniform or topology.world_size not in (4, 6):
-            yield _of_complete_digraph(topology.world_size, fold)
+            yield _of_complete_digraph(topology, fold)
     links = topology.linked_pairs
     if fold in (None, 1) and (links.sum(axis=0) == 1).all() and (links.sum(axis=1) == 1).all():
-        yield Rings(rings_of(links.argmax(axis=1)[None]), 1, "the topology is one directed ring")
+        yield Decomposition(topology, rings_of(links.argmax(axis=1)[None]), 1, "the topology is one directed ring")
 
 
-def gray_ring(topology: Topology) -> Rings | None:
+def gray_ring(topology: Topology) -> Decomposition | None:
     """The ring of the reflected binary Gray code, whose neighbours differ in one digit; None if it is no ring here.
 
     It is one in every hypercube (Gilbert, "Gray codes and paths on the n-cube", 1958).
@@ -54,11 +54,11 @@ def gray_ring(topology: Topology) -> Rings | None:
     order = ranks ^ ranks >> 1
     if topology.world_size & topology.world_size - 1 or topology.is_complete or not is_ring(topology, order.tolist()):
         return None
-    return Rings(order[None], 1, "the Gray code of the ranks")
+    return Decomposition(topology, order[None], 1, "the Gray code of the ranks")
 
 
-def _of_complete_digraph(n: int, fold: int | None) -> Rings:
-    if n > MAX_RANKS_OF_COMPLETE:
+def _of_complete_digraph(topology: Topology, fold: int | None) -> Decomposition:
+    if (n := topology.world_size) > MAX_RANKS_OF_COMPLETE:
         raise NoDecompositionError(
             f"the {n - 1} rings of K*_{n} are too many, expected at most {MAX_RANKS_OF_COMPLETE} ranks"
         )
@@ -67,14 +67,14 @@ def _of_complete_digraph(n: int, fold: int | None) -> Rings:
             f"K*_{n} has no {n - 1} rings that share no pair of ranks (Tillson 1980); "
             "these two-fold rings use each pair of ranks twice"
         )
-        return Rings(two_fold_hamiltonian_cycles(n).astype(np.int64), 2, reason)
-    rings = hamiltonian_cycles(n).astype(np.int64)
+        return Decomposition(topology, two_fold_hamiltonian_cycles(n), 2, reason)
+    rings = hamiltonian_cycles(n)
     if fold == 2:
-        return Rings(np.repeat(rings, 2, axis=0), 2, f"each ring of K*_{n} twice")
-    return Rings(rings, 1, f"K*_{n} decomposes into {n - 1} rings that share no pair of ranks")
+        return Decomposition(topology, np.repeat(rings, 2, axis=0), 2, f"each ring of K*_{n} twice")
+    return Decomposition(topology, rings, 1, f"K*_{n} decomposes into {n - 1} rings that share no pair of ranks")
 
 
-def _of_nodes(topology: Topology, groups: IntArray, fold: int | None, rail_aligned: bool | None) -> Rings:
+def _of_nodes(topology: Topology, groups: IntArray, fold: int | None, rail_aligned: bool | None) -> Decomposition:
     """The rings of (m-K_m-m)^u, renumbered from node-by-node ranks to the ranks in `groups`."""
     node_count, per_node = groups.shape
     by_node = node_rings(node_count, per_node, rail_aligned=rail_aligned)
@@ -90,8 +90,8 @@ def _of_nodes(topology: Topology, groups: IntArray, fold: int | None, rail_align
     if is_rail_aligned(by_node, per_node):
         reason += "; every hop between nodes joins equal local ranks"
     if fold == 2 and least_fold == 1:
-        return Rings(np.repeat(rings, 2, axis=0), 2, f"{reason}; each ring twice")
-    return Rings(rings, least_fold, reason)
+        return Decomposition(topology, np.repeat(rings, 2, axis=0), 2, f"{reason}; each ring twice")
+    return Decomposition(topology, rings, least_fold, reason)
 
 
 def _nodes_of(topology: Topology) -> IntArray | None:

@@ -21,7 +21,7 @@ from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings.closed_forms import closed_forms, gray_ring
-from tasp_lab.rings.rings import Decomposition, Rings, ring_limit_bytes_per_s
+from tasp_lab.rings.rings import Decomposition, ring_limit_bytes_per_s
 from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.graph import Topology
 
@@ -106,7 +106,7 @@ def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBud
     known = []
     for rings in closed_forms(topology, None, rail_aligned):
         known.append(rings.rings)
-        yield _as_decomposition(topology, rings)
+        yield rings
     from tasp_lab.rings.problem import is_searchable  # scipy is loaded where a closed form is not enough
     from tasp_lab.rings.search import RingSearch
 
@@ -115,16 +115,14 @@ def _candidates(topology: Topology, rail_aligned: bool | None, budget: SearchBud
     if topology.world_size >= MANY_RANKS:
         budget.progress(f"bounding the rate of rings of {topology.world_size:,} ranks; this may take a while")
     search = RingSearch(topology, ring_limit_bytes_per_s(topology), budget)
-    for rings in search.best(known):
-        yield _as_decomposition(topology, rings)
+    yield from search.best(known)
 
 
 def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:
     from tasp_lab.rings.search import RingSearch
 
     more = ""
-    for rings in closed_forms(topology, fold, rail_aligned):
-        known = _as_decomposition(topology, rings)
+    for known in closed_forms(topology, fold, rail_aligned):
         if known.proved_optimal and known.fold <= fold:
             return known
         if known.fold > fold:
@@ -139,7 +137,7 @@ def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, budget: S
         raise NoDecompositionError(
             f"{topology.name}: no rings of fold {fold} reach the rate that the cuts allow: {note}{more}"
         )
-    return _concluded(_as_decomposition(topology, equal), budget)
+    return _concluded(equal, budget)
 
 
 def _with_lanes(
@@ -152,7 +150,7 @@ def _with_lanes(
     if known is not None:
         from tasp_lab.rings.fractional_packing import max_of_one_ring
 
-        one = replace(_as_decomposition(topology, known), limit_bytes_per_s=max_of_one_ring(topology))
+        one = replace(known, limit_bytes_per_s=max_of_one_ring(topology))
         if one.proved_optimal:
             return one
     candidates: list[Decomposition] = []
@@ -184,14 +182,7 @@ def _few(topology: Topology, lanes: int, rail_aligned: bool | None, budget: Sear
     full = _best(topology, rail_aligned, budget.half())
     if len(full.rings) <= lanes:
         return full
-    known = Rings(full.rings.astype(np.int64), full.fold, full.reason, full.shares)
     limit = ring_limit_bytes_per_s(topology, full.rate_bytes_per_s)
     from tasp_lab.rings.fractional_packing import best_few
 
-    few = _as_decomposition(topology, best_few(topology, known, lanes, limit, budget))
-    return _concluded(few, budget)
-
-
-def _as_decomposition(topology: Topology, found: Rings) -> Decomposition:
-    rings = found.rings.astype(np.int32)
-    return Decomposition(topology, rings, found.fold, found.reason, found.shares, found.limit_bytes_per_s)
+    return _concluded(best_few(full, lanes, limit, budget), budget)

@@ -24,7 +24,7 @@ from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.rings.factors import SWITCHING_OPERATIONS, disjoint_rings, rings_of
 from tasp_lab.rings.problem import RingProblem
-from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, fold_of, ring_rate_bytes_per_s
+from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Decomposition, fold_of
 from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.graph import Topology, Vertex
 
@@ -255,20 +255,16 @@ _MAX_CANDIDATES = 200
 """Of more rings than that, those with the largest shares are the candidates."""
 
 
-def best_few(topology: Topology, known: Rings, lanes: int, ring_limit: Fraction, budget: SearchBudget) -> Rings:
+def best_few(known: Decomposition, lanes: int, ring_limit: Fraction, budget: SearchBudget) -> Decomposition:
     """At most `lanes` rings; `known` are more, and `ring_limit` bounds the rate of any rings, in bytes/s."""
-    limit = min(ring_limit, lanes * max_of_one_ring(topology))
-    best, best_rate = None, Fraction(0)
-    for rings in _attempts(topology, known, lanes, budget):
-        shares = rings.shares or (Fraction(1, len(rings.rings)),) * len(rings.rings)
-        rate = ring_rate_bytes_per_s(topology, rings.rings, shares)
-        if rate > best_rate:
-            best, best_rate = rings, rate
+    limit = min(ring_limit, lanes * max_of_one_ring(known.topology))
+    best = _largest(known, lanes)
+    for rings in _attempts(known, lanes, budget) if best.rate_bytes_per_s < limit else ():
+        best = max(best, rings, key=lambda each: each.rate_bytes_per_s)
         if rings.limit_bytes_per_s is not None:
-            limit = min(limit, max(rings.limit_bytes_per_s, best_rate))
-        if best_rate >= limit:
+            limit = min(limit, max(rings.limit_bytes_per_s, best.rate_bytes_per_s))
+        if best.rate_bytes_per_s >= limit:
             break
-    assert best is not None  # the first attempt always yields rings
     return replace(best, limit_bytes_per_s=limit)
 
 
@@ -283,8 +279,8 @@ def max_of_one_ring(topology: Topology) -> Fraction:
     return Fraction(min(bandwidth for (_, vertex), bandwidth in fastest.items() if isinstance(vertex, int)))
 
 
-def _attempts(topology: Topology, known: Rings, lanes: int, budget: SearchBudget) -> Iterator[Rings]:
-    yield _largest(known, lanes)
+def _attempts(known: Decomposition, lanes: int, budget: SearchBudget) -> Iterator[Decomposition]:
+    topology = known.topology
     problem = RingProblem.of(topology)
     listed = problem.all_rings(_MAX_CANDIDATES)
     if listed is None and problem.is_uniform:
@@ -292,22 +288,22 @@ def _attempts(topology: Topology, known: Rings, lanes: int, budget: SearchBudget
         budget.progress(f"searching for {lanes} link-disjoint rings, within {part.left:,} operations")
         rings = disjoint_rings(problem.linked, lanes, part)
         if rings is not None:
-            yield Rings(rings, 1, f"{lanes} rings that share no link")
-    if listed is not None:
-        chosen, proved = _chosen(problem, listed, lanes, budget)
-        limit = ring_rate_bytes_per_s(topology, chosen.rings, chosen.shares) if proved else None
-        yield replace(chosen, limit_bytes_per_s=limit)
-    else:
-        yield _chosen(problem, _largest(known, _MAX_CANDIDATES).rings, lanes, budget)[0]
+            yield Decomposition(topology, rings, 1, f"{lanes} rings that share no link")
+    pool = _largest(known, _MAX_CANDIDATES).rings if listed is None else listed
+    packing, proved = _chosen(problem, pool, lanes, budget)
+    rings, shares = with_exact_shares(packing)
+    chosen = Decomposition(topology, rings, fold_of(rings), f"the best {lanes} of {len(pool)} rings", shares)
+    yield replace(chosen, limit_bytes_per_s=chosen.rate_bytes_per_s if proved and listed is not None else None)
 
 
-def _largest(known: Rings, count: int) -> Rings:
+def _largest(known: Decomposition, count: int) -> Decomposition:
     """The rings with the largest shares, with equal shares."""
     order = sorted(range(len(known.rings)), key=lambda ring: -known.shares[ring])[:count]
-    return Rings(known.rings[order], fold_of(known.rings[order]), f"{len(order)} of {len(known.rings)}: {known.reason}")
+    reason = f"{len(order)} of {len(known.rings)}: {known.reason}"
+    return Decomposition(known.topology, known.rings[order], fold_of(known.rings[order]), reason)
 
 
-def _chosen(problem: RingProblem, pool: IntArray, lanes: int, budget: SearchBudget) -> tuple[Rings, bool]:
+def _chosen(problem: RingProblem, pool: IntArray, lanes: int, budget: SearchBudget) -> tuple[Packing, bool]:
     """The best packing of at most `lanes` rings of a pool, and whether it is proved optimal."""
     from scipy.optimize import Bounds, LinearConstraint
 
@@ -332,7 +328,4 @@ def _chosen(problem: RingProblem, pool: IntArray, lanes: int, budget: SearchBudg
     if result.status != 0:
         part.exhaust()
     used = np.flatnonzero(result.x[count:] > 0.5) if result.x is not None else np.arange(lanes)
-    packing = best_packing(problem, pool[used])
-    reason = f"the best {lanes} of {count} rings"
-    rings, shares = with_exact_shares(packing)
-    return Rings(rings, fold_of(rings), reason, shares), result.status == 0
+    return best_packing(problem, pool[used]), result.status == 0

@@ -317,15 +317,11 @@ def _renaming(ends: npt.NDArray[np.integer], wanted: npt.NDArray[np.integer]) ->
 
 def _along_cycles(permutation: npt.NDArray[np.integer]) -> list[int]:
     """All elements, cycle by cycle, the longest cycles first."""
-    successors = permutation.tolist()
+    successors: dict[int, int] = dict(enumerate(permutation.tolist()))
     cycles: list[list[int]] = []
-    visited = [False] * len(successors)
-    for first in range(len(successors)):
-        cycle: list[int] = []
-        element = first
-        while not visited[element]:
-            visited[element] = True
-            cycle.append(element)
-            element = successors[element]
+    while successors:
+        cycle = [next(iter(successors))]
+        while (following := successors.pop(cycle[-1])) in successors:
+            cycle.append(following)
         cycles.append(cycle)
     return [element for cycle in sorted(cycles, key=len, reverse=True) for element in cycle]

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.core.arrays import Int32Array, IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.tables import brief
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
@@ -41,21 +41,6 @@ def is_ring(topology: Topology, order: Sequence[int]) -> bool:
     """Whether each rank can send to the next one in this order, and the last to the first."""
     ranks = np.array(order, dtype=np.int64)
     return len(order) == 1 or bool(topology.have_routes(ranks, np.roll(ranks, -1)).all())
-
-
-@dataclass(frozen=True, eq=False)
-class Rings:
-    """Rings, an int array (rings, world_size), in which no pair of ranks occurs more than `fold` times.
-
-    `shares` are the shares of the rings, empty if equal. `limit_bytes_per_s` is an upper bound of the rate of such
-    rings if the search proved a tighter one than the cuts. `reason` explains the choice of the rings.
-    """
-
-    rings: npt.NDArray[np.int64]
-    fold: int
-    reason: str
-    shares: tuple[Fraction, ...] = ()
-    limit_bytes_per_s: Fraction | None = None
 
 
 def fold_of(rings: npt.NDArray[np.integer]) -> int:
@@ -75,7 +60,7 @@ class Decomposition:
     Parameters
     ----------
     topology : the topology of the rings.
-    rings : int array (rings, world_size), each row the ranks in the ring's order.
+    rings : int array (rings, world_size), each row the ranks in the ring's order; kept as int32.
     fold : maximum number of uses of a pair of ranks.
     reason : why these rings were chosen.
     shares : the share of every shard that each ring carries, summing to one; equal if not given.
@@ -86,7 +71,7 @@ class Decomposition:
     """
 
     topology: Topology
-    rings: Int32Array
+    rings: npt.NDArray[Any]
     fold: int
     reason: str
     shares: tuple[Fraction, ...] = ()

@@ -36,7 +36,7 @@ from tasp_lab.rings.fractional_packing import (
     with_exact_shares,
 )
 from tasp_lab.rings.problem import RingProblem
-from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Rings, fold_of
+from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Decomposition, fold_of
 from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.components import strong_components
 from tasp_lab.topology.graph import Topology
@@ -87,7 +87,7 @@ class RingSearch:
                 return f"without rank {rank} the others do not reach each other, and a ring passes each rank only once"
         return "the search was exhaustive"
 
-    def best(self, known: list[IntArray]) -> Iterator[Rings]:
+    def best(self, known: list[IntArray]) -> Iterator[Decomposition]:
         """Equal rings of fold 1, then of fold 2, then rings with shares, which may include the `known` ones."""
         so_far = list(known)
         for fold in (1, 2):
@@ -99,7 +99,7 @@ class RingSearch:
                 self.budget.progress(note)
         yield from self._with_shares(so_far)
 
-    def equal_rings(self, fold: int, *, strictly: bool = False) -> tuple[Rings | None, str]:
+    def equal_rings(self, fold: int, *, strictly: bool = False) -> tuple[Decomposition | None, str]:
         """Rings that reach the limit with equal shares and use no link more than `fold` times, or why there are none.
 
         Unless `strictly`, a faster link may be used more often, and a repeated ring is returned once with a larger
@@ -115,16 +115,16 @@ class RingSearch:
             return None, "; ".join(notes)
         return None, f"no number of equal rings of fold {fold} adds up to {format_bandwidth(self.limit)}"
 
-    def _equal(self, rings: IntArray, *, strictly: bool) -> Rings:
+    def _equal(self, rings: IntArray, *, strictly: bool) -> Decomposition:
         """Equal rings that reach the limit; repetitions of a ring become one ring with a larger share."""
         carry = f"carry {format_bandwidth(self.limit)}, as much as any rings can"
         if self.problem.is_uniform or strictly:
             fold = fold_of(rings)
             times = "share no link" if fold == 1 else "use no link more than twice"
-            return Rings(rings, fold, f"{len(rings)} rings that {times} {carry}")
+            return Decomposition(self.topology, rings, fold, f"{len(rings)} rings that {times} {carry}")
         distinct, times_found = np.unique(rings, axis=0, return_counts=True)
         shares = tuple(Fraction(int(times), len(rings)) for times in times_found)
-        return Rings(distinct, fold_of(distinct), f"{len(distinct)} rings {carry}", shares)
+        return Decomposition(self.topology, distinct, fold_of(distinct), f"{len(distinct)} rings {carry}", shares)
 
     def _equal_counts(self, fold: int) -> Iterator[tuple[int, list[int]]]:
         """Numbers of equal rings that would reach the limit, each with the capacity of every constraint in rings."""
@@ -180,7 +180,7 @@ class RingSearch:
             proved = proved and note == Answer.IMPOSSIBLE.value
         return None, False
 
-    def _with_shares(self, so_far: list[IntArray]) -> Iterator[Rings]:
+    def _with_shares(self, so_far: list[IntArray]) -> Iterator[Decomposition]:
         if self.listed is not None:
             packing = best_packing(self.problem, self.listed)
             yield self._packed(packing, self._costs(packing, self.listed).min(), f"all {len(self.listed)} rings")
@@ -283,7 +283,7 @@ class RingSearch:
         costs: np.ndarray = self.problem.loads(rings).T @ packing.prices
         return costs
 
-    def _packed(self, packing: Packing, least: float, among: str) -> Rings:
+    def _packed(self, packing: Packing, least: float, among: str) -> Decomposition:
         """A packing as rings; `least` is a lower bound of the cost of a ring at its prices."""
         limit = self.limit
         if least > 0:
@@ -292,7 +292,7 @@ class RingSearch:
             limit = min(limit, Fraction(by_prices))
         rings, shares = with_exact_shares(packing)
         reason = f"the best shares of {among}, by linear programming"
-        return Rings(rings, fold_of(rings), reason, shares, limit)
+        return Decomposition(self.topology, rings, fold_of(rings), reason, shares, limit)
 
 
 def _within(budget: SearchBudget) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Literal
 
 import numpy as np
 
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.workload.layer import ELEMENT_BYTES
@@ -183,9 +184,8 @@ class Blocks:
             (self.kind < 0) | (self.kind >= len(self.kinds)),
             f"has an unknown kind, expected 0 to {len(self.kinds) - 1}",
         )
-        sums = np.array([bool(kind.join) for kind in self.kinds], dtype=bool)
         _check((self.parts < 1) | (self.parts > MAX_PARTS), f"has too few or too many parts, expected 1 to {MAX_PARTS}")
-        _check((self.parts > 1) & ~sums[self.kind], "is data of several parts, expected one part")
+        _check((self.parts > 1) & ~self.are_sums, "is data of several parts, expected one part")
         pools = list(dict.fromkeys(kind.pool for kind in self.kinds if kind.pool is not None))
         buffers = np.array([0 if kind.pool is None else kind.pool.buffers for kind in self.kinds], dtype=np.int64)
         numbers = np.array([-1 if kind.pool is None else pools.index(kind.pool) for kind in self.kinds], dtype=np.int64)
@@ -206,6 +206,11 @@ class Blocks:
                 _check(of_kind & (self.bytes % wire != 0), f"of {kind.name} is no multiple of {wire} bytes")
                 home_bytes = np.where(of_kind, self.bytes // wire * home, home_bytes)
         return home_bytes
+
+    @cached_property
+    def are_sums(self) -> BoolArray:
+        """Bool array (blocks,): which blocks have parts that are joined."""
+        return np.array([bool(kind.join) for kind in self.kinds], dtype=bool)[self.kind]
 
     @classmethod
     def of_data(cls, sizes_bytes: IntArray) -> Blocks:

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, distinct, stable_order
+from tasp_lab.core.arrays import BoolArray, IntArray, are_among, distinct, stable_order
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.dependencies import RESIDENT, Accesses, Uses
@@ -125,7 +125,7 @@ class Layouts:
         resident, resident_offset, end = self._resident_copies()
         # First what lands in buffers, behind the resident copies.
         self.received: IntArray = np.full(len(self._at), OUTSIDE)
-        is_sum, pool = sums(self._blocks), self._blocks.pool
+        is_sum, pool = self._blocks.are_sums, self._blocks.pool
         to_buffer = ~self._resident | (is_sum[self._parts.block] & (pool[self._parts.block] >= 0))
         # What has a place of its own there: arrivals, and the first addition to a copy.
         lands = np.flatnonzero(np.where(self._arrives, to_buffer, ~self._resident & self._is_first))
@@ -249,7 +249,7 @@ class Layouts:
     def _alone(self, arrivals: IntArray) -> BoolArray:
         """Whether each of these arrivals comes alone to an empty resident sum, until it is given away or to the end."""
         blocks, transfers = self._blocks, self._derived.transfers
-        alone, concerned = np.zeros(len(self._at), dtype=bool), sums(blocks) & (blocks.pool < 0)
+        alone, concerned = np.zeros(len(self._at), dtype=bool), blocks.are_sums & (blocks.pool < 0)
         comes = np.flatnonzero(self._resident & concerned[self._parts.block])
         if len(comes):
             rank, block, step = (column[comes] for column in (self._parts.rank, self._parts.block, self._parts.step))
@@ -324,11 +324,6 @@ def residents(schedule: Schedule, rank: int, coming: IntArray) -> BoolArray:
     return resident
 
 
-def sums(blocks: Blocks) -> BoolArray:
-    """Which blocks have parts that are joined."""
-    return np.array([bool(kind.join) for kind in blocks.kinds], dtype=bool)[blocks.kind]
-
-
 def wide_at_home(blocks: Blocks) -> BoolArray:
     """Which blocks are wider at home than on the wire."""
     return np.array([kind.is_wide_at_home for kind in blocks.kinds], dtype=bool)[blocks.kind]
@@ -370,7 +365,7 @@ class _Sizes:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._blocks = schedule, schedule.blocks
         self._ranks, self._count = schedule.world_size, len(schedule.blocks)
-        self._is_sum = sums(self._blocks)
+        self._is_sum = self._blocks.are_sums
         self._wide = wide_at_home(self._blocks)
         self._staging = self._is_sum & (self._blocks.pool < 0)
         self._content = (schedule.initial * np.uint8(_SEVERAL)).ravel() if self._staging.any() else None
@@ -423,7 +418,7 @@ class _Sizes:
     def _fill(self, arriving: IntArray, added: IntArray) -> None:
         """Account for the buffers of a step: arrivals, and copies to which only calls add."""
         rank, block = self._places(added)
-        begun = added[~self._schedule.is_resident(rank, block) & ~np.isin(added, arriving)]
+        begun = added[~self._schedule.is_resident(rank, block) & ~are_among(added, arriving)]
         rank, block = self._places(np.concatenate([arriving, begun]))
         landing = np.zeros_like(self._largest)
         np.add.at(landing, (self._blocks.pool[block], rank), self._blocks.bytes[block])
@@ -433,11 +428,11 @@ class _Sizes:
         """Account for arrivals at resident sums without a pool, some of which are added to or given at this step."""
         assert self._content is not None
         copies, arrivals = np.unique(arriving, return_counts=True)
-        parts = arrivals + np.isin(copies, added)
+        parts = arrivals + are_among(copies, added)
         before = self._content[copies]
-        alone = (before == _EMPTY) & (parts == 1) & ~np.isin(copies, gone) & ~self._wide[self._places(copies)[1]]
+        alone = (before == _EMPTY) & (parts == 1) & ~are_among(copies, gone) & ~self._wide[self._places(copies)[1]]
         staged = np.where(alone, 0, arrivals + (before == _ALONE))
-        called = added[~np.isin(added, copies)]
+        called = added[~are_among(added, copies)]
         moved = called[self._content[called] == _ALONE]
         for changed, count in ((copies, staged), (moved, np.ones_like(moved))):
             rank, block = self._places(changed)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks, Field
@@ -245,9 +245,7 @@ class Contract(NamedTuple):
         `initial` and `final` are bool arrays (world_size, blocks).
         """
         rank, block = np.nonzero(initial)
-        wrong = (self.starts_at[block] != rank) & ~self.saved[block]
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true((self.starts_at[block] != rank) & ~self.saved[block])) is not None:
             owner = int(self.starts_at[block[at]])
             why = "which is empty until it is computed" if owner < 0 else f"which only rank {owner} has then"
             raise ScheduleError(f"rank {rank[at]} starts with {blocks.name(block[at])}, {why}")
@@ -293,6 +291,24 @@ class Task(Protocol):
 
     def shapes(self, calls: Calls) -> ShapeRows:
         """The shape of each call, by which its time is known."""
+
+
+class NoCalls:
+    """What tasks have in common whose blocks are only moved, gathered or added up."""
+
+    @property
+    def kernels(self) -> Mapping[str, Passing]:
+        return {}
+
+    def effects(self, calls: Calls) -> Effects:
+        """Raises `ScheduleError`: there are no calls."""
+        raise ScheduleError(f"{calls.kernel} of a {type(self).__name__}, which computes nothing")
+
+    def flops(self, calls: Calls) -> IntArray:
+        return np.zeros(len(calls), dtype=np.int64)
+
+    def shapes(self, calls: Calls) -> ShapeRows:
+        return ShapeRows.of("dense", self.flops(calls))
 
 
 def check_blocks(blocks: Blocks, expected: Blocks, bound: bool = False) -> None:

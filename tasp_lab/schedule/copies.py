@@ -324,8 +324,7 @@ class Copies:
                 f"{blocks.name(block)} has {blocks.parts[block]} parts, too many to replay, "
                 f"expected at most {MAX_PARTS}"
             )
-        sums = np.array([bool(kind.join) for kind in blocks.kinds], dtype=bool)[blocks.kind]
-        words = np.where(sums, 1 << np.ceil(np.log2(-(-blocks.parts // WORD))).astype(np.int64), 0)
+        words = np.where(blocks.are_sums, 1 << np.ceil(np.log2(-(-blocks.parts // WORD))).astype(np.int64), 0)
         self._store_of, self._place = np.zeros((2, len(blocks)), dtype=np.int64)
         self._stores: list[Store] = []
         for width in sorted(set(words.tolist())):

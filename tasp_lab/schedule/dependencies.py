@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -265,27 +265,38 @@ def operations_of(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers,
 def _call_table(schedule: Schedule, calls: Sequence[tuple[int, Calls]]) -> CallTable:
     task, blocks = schedule.task, len(schedule.blocks)
     kernels = tuple(dict.fromkeys(group.kernel for _, group in calls))
-    shapes = call_shapes(task, [group for _, group in calls])
+    joined = _joined([group for _, group in calls])
+    shapes = call_shapes(task, joined)
     nothing = np.zeros(0, dtype=np.int64)
-    rows: list[tuple[IntArray, ...]] = [(nothing,) * 5]
+    rows: list[tuple[IntArray, ...]] = [(nothing,) * 4]
     reads, adds = [(nothing, nothing)], [(nothing, nothing)]
-    for index, group in calls:
+    for group in joined:
         assert task is not None, "a schedule with calls has a task"
         count = len(group)
-        constants = (np.full(count, value) for value in (index, group.lane, kernels.index(group.kernel)))
+        constants = (np.full(count, value) for value in (group.lane, kernels.index(group.kernel)))
         rows.append((*constants, group.rank, _named_block(schedule, group)))
         reads.append(_interleaved(group.operands))
         for _, batch in group.batches():
             effects = task.effects(batch)
             added = distinct(effects.call * blocks + effects.block)
             adds.append((np.bincount(added // blocks, minlength=len(batch)), added % blocks))
-    step, lane, kernel, rank, block = (np.concatenate(column) for column in zip(*rows, strict=True))
+    lane, kernel, rank, block = (np.concatenate(column) for column in zip(*rows, strict=True))
+    step = np.repeat(np.array([index for index, _ in calls], dtype=np.int64), [len(group) for _, group in calls])
     read, added_to = (
         BlockLists.of_sizes(*(np.concatenate(column) for column in zip(*lists, strict=True))) for lists in (reads, adds)
     )
     return CallTable(
         step, rank, lane, kernel, shapes.flops, block, read, added_to, kernels, shapes.number, shapes.distinct
     )
+
+
+def _joined(calls: Sequence[Calls]) -> list[Calls]:
+    """The same calls in the same order, those of several steps as one group where kernel, lane and columns are alike.
+
+    Steps have few calls, and NumPy takes about as long for those of a hundred.
+    """
+    alike = groupby(calls, key=lambda group: (group.kernel, group.lane, len(group.operands), group.params.shape[1]))
+    return [Calls.joined(list(groups)) for _, groups in alike]
 
 
 def _interleaved(operands: Sequence[BlockLists]) -> tuple[IntArray, IntArray]:
@@ -344,7 +355,7 @@ class Copies:
         parts, reads = _uses(transfers, calls, ranks)
         self._schedule, self._steps = schedule, len(schedule.steps) + 1
         self._first_call, self._first_buffer = len(transfers.step), len(transfers.step) + len(calls.step)
-        self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
+        self._is_sum = schedule.blocks.are_sums
         part_stays = schedule.is_resident(parts.rank, parts.block)
         read_stays = schedule.is_resident(reads.rank, reads.block)
         copies, rows = schedule.world_size * len(schedule.blocks), len(parts.step) + len(reads.step)
@@ -586,7 +597,7 @@ def call_shapes(task: Task | None, calls: Sequence[Calls]) -> CallShapes:
 @OncePerSchedule
 def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
     """For each rank, how many calls it makes of each shape; one object for ranks that make the same calls."""
-    calls = [group for step in schedule.steps for group in step.calls if len(group)]
+    calls = _joined([group for step in schedule.steps for group in step.calls if len(group)])
     shapes, number, _ = call_shapes(schedule.task, calls)
     rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
     return _counted(schedule, rank, number, shapes)

@@ -60,7 +60,7 @@ class Step:
         if len(lengths) != 1:
             raise ScheduleError(f"a step's arrays have lengths {sorted(lengths)}, expected one length")
         for values in columns:
-            if not (np.issubdtype(values.dtype, np.integer) or values is self.gives):
+            if not (values.dtype.kind in "iu" or values is self.gives):
                 raise ScheduleError(f"a step's arrays are of {values.dtype}, expected whole numbers")
             values.flags.writeable = False
 
@@ -139,6 +139,10 @@ class LazySteps(Sequence[Step]):
         if self._kept is None:
             object.__setattr__(self, "_kept", {})  # subclasses may be frozen
 
+    def forget(self) -> None:
+        """Make each step anew whenever it is needed, from now on."""
+        object.__setattr__(self, "_kept", None)
+
     def prove(self, schedule: ScheduleModel) -> int | None:
         """The number of transfers, if the form of the steps proves the schedule valid; else None: it is replayed."""
         return None
@@ -156,11 +160,12 @@ class LazySteps(Sequence[Step]):
             return [self[position] for position in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"step {index} of {len(self)}")
-        if self._kept is None:
-            return self.step(index % len(self))
-        if (number := index % len(self)) not in self._kept:
-            self._kept[number] = self.step(number)
-        return self._kept[number]
+        number, kept = index % len(self), self._kept
+        if kept is None:
+            return self.step(number)
+        if number not in kept:
+            kept[number] = self.step(number)
+        return kept[number]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -206,6 +211,11 @@ class ScheduleModel:
         """The size of each block on the wire, int array (blocks,)."""
         return self.blocks.bytes
 
+    @property
+    def left(self) -> BoolArray:
+        """Copies that are left in the end: bool array (world_size, blocks), those promised, and those in `kept`."""
+        return self.final if self.kept is None else self.final | self.kept
+
     def is_resident(self, rank: IntArray, block: IntArray) -> BoolArray:
         """Whether copies of these blocks stay at these ranks."""
         resident: BoolArray = self.blocks.buffers[block] == 0
@@ -219,10 +229,7 @@ class ScheduleModel:
 
         These are few, where a table of ranks and blocks would be larger than any cache.
         """
-        stays = self.initial | self.final
-        if self.kept is not None:
-            stays |= self.kept
-        stays &= self.blocks.buffers > 0
+        stays = (self.initial | self.left) & (self.blocks.buffers > 0)
         block, rank = np.nonzero(stays.T)
         counts = np.bincount(block, minlength=len(self.blocks))
         number = np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts)

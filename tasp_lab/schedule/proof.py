@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true
 from tasp_lab.core.errors import ScheduleError, TooManyBlocksError, of_type
 from tasp_lab.schedule.calls import TILES_AT_ONCE, Calls, Effects
 from tasp_lab.schedule.copies import WORD, Copies, WordArray, bit_of, first_parts
@@ -118,8 +118,7 @@ class _Words:
         count = np.unpackbits(bits.view(np.uint8)).reshape(-1, WORD).sum(axis=1)
         differs = np.add.reduceat(count, first) != np.unpackbits(joined.view(np.uint8)).reshape(-1, WORD).sum(axis=1)
         twice = None
-        if differs.any():
-            at = int(differs.argmax())
+        if (at := first_true(differs)) is not None:
             seen, again = 0, 0
             for word_bits in bits[word == word[first[at]]].tolist():
                 again |= seen & word_bits
@@ -142,13 +141,9 @@ def _check_operands(schedule: ScheduleModel, copies: Copies, calls: Calls) -> No
         raise ScheduleError(f"rank {calls.rank[unknown.argmax()]} computes, there are {n} ranks")
     for operand in calls.operands:
         rank, block = calls.rank[operand.owner], operand.block
-        unknown = (block < 0) | (block >= blocks)
-        if unknown.any():
-            at = int(unknown.argmax())
+        if (at := first_true((block < 0) | (block >= blocks))) is not None:
             raise ScheduleError(f"rank {rank[at]} computes with block {block[at]}, there are {blocks} blocks")
-        incomplete = ~copies.complete(rank, block)
-        if incomplete.any():
-            at = int(incomplete.argmax())
+        if (at := first_true(~copies.complete(rank, block))) is not None:
             lacking = "which it does not hold"
             if schedule.blocks.kind_of(int(block[at])).join:
                 lacking = f"of which it lacks part {copies.parts(int(rank[at]), int(block[at]))[1][0]}"
@@ -161,8 +156,7 @@ def _check_parts(schedule: ScheduleModel, calls: Calls, effects: Effects) -> Non
     """Check that a task yields parts of blocks that there are."""
     unknown = (effects.block < 0) | (effects.block >= len(schedule.blocks)) | (effects.part < 0)
     unknown[~unknown] = effects.part[~unknown] >= schedule.blocks.parts[effects.block[~unknown]]
-    if unknown.any():
-        at = int(unknown.argmax())
+    if (at := first_true(unknown)) is not None:
         raise ScheduleError(
             f"rank {calls.rank[effects.call[at]]} computes part {effects.part[at]} of block {effects.block[at]}, "
             "which does not exist"
@@ -221,7 +215,7 @@ class _Replay:
         check_holdings(schedule.world_size, self._count)
         _check_initial_part(schedule)
         self._copies = Copies(schedule)
-        self._is_sum = np.array([bool(kind.join) for kind in schedule.blocks.kinds], dtype=bool)[schedule.blocks.kind]
+        self._is_sum = schedule.blocks.are_sums
         buffers = np.unique(schedule.blocks.buffers).tolist()
         self._in_buffers: dict[int, deque[tuple[IntArray, IntArray]]] = {count: deque() for count in buffers if count}
         self._used = np.zeros(0, dtype=bool)
@@ -243,8 +237,7 @@ class _Replay:
 
     def _refuse(self, step: Step, wrong: BoolArray, reason: Callable[[int], str]) -> None:
         """Raise for the first transfer that is wrong; `reason` takes its number."""
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(wrong)) is not None:
             raise ScheduleError(
                 f"rank {step.source[at]} sends {self._name(step.block[at])} to rank {step.destination[at]} "
                 f"on lane {step.lane[at]}: {reason(at)}"
@@ -258,8 +251,7 @@ class _Replay:
             still = self._copies.born_at(rank, block, index - buffers)
             rank, block = rank[still], block[still]
             incomplete = ~self._copies.complete(rank, block)
-            if incomplete.any():
-                at = int(incomplete.argmax())
+            if (at := first_true(incomplete)) is not None:
                 raise ScheduleError(
                     f"rank {rank[at]} overwrites the buffer of {self._name(block[at])}, an incomplete sum, "
                     f"and loses part {self._copies.parts(int(rank[at]), int(block[at]))[0][0]}"
@@ -309,8 +301,7 @@ class _Replay:
         wrong = self._used[added.rank * self._count + added.block]
         self._used[used] = False
         wrong[wrong] = self._schedule.is_resident(added.rank[wrong], added.block[wrong])
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(wrong)) is not None:
             raise ScheduleError(
                 f"rank {added.rank[at]} computes parts of {self._name(added.block[at])}, which stays there and is sent "
                 "or read at the same step"
@@ -340,9 +331,7 @@ class _Replay:
         """Add what calls compute (P3: it exists; P4, P5)."""
         came = self._copies.create(*added, index)
         older = self._are_in_buffers(came.older, added.rank, added.block)
-        wrong = older | (came.unknown >= 0) | (came.there >= 0)
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(older | (came.unknown >= 0) | (came.there >= 0))) is not None:
             part, why = int(first_parts(added.bits[at, None, None])[0]) + added.word[at] * WORD, f"of which it {_OLDER}"
             if came.unknown[at] >= 0:
                 part, why = came.unknown[at], "which does not exist"
@@ -415,8 +404,7 @@ def _check_initial_part(schedule: ScheduleModel) -> None:
         ) from None
     for rank in range(schedule.world_size):
         wrong = schedule.initial[rank] & ((part[rank] < -1) | (part[rank] >= schedule.blocks.parts))
-        if wrong.any():
-            block = int(wrong.argmax())
+        if (block := first_true(wrong)) is not None:
             raise ScheduleError(
                 f"rank {rank} starts with part {part[rank, block]} of {schedule.blocks.name(block)}, "
                 f"which has {schedule.blocks.parts[block]}"

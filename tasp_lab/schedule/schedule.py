@@ -46,6 +46,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from tasp_lab.core.arrays import first_true
 from tasp_lab.core.errors import NoLinkError, ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
@@ -161,6 +162,11 @@ class Schedule(ScheduleModel):
                     digest.update(values.tobytes())
         return digest.hexdigest()[:16]
 
+    def on(self, topology: Topology) -> Schedule:
+        """The schedule, whose transfers all have routes on a topology; raises as `check_routes` does."""
+        self.check_routes(topology)
+        return self
+
     def check_routes(self, topology: Topology) -> None:
         """Raise `ScheduleError` for a topology of another world size, `NoLinkError` for a transfer without a route."""
         if topology.world_size != self.world_size:
@@ -171,9 +177,7 @@ class Schedule(ScheduleModel):
             return
         repeat = isinstance(self.steps, LazySteps) and self.steps.hops_repeat
         for index, step in enumerate(self.steps[:1] if repeat else self.steps):
-            missing = ~topology.have_routes(step.source, step.destination)
-            if missing.any():
-                at = int(missing.argmax())
+            if (at := first_true(~topology.have_routes(step.source, step.destination))) is not None:
                 where = f"schedule {self.name!r}, step {index}"
                 raise NoLinkError(where, int(step.source[at]), int(step.destination[at]), topology.name)
 

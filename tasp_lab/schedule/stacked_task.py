@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, ranges
@@ -199,8 +199,7 @@ class StackedTask:
         wrong = expected.sizes != merged.sizes
         if not wrong.any():
             wrong = np.bincount(merged.owner, expected.block != merged.block, len(calls)) > 0
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(wrong)) is not None:
             raise ScheduleError(
                 f"rank {calls.rank[at]}: {calls.kernel} {numbers[at]} of blocks {merged[at].tolist()}, expected "
                 f"{expected[at].tolist()}"
@@ -217,12 +216,9 @@ class StackedTask:
             raise ScheduleError(f"{calls.kernel} takes lists of blocks and one parameter, the number of the call")
         numbers: IntArray = calls.params[:, 0]
         wrong = (numbers < 0) | (numbers >= count)
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(wrong)) is not None:
             raise ScheduleError(f"rank {calls.rank[at]}: {calls.kernel} {numbers[at]}, expected 0 to {count - 1}")
-        wrong = self.dense.is_backward[numbers] != (calls.kernel == DENSE_BACKWARD)
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(self.dense.is_backward[numbers] != (calls.kernel == DENSE_BACKWARD))) is not None:
             expected = DENSE if calls.kernel == DENSE_BACKWARD else DENSE_BACKWARD
             raise ScheduleError(f"rank {calls.rank[at]}: {calls.kernel} {numbers[at]}, which is a call of {expected}")
         return numbers

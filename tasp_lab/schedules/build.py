@@ -1,35 +1,46 @@
-"""Schedules of one kind, built from their names: a collective, or the passes of a layer of attention.
+"""Schedules built from their names, for any work; and schedules given as objects, which are checked to do it.
 
-    collective("ring", full_mesh(4), 64)                               # 64 bytes per rank
-    attention_schedules("tasp", full_mesh(4), layer, options=AttentionOptions("both"))
+    build_schedules("ring", full_mesh(4), 64)                          # 64 bytes per rank
+    build_schedules("tasp", full_mesh(4), layer, options=AttentionOptions("both"))
 
-Hybrids are stacks of such layers (`tasp_lab.schedules.hybrid.stack`), and `tasp_lab.schedules.for_work` builds for any
-work.
+The *work* is a number of bytes per rank, or a `tasp_lab.workload.layer.Workload`. Each kind of work has schedules of
+its own (`tasp_lab.schedules.registry`), and a name of another kind is refused. The name of a schedule determines the
+collective. `tasp_lab.schedules.attention.options.AttentionOptions` select the passes of a layer and their dataflow.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.arrays import IntArray
-from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.choices import Pass
+from tasp_lab.core.errors import ScheduleError, TooManyBlocksError
+from tasp_lab.core.units import format_size
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.collectives.conditions import check_collective
+from tasp_lab.schedules.collectives.conditions import check_collective, collectives_of
+from tasp_lab.schedules.collectives.kinds import CollectiveKind, with_article
 from tasp_lab.schedules.files import parts_of
 from tasp_lab.schedules.registry import (
     ATTENTION,
     COLLECTIVES,
+    KINDS,
+    check_names,
     follows,
+    is_own,
     kind_of,
     known_attention,
     linear_spec,
+    names_of,
+    options_for_layer,
     options_of,
+    registered_name,
 )
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.layer import Work, Workload
 
 if TYPE_CHECKING:
     from tasp_lab.workload.sequence_layout import SequenceLayout
@@ -58,16 +69,7 @@ def attention_schedules(
     decomposition: Decomposition | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> tuple[Schedule, ...]:
-    """The attention schedules of a name, one per pass, in execution order.
-
-    Parameters
-    ----------
-    name : a name of softmax attention, of a family with a split: ``usp:2x4``.
-    topology : the ranks and links; transfers use its routes.
-    workload : the layer.
-    decomposition : the rings of schedules that use some; by default those of `decompose(topology)`. Others ignore
-        it.
-    options : which passes, and how.
+    """The attention schedules of a name, of a family with a split (``usp:2x4``), as of `build_schedules`.
 
     Raises `ScheduleError` for an unknown name, a split of another world size, a layer of linear attention, options that
     do not apply, and if there are too many blocks to verify.
@@ -107,17 +109,9 @@ def linear_schedules(
     options: AttentionOptions = DEFAULT_OPTIONS,
     decays: tuple[float, ...] = (),
 ) -> tuple[Schedule, ...]:
-    """The schedules of linear attention of a name, one per pass, in execution order.
+    """The schedules of linear attention of a name, as of `build_schedules`.
 
-    Parameters
-    ----------
-    name : a name of linear attention.
-    topology : the ranks and links; transfers use its routes.
-    workload : the layer, whose kind is ``linear``.
-    decomposition : the rings of schedules that use some; by default those of `decompose(topology)`. Others ignore
-        it.
-    options : which passes, and how.
-    decays : with decay ``head`` the decay per position of each KV head, see `tasp_lab.schedules.linear.chunks`.
+    With decay ``head``, `decays` are the decay per position of each KV head, see `tasp_lab.schedules.linear.chunks`.
 
     Raises `ScheduleError` for an unknown name, options that do not apply, and what the schedule cannot do.
 
@@ -132,6 +126,45 @@ def linear_schedules(
     rings = {"decomposition": decomposition} if spec.uses_rings else {}
     passes: tuple[Schedule, ...] = spec.builder(name, topology, workload, options, decays, **rings)
     return passes
+
+
+def hybrid_schedules(
+    name: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None = None,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> tuple[Schedule, ...]:
+    """The schedules of a hybrid, one per pass of the whole stack, as of `build_schedules`.
+
+    Layers of both kinds have the same rings, and each option applies to the layers that know it.
+
+    Raises `ScheduleError` for an unknown name, options that neither kind of layer knows, a workload of another kind,
+    what a layer cannot do, and if there are too many blocks to verify.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> layer = Workload(sequence=64, mask="causal", kind="hybrid", layers="LLS")
+    >>> (forward,) = hybrid_schedules("lasp-2+ring-attention", full_mesh(4), layer)
+    >>> forward.transfers == 2 * 6 + 6
+    True
+    """
+    from tasp_lab.schedules.hybrid.stack import stacked_layers  # with the tasks of both kinds of layers
+
+    names = names_of(name)
+    if workload.kind != "hybrid":
+        raise ScheduleError(f"schedule {name!r}: a layer of {workload.kind} attention, expected a hybrid")
+    build = {"L": linear_schedules, "S": attention_schedules}
+    kinds: dict[str, tuple[Schedule, ...]] = {}
+    for letter in sorted(set(workload.layers)):
+        used = options_for_layer(name, letter, options)
+        kinds[letter] = build[letter](names.of(letter), topology, workload.of(letter), decomposition, used)
+
+    def one_pass(backward: bool) -> Schedule:
+        number = int(backward and options.passes == "both")
+        layers = [kinds[letter][number] for letter in (reversed(workload.layers) if backward else workload.layers)]
+        return stacked_layers(name, topology, workload, layers)
+
+    return options.build(one_pass)
 
 
 def _members(name: str) -> int:
@@ -195,3 +228,155 @@ def attention_layout(
     spec, family = known_attention(name, world_size)
     layout = spec.layout_on(workload, world_size, **family)
     return layout.on_ranks(_order(name, ranks, options)) if spec.split else layout
+
+
+def build_schedules(
+    name: str,
+    topology: Topology,
+    work: Work,
+    decomposition: Decomposition | None = None,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> tuple[Schedule, ...]:
+    """The schedules of a name, one for each requested pass, in the order of execution.
+
+    Parameters
+    ----------
+    name : a name of `tasp_lab.schedules.registry`.
+    topology : the ranks and links; transfers use its routes.
+    work : bytes per rank, or the layer.
+    decomposition : the rings of schedules that use some; by default those of `decompose(topology)`. Others ignore
+        it.
+    options : of a layer: which passes, and how.
+
+    Raises `ScheduleError` for an unknown name, one of the other kind, options of a collective, and more than can be
+    proved.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> [schedule.transfers for schedule in build_schedules("ring", full_mesh(4), 64)]
+    [12]
+    >>> layer, both = Workload(sequence=64, mask="causal", heads=1), AttentionOptions("both", dataflow="rotate-kv")
+    >>> [schedule.transfers for schedule in build_schedules("ring-attention", full_mesh(4), layer, options=both)]
+    [6, 12]
+    """
+    check_names([name], work)
+    if not isinstance(work, Workload):
+        if options != DEFAULT_OPTIONS:
+            kind = with_article(kind_of([name]))
+            raise ScheduleError(f"schedule {name!r} is {kind}, expected no options of attention")
+        return (collective(name, topology, work, decomposition),)
+    try:
+        builders = {"softmax": attention_schedules, "linear": linear_schedules, "hybrid": hybrid_schedules}
+        built = builders[work.kind](name, topology, work, decomposition, options)
+        for each in () if is_own(name) or work.kind == "hybrid" else built:
+            _check_layer(each, work)
+        return built
+    except TooManyBlocksError as error:
+        raise ScheduleError(f"schedule {name!r}: {error}") from None
+
+
+AnySchedule = str | Schedule
+"""A schedule by its name, or one that was built."""
+
+GivenSchedule = AnySchedule | Callable[..., Any]
+"""A schedule by name or object, or the registered function that builds it, which stands for its name."""
+
+
+def as_schedule(schedule: GivenSchedule) -> AnySchedule:
+    """A builder by its name; anything else as it is. Raises `ScheduleError` for a builder that is not registered."""
+    return registered_name(schedule) if callable(schedule) else schedule
+
+
+def names_in(schedules: Iterable[AnySchedule]) -> list[str]:
+    """The schedules that are given by name."""
+    return [schedule for schedule in schedules if isinstance(schedule, str)]
+
+
+def built_in(schedules: Iterable[AnySchedule]) -> list[Schedule]:
+    """The schedules that are given as objects."""
+    return [schedule for schedule in schedules if isinstance(schedule, Schedule)]
+
+
+def name_of(schedule: AnySchedule) -> str:
+    """The name of a schedule."""
+    return schedule if isinstance(schedule, str) else schedule.name
+
+
+def check_schedules(schedules: Sequence[AnySchedule], work: Work, passes: Pass) -> CollectiveKind | None:
+    """Raise `ScheduleError` for the first schedule that computes something else than this work, in this pass.
+
+    Returns the collective that all schedules implement; None of a layer.
+
+    >>> from tasp_lab.topology.builders import full_mesh
+    >>> check_schedules(build_schedules("ring-all-reduce", full_mesh(4), 64), 128, "forward")
+    Traceback (most recent call last):
+    tasp_lab.core.errors.ScheduleError: schedule 'ring-all-reduce' is an AllReduce of 64 B per rank, expected 128 B
+    """
+    names = names_in(schedules)
+    check_names(names, work)
+    found = None if isinstance(work, Workload) or not names else kind_of(names)
+    for schedule in built_in(schedules):
+        where, task = f"schedule {schedule.name!r}", schedule.task
+        if not isinstance(work, Workload):
+            if task is not None:
+                raise ScheduleError(f"{where} computes with {type(task).__name__}, expected a collective")
+            found = collective_of(schedule, work, found)
+        elif task is None:
+            raise ScheduleError(f"{where} computes nothing, expected one for {KINDS[work.kind]}")
+        else:
+            _check_layer(schedule, work)
+            if task.passing != passes:
+                raise ScheduleError(f"{where} is a {task.passing} pass, requested is {passes!r}: expected the pass "
+                                    f"{task.passing!r}, as a schedule object is one pass")  # fmt: skip
+    return found
+
+
+def _check_layer(schedule: Schedule, work: Workload) -> None:
+    """Raise `ScheduleError` unless the task of a schedule is this layer, or the layers of this hybrid."""
+    # A layer that is given by name needs none of these.
+    from tasp_lab.schedule.stacked_task import StackedTask
+    from tasp_lab.schedules.attention.task import AttentionTask
+    from tasp_lab.schedules.hybrid.relayout import RelayoutTask
+    from tasp_lab.schedules.hybrid.stack import layers_of
+    from tasp_lab.schedules.linear.task import LinearTask
+
+    task, where = schedule.task, f"schedule {schedule.name!r}"
+    timed = AttentionTask | LinearTask | RelayoutTask  # whose times are known
+    known = {"softmax": AttentionTask, "linear": LinearTask, "hybrid": StackedTask}[work.kind]
+    parts = task.layers if isinstance(task, StackedTask) else (task,)
+    if not isinstance(task, known) or not all(isinstance(each, timed) for each in parts):
+        raise ScheduleError(f"{where} computes with {type(task).__name__}, expected {known.__name__} for "
+                            f"{KINDS[work.kind]}; sim.simulate.simulate takes any task")  # fmt: skip
+    own = [each.workload for each, _ in layers_of(schedule)]
+    letters = work.layers if work.kind == "hybrid" else "L" if work.kind == "linear" else "S"
+    wanted = [work.of(letter) if work.kind == "hybrid" else work for letter in letters]
+    wanted = wanted[::-1] if isinstance(task, StackedTask) and task.passing == "backward" else wanted
+    if len(own) != len(wanted):
+        raise ScheduleError(f"{where} has {len(own)} layers, expected {len(wanted)}")
+    for number, (layer, expected) in enumerate(zip(own, wanted, strict=True)):
+        if layer != expected:
+            name = next(f.name for f in fields(layer) if getattr(layer, f.name) != getattr(expected, f.name))
+            values = f"{getattr(layer, name)}, expected {getattr(expected, name)}"
+            of_layer = f"layer {number} has " if len(own) > 1 else "is for a layer with "
+            raise ScheduleError(f"{where} {of_layer}{name.replace('_', ' ')} {values}")
+
+
+def collective_of(schedule: Schedule, shard_bytes: int, beside: CollectiveKind | None = None) -> CollectiveKind:
+    """The collective of `shard_bytes` that a schedule implements, by what ranks have at its start and at its end.
+
+    Where several fit, as AllGather and SendRecv do on two ranks, it is `beside` if that is one of them.
+
+    Raises `ScheduleError` where none fits, and where it is another one than `beside`.
+    """
+    found = collectives_of(schedule)
+    where = f"schedule {schedule.name!r}"
+    if not found:
+        raise ScheduleError(f"{where} is no collective of equal shards, expected an AllGather, a ReduceScatter, an "
+                            "AllReduce, an AllToAll or a SendRecv by its initial and final copies")  # fmt: skip
+    fitting = [kind for kind, size in found.items() if size == shard_bytes]
+    if not fitting:
+        kind, size = next(iter(found.items()))
+        raise ScheduleError(f"{where} is {with_article(kind)} of {format_size(size)} per rank, "
+                            f"expected {format_size(shard_bytes)}")  # fmt: skip
+    if beside is not None and beside not in fitting:
+        raise ScheduleError(f"{where} is {with_article(fitting[0])}, expected {with_article(beside)} as the others are")
+    return fitting[0] if beside is None else beside

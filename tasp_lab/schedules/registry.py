@@ -527,11 +527,7 @@ def names_of(name: str) -> Names:
     linear, softmax = parts
     try:
         linear_spec(linear)
-        if softmax in LINEAR:
-            raise ScheduleError(
-                f"schedule {softmax!r} is for linear attention, expected one for softmax attention: "
-                f"{', '.join(attention_names())}"
-            )
+        _check_kind(softmax, SOFTMAX)
         check_attention([softmax])
     except ScheduleError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None
@@ -540,12 +536,7 @@ def names_of(name: str) -> Names:
 
 def linear_spec(name: str) -> ScheduleSpec:
     """The spec of a schedule of linear attention. Raises `ScheduleError` for an unknown one."""
-    if is_attention(name):
-        raise ScheduleError(
-            f"schedule {name!r} is for softmax attention, expected one for linear attention: {', '.join(LINEAR)}"
-        )
-    if name not in LINEAR:
-        raise ScheduleError(unknown("schedule", name, LINEAR))
+    _check_kind(name, LINEAR_KIND)
     return LINEAR[name]
 
 
@@ -644,24 +635,11 @@ def check_names(names: Iterable[str], work: Work) -> None:
     tasp_lab.core.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for softmax attention: ...
     """
     names, wanted = list(names), KINDS[work.kind] if _is_layer(work) else COLLECTIVE
-    of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [EXPECTED]}
-    right: Sequence[str] = of_layers.get(wanted, list(COLLECTIVES))
     for name in names:
         if "," in name:
             each = " ".join(f"--schedule {part.strip()}" for part in name.split(","))
             raise ScheduleError(f"schedule {name!r}: expected one name; for several give {each}")
-        kind = _kind_of_name(name)
-        if kind and kind != wanted:
-            what = with_article(_collective_kind(name)) if kind == COLLECTIVE else f"for {kind}"
-            expected = wanted if wanted == COLLECTIVE else f"one for {wanted}"
-            other = "; or --kind linear" if (kind, wanted) == (LINEAR_KIND, SOFTMAX) else ""
-            raise ScheduleError(f"schedule {name!r} is {what}, expected {expected}: {', '.join(right)}{other}")
-        if not kind:
-            meant = [each for each in get_args(CollectiveKind) if nearest(name, [each], at_least=1)]
-            if meant and wanted == COLLECTIVE:
-                raise ScheduleError(f"schedule {name!r} is a collective, expected one of its schedules: "
-                                    f"{', '.join(schedules_of(meant[0]))}")  # fmt: skip
-            raise ScheduleError(unknown("schedule", name, right))
+        _check_kind(name, wanted, "; or --kind linear" if wanted == SOFTMAX and name in LINEAR else "")
     if wanted == HYBRID:
         for name in names:
             names_of(name)
@@ -669,6 +647,22 @@ def check_names(names: Iterable[str], work: Work) -> None:
         check_attention(names)
     elif wanted == COLLECTIVE and names:
         kind_of(names)
+
+
+def _check_kind(name: str, wanted: str, hint: str = "") -> None:
+    """Raise `ScheduleError` unless a name is that of a schedule for this kind of work; `hint` ends the message."""
+    of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [EXPECTED]}
+    right = of_layers.get(wanted, list(COLLECTIVES))
+    kind = _kind_of_name(name)
+    if kind and kind != wanted:
+        expected = wanted if wanted == COLLECTIVE else f"one for {wanted}"
+        raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected {expected}: {', '.join(right)}{hint}")
+    if not kind:
+        meant = [each for each in get_args(CollectiveKind) if nearest(name, [each], at_least=1)]
+        if meant and wanted == COLLECTIVE:
+            raise ScheduleError(f"schedule {name!r} is a collective, expected one of its schedules: "
+                                f"{', '.join(schedules_of(meant[0]))}")  # fmt: skip
+        raise ScheduleError(unknown("schedule", name, right))
 
 
 def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[AttentionKind, list[str]]:
@@ -680,12 +674,10 @@ def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[Attent
     of_kinds = {kind: [name for name in names if _kind_of_name(name) == KINDS[kind]] for kind in kinds}
     for name in names:
         if not any(name in each for each in of_kinds.values()):
-            what = _kind_of_name(name)
-            if not what:
+            if not _kind_of_name(name):
                 raise ScheduleError(unknown("schedule", name, [*attention_names(), *LINEAR]))
-            what = with_article(_collective_kind(name)) if what == COLLECTIVE else f"for {what}"
             expected = " or ".join(KINDS[kind] for kind in kinds)
-            raise ScheduleError(f"schedule {name!r} is {what}, expected one for {expected}")
+            raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected one for {expected}")
     return of_kinds
 
 
@@ -701,6 +693,11 @@ def _kind_of_name(name: str) -> str:
     if name in COLLECTIVES or name in LINEAR:
         return COLLECTIVE if name in COLLECTIVES else LINEAR_KIND
     return SOFTMAX if is_attention(name) else ""
+
+
+def _what(name: str) -> str:
+    """What a known schedule is, in messages."""
+    return with_article(_collective_kind(name)) if name in COLLECTIVES else f"for {_kind_of_name(name)}"
 
 
 def reason_of(error: Exception, name: str) -> str:

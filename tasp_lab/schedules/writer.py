@@ -36,8 +36,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask, tiles
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
-from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, states_of
-from tasp_lab.schedules.linear.task import CHAIN_LANE, LinearTask
+from tasp_lab.schedules.linear.task import CHAIN_LANE, LinearTask, chunk_layout, layer_schedule, states_of
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 

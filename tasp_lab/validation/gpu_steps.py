@@ -29,7 +29,7 @@ from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.measure.readers.nccl_tests import parse_nccl_tests
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import COLLECTIVES, layer_names_on
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import fit_document

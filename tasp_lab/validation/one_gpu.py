@@ -37,7 +37,7 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.inputs import MachineLike, wires
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on, by_kind, reason_of
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation.gpu_check import Record, Session, Show, StepResult, check_folder, in_one_line, result_of

@@ -51,7 +51,7 @@ from tasp_lab.prediction.provenance import (
 from tasp_lab.prediction.question import RingOptions, are_sought, question_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import check_names, is_own
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.graph import Topology

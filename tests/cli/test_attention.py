@@ -18,7 +18,7 @@ from tasp_lab.prediction.columns import names
 from tasp_lab.prediction.predict import predict
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import COLLECTIVES, attention_names, attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

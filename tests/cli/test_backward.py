@@ -20,7 +20,7 @@ from tasp_lab.prediction.predict import predict
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.timeline.events import ATTEND, DIFFERENTIATE, SEND, Timeline
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation.validate import Run, runs_together

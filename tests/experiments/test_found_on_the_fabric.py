@@ -14,7 +14,7 @@ from sim.simulate import simulate
 from tasp_lab import Workload
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 
 RECORD = json.loads((RESULTS / "found_on_the_fabric.json").read_text())["parts"]
 

@@ -26,7 +26,7 @@ from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.inputs import with_compute
 from tasp_lab.prediction.predict import predict
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import ELEMENT_BYTES, Workload

@@ -12,9 +12,9 @@ from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.predict_step import with_groups
-from tasp_lab.prediction.training_step.attention_passes import in_groups, part_of
 from tasp_lab.prediction.training_step.layout import Layout, state_groups, tensor_groups
 from tasp_lab.prediction.training_step.messages import all_reduce, gather
+from tasp_lab.prediction.training_step.phases import in_groups, part_of
 
 
 def grouped(name: str, layout: Layout) -> tuple[Machine, IntArray]:

@@ -24,7 +24,7 @@ from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.predict import predict
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.kernel_shapes import KernelShape, clip_band, pairs_in_band
 from tasp_lab.workload.layer import Workload

@@ -22,7 +22,7 @@ from tasp_lab.measure.accuracy.layer import HOST_SHARE, TIE, LayerEvaluator, ran
 from tasp_lab.measure.readers import LayerTable, find_all_tables, parse_any_table
 from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.workload.layer import Workload
 from tests.conftest import Command
 

@@ -26,7 +26,7 @@ from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
 from tasp_lab.topology.derived import without_links

@@ -10,8 +10,7 @@ import pytest
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.formats.export import export
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.prediction.collectives import compare_collectives
-from tasp_lab.prediction.predict import predict
+from tasp_lab.prediction.predict import compare_collectives, predict
 from tasp_lab.schedules.registry import COLLECTIVES
 from tests.conftest import Command, Tell
 

@@ -25,7 +25,7 @@ from tasp_lab.prediction.predict import predict
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

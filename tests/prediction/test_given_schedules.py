@@ -17,7 +17,7 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules, check_schedules
+from tasp_lab.schedules.build import build_schedules, check_schedules
 from tasp_lab.schedules.registry import COLLECTIVES
 from tasp_lab.topology.builders import full_mesh, torus
 from tasp_lab.validation.fabric_runs import run_best

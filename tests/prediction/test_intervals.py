@@ -27,8 +27,8 @@ from tasp_lab.prediction.interval import Interval, quantile
 from tasp_lab.prediction.residuals import Regime, groups, residual_of
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.collectives.point_to_point import send_recv
-from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.topology.builders import full_mesh
 
 INSIDE = Regime("collective", "intra", "large", "documented", "modelled")

@@ -36,7 +36,7 @@ from tasp_lab.prediction.residuals import (
     regime_of,
 )
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.workload.layer import Workload
 
 INSIDE = Regime("collective", "intra", "large", "documented", "modelled")

@@ -10,7 +10,7 @@ import tasp_lab
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

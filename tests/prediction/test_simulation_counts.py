@@ -13,7 +13,7 @@ import pytest
 import tasp_lab
 from tasp_lab.core.errors import ScheduleError, TaspLabError
 from tasp_lab.prediction import answer as evaluator
-from tasp_lab.prediction.tuned_ring import RINGS
+from tasp_lab.prediction.recommend import RINGS
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.evaluate import evaluate
 from tasp_lab.study.point import Point

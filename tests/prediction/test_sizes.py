@@ -22,7 +22,7 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 

@@ -8,7 +8,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import with_pairs
 from tasp_lab.prediction.predict import predict
-from tasp_lab.prediction.tuned_ring import NAMED, RINGS, TunedRing
+from tasp_lab.prediction.recommend import NAMED, RINGS, TunedRing
 from tasp_lab.workload.layer import Workload
 
 LAYER = Workload(16384, heads=32, mask="causal")

@@ -12,8 +12,7 @@ from runtime.executor.transports import LAUNCH_ORDER, Batched
 from tasp_lab.schedule.composition.groups import over_groups
 from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import collective
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.registry import COLLECTIVES
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

@@ -27,8 +27,7 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.rank_part import CallRow, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import collective, linear_schedules
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules, collective, linear_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

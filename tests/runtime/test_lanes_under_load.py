@@ -24,7 +24,7 @@ from runtime.executor.per_step import PerStep
 from runtime.trials.patterns import fill, verify
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Work, Workload
 

@@ -15,8 +15,7 @@ from runtime.trials.in_process import run_on_one_device
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import collective
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

@@ -25,8 +25,7 @@ from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import collective
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.registry import COLLECTIVES, attention_names_on, options_for
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

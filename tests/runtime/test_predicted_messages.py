@@ -14,8 +14,7 @@ from sim.simulate import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import collective
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on
 from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.builders import full_mesh

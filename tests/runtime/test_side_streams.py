@@ -13,7 +13,7 @@ from runtime.executor.streams import streams_for
 from runtime.ranks.torchrun import ON_GPUS
 from tasp_lab.schedule.dependencies import channels
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload

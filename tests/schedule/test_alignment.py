@@ -17,8 +17,7 @@ from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import collective, linear_schedules
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules, collective, linear_schedules
 from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on, state_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology

@@ -18,8 +18,7 @@ from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.dependencies import call_shapes, dependencies, shapes_by_rank
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import attention_schedules, linear_schedules
-from tasp_lab.schedules.hybrid.stack import hybrid_schedules
+from tasp_lab.schedules.build import attention_schedules, hybrid_schedules, linear_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.strategies import attention_layers

@@ -15,7 +15,7 @@ from tasp_lab.schedule.dependencies import Copies, Edges, compute_in_order, edge
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either

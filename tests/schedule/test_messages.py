@@ -17,7 +17,7 @@ from tasp_lab.schedule.rank_part import RankPart, Row
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_buffer_layout import schedules

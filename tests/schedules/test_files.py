@@ -47,7 +47,7 @@ from tasp_lab.schedules.registry import schedule
 
 @schedule("two:WxR", "softmax", options=("buffers", "gradient_dtype"))
 def two(name, topology, workload, options=DEFAULT_OPTIONS, split=(1, 1)):
-    return double_ring("double-ring:2x2", topology, workload, options, split=split)
+    return double_ring("double-ring:2x2", topology, workload, options, split=split, variant="")
 """
 LAYER = tasp_lab.Workload(1024, heads=4, mask="causal")
 

@@ -29,8 +29,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import check_fit
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
-from tasp_lab.schedules.build import attention_layout, linear_schedules
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import attention_layout, build_schedules, linear_schedules
 from tasp_lab.schedules.registry import ATTENTION, COLLECTIVES, LINEAR, attention_names_on, options_of, uses_rings
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +16,11 @@ from tasp_lab.prediction import answer as evaluator
 from tasp_lab.prediction.answer import build_once
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition
+from tasp_lab.schedule.model import Step
+from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.forward import CirculationSteps
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import followed
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules, followed
 from tasp_lab.schedules.registry import ATTENTION, follows, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -131,3 +134,34 @@ def test_equal_topologies_share_schedules_and_others_do_not(monkeypatch: pytest.
     assert build_once("tasp", mesh, LAYER, rings, BOTH) is build_once("tasp", mesh, LAYER, on(mesh, rings), BOTH)
     assert build_once("tasp", mesh, LAYER, rings, BOTH) is not build_once("tasp", mesh, LAYER, reverse, BOTH)
     assert len(evaluator._kept) <= evaluator.MOST_KEPT
+
+
+def test_steps_of_a_large_schedule_are_kept_until_the_next_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that is too large they are made whenever they are needed."""
+    made = Counter[int]()
+    make = CirculationSteps.step
+
+    def counted(steps: CirculationSteps, index: int) -> Step:
+        made[id(steps)] += 1
+        return make(steps, index)
+
+    def walked_twice(name: str) -> list[float]:
+        """How often each step of both passes was made for two walks through all."""
+        passes = build_once(name, load_machine("full-mesh:4").topology, LAYER, None, BOTH)
+        built.append(passes)
+        made.clear()
+        for each in passes * 2:
+            assert len(list(each.steps)) == len(each.steps)
+        return [made[id(each.steps)] / len(each.steps) for each in passes]
+
+    built: list[tuple[Schedule, ...]] = []  # else the number of one may be given to another
+    monkeypatch.setattr(evaluator, "_kept", {})
+    monkeypatch.setattr(CirculationSteps, "step", counted)
+    monkeypatch.setattr(evaluator, "MANY_KEPT", 5)
+    assert walked_twice("zigzag-ring-attention") == [1, 1]
+    assert walked_twice("zigzag-ring-attention") == [0, 0]
+    assert walked_twice("ring-attention") == [1, 1]
+    assert walked_twice("zigzag-ring-attention") == [2, 2]
+    monkeypatch.setattr(evaluator, "MOST_KEPT_AT_ONCE", 10)
+    assert walked_twice("striped-ring-attention") == [2, 2]
+    assert walked_twice("ring-attention") == [2, 2]

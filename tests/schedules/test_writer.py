@@ -22,9 +22,8 @@ from tasp_lab.schedule.composition import in_chunks
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
-from tasp_lab.schedules.build import attention_layout
+from tasp_lab.schedules.build import attention_layout, build_schedules
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
-from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.writer import CollectiveWriter, LayerWriter
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload

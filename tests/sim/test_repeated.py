@@ -29,10 +29,9 @@ from tasp_lab.prediction.inputs import with_runtime
 from tasp_lab.prediction.question import Question, machine_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_rings import library_schedule
-from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.study.evaluate import group_rows
 from tasp_lab.study.point import Point
 from tasp_lab.topology.builders import full_mesh

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.array import engine, stream
+from sim.array import engine, stream, stream_loop
 from sim.array.stream import stream_time_s
 from sim.event.engine import simulate
-from tasp_lab.core.compiled import Kept
+from tasp_lab.core.compiled import Kept, call
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
@@ -153,8 +154,9 @@ def test_serial_launches_are_left_to_the_event_loop() -> None:
 @pytest.mark.parametrize("name", CIRCULATIONS)
 def test_machine_code_gives_the_same_times_and_windows_grow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a part of a step, the window grows until it has what is tracked; nothing begins again."""
-    topology = FABRICS["mesh"]
-    schedule = attention_schedules(name, topology, Workload(240, heads=2, head_dim=2, mask="causal"))[0]
+    monkeypatch.setattr(stream, "_BATCH", stream._SMALL_BATCH)  # else sums of channels may differ in the last bit
+    topology = full_mesh(24, Fraction(5), Fraction(1, 7))
+    schedule = attention_schedules(name, topology, Workload(480, heads=2, head_dim=2, mask="causal"))[0]
     machine = Machine(topology, Apart("apart"), ComputeRate(200), contention=Contention(Fraction(12), 1, 4))
     plain_s = stream_time_s(schedule, machine, fast=False)
     assert plain_s is not None
@@ -200,8 +202,35 @@ def test_operations_that_nothing_waits_for_give_their_rows_back(
         last = windows[-1]
         recent = sum(len(step) + sum(map(len, step.calls)) for step in schedule.steps[-2:])
         most = recent + int((last.lane >= 0).sum()) + schedule.world_size
-        assert len(last.operations.rows) - last.operations.free[1] <= most < schedule.transfers
-        assert last.edges.free[1] == len(last.edges.rows)
+        assert rows_taken(last.operations) <= most < schedule.transfers
+        assert rows_taken(last.edges) == 0
+
+
+def rows_taken(pool: stream_loop.Pool) -> int:
+    """How many rows were not given back: what is left of chunks, without what was not yet taken of the latest one."""
+    return int(pool.chunks["left"].sum()) - int(-pool.free[0] % stream_loop._CHUNK)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=12))
+def test_rows_of_pools_are_side_by_side_and_taken_again_once_their_chunk_is_back(counts: list[int]) -> None:
+    """Each time more rows are taken, then every other one of all is given back, in the end all."""
+    pool, taken = stream_loop.Pool.of(1, next="i4"), list[int]()
+    for count in counts:
+        while call(stream_loop._free_rows, pool, fast=False) < count:
+            pool = pool.with_room(len(pool.rows))
+        rows = [call(stream_loop._take_row, pool, fast=False) for _ in range(count)]
+        assert sum(after != before + 1 for before, after in pairwise(rows)) <= count // stream_loop._CHUNK + 1
+        taken += rows
+        assert len(set(taken)) == len(taken) == rows_taken(pool)
+        for row in taken[::2]:
+            call(stream_loop._give_row, pool, row, fast=False)
+        taken = taken[1::2]
+    for row in taken:
+        call(stream_loop._give_row, pool, row, fast=False)
+    assert rows_taken(pool) == 0
+    of_latest = int(pool.free[0]) % stream_loop._CHUNK
+    assert call(stream_loop._free_rows, pool, fast=False) + of_latest == len(pool.rows)
 
 
 def test_large_layers_are_streamed_without_events(monkeypatch: pytest.MonkeyPatch) -> None:

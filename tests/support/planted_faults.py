@@ -213,8 +213,8 @@ FAULTS = (
     ),
     Fault(
         "tuning: the options with most changes win a tie",
-        "best = min(_close(times, shortest_s), key=lambda options: _changes(options, start, axes))",
-        "best = max(_close(times, shortest_s), key=lambda options: _changes(options, start, axes))",
+        "best = min(close, key=",
+        "best = max(close, key=",
         ("tests/prediction/test_tune.py", "tests/prediction"),
     ),
     Fault(
@@ -225,8 +225,8 @@ FAULTS = (
     ),
     Fault(
         "study: the machine's constants are no part of a key",
-        "_sha256([self.inputs(), constants_of(self) if constants is None else constants, models])",
-        "_sha256([self.inputs(), models])",
+        "sha256([self.inputs(), constants_of(self) if constants is None else constants, models])",
+        "sha256([self.inputs(), models])",
         ("tests/study/test_keys.py", "tests/study"),
     ),
     Fault(

@@ -7,9 +7,8 @@ from fractions import Fraction
 from typing import Any
 
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.prediction.training_step.layout import Layout, stage_of
+from tasp_lab.prediction.training_step.layout import Layout, StepPlan, stage_of
 from tasp_lab.prediction.training_step.phases import Phases
-from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import StepCompute, StepRates
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.builders import full_mesh

@@ -13,7 +13,7 @@ import torch
 from runtime.checks.one_device import GhostRun, Peers, merge_errors
 from tasp_lab.core.errors import RunError, ScheduleError
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation.gpu_steps import Outcome, Step
 from tasp_lab.validation.one_gpu import ONE_STEPS, gpu_check_one

@@ -9,7 +9,7 @@ import pytest
 
 from tasp_lab import load_model
 from tasp_lab.core.errors import ModelError, WorkloadError
-from tasp_lab.schedules.hybrid.stack import hybrid_schedules
+from tasp_lab.schedules.build import hybrid_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.models.catalogue import model_names

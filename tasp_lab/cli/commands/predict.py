@@ -231,7 +231,7 @@ def _compare_collectives(
     csv: Path | None, wide: bool, json: bool,
 ) -> None:  # fmt: skip
     """Rank schedules of collectives."""
-    from tasp_lab.prediction.collectives import compare_collectives
+    from tasp_lab.prediction.predict import compare_collectives
 
     machine = question.numbers.load(topology, question.library)
     found = compare_collectives(machine, size, schedule, progress=progress, **question.settings())

@@ -1,7 +1,7 @@
 """Training steps of whole models: attention passes of all layers with the rest of the model.
 
-- `plan`: the model and how it is trained; `rates`: rates of matrix products and memory of GPUs, with sources.
+- `layout`: the model and how it is trained; `rates`: rates of matrix products and memory of GPUs, with sources.
 - `costs`: FLOPs and bytes of everything but attention; `memory`: memory use of each GPU.
-- `messages`: gathered parameters, reduced gradients; `attention_passes`: the passes of layers, in groups of ranks.
-- `chain`: all of these as one schedule; `phases`: the forward and the backward phase of a step.
+- `messages`: gathered parameters, reduced gradients; `phases`: the passes of layers, in groups of ranks, and all of
+  these as one schedule, the forward or the backward phase of a step.
 """

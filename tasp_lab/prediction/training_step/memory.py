@@ -23,11 +23,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tasp_lab.core.choices import Checkpointing
-from tasp_lab.prediction.training_step.attention_passes import AllPasses
 from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES, LayerKind, kept, kinds_of, stored_parameters
-from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES
+from tasp_lab.prediction.training_step.layout import StepPlan, parts_of
+from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, AllPasses
 from tasp_lab.prediction.training_step.pipeline import most_under_way, order_of
-from tasp_lab.prediction.training_step.plan import StepPlan, parts_of
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.workload.models.model import Model
 from tasp_lab.workload.models.parameters import embedding_parameters, parameter_count

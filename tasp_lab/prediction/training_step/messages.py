@@ -7,7 +7,7 @@ way. So a NIC carries as much as in the rings of NCCL and RCCL. A reduction goes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing, check_blocks
+from tasp_lab.schedule.calls import Contract, NoCalls, Passing, check_blocks
 from tasp_lab.schedule.composition import in_sequence, over_groups
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
@@ -23,7 +23,9 @@ from tasp_lab.schedules.collectives.all_gather import direct_all_gather, ring_al
 from tasp_lab.schedules.collectives.ring_reductions import ring_reduce_scatter
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.kernel_shapes import ShapeRows
+
+Builder = Callable[[Topology, int], Schedule]
+"""Builds a collective of so many bytes per rank."""
 
 
 def gather(topology: Topology, total_bytes: int) -> Schedule:
@@ -33,31 +35,30 @@ def gather(topology: Topology, total_bytes: int) -> Schedule:
     >>> [len(step) for step in gather(nodes(2, 4, "switch"), 800).steps]
     [32, 24]
     """
-    sizes = _node_sizes(topology)
-    shard_bytes = -(-total_bytes // topology.world_size)
-    found = direct_all_gather(full_mesh(sizes[-1]), shard_bytes)
-    if len(sizes) > 1:
-        outer = ring_all_gather(full_mesh(sizes[0]), shard_bytes * sizes[1])
-        found = over_groups(found, outer)
-    _check_routes(found, topology)
-    return found
+    return _on_levels(topology, total_bytes, direct_all_gather, ring_all_gather)
 
 
 def reduce_scatter(topology: Topology, total_bytes: int) -> Schedule:
     """A ReduceScatter of so many bytes to equal shards, each rounded up."""
-    sizes = _node_sizes(topology)
-    shard_bytes = -(-total_bytes // topology.world_size)
-    found = _direct_reduce_scatter(sizes[-1], shard_bytes)
-    if len(sizes) > 1:
-        outer = ring_reduce_scatter(full_mesh(sizes[0]), shard_bytes * sizes[1])
-        found = over_groups(found, outer, inner_first=True)
-    _check_routes(found, topology)
-    return found
+    return _on_levels(topology, total_bytes, _direct_reduce_scatter, ring_reduce_scatter, inner_first=True)
 
 
 def all_reduce(topology: Topology, total_bytes: int) -> Schedule:
     """A ReduceScatter, then an AllGather."""
     return in_sequence(reduce_scatter(topology, total_bytes), gather(topology, total_bytes))
+
+
+def _on_levels(
+    topology: Topology, total_bytes: int, within: Builder, between: Builder, *, inner_first: bool = False
+) -> Schedule:
+    """A collective within nodes and, if there are several, between them."""
+    sizes = _node_sizes(topology)
+    shard_bytes = -(-total_bytes // topology.world_size)
+    found = within(full_mesh(sizes[-1]), shard_bytes)
+    if len(sizes) > 1:
+        found = over_groups(found, between(full_mesh(sizes[0]), shard_bytes * sizes[1]), inner_first=inner_first)
+    _check_routes(found, topology)
+    return found
 
 
 def send(topology: Topology, places: IntArray, size_bytes: int) -> Schedule:
@@ -96,8 +97,9 @@ def _node_sizes(topology: Topology) -> tuple[int, ...]:
     return (count, n // count) if 1 < count < n and topology.node_of_rank == of_rank else (n,)
 
 
-def _direct_reduce_scatter(ranks: int, shard_bytes: int) -> Schedule:
+def _direct_reduce_scatter(topology: Topology, shard_bytes: int) -> Schedule:
     """Each rank gives its part of each shard to the owner of the shard, all at one step, a lane per distance."""
+    ranks = topology.world_size
     lane, source = np.divmod(np.arange(ranks * (ranks - 1)), ranks)
     owner = (source + lane + 1) % ranks
     step = Step(source, owner, lane, owner.copy(), np.ones(len(source), dtype=np.bool_))
@@ -114,7 +116,7 @@ def _direct_reduce_scatter(ranks: int, shard_bytes: int) -> Schedule:
 
 
 @dataclass(frozen=True, eq=False)
-class StatesTask:
+class StatesTask(NoCalls):
     """The task of blocks that are only moved, gathered or added up: parameters and gradients.
 
     `starts_at` and `ends_at` are those of `contract`.
@@ -141,11 +143,6 @@ class StatesTask:
         return "forward"
 
     @property
-    def kernels(self) -> Mapping[str, Passing]:
-        """None."""
-        return {}
-
-    @property
     def content(self) -> tuple[object, ...]:
         return "states", tuple(self.blocks.bytes.tolist()), tuple(self.blocks.parts.tolist())
 
@@ -158,15 +155,3 @@ class StatesTask:
         parts = self.blocks.parts[blocks]
         found: BoolArray = np.arange(int(parts.max(initial=1))) < parts[:, None]
         return found
-
-    def effects(self, calls: Calls) -> Effects:
-        """Raises `ScheduleError`: there are no calls."""
-        raise ScheduleError(f"{calls.kernel} of states, which are not computed")
-
-    def flops(self, calls: Calls) -> IntArray:
-        """None."""
-        return np.zeros(len(calls), dtype=np.int64)
-
-    def shapes(self, calls: Calls) -> ShapeRows:
-        """None."""
-        return ShapeRows.of("dense", self.flops(calls))

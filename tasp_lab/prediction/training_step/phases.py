@@ -18,13 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, product
 from typing import NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.prediction.training_step.attention_passes import AllPasses, AttentionPass, in_groups, part_of, passes_of
 from tasp_lab.prediction.training_step.costs import (
     BACKWARD,
     CAST_BYTES,
@@ -38,16 +37,27 @@ from tasp_lab.prediction.training_step.costs import (
     repeated_selectively,
     stored_parameters,
 )
-from tasp_lab.prediction.training_step.layout import context_groups, state_groups, tensor_groups
+from tasp_lab.prediction.training_step.layout import StepPlan, context_groups, state_groups, tensor_groups
 from tasp_lab.prediction.training_step.messages import StatesTask, all_reduce, gather, reduce_scatter
-from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, Task
+from tasp_lab.schedule.composition import replicated
+from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.composition.sequence import ShiftedSteps, check_size, tables_joined
-from tasp_lab.schedule.model import Step
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, Dense, StackedTask
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import attention_schedules, linear_schedules
+from tasp_lab.schedules.hybrid.relayout import relayout
+from tasp_lab.schedules.hybrid.stack import layouts_differ
+from tasp_lab.schedules.linear.flops import least_flops
+from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.registry import is_hybrid, names_of, options_for_layer
+from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.sequence_layout import SequenceLayout
 
 PARAMETER_BYTES, GRADIENT_BYTES = 2, 4
 """On the wire, per parameter: bf16 for parameters, float32 for gradients, as FSDP of PyTorch with mixed precision."""
@@ -133,7 +143,7 @@ class Phases:
             links.begin(kind, moving, reduces=False)
             links.add(before_attention(model, kind), self.passes.layers[kind.letter].forward)
             self._behind(links, kind)
-        return chain("forward", links.slots, links.last(reduces=False), self._gather(unit, gathers), None)
+        return _Chain("forward", links.slots, links.last(reduces=False), self._gather(unit, gathers), None).schedule()
 
     def backward(self, unit: Sequence[LayerKind], count: int, *, reduces: bool, gathers: bool = True) -> Schedule:
         """The backward phase of so many units; `reduces` if their gradients are reduced."""
@@ -156,7 +166,7 @@ class Phases:
             links.add(output_projection(model).times(BACKWARD), layer.backward)
             links.add(before.times(BACKWARD), self.joining)
         last = links.last(reduces=reduces)
-        return chain("backward", links.slots, last, self._gather(unit, gathers), self._reduction(unit))
+        return _Chain("backward", links.slots, last, self._gather(unit, gathers), self._reduction(unit)).schedule()
 
     def _behind(self, links: _Links, kind: LayerKind) -> None:
         """What is behind attention, with the sums of tensor groups behind its projection and behind the MLP."""
@@ -258,24 +268,15 @@ class _Part(NamedTuple):
     begin: int
 
 
-def chain(
-    name: str, slots: Sequence[Slot], last: Link, gather: Schedule | None, reduction: Schedule | None
-) -> Schedule:
-    """The schedule of a chain.
+class _Chain:
+    """Builds a chain: places calls and passes at steps, and blocks in tables.
 
     Parameters
     ----------
     slots, last : the layers, in the order in which they are computed, and the call behind the last of them.
     gather : how the parameters of a layer are gathered; None if each rank has them.
     reduction : how the gradients of a layer are reduced; None if they are not.
-
-    Raises `ScheduleError` if there are too many blocks to prove it.
     """
-    return _Chain(name, slots, last, gather, reduction).schedule()
-
-
-class _Chain:
-    """Builds a chain: places calls and passes at steps, and blocks in tables."""
 
     def __init__(
         self, name: str, slots: Sequence[Slot], last: Link, gather: Schedule | None, reduction: Schedule | None
@@ -303,7 +304,7 @@ class _Chain:
         return [*found, (len(slots) + 1) * self._slot - ahead]
 
     def schedule(self) -> Schedule:
-        """The schedule, proven."""
+        """The schedule, proven. Raises `ScheduleError` if there are too many blocks."""
         tokens, states, passes = self._tokens(), self._states(), self._passes()
         parts = [tokens, *states.values(), *passes]
         first = dict(zip(map(id, parts), np.cumsum([0, *(len(each.blocks) for each in parts)]).tolist(), strict=False))
@@ -350,11 +351,10 @@ class _Chain:
                 )
             if link.reduces and self._reduction is not None:
                 blocks, final = self._reduction.blocks, self._reduction.final
-                kept = final if self._reduction.kept is None else final | self._reduction.kept
                 lanes = self._lanes + (0 if self._gather is None else self._gather.lanes)
                 steps, nothing = _on_lanes(self._reduction.steps, lanes), np.zeros_like(final)
                 task = self._moved(blocks, nothing, final)
-                found["reduce", number] = _Part(blocks, task, nothing, final, kept, steps, step + 1)
+                found["reduce", number] = _Part(blocks, task, nothing, final, self._reduction.left, steps, step + 1)
         return found
 
     def _moved(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> StatesTask:
@@ -366,7 +366,7 @@ class _Chain:
             if link.behind is None:
                 continue
             own = link.behind.schedule
-            kept = own.initial | own.final if own.kept is None else own.initial | own.final | own.kept
+            kept = own.initial | own.left
             initial = own.initial & ~link.behind.made
             final = np.zeros_like(own.final)
             task = own.task or self._moved(own.blocks, initial, final)  # messages alone have none
@@ -449,3 +449,97 @@ def _on_lanes(steps: Sequence[Step], lane: int) -> list[Step]:
 
 def _side_by_side(tables: Sequence[BoolArray]) -> BoolArray:
     return np.concatenate(tables, axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPass:
+    """A pass of a layer, a re-layout, or an all-reduce of tensor groups, by all ranks.
+
+    Parameters
+    ----------
+    schedule : of all groups together.
+    made : bool array (world_size, blocks), what the call before it makes at each rank.
+    flops : the FLOPs of the pass over all ranks that no schedule can do without; 0 of messages alone.
+    layout : the positions of the ranks of a context group.
+    """
+
+    schedule: Schedule
+    made: BoolArray
+    flops: int
+    layout: SequenceLayout
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPasses:
+    """The passes of a layer, forward and, if the step trains, backward."""
+
+    forward: AttentionPass
+    backward: AttentionPass | None
+
+
+@dataclass(frozen=True, eq=False)
+class AllPasses:
+    """The passes of each letter of the model, and the re-layouts between letters, forward and backward."""
+
+    layers: dict[str, LayerPasses]
+    between: dict[tuple[str, str, bool], AttentionPass]
+    groups: IntArray
+
+
+def passes_of(plan: StepPlan, topology: Topology, groups: IntArray) -> AllPasses:
+    """All passes of a step in context groups, an int array (groups, cp). Raises what builders raise."""
+    part = part_of(topology, groups)
+    layer, letters = plan.layer, sorted(set(plan.model.pattern))
+    found: dict[str, LayerPasses] = {}
+    for letter in letters:
+        own = layer.of(letter) if layer.kind == "hybrid" else layer
+        build = linear_schedules if letter == "L" else attention_schedules
+        name, options = _of_letter(plan, letter)
+        passes = [_in_groups(each, groups) for each in build(name, part, own, None, options)]
+        found[letter] = LayerPasses(passes[0], passes[1] if plan.trains else None)
+    between = {}
+    for before, after in product(letters, letters):
+        ends = found[before].forward.layout, found[after].forward.layout
+        if before != after and layouts_differ(*ends):
+            forward, backward = relayout(part, layer, *ends, "both")
+            between[before, after, False] = _in_groups(forward, groups)
+            between[before, after, True] = _in_groups(backward, groups)
+    return AllPasses(found, between, groups)
+
+
+def _of_letter(plan: StepPlan, letter: str) -> tuple[str, AttentionOptions]:
+    """The schedule and the options of the layers of a letter."""
+    if not is_hybrid(plan.schedule):
+        return plan.schedule, plan.options
+    return names_of(plan.schedule).of(letter), options_for_layer(plan.schedule, letter, plan.options)
+
+
+def part_of(topology: Topology, groups: IntArray) -> Topology:
+    """The topology of each of these groups of ranks. Raises `TopologyError` unless it is the same for all."""
+    return topology if np.array_equal(groups, [range(topology.world_size)]) else equal_parts(topology, groups)
+
+
+def in_groups(schedule: Schedule, groups: IntArray) -> Schedule:
+    """The schedule of one group, in all groups at once."""
+    if np.array_equal(groups, [range(groups.size)]):
+        return schedule
+    found = replicated(schedule, groups)
+    if isinstance(found.steps, LazySteps):
+        found.steps.keep()  # every layer of a phase goes through them
+    return found
+
+
+def _in_groups(one: Schedule, groups: IntArray) -> AttentionPass:
+    """A pass of one group, in all of them."""
+    task = one.task
+    assert isinstance(task, LayerTask), "a pass of a layer has a task"
+    schedule = in_groups(one, groups)
+    assert schedule.task is not None, "a pass of a layer has a task"
+    made = schedule.task.contract.inputs(schedule.world_size)
+    return AttentionPass(schedule, made, len(groups) * _flops(task), task.layout)
+
+
+def _flops(task: LayerTask) -> int:
+    if isinstance(task, AttentionTask):
+        return task.total_flops
+    return least_flops(task) if isinstance(task, LinearTask) else 0

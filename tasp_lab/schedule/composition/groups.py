@@ -181,7 +181,7 @@ def _two_levels(inner: Schedule, outer: Schedule, inner_first: bool) -> Schedule
         table: BoolArray = np.kron(of_second, of_first) if inner_first else np.kron(of_first, of_second)
         return table
 
-    kept = product(_staying(first), second.initial) | product(first.final, _staying(second))
+    kept = product(first.left, second.initial) | product(first.final, second.left)
     return Schedule(
         name=name,
         world_size=inner.world_size * outer.world_size,
@@ -193,10 +193,6 @@ def _two_levels(inner: Schedule, outer: Schedule, inner_first: bool) -> Schedule
         initial_part=_product_part(name, inner, outer),
         kept=kept,
     )
-
-
-def _staying(schedule: Schedule) -> BoolArray:
-    return schedule.final if schedule.kept is None else schedule.final | schedule.kept
 
 
 def _product_blocks(name: str, inner: Blocks, outer: Blocks) -> Blocks:

@@ -111,7 +111,7 @@ def stacked(
             {start - 1: Step.of((), [calls]) for start, calls in zip(begin[1:], between, strict=True)},
         ),
         task=StackedTask(tasks, counts, dense),
-        kept=_side_by_side([_kept(each) for each in layers]),
+        kept=_side_by_side([each.initial | each.left for each in layers]),
     )
 
 
@@ -184,7 +184,7 @@ def _inputs(layers: Sequence[Schedule], tasks: Sequence[LayerTask], forward_of: 
         if forward is not None:
             of_forward = reads.get(forward, False) | layers[forward].final | layers[forward].initial
             blocks, same = task.saved(tasks[forward])
-            left = schedule.initial[:, blocks] & _kept(layers[forward])[:, same]
+            left = schedule.initial[:, blocks] & (layers[forward].initial | layers[forward].left)[:, same]
             inputs[:, blocks] |= left
             of_forward[:, same] |= left
             reads[forward] = of_forward
@@ -253,11 +253,6 @@ def _per_rank(flops: int | Sequence[int] | IntArray, world_size: int) -> IntArra
     if np.size(flops) not in (1, world_size):
         raise ScheduleError(f"FLOPs of {np.size(flops)} ranks, expected one number or {world_size}")
     return np.broadcast_to(flops, world_size)
-
-
-def _kept(schedule: Schedule) -> BoolArray:
-    kept = schedule.initial | schedule.final
-    return kept if schedule.kept is None else kept | schedule.kept
 
 
 def _side_by_side(tables: Sequence[BoolArray]) -> BoolArray:

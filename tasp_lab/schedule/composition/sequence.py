@@ -151,7 +151,6 @@ def _then(first: Schedule, second: Schedule) -> Schedule:
             f"{names}: rank {rank} starts with {second.blocks.name(block)}, expected complete copies that the first "
             "schedule promises"
         )
-    kept = first.final if first.kept is None else first.final | first.kept
     return Schedule(
         name=f"{first.name} then {second.name}",
         world_size=first.world_size,
@@ -163,7 +162,7 @@ def _then(first: Schedule, second: Schedule) -> Schedule:
         task=tasks[0] if tasks else None,
         fused=first.fused and second.fused,
         initial_part=first.initial_part,
-        kept=kept if second.kept is None else kept | second.kept,
+        kept=first.left if second.kept is None else first.left | second.kept,
     )
 
 

@@ -26,12 +26,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.core.choices import DEFAULT_BUFFERS, Direction, WireDtype
 from tasp_lab.core.choices import Dataflow as Dataflow
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import Decomposition
@@ -48,7 +47,7 @@ from tasp_lab.schedules.attention.forward import (
     circulation_of,
     forward_steps,
 )
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
@@ -178,29 +177,11 @@ class Passes(NamedTuple):
 
 
 def attention_passes(
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    decomposition: Decomposition | None = None,
-    *,
-    dataflow: Dataflow = "auto",
-    gradient_dtype: WireDtype = "auto",
-    trim: bool = True,
-    buffers: int = DEFAULT_BUFFERS,
-    direction: Direction = "auto",
+    name: str, topology: Topology, workload: Workload, decomposition: Decomposition | None = None, **options: Any
 ) -> Passes:
-    """Both passes of an attention schedule, by name.
+    """Both passes of a schedule, see `tasp_lab.schedules.attention.forward.attention`.
 
-    Parameters
-    ----------
-    name, topology, workload, decomposition, buffers, direction : see `tasp_lab.schedules.attention.forward.attention`.
-    dataflow : the dataflow of the backward pass, see the module; ``auto`` selects one.
-    gradient_dtype : of circulating gradients, see `tasp_lab.schedules.attention.options.AttentionOptions`; they are
-        sums.
-    trim : whether a block is dropped after the last rank whose mask needs it; with ``rotate-kv-back`` the forward pass
-        is never trimmed.
-
-    Raises `ScheduleError` for an unknown name and if there are too many blocks to verify.
+    With ``rotate-kv-back`` the forward pass is not trimmed.
 
     >>> from tasp_lab.topology.builders import full_mesh
     >>> grouped = Workload(sequence=64, heads=8, kv_heads=2, head_dim=64)
@@ -210,12 +191,12 @@ def attention_passes(
     >>> dataflow_of(attention_passes("tasp", full_mesh(8), Workload(sequence=64, heads=8, head_dim=64)).backward)
     'rotate-q'
     """
-    options = AttentionOptions("both", trim, buffers, dataflow, gradient_dtype, direction=direction)
-    plans = circulation_plans(name, topology, workload, options, decomposition)
+    asked = AttentionOptions("both", **options)
+    plans = circulation_plans(name, topology, workload, asked, decomposition)
     plan = min(plans, key=lambda plan: _compared_bytes(plan.forward) + _compared_bytes(plan.backward))
     return Passes(
-        attention_schedule(name, topology, plan.forward, buffers),
-        attention_schedule(name, topology, plan.backward, buffers, plan.copies),
+        attention_schedule(name, topology, plan.forward, asked.buffers),
+        attention_schedule(name, topology, plan.backward, asked.buffers, plan.copies),
     )
 
 
@@ -300,25 +281,15 @@ def circulation_schedules(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     decomposition: Decomposition | None = None,
 ) -> tuple[Schedule, ...]:
-    """The passes of a circulation by name; with ``rotate-kv-back`` the forward pass of ``both`` is not trimmed."""
+    """The passes of a circulation, by name."""
+    given = {each: value for each, value in vars(options).items() if each != "passes"}
     if options.passes == "forward":
-        trim, buffers, direction = options.trim, options.buffers, options.direction
-        return (attention(name, topology, workload, decomposition, trim=trim, buffers=buffers, direction=direction),)
-    passes = attention_passes(
-        name,
-        topology,
-        workload,
-        decomposition,
-        dataflow=options.dataflow,
-        gradient_dtype=options.gradient_dtype,
-        trim=options.trim,
-        buffers=options.buffers,
-        direction=options.direction,
-    )
+        return (attention(name, topology, workload, decomposition, **given),)
+    passes = attention_passes(name, topology, workload, decomposition, **given)
     return passes if options.passes == "both" else (passes.backward,)
 
 
@@ -342,9 +313,7 @@ def check_fit(forward: Schedule, backward: Schedule) -> None:
 
 def _left_behind(forward: Schedule) -> BoolArray:
     """The blocks at each rank after a forward pass, resident or in buffers: bool array (world_size, blocks)."""
-    held, count = forward.initial.copy(), len(forward.steps)
-    if forward.kept is not None:
-        held |= forward.kept
+    held, count = forward.initial | forward.left, len(forward.steps)
     buffers = forward.blocks.buffers
     for index in range(max(0, count - int(buffers.max(initial=0))), count):
         step = forward.steps[index]

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import circulation_schedules
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import balanced_ring, schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -28,9 +28,7 @@ from tasp_lab.workload.layer import Workload
     moves="keys and values around one ring; backward `rotate-q` (BurstAttention)",
     options=("trim", "buffers", "gradient_dtype"),
 )
-def burst(
-    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
-) -> tuple[Schedule, ...]:
+def burst(name: str, topology: Topology, workload: Workload, options: AttentionOptions) -> tuple[Schedule, ...]:
     """The passes of ``burst``."""
     ring = balanced_ring(workload)
     flow = options if options.passes == "forward" else replace(options, dataflow="rotate-q")

@@ -42,46 +42,12 @@ def cut_blocks(
     circulating_side: Side = "keys",
     gradient_dtype: str | None = None,
 ) -> tuple[AttentionTask, IntArray]:
-    """Cut each span of the circulating side into one block per ring, by shares; stationary spans stay whole.
-
-    The blocks of a rank have consecutive numbers in the order of its shard; blocks without positions are omitted. Keys
-    come first, then queries, then what is computed: results, or the gradients of the circulating side and of the other.
-    Returns the task and an int array, the ring of each circulating block.
-    """
-    cut, whole = [shares] * layout.world_size, [[Fraction(1)]] * layout.world_size
-    if circulating_side == "keys":
-        return cut_by_rank(workload, layout, cut, whole, gradient_dtype)[:2]
-    task, _, ring = cut_by_rank(workload, layout, whole, cut, gradient_dtype, "queries")
-    return task, ring
-
-
-def cut_by_rank(
-    workload: Workload,
-    layout: SequenceLayout,
-    keys: Sequence[Sequence[Fraction]],
-    queries: Sequence[Sequence[Fraction]],
-    gradient_dtype: str | None = None,
-    first_gradients: Side = "keys",
-) -> tuple[AttentionTask, IntArray, IntArray]:
-    """Cut the spans of both sides by shares of each rank; see `cut_blocks` for the order of blocks.
-
-    Returns the task and two int arrays, the number of the share of each block of keys and of queries.
-    """
-    cut = _cut(layout.spans, keys), _cut(query_spans(workload, layout), queries)
-    task = _task(workload, layout, *cut, first_gradients, gradient_dtype)
-    return task, _places(cut[0]).ring, _places(cut[1]).ring
-
-
-def cut_both_sides(
-    workload: Workload, layout: SequenceLayout, shares: Sequence[Fraction], gradient_dtype: str | None = None
-) -> tuple[AttentionTask, Places, Places]:
-    """The same with the spans of both sides cut, keys and queries alike.
-
-    Returns the task, and where the blocks of keys and those of queries are.
-    """
-    by_rank = [shares] * layout.world_size
-    keys, queries = _cut(layout.spans, by_rank), _cut(query_spans(workload, layout), by_rank)
-    return _task(workload, layout, keys, queries, "keys", gradient_dtype), _places(keys), _places(queries)
+    """The task in which one side is cut by these shares and the other one is whole, and the ring of each cut block."""
+    whole = (Fraction(1),)
+    keys, queries = (shares, whole) if circulating_side == "keys" else (whole, shares)
+    n = layout.world_size
+    cut = cut_spans(workload, layout, [keys] * n, [queries] * n, gradient_dtype, circulating_side)
+    return cut.task, (cut.keys if circulating_side == "keys" else cut.queries).ring
 
 
 class Places(NamedTuple):
@@ -91,40 +57,47 @@ class Places(NamedTuple):
     span: IntArray
 
 
-_Piece = tuple[int, Span, int, int]
-"""A rank, a part of its shard, the ring of the part, and the number of the span that it is cut from."""
+class Cut(NamedTuple):
+    """A task, and where its blocks of keys and of queries are."""
+
+    task: AttentionTask
+    keys: Places
+    queries: Places
 
 
-def _cut(spans: Sequence[Sequence[Span]], shares: Sequence[Sequence[Fraction]]) -> list[_Piece]:
-    """The parts of all spans, by rank, span and ring; each rank has its own shares."""
+def cut_spans(
+    workload: Workload,
+    layout: SequenceLayout,
+    keys: Sequence[Sequence[Fraction]],
+    queries: Sequence[Sequence[Fraction]],
+    gradient_dtype: str | None = None,
+    first_gradients: Side = "keys",
+) -> Cut:
+    """Cut each span of a side into one block per ring, by the shares of its rank.
+
+    The blocks of a rank have consecutive numbers in the order of its shard; blocks without positions are omitted. Keys
+    come first, then queries, then what is computed: results, or gradients, first those of one side.
+    """
+    key_pieces, query_pieces = _cut(layout.spans, keys), _cut(query_spans(workload, layout), queries)
+    tensors = [(KEYS, key_pieces), (QUERIES, query_pieces)]
+    if gradient_dtype is None:
+        tensors.append((RESULTS, query_pieces))
+    else:
+        gradients = [(KEY_GRADIENTS, key_pieces), (QUERY_GRADIENTS, query_pieces)]
+        tensors += gradients if first_gradients == "keys" else gradients[::-1]
+    rows = [(tensor, rank, span.start, span.count) for tensor, blocks in tensors for rank, span, *_ in blocks]
+    tensor, owner, start, count = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    task = AttentionTask(workload, layout, tensor, owner, start, count, gradient_dtype=gradient_dtype)
+    of_pieces = (np.array([each[2:] for each in side], dtype=np.int64) for side in (key_pieces, query_pieces))
+    return Cut(task, *(Places(*each.reshape(-1, 2).T) for each in of_pieces))
+
+
+def _cut(spans: Sequence[Sequence[Span]], shares: Sequence[Sequence[Fraction]]) -> list[tuple[int, Span, int, int]]:
+    """The parts of all spans: rank, part of its shard, ring of the part, and number of the span that it is cut from."""
     all_spans = [(rank, span) for rank, each in enumerate(spans) for span in each]
     return [
         (rank, *part, number) for number, (rank, span) in enumerate(all_spans) for part in _parts(span, shares[rank])
     ]
-
-
-def _places(pieces: Sequence[_Piece]) -> Places:
-    return Places(*np.array([piece[2:] for piece in pieces], dtype=np.int64).reshape(-1, 2).T)
-
-
-def _task(
-    workload: Workload,
-    layout: SequenceLayout,
-    keys: Sequence[_Piece],
-    queries: Sequence[_Piece],
-    first_gradients: Side,
-    gradient_dtype: str | None,
-) -> AttentionTask:
-    """The task of these blocks of keys and queries, then of what is computed from them."""
-    tensors = [(KEYS, keys), (QUERIES, queries)]
-    if gradient_dtype is None:
-        tensors.append((RESULTS, queries))
-    else:
-        gradients = [(KEY_GRADIENTS, keys), (QUERY_GRADIENTS, queries)]
-        tensors += gradients if first_gradients == "keys" else gradients[::-1]
-    rows = [(tensor, rank, span.start, span.count) for tensor, blocks in tensors for rank, span, *_ in blocks]
-    tensor, owner, start, count = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    return AttentionTask(workload, layout, tensor, owner, start, count, gradient_dtype=gradient_dtype)
 
 
 def _parts(span: Span, shares: Sequence[Fraction]) -> Iterator[tuple[Span, int]]:

@@ -45,7 +45,7 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
@@ -147,7 +147,7 @@ def _pieces(task: AttentionTask, stages: int) -> Iterator[tuple[int, int, int, i
     options=("buffers", "gradient_dtype", "stages"),
 )
 def direct_attention(
-    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions
 ) -> tuple[Schedule, ...]:
     """The passes of ``direct-attention``. Raises `ScheduleError` if a transfer has no link."""
     layout = attention_layout(name, workload, topology.world_size)

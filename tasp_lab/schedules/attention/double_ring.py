@@ -42,7 +42,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
 from tasp_lab.schedules.attention.forward import check_size
 from tasp_lab.schedules.attention.kv_and_q_rings import busiest_link_s
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
 from tasp_lab.schedules.build import attention_layout, attention_schedules
@@ -146,10 +146,10 @@ def double_ring(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     split: tuple[int, int],
-    variant: str = "",
+    variant: str,
 ) -> tuple[Schedule, ...]:
     """The passes of ``double-ring:WxR``, `split` being W and R, or of its `variant`.
 

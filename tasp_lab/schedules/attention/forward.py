@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.theorems import Paths, paths_prove
 from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.all_gather import rings_for
@@ -137,28 +139,12 @@ CIRCULATIONS = ("ring-attention", "zigzag-ring-attention", "striped-ring-attenti
 
 
 def attention(
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    decomposition: Decomposition | None = None,
-    *,
-    trim: bool = True,
-    buffers: int = DEFAULT_BUFFERS,
-    direction: Direction = "auto",
+    name: str, topology: Topology, workload: Workload, decomposition: Decomposition | None = None, **options: Any
 ) -> Schedule:
-    """The forward attention schedule, by name.
+    """The forward pass of a schedule of `CIRCULATIONS`; `options` are fields of `AttentionOptions`.
 
-    Parameters
-    ----------
-    name : a name in `tasp_lab.schedules.attention.forward.CIRCULATIONS`.
-    topology : the ranks and links; transfers use its routes.
-    workload : the layer.
-    decomposition : the rings of ``tasp``; by default `decompose(topology)`.
-    trim : whether a block is dropped after the last rank whose mask needs it.
-    buffers : number of buffers per rank, 2 or more (see `tasp_lab.schedule.schedule`).
-    direction : of a single ring, see `single_rings`; the one that sends fewer bytes unless given.
-
-    Raises `ScheduleError` for an unknown name and if there are too many blocks to verify.
+    `decomposition` has the rings of ``tasp``, by default `decompose(topology)`. Raises `ScheduleError` for an unknown
+    name and if there are too many blocks to verify.
 
     >>> from tasp_lab.topology.builders import full_mesh
     >>> layer = Workload(sequence=64, heads=4, head_dim=64, mask="causal")
@@ -168,9 +154,9 @@ def attention(
     >>> bool((ring.flops().sum(axis=0) == tasp.flops().sum(axis=0)).all())
     True
     """
-    circulations = circulation_of(name, topology, workload, decomposition, direction=direction)
-    steps = forward_steps(circulations, trim)
-    return attention_schedule(name, topology, steps, buffers)
+    asked = AttentionOptions(**options)
+    circulations = circulation_of(name, topology, workload, decomposition, direction=asked.direction)
+    return attention_schedule(name, topology, forward_steps(circulations, asked.trim), asked.buffers)
 
 
 def forward_steps(circulations: Iterable[Circulation], trim: bool) -> AttentionSteps:
@@ -248,20 +234,7 @@ def attention_schedule(
     copies: BoolArray | None = None,
 ) -> Schedule:
     """The schedule of these steps; `copies` (world_size, blocks) are held at the start in addition to owned blocks."""
-    task, circulates = steps.task, steps.circulation.side
-    pool = Pool(circulates, buffers)
-    keys, queries = (KEYS, KEY_GRADIENTS), (QUERIES, RESULTS, QUERY_GRADIENTS)
-    moving, fixed = (keys, queries) if circulates == "keys" else (queries, keys)
-    initial = task.owned(KEYS, QUERIES)
-    schedule = Schedule(
-        name=name,
-        world_size=topology.world_size,
-        lanes=steps.lanes,
-        blocks=task.blocks(dict.fromkeys(moving, pool), bound=fixed),
-        initial=initial if copies is None else initial | copies,
-        final=task.owned(RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS),
-        steps=steps,
-        task=task,
-    )
-    schedule.check_routes(topology)
-    return schedule
+    side = steps.circulation.side
+    moving = (KEYS, KEY_GRADIENTS) if side == "keys" else (QUERIES, RESULTS, QUERY_GRADIENTS)
+    pools = dict.fromkeys(moving, Pool(side, buffers))
+    return owner_schedule(name, topology, steps.task, steps, lanes=steps.lanes, circulating=pools, copies=copies)

@@ -37,7 +37,7 @@ from tasp_lab.schedule.composition.groups import replicated
 from tasp_lab.schedule.composition.sequence import NO_STEP, joined
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.circulation import cut_by_rank
+from tasp_lab.schedules.attention.circulation import cut_spans
 from tasp_lab.schedules.attention.gathering import (
     all_gathers,
     bytes_of,
@@ -48,7 +48,7 @@ from tasp_lab.schedules.attention.gathering import (
     steps_along,
     trimmed,
 )
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
@@ -72,10 +72,10 @@ def grid(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     split: tuple[int, int],
-    variant: str = "",
+    variant: str,
 ) -> tuple[Schedule, ...]:
     """The passes of ``grid:YxX``, `split` being Y and X; `variant` is the name of an AllGather, or empty for direct.
 
@@ -114,13 +114,13 @@ def _pass(
     layout = attention_layout(name, workload, topology.world_size)
     dtype = options.wire_dtype(workload.dtype, backward=backward, sums=bool(variant))
     shares = shares_along(of_keys[0]), shares_along(of_queries[0])
-    task, key_piece, query_piece = cut_by_rank(workload, layout, *shares, dtype if backward else None)
-    task = replace(task, home_dtype="fp32", result_dtype="fp32" if backward else dtype)
+    cut = cut_spans(workload, layout, *shares, dtype if backward else None)
+    task = replace(cut.task, home_dtype="fp32", result_dtype="fp32" if backward else dtype)
     calls = _calls(span_task(workload, layout, dtype, backward=backward), task, split[1])
     used, made = read_by(calls, task), made_by(calls, task)
     lanes = _lanes(of_queries)
-    queries, needed = _shortest(of_queries, task, task.blocks_of(QUERIES), query_piece, used, 0)
-    keys, copies = _shortest(of_keys, task, task.blocks_of(KEYS), key_piece, used, lanes)
+    queries, needed = _shortest(of_queries, task, task.blocks_of(QUERIES), cut.queries.ring, used, 0)
+    keys, copies = _shortest(of_keys, task, task.blocks_of(KEYS), cut.keys.ring, used, lanes)
     there = lanes + _lanes(of_keys)
     back = [given_back(trimmed(each, made)[0], task, there) for each in (queries, keys)]
     kept = (needed | copies) & ~task.owned(KEYS, QUERIES)

@@ -20,8 +20,9 @@ a causal mask zigzag, which balances the work.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.circulation import cut_by_rank
+from tasp_lab.schedules.attention.circulation import cut_spans
 from tasp_lab.schedules.attention.gathering import (
     all_gathers,
     bytes_of,
@@ -42,7 +43,7 @@ from tasp_lab.schedules.attention.gathering import (
     steps_along,
     trimmed,
 )
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
@@ -82,7 +83,7 @@ def kv_all_gather(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     decomposition: Decomposition | None = None,
 ) -> tuple[Schedule, ...]:
@@ -101,69 +102,52 @@ def kv_all_gather(
     def one_pass(backward: bool) -> Schedule:
         sums = gather != "direct"  # others add up gradients on their way
         dtype = options.wire_dtype(workload.dtype, backward=True, sums=sums) if backward else None
-        along = (GatheredKeys.along(each, workload, layout, dtype, options.trim) for each in found)
-        return min(along, key=lambda keys: keys.bytes_sent).schedule(name, topology)
+        ways = [_gathered(each, workload, layout, dtype, options.trim) for each in found]
+        task, calls, steps, copies = min(ways, key=lambda way: bytes_of(way.steps, way.task))
+        attend = Step.of((), [calls])
+        return owner_schedule(
+            name,
+            topology,
+            task,
+            [attend, *given_back(steps, task)] if backward else [*steps, attend],
+            lanes=found[0].lanes,
+            circulating=dict.fromkeys((KEYS, KEY_GRADIENTS) if backward else (KEYS,)),
+            copies=copies if backward else None,
+            kept=copies,
+        )
 
     return options.build(one_pass)
 
 
-@dataclass(frozen=True)
-class GatheredKeys:
-    """Keys that are gathered, or in a backward pass have been.
+class _Gathered(NamedTuple):
+    """A pass with keys that are gathered, or backward have been: its task, all calls, and how keys are sent.
 
-    Parameters
-    ----------
-    task : the blocks, spans of keys cut for the AllGather.
-    calls : the calls of all ranks.
-    steps : how keys are sent to ranks that call with them.
-    copies : bool array (world_size, blocks), the keys of other ranks that each rank has afterwards.
-    lanes : the lanes of the AllGather.
+    `copies` are the keys of other ranks that each rank has afterwards, a bool array (world_size, blocks).
     """
 
     task: AttentionTask
     calls: Calls
     steps: Sequence[Step]
     copies: BoolArray
-    lanes: int
 
-    @classmethod
-    def along(
-        cls, gather: Schedule, workload: Workload, layout: SequenceLayout, gradient_dtype: str | None, trim: bool
-    ) -> GatheredKeys:
-        """The keys along an AllGather; a pass is the backward one if it has a gradient dtype.
 
-        Without `trim` all keys are sent to all ranks, but gradients only where there are some.
-        """
-        whole = [[Fraction(1)]] * layout.world_size
-        task, piece, _ = cut_by_rank(workload, layout, shares_along(gather), whole, gradient_dtype)
-        task = replace(task, home_dtype="fp32")
-        calls, steps = _calls(task), steps_along(gather, task, task.blocks_of(KEYS), piece)
-        used, copies = trimmed(steps, read_by(calls, task) & (task.tensor == KEYS))
-        if not trim:
-            copies = np.broadcast_to(task.tensor == KEYS, copies.shape)
-        if task.is_backward:  # packed documents: keys between others may meet no query of a call
-            used, _ = trimmed(steps, made_by(calls, task))
-        sent = used if trim or task.is_backward else steps
-        return cls(task, calls, sent, copies & ~task.owned(KEYS), gather.lanes)
+def _gathered(
+    gather: Schedule, workload: Workload, layout: SequenceLayout, gradient_dtype: str | None, trim: bool
+) -> _Gathered:
+    """The keys along an AllGather; a pass is the backward one if it has a gradient dtype.
 
-    @property
-    def bytes_sent(self) -> int:
-        """The bytes of keys that all ranks send."""
-        return bytes_of(self.steps, self.task)
-
-    def schedule(self, name: str, topology: Topology) -> Schedule:
-        """The pass of this task."""
-        task, copies, attend = self.task, self.copies, Step.of((), [self.calls])
-        return owner_schedule(
-            name,
-            topology,
-            task,
-            [attend, *given_back(self.steps, task)] if task.is_backward else [*self.steps, attend],
-            lanes=self.lanes,
-            circulating=dict.fromkeys((KEYS, KEY_GRADIENTS) if task.is_backward else (KEYS,)),
-            copies=copies if task.is_backward else None,
-            kept=copies,
-        )
+    Without `trim` all keys are sent to all ranks, but gradients only where there are some.
+    """
+    whole = [[Fraction(1)]] * layout.world_size
+    cut = cut_spans(workload, layout, shares_along(gather), whole, gradient_dtype)
+    task = replace(cut.task, home_dtype="fp32")
+    calls, steps = _calls(task), steps_along(gather, task, task.blocks_of(KEYS), cut.keys.ring)
+    used, copies = trimmed(steps, read_by(calls, task) & (task.tensor == KEYS))
+    if not trim:
+        copies = np.broadcast_to(task.tensor == KEYS, copies.shape)
+    if task.is_backward:  # packed documents: keys between others may meet no query of a call
+        used, _ = trimmed(steps, made_by(calls, task))
+    return _Gathered(task, calls, used if trim or task.is_backward else steps, copies & ~task.owned(KEYS))
 
 
 def _calls(task: AttentionTask) -> Calls:

@@ -64,7 +64,7 @@ from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import circulation_plans
-from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks, cut_both_sides
+from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks, cut_spans
 from tasp_lab.schedules.attention.forward import (
     CirculationSteps,
     attention_schedule,
@@ -72,7 +72,7 @@ from tasp_lab.schedules.attention.forward import (
     circulation_of,
     forward_steps,
 )
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.attention.token_ring import STRAIGHT_HOME, StraightHomeSteps, query_rings
@@ -100,7 +100,7 @@ def kv_and_q_rings(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     decomposition: Decomposition | None = None,
 ) -> tuple[Schedule, ...]:
@@ -178,7 +178,8 @@ def _straight_home(
         check_size(name, topology, layout, len(shares) * len(sides))
         gradients = wire if backward else None
         if len(sides) == 2:
-            task, keys, queries = cut_both_sides(workload, layout, shares, gradients)
+            by_rank = [shares] * topology.world_size
+            task, keys, queries = cut_spans(workload, layout, by_rank, by_rank, gradients)
             task = _on_the_wire(task, wire)
             circulations = [
                 Circulation(task, paths, keys.ring, "keys", queries.span, chosen.keys),

@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Field
@@ -285,9 +285,7 @@ class LayerBlocks:
         first, heads = self._head_columns
         of_keys = np.isin(self.tensor, (KEYS, KEY_GRADIENTS))
         parts = np.where(of_keys & (groups % heads == 0), np.minimum(groups, heads), groups)
-        uneven = heads % parts != 0
-        if uneven.any():
-            at = int(uneven.argmax())
+        if (at := first_true(heads % parts != 0)) is not None:
             raise ScheduleError(
                 f"block {at} ({TENSORS[int(self.tensor[at])]}) has {heads[at]} heads, expected a multiple of {groups}"
             )

@@ -96,7 +96,7 @@ def owner_schedule(
     pools = {} if circulating is None else circulating
     bound = set() if circulating is None else set(range(len(TENSORS))) - set(pools)
     initial = task.owned(KEYS, QUERIES)
-    schedule = Schedule(
+    return Schedule(
         name=name,
         world_size=topology.world_size,
         lanes=lanes,
@@ -106,6 +106,4 @@ def owner_schedule(
         steps=steps,
         task=task,
         kept=kept,
-    )
-    schedule.check_routes(topology)
-    return schedule
+    ).on(topology)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
 from tasp_lab.schedules.build import attention_layout
@@ -43,12 +43,7 @@ MAX_RANKS = 256
     fits=lambda c, teams: teams % c == 0,
 )
 def startrail(
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    *,
-    split: tuple[int, int],
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions, *, split: tuple[int, int]
 ) -> tuple[Schedule, ...]:
     """The passes of ``startrail:CxT``, `split` being C and T.
 

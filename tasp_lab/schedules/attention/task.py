@@ -27,7 +27,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, numbered
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true, numbered
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Join, Kind, Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks, ranges
@@ -205,8 +205,7 @@ class AttentionTask(LayerBlocks):
         )
         seen, wanted = low <= high, wanted_low <= wanted_high
         wrong = (seen != wanted) | (seen & ((low != wanted_low) | (high != wanted_high)))
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(wrong)) is not None:
             raise ScheduleError(
                 f"rank {calls.rank[call[at]]} attends with queries {query_block[at]} to keys {key_block[at]} "
                 f"in the band {low[at]} to {high[at]}, the mask is {wanted_low[at]} to {wanted_high[at]}"
@@ -231,9 +230,7 @@ class AttentionTask(LayerBlocks):
             empty = operand.sizes == 0
             if empty.any():
                 raise ScheduleError(f"rank {calls.rank[int(empty.argmax())]} {calls.kernel}s without {TENSORS[tensor]}")
-            wrong = self.tensor[operand.block] != tensor
-            if wrong.any():
-                at = int(wrong.argmax())
+            if (at := first_true(self.tensor[operand.block] != tensor)) is not None:
                 raise ScheduleError(
                     f"rank {calls.rank[operand.owner[at]]} {calls.kernel}s with block {operand.block[at]} "
                     f"({TENSORS[int(self.tensor[operand.block[at]])]}), expected {TENSORS[tensor]}"
@@ -247,8 +244,7 @@ class AttentionTask(LayerBlocks):
         first_kv, last_kv = self._kv_heads
         wrong = (first_kv[query] != first_kv[key]) | (last_kv[query] != last_kv[key])
         wrong |= self._head_columns[0][query] != self._head_columns[0][queries.first][call]
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(wrong)) is not None:
             raise ScheduleError(
                 f"rank {calls.rank[call[at]]} attends with queries {query[at]} to keys {key[at]}, "
                 "which are of other heads"

@@ -48,7 +48,7 @@ from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
 from tasp_lab.schedules.attention.forward import check_size
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.build import attention_layout
@@ -80,9 +80,7 @@ MAX_BALANCED_RINGS = 128
     layout="zigzag",
     options=(*STRAIGHT_HOME, "tail_chunks"),
 )
-def token_ring(
-    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
-) -> tuple[Schedule, ...]:
+def token_ring(name: str, topology: Topology, workload: Workload, options: AttentionOptions) -> tuple[Schedule, ...]:
     """The passes of ``token-ring`` or ``zigzag-token-ring``.
 
     Raises `ScheduleError` if there are too many blocks to verify.
@@ -106,7 +104,7 @@ def token_multi_ring(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     decomposition: Decomposition | None = None,
 ) -> tuple[Schedule, ...]:

@@ -23,7 +23,7 @@ from tasp_lab.schedule.composition.layers import in_chunks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
@@ -41,9 +41,7 @@ from tasp_lab.workload.layer import Workload
     layout="contiguous",
     options=("gradient_dtype", "result_dtype"),
 )
-def ulysses(
-    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
-) -> tuple[Schedule, ...]:
+def ulysses(name: str, topology: Topology, workload: Workload, options: AttentionOptions) -> tuple[Schedule, ...]:
     """The passes of ``ulysses``. Raises `ScheduleError` for heads that cannot be shared out."""
     n, heads, kv_heads = topology.world_size, workload.heads, workload.kv_head_count
     if heads % n or (kv_heads % n and n % kv_heads):
@@ -61,7 +59,7 @@ def ulysses(
     options=("gradient_dtype", "result_dtype", "stages"),
 )
 def staged_ulysses(
-    name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions
 ) -> tuple[Schedule, ...]:
     """The passes of ``staged-ulysses``: in `options.stages`, or as many as the heads of a rank can be cut into.
 

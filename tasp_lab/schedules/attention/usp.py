@@ -30,7 +30,7 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import check_holdings, no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.attention.ulysses import ulysses
 from tasp_lab.schedules.build import attention_layout, attention_schedules
@@ -81,10 +81,10 @@ def usp(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    options: AttentionOptions,
     *,
     split: tuple[int, int],
-    variant: str = "",
+    variant: str,
 ) -> tuple[Schedule, ...]:
     """The passes of ``usp:UxR:NAME``, `split` being U and R, `variant` the name or "" for the balanced ring.
 
@@ -196,8 +196,7 @@ def in_groups(
     home = groups.exchange(np.flatnonzero(outputs), home=True)
     tensors = np.unique(task.tensor).tolist()
     pools = {each: kind.pool for each, kind in zip(tensors, outer.blocks.kinds, strict=True) if kind.pool is not None}
-    residents = outer.initial | outer.final if outer.kept is None else outer.initial | outer.final | outer.kept
-    schedule = Schedule(
+    return Schedule(
         name=name,
         world_size=topology.world_size,
         lanes=outer.lanes + members - 1,
@@ -206,10 +205,8 @@ def in_groups(
         final=groups.task.owned(RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS),
         steps=_with_parts([there, *(groups.step(step, members - 1) for step in outer.steps), home], groups.task),
         task=groups.task,
-        kept=groups.copies(residents),
-    )
-    schedule.check_routes(topology)
-    return schedule
+        kept=groups.copies(outer.initial | outer.left),
+    ).on(topology)
 
 
 class HeadGroups:

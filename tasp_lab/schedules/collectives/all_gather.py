@@ -173,7 +173,7 @@ def _all_gather(
     if sum(chunk_bytes) < 1:
         raise ScheduleError(f"schedule {name!r}: shard size is {sum(chunk_bytes)} bytes, expected 1 or more")
     n, chunks = topology.world_size, len(chunk_bytes)
-    schedule = Schedule(
+    return Schedule(
         name=name,
         world_size=n,
         lanes=max(lanes, 1),
@@ -182,6 +182,4 @@ def _all_gather(
         final=all_blocks(n, n * chunks),
         steps=steps,
         fused=fused,
-    )
-    schedule.check_routes(topology)
-    return schedule
+    ).on(topology)

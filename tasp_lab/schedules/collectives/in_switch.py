@@ -41,7 +41,7 @@ def library_switch_all_reduce(topology: Topology, shard_bytes: int) -> Schedule:
     everything = np.ones((n, n), dtype=bool)
     adds = Step(source, peer, offset - 1, peer, np.ones(len(source), dtype=bool))
     copies = Step(source, peer, offset - 1, source)
-    found = Schedule(
+    return Schedule(
         name="library-switch-all-reduce",
         world_size=n,
         lanes=max(n - 1, 1),
@@ -52,6 +52,4 @@ def library_switch_all_reduce(topology: Topology, shard_bytes: int) -> Schedule:
         fused=True,
         initial_part=rank[:, None],
         algorithm="nvls",
-    )
-    found.check_routes(topology)
-    return found
+    ).on(topology)

@@ -14,7 +14,7 @@ from tasp_lab.topology.graph import Topology
 
 
 @schedule("all-to-all", "AllToAll")
-def all_to_all(topology: Topology, chunk_bytes: int, fused: bool = False) -> Schedule:
+def all_to_all(topology: Topology, chunk_bytes: int) -> Schedule:
     """Every rank sends every other rank a chunk of `chunk_bytes` of its own, all at once in one step.
 
     Block ``source * world_size + destination`` is the chunk that goes from rank `source` to rank `destination`.
@@ -39,7 +39,7 @@ def all_to_all(topology: Topology, chunk_bytes: int, fused: bool = False) -> Sch
     sender = np.tile(rank, n - 1)
     receiver = (sender + offset) % n
     owned, received = source == rank[:, None], chunk == rank[:, None]
-    schedule = Schedule(
+    return Schedule(
         name="all-to-all",
         world_size=n,
         lanes=max(n - 1, 1),
@@ -47,15 +47,12 @@ def all_to_all(topology: Topology, chunk_bytes: int, fused: bool = False) -> Sch
         initial=owned,
         final=owned | received,
         steps=[Step(sender, receiver, offset - 1, sender * n + receiver)] if n > 1 else [],
-        fused=fused,
         own_bytes=chunk_bytes,
-    )
-    schedule.check_routes(topology)
-    return schedule
+    ).on(topology)
 
 
 @schedule("send-recv", "SendRecv")
-def send_recv(topology: Topology, message_bytes: int, fused: bool = False) -> Schedule:
+def send_recv(topology: Topology, message_bytes: int) -> Schedule:
     """Every rank i sends a message of `message_bytes` to rank i + 1, the last one to rank 0, as nccl-tests' sendrecv.
 
     >>> from tasp_lab.topology.builders import ring
@@ -69,7 +66,7 @@ def send_recv(topology: Topology, message_bytes: int, fused: bool = False) -> Sc
     n = topology.world_size
     _check_bytes("send-recv", "message", message_bytes)
     rank, own = np.arange(n, dtype=np.int64), np.eye(n, dtype=bool)
-    schedule = Schedule(
+    return Schedule(
         name="send-recv",
         world_size=n,
         lanes=1,
@@ -77,10 +74,7 @@ def send_recv(topology: Topology, message_bytes: int, fused: bool = False) -> Sc
         initial=own,
         final=own | np.roll(own, 1, axis=0),
         steps=[Step(rank, np.roll(rank, -1), np.zeros_like(rank), rank)] if n > 1 else [],
-        fused=fused,
-    )
-    schedule.check_routes(topology)
-    return schedule
+    ).on(topology)
 
 
 def _check_bytes(name: str, what: str, size_bytes: int) -> None:

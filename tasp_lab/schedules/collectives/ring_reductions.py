@@ -136,39 +136,29 @@ def ring_all_reduce(
 
 @schedule("multi-ring-reduce-scatter", "ReduceScatter", uses_rings=True)
 def multi_ring_reduce_scatter(
-    topology: Topology,
-    shard_bytes: int,
-    decomposition: Decomposition | None = None,
-    fused: bool = False,
-    *,
-    chunks: int = 1,
+    topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None, *, chunks: int = 1
 ) -> Schedule:
     """ReduceScatter around all rings of a decomposition concurrently.
 
     See `tasp_lab.schedules.collectives.all_gather.multi_ring_all_gather`.
     """
     gathering = multi_ring_all_gather(topology, shard_bytes, decomposition, chunks=chunks)
-    return _sums("multi-ring-reduce-scatter", gathering, fused, copies=False)
+    return _sums("multi-ring-reduce-scatter", gathering, copies=False)
 
 
 @schedule("multi-ring-all-reduce", "AllReduce", uses_rings=True)
 def multi_ring_all_reduce(
-    topology: Topology,
-    shard_bytes: int,
-    decomposition: Decomposition | None = None,
-    fused: bool = False,
-    *,
-    chunks: int = 1,
+    topology: Topology, shard_bytes: int, decomposition: Decomposition | None = None, *, chunks: int = 1
 ) -> Schedule:
     """AllReduce around all rings of a decomposition concurrently.
 
     See `tasp_lab.schedules.collectives.all_gather.multi_ring_all_gather`.
     """
     gathering = multi_ring_all_gather(topology, shard_bytes, decomposition, chunks=chunks)
-    return _sums("multi-ring-all-reduce", gathering, fused, copies=True)
+    return _sums("multi-ring-all-reduce", gathering, copies=True)
 
 
-def _sums(name: str, gathering: Schedule, fused: bool, *, copies: bool) -> Schedule:
+def _sums(name: str, gathering: Schedule, fused: bool = False, *, copies: bool) -> Schedule:
     """The reduction around the rings of an AllGather, with the same blocks; it starts where the AllGather ends.
 
     With `copies`, complete sums are copied to all ranks.

@@ -13,7 +13,6 @@ itself has those that stay. Its bytes are ``query_bytes_per_position`` of the wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
@@ -24,12 +23,11 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks, Field, Kind
-from tasp_lab.schedule.calls import Calls, Contract, Effects, Passing, Task, check_blocks
+from tasp_lab.schedule.calls import Contract, NoCalls, Passing, Task, check_blocks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import check_holdings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
-from tasp_lab.workload.kernel_shapes import ShapeRows
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
@@ -72,7 +70,7 @@ def relayout(
 
 
 @dataclass(frozen=True)
-class RelayoutTask:
+class RelayoutTask(NoCalls):
     """What moves in a pass; there is nothing to compute.
 
     Parameters
@@ -164,11 +162,6 @@ class RelayoutTask:
         return "backward" if self.is_backward else "forward"
 
     @property
-    def kernels(self) -> Mapping[str, Passing]:
-        """None."""
-        return {}
-
-    @property
     def content(self) -> tuple[object, ...]:
         return RELAYOUT, self.workload, self.layout, self.result_layout, self.is_backward
 
@@ -190,18 +183,6 @@ class RelayoutTask:
     def existing_parts(self, blocks: IntArray) -> BoolArray:
         """The one part of each block."""
         return np.ones((len(blocks), 1), dtype=np.bool_)
-
-    def effects(self, calls: Calls) -> Effects:
-        """Raises `ScheduleError`: there are no calls."""
-        raise ScheduleError(f"{calls.kernel} in a {RELAYOUT}, which computes nothing")
-
-    def flops(self, calls: Calls) -> IntArray:
-        """None."""
-        return np.zeros(len(calls), dtype=np.int64)
-
-    def shapes(self, calls: Calls) -> ShapeRows:
-        """None."""
-        return ShapeRows.of("dense", self.flops(calls))
 
 
 def moved(before: SequenceLayout, after: SequenceLayout) -> IntArray:
@@ -243,7 +224,7 @@ def _schedule(topology: Topology, task: RelayoutTask) -> Schedule:
     block = np.flatnonzero(task.source != task.destination)
     source, destination = task.source[block], task.destination[block]
     distances, lane = np.unique((destination - source) % n, return_inverse=True)
-    schedule = Schedule(
+    return Schedule(
         name=RELAYOUT,
         world_size=n,
         lanes=max(len(distances), 1),
@@ -252,6 +233,4 @@ def _schedule(topology: Topology, task: RelayoutTask) -> Schedule:
         final=task.held(task.destination),
         steps=[Step(source, destination, lane, block)] if len(block) else [],
         task=task,
-    )
-    schedule.check_routes(topology)
-    return schedule
+    ).on(topology)

@@ -15,67 +15,23 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.composition import stacked
 from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.hybrid.relayout import RelayoutTask, moved, relayout
 from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.schedules.registry import names_of, options_for_layer
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
-def hybrid_schedules(
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    decomposition: Decomposition | None = None,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-) -> tuple[Schedule, ...]:
-    """The schedules of a hybrid, one per pass of the whole stack, in execution order.
+def stacked_layers(name: str, topology: Topology, workload: Workload, layers: list[Schedule]) -> Schedule:
+    """Passes of layers as one schedule, in the order in which they are computed, with re-layouts between them.
 
-    Parameters
-    ----------
-    name : a schedule of linear and one of softmax attention, such as ``lasp-2+kv-all-gather``.
-    topology : the ranks and links; transfers use its routes.
-    workload : the hybrid.
-    decomposition : the rings of layers that use some, the same for both kinds; by default those of the topology.
-    options : which passes, and how; each option applies to the layers that know it.
-
-    Raises `ScheduleError` for an unknown name, options that neither kind of layer knows, a workload of another kind,
-    what a layer cannot do, and if there are too many blocks to verify.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> layer = Workload(sequence=64, mask="causal", kind="hybrid", layers="LLS")
-    >>> (forward,) = hybrid_schedules("lasp-2+ring-attention", full_mesh(4), layer)
-    >>> forward.transfers == 2 * 6 + 6
-    True
+    Raises `ScheduleError` where a re-layout has too many blocks to verify.
     """
-    names = names_of(name)
-    if workload.kind != "hybrid":
-        raise ScheduleError(f"schedule {name!r}: a layer of {workload.kind} attention, expected a hybrid")
-    build = {"L": linear_schedules, "S": attention_schedules}
-    kinds: dict[str, tuple[Schedule, ...]] = {}
-    for letter in sorted(set(workload.layers)):
-        used = options_for_layer(name, letter, options)
-        kinds[letter] = build[letter](names.of(letter), topology, workload.of(letter), decomposition, used)
-
-    def one_pass(backward: bool) -> Schedule:
-        number = int(backward and options.passes == "both")
-        layers = [kinds[letter][number] for letter in (reversed(workload.layers) if backward else workload.layers)]
-        return _stacked(name, topology, workload, layers)
-
-    return options.build(one_pass)
-
-
-def _stacked(name: str, topology: Topology, workload: Workload, layers: list[Schedule]) -> Schedule:
-    """Passes of layers, in the order in which they are computed, with re-layouts between them."""
     found = layers[:1]
     moves: dict[tuple[int, int], Schedule | None] = {}
     for before, after in pairwise(layers):

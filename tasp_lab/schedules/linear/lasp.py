@@ -18,9 +18,8 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, makers, receivers, states_of
-from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.linear.task import LinearTask, chunk_layout, layer_schedule, makers, receivers, states_of
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -42,11 +41,7 @@ from tasp_lab.workload.layer import Workload
     moves_states=True,
 )
 def lasp(
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    decays: tuple[float, ...] = (),
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions, decays: tuple[float, ...]
 ) -> tuple[Schedule, ...]:
     """The passes of ``lasp``, or of ``all-scan`` with states in pieces.
 

@@ -27,9 +27,8 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.gathering import all_gathers, carried, shares_along, trimmed
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule, makers, receivers, states_of
-from tasp_lab.schedules.linear.task import LinearTask
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.linear.task import LinearTask, chunk_layout, layer_schedule, makers, receivers, states_of
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -72,8 +71,8 @@ def lasp2(
     name: str,
     topology: Topology,
     workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    decays: tuple[float, ...] = (),
+    options: AttentionOptions,
+    decays: tuple[float, ...],
     *,
     decomposition: Decomposition | None = None,
 ) -> tuple[Schedule, ...]:

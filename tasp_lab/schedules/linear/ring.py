@@ -22,8 +22,7 @@ from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import single_rings
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.linear.passes import chunk_layout, layer_schedule
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.linear.task import (
     ATTEND,
     ATTEND_BY_STATE,
@@ -33,6 +32,8 @@ from tasp_lab.schedules.linear.task import (
     KEYS,
     TENSORS,
     LinearTask,
+    chunk_layout,
+    layer_schedule,
 )
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
@@ -62,11 +63,7 @@ RING_OPTIONS = ("trim", "buffers", "gradient_dtype")
     is_baseline=True,
 )
 def ring_linear_attention(
-    name: str,
-    topology: Topology,
-    workload: Workload,
-    options: AttentionOptions = DEFAULT_OPTIONS,
-    decays: tuple[float, ...] = (),
+    name: str, topology: Topology, workload: Workload, options: AttentionOptions, decays: tuple[float, ...]
 ) -> tuple[Schedule, ...]:
     """The passes of ``ring-linear-attention`` or ``ring-linear-attention-right``.
 

@@ -19,16 +19,18 @@ Without gates the parts of results may also be computed from the keys of other c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.blocks import Blocks, Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, check_blocks, ranges
+from tasp_lab.schedule.model import Step
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.linear.chunks import CHUNK_GRADIENTS as CHUNK_GRADIENTS
 from tasp_lab.schedules.linear.chunks import CHUNK_STATES as CHUNK_STATES
 from tasp_lab.schedules.linear.chunks import GATE_GRADIENTS as GATE_GRADIENTS
@@ -44,7 +46,10 @@ from tasp_lab.schedules.linear.chunks import SUFFIX_GRADIENTS as SUFFIX_GRADIENT
 from tasp_lab.schedules.linear.chunks import TENSORS as TENSORS
 from tasp_lab.schedules.linear.chunks import LinearBlocks
 from tasp_lab.schedules.linear.flops import FlopCounts
+from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import ShapeRows
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout, contiguous
 
 MAKE_STATE, ATTEND, ATTEND_BY_STATE = "make_state", "attend", "attend_by_state"
 FOLD, ADVANCE, APPLY_STATE = "fold", "advance", "apply_state"
@@ -412,11 +417,101 @@ class LinearTask(LinearBlocks):
         return Effects(call.repeat(self.pieces), blocks.ravel(), part.repeat(self.pieces))
 
     def _refuse(self, calls: Calls, wrong: BoolArray, what: str) -> None:
-        if wrong.any():
-            at = int(wrong.argmax())
+        if (at := first_true(wrong)) is not None:
             blocks = [each[at].tolist() for each in calls.operands]
             raise ScheduleError(f"rank {calls.rank[at]}: {calls.kernel} of blocks {blocks} {what}")
 
 
 def _all(effects: list[Effects]) -> Effects:
     return Effects(*(np.concatenate(column) for column in zip(*effects, strict=True)))
+
+
+# What the schedules of linear attention share: a pass seen from either end, and how its states end at their owners.
+
+
+def chunk_layout(workload: Workload, world_size: int) -> SequenceLayout:
+    """One chunk per rank, also of packed documents: those are told apart by the kernels."""
+    return contiguous(workload.sequence, world_size)
+
+
+@dataclass(frozen=True)
+class StateTensors:
+    """The tensors and kernels of the states of a pass: forward from the first chunk on, backward from the last one."""
+
+    chunk: int
+    summed: int
+    make: str
+    within: str
+    fold: str
+    chain: str
+    combine: str
+    apply: str
+    ahead: int
+
+
+FORWARD_STATES = StateTensors(CHUNK_STATES, PREFIX_STATES, MAKE_STATE, ATTEND, FOLD, ADVANCE, COMBINE, APPLY_STATE, 1)
+BACKWARD_STATES = StateTensors(
+    CHUNK_GRADIENTS,
+    SUFFIX_GRADIENTS,
+    MAKE_GRADIENT_STATE,
+    DIFFERENTIATE,
+    FOLD_BACK,
+    RETREAT,
+    COMBINE_BACK,
+    APPLY_GRADIENT_STATE,
+    -1,
+)
+
+
+def states_of(task: LinearTask) -> StateTensors:
+    """The tensors and kernels of the pass of a task."""
+    return BACKWARD_STATES if task.is_backward else FORWARD_STATES
+
+
+def receivers(task: LinearTask) -> IntArray:
+    """The chunks to which a sum of states of others is applied, ascending."""
+    return np.flatnonzero(task.has_suffix if task.is_backward else task.has_prefix)
+
+
+def makers(task: LinearTask) -> IntArray:
+    """The chunks whose states others need, ascending."""
+    return np.flatnonzero(task.has_prefix if task.is_backward else task.has_suffix)
+
+
+def layer_schedule(
+    name: str,
+    topology: Topology,
+    task: LinearTask,
+    steps: Sequence[Step],
+    *,
+    lanes: int = 1,
+    pools: Mapping[int, Pool] | None = None,
+    kept: BoolArray | None = None,
+    has_states: bool = True,
+) -> Schedule:
+    """The schedule in which each rank starts with its queries, keys and gates and ends with what they yield.
+
+    Parameters
+    ----------
+    pools : by tensor, what circulates.
+    kept : bool array (world_size, blocks), copies that are left in the end.
+    has_states : whether sums of states are left at their owners, and backward prefix states are there from the start.
+
+    Raises `ScheduleError` if a transfer has no route.
+    """
+    initial = task.owned(KEYS, QUERIES, GATES)
+    left = np.zeros_like(initial) if kept is None else kept
+    if has_states:
+        left = left | task.owned(states_of(task).summed)
+        initial |= task.owned(PREFIX_STATES) & task.is_backward
+    return Schedule(
+        name=name,
+        world_size=topology.world_size,
+        lanes=lanes,
+        blocks=task.blocks(pools),
+        initial=initial,
+        final=task.owned(RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS, GATE_GRADIENTS),
+        steps=steps,
+        task=task,
+        kept=left,
+    ).on(topology)

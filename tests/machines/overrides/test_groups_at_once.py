@@ -16,7 +16,7 @@ from tasp_lab.machines.overrides import overridden
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.for_work import build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import nodes
 from tasp_lab.topology.graph import SharedCapacity, Topology
 from tasp_lab.workload.layer import Workload

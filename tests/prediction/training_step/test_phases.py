@@ -15,8 +15,8 @@ from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.training_step.costs import kinds_of, stored_parameters
+from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, runs_of
-from tasp_lab.prediction.training_step.plan import StepPlan
 from tasp_lab.prediction.training_step.rates import StepCompute, step_rates
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.workload.models.catalogue import load_model

@@ -29,7 +29,7 @@ from tasp_lab.rings.rings import PAGE_BYTES
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s, describe
 from tasp_lab.schedules.collectives.ring_reductions import (
     RingSumSteps,
@@ -38,7 +38,6 @@ from tasp_lab.schedules.collectives.ring_reductions import (
     ring_all_reduce,
     ring_reduce_scatter,
 )
-from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import COLLECTIVES, check_names, kind_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.cuts import ranks_behind

@@ -12,9 +12,9 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.predict import predict
 from tasp_lab.rings.decompose import decompose
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.kinds import KINDS, CollectiveKind
-from tasp_lab.schedules.for_work import build_schedules
 from tasp_lab.schedules.registry import COLLECTIVES, SCHEDULES, ScheduleSpec, attention_names
 from tasp_lab.topology.builders import full_mesh, switch
 from tasp_lab.workload.layer import Workload

@@ -10,8 +10,7 @@ from sim.bounds.layers import attention_bound_s, hybrid_bound_s, linear_bound_s
 from sim.simulate import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.build import attention_schedules, linear_schedules
-from tasp_lab.schedules.hybrid.stack import hybrid_schedules
+from tasp_lab.schedules.build import attention_schedules, hybrid_schedules, linear_schedules
 from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.topology.builders import full_mesh

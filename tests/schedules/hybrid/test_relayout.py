@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(NoLinkError):
         relayout(ring(4), LAYER, layout, striped(40, 4))
     task = RelayoutTask(LAYER, layout, zigzag(40, 4))
-    with pytest.raises(ScheduleError, match="attend in a relayout, which computes nothing"):
+    with pytest.raises(ScheduleError, match="attend of a RelayoutTask, which computes nothing"):
         task.effects(Calls.of("attend", [(0, [[0]], [])]))
     with pytest.raises(ScheduleError, match="blocks, expected"):
         task.check(Blocks.of_data(np.array([1])))

@@ -17,10 +17,10 @@ from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import attention_layout, attention_schedules, linear_schedules
+from tasp_lab.schedules.build import attention_layout, attention_schedules, hybrid_schedules, linear_schedules
 from tasp_lab.schedules.hybrid.relayout import RelayoutTask, relayout
-from tasp_lab.schedules.hybrid.stack import hybrid_schedules, layers_of, relayout_bytes
-from tasp_lab.schedules.linear.passes import chunk_layout
+from tasp_lab.schedules.hybrid.stack import layers_of, relayout_bytes
+from tasp_lab.schedules.linear.task import chunk_layout
 from tasp_lab.schedules.registry import names_of, options_of
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
@@ -181,7 +181,7 @@ def test_options_apply_to_the_layers_that_know_them() -> None:
         ("tasp+lasp", r"schedule 'tasp\+lasp': schedule 'tasp' is for softmax attention, expected one for linear"),
         ("lasp-2+lasp", r"schedule 'lasp-2\+lasp': schedule 'lasp' is for linear attention, expected one for softmax"),
         ("lasp-2+tsp", r"schedule 'lasp-2\+tsp': unknown schedule 'tsp', did you mean 'tasp'"),
-        ("ring+tasp", r"schedule 'ring\+tasp': unknown schedule 'ring'"),
+        ("ring+tasp", r"schedule 'ring\+tasp': schedule 'ring' is an AllGather, expected one for linear"),
         ("lasp-2+usp", r"schedule 'lasp-2\+usp': schedule 'usp': expected usp:UxR"),
     ],
 )
