@@ -44,8 +44,8 @@ def test_every_schedule_computes_exact_attention(schedule: Schedule, receives_ah
 
 @pytest.mark.parametrize(("name", "heads"), [("token-ring", 1), ("ulysses", 2)])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_results_of_an_odd_number_of_bytes_are_joined(name: str, heads: int, dtype: Dtype) -> None:
-    """Rows of one 16-bit number and a log-sum-exp: no multiple of 4 bytes, so that they lie at no view's start."""
+def test_results_in_rows_of_six_bytes_are_joined(name: str, heads: int, dtype: Dtype) -> None:
+    """Rows of a 16-bit number and a log-sum-exp of 4 bytes, which are unaligned in the memory of a run."""
     layer = Workload(40, heads=heads, head_dim=1, dtype=dtype, cached_keys=7)
     run_in_process(attention_schedules(name, full_mesh(2), layer)[0])
 
