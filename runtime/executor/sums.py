@@ -144,7 +144,7 @@ class Sums:
             if part[0].shape[0] != len(part_rows):
                 part = [each.narrow(0, part_rows.start, len(part_rows)) for each in part]
             part_rows = None
-        into = bound(sum_.blocks) if sum_.into is None else sum_.into
+        into = sum_.into
         if sum_.unaligned:
             first = sum_.terms[0]
             format_, size = self._format(first), self._bytes(first)
@@ -152,6 +152,8 @@ class Sums:
                 part = self._wire(first).views(first.part, self._sizes[first.block])[0]
             if first.into != OUTSIDE:
                 into = format_.views(first.into, size)[0]
+        if into is None:
+            into = bound(sum_.blocks)
         if sum_.how == "merge":
             (out, lse), (part_out, part_lse) = into, part
             fused.merge(out, lse, part_out, part_lse, sum_.rows, part_rows, empty=empty)

@@ -14,6 +14,7 @@ from runtime import attention, attention_with_lse
 from runtime.kernels.registry import KERNELS
 from runtime.sequence_parallel.sharding import shard
 from runtime.trials.in_process import run_in_process
+from tasp_lab.core.choices import Dtype
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -39,6 +40,14 @@ LAYERS = [
 @given(schedules(max_ranks=4), st.integers(0, 5), st.booleans())
 def test_every_schedule_computes_exact_attention(schedule: Schedule, receives_ahead: int, whole_steps: bool) -> None:
     run_in_process(schedule, receives_ahead, whole_steps)
+
+
+@pytest.mark.parametrize(("name", "heads"), [("token-ring", 1), ("ulysses", 2)])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_results_in_rows_of_six_bytes_are_joined(name: str, heads: int, dtype: Dtype) -> None:
+    """Rows of a 16-bit number and a log-sum-exp of 4 bytes, which are unaligned in the memory of a run."""
+    layer = Workload(40, heads=heads, head_dim=1, dtype=dtype, cached_keys=7)
+    run_in_process(attention_schedules(name, full_mesh(2), layer)[0])
 
 
 def shards(layer: Workload, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
