@@ -1,9 +1,14 @@
-"""Aliases of NumPy array types, and distinct values of arrays."""
+"""Aliases of NumPy array types, arrays that cannot change, and distinct values of arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
+
+from tasp_lab.core.errors import ScheduleError, TaspLabError, of_type
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -14,6 +19,88 @@ Int32Array = npt.NDArray[np.int32]
 
 Table = npt.NDArray[np.void]
 """Rows of records."""
+
+
+Scalar = TypeVar("Scalar", np.int64, np.int32, np.bool_)
+
+_WANTED = {"i": ("iu", "whole numbers"), "b": ("b", "bool")}
+"""By kind of dtype: the kinds that are converted to it, and how they are named in messages."""
+
+
+def frozen(
+    what: str,
+    values: object,
+    dtype: type[Scalar],
+    dimensions: int | None,
+    expected: str,
+    error: type[TaspLabError] = ScheduleError,
+) -> npt.NDArray[Scalar]:
+    """An array of a caller as a plain one of this dtype whose values cannot change: a copy, unless it is one already.
+
+    What is proved of an array must still hold when it is used, in the arithmetic of the dtype in which it was proved:
+    products of a rank and a block wrap around in narrow ones. The copy lies in a `bytes` object, since NumPy's
+    read-only flag protects nothing: who owns the memory can take it back, and other views may be writable. Axes that
+    repeat, as `numpy.broadcast_to` makes them, still do.
+
+    Parameters
+    ----------
+    what : the array in messages.
+    dimensions : how many it must have; None for any number.
+    expected : the array in the message for what is none, or has other dimensions.
+
+    Raises `error` for what is no array, for masked arrays, for another kind of dtype, and for numbers out of range.
+
+    >>> ranks = np.array([1, 2], dtype=np.uint8)
+    >>> kept = frozen("ranks", ranks, np.int64, 1, "an array of shape (ranks,)")
+    >>> ranks[0] = 7
+    >>> kept * 200
+    array([200, 400])
+    """
+    if not isinstance(values, np.ndarray) or hasattr(values, "mask") or dimensions not in (None, values.ndim):
+        raise error(of_type(what, values, expected))
+    kinds, name = _WANTED[np.dtype(dtype).kind]
+    if values.dtype.kind not in kinds:
+        raise error(f"{what} is of {values.dtype}, expected {name}")
+    memory: object = values
+    while hasattr(memory, "base"):
+        memory = memory.base
+    if type(values) is np.ndarray and values.dtype == dtype and isinstance(memory, bytes):
+        return values
+    once = np.asarray(values)[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in values.strides)]
+    if dtype is not np.bool_ and once.size and not np.can_cast(once.dtype, dtype):
+        limits = np.iinfo(dtype)
+        for value in (int(once.min()), int(once.max())):
+            if not limits.min <= value <= limits.max:
+                raise error(f"{what} has {value}, expected {limits.min} to {limits.max}")
+    copy: npt.NDArray[Scalar] = np.ndarray(once.shape, dtype, once.astype(dtype, copy=False).tobytes())
+    return copy if copy.shape == values.shape else np.broadcast_to(copy, values.shape)
+
+
+def freeze(
+    owner: object, names: Iterable[str], what: str, dtype: type[Scalar], dimensions: int | None, expected: str
+) -> None:
+    """Put `frozen` arrays in the place of these attributes of a dataclass; their names in messages follow `what`."""
+    for name in names:
+        values = frozen(f"{what}{name}", getattr(owner, name), dtype, dimensions, expected)
+        object.__setattr__(owner, name, values)
+
+
+def whole_numbers(what: str, values: object) -> IntArray:
+    """Numbers that are read at once, an array of one dimension: the array itself, or a `frozen` one if it is narrow."""
+    if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
+        return values
+    return frozen(what, values, np.int64, 1, "an int array of one dimension")
+
+
+def whole(what: str, value: object, error: type[TaspLabError] = ScheduleError) -> int:
+    """A whole number of a caller, of any type of Python or NumPy, as an `int`. Raises `error` for anything else.
+
+    >>> whole("lane", np.int8(100)) * 2
+    200
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise error(of_type(what, value, "a whole number"))
+    return int(value)
 
 
 def first_true(flags: BoolArray) -> int | None:

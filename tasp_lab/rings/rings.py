@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arrays import IntArray, frozen
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.tables import brief
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
@@ -79,8 +79,8 @@ class Decomposition:
     search_complete: bool = True
 
     def __post_init__(self) -> None:
-        rings = np.ascontiguousarray(self.rings, dtype=np.int32)
-        rings.flags.writeable = False
+        array = "an int array of shape (rings, ranks)"
+        rings = frozen("rings", self.rings, np.int32, 2, array, NoDecompositionError)
         object.__setattr__(self, "rings", rings)
         if not self.shares:
             object.__setattr__(self, "shares", (Fraction(1, max(len(rings), 1)),) * len(rings))

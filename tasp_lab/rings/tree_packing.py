@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from tasp_lab.core.arrays import FloatArray, IntArray, Table
+from tasp_lab.core.arrays import FloatArray, IntArray, Table, frozen
 from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.compiled import call, compilable, table
 from tasp_lab.core.errors import NoDecompositionError
@@ -272,8 +272,8 @@ class TreePacking:
     limit_bytes_per_s: Fraction
 
     def __post_init__(self) -> None:
-        parents, n = np.array(self.parents, dtype=np.int64), self.topology.world_size
-        parents.flags.writeable = False
+        array, n = "an int array of shape (trees, ranks)", self.topology.world_size
+        parents = frozen("parents", self.parents, np.int64, 2, array, NoDecompositionError)
         object.__setattr__(self, "parents", parents)
         if parents.shape != (len(self.shares), n):
             raise NoDecompositionError(f"parents have the shape {parents.shape}, expected {(len(self.shares), n)}")

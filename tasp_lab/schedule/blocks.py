@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.core.errors import ScheduleError, of_type
+from tasp_lab.core.arrays import BoolArray, IntArray, freeze, frozen, whole
+from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.tables import brief
 from tasp_lab.workload.layer import ELEMENT_BYTES
 
@@ -31,6 +31,9 @@ MAX_BYTES = 2**63
 
 MAX_PARTS = 2**31 - 1
 """Maximum parts of a block."""
+
+
+_COLUMN = "an int array of shape (blocks,)"
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class Field:
     shape: tuple[int, ...]
     per_position: bool = True
     home_dtype: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(whole(f"field {self.name!r}: shape", size) for size in self.shape))
 
     @property
     def element_count(self) -> int:
@@ -84,6 +90,7 @@ class Pool:
     def __post_init__(self) -> None:
         if not isinstance(self.buffers, int | np.integer) or self.buffers < MIN_BUFFERS:
             raise ScheduleError(f"pool {self.name!r}: {self.buffers} buffers, expected {MIN_BUFFERS} or more")
+        object.__setattr__(self, "buffers", int(self.buffers))
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,7 @@ class Kind:
     bound: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", tuple(self.fields))
         for part in self.fields:
             for dtype in (part.dtype, part.at_home.dtype):
                 if dtype not in ELEMENT_BYTES:
@@ -172,8 +180,8 @@ class Blocks:
     pools: Sequence[Pool] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("kind", "bytes", "parts"):
-            _check_array(name, getattr(self, name))
+        object.__setattr__(self, "kinds", tuple(self.kinds))
+        freeze(self, ("kind", "bytes", "parts"), "blocks: ", np.int64, 1, _COLUMN)
         lengths = {len(self.kind), len(self.bytes), len(self.parts)}
         if len(lengths) != 1:
             raise ScheduleError(f"blocks have columns of lengths {sorted(lengths)}, expected one length")
@@ -189,13 +197,11 @@ class Blocks:
         pools = list(dict.fromkeys(kind.pool for kind in self.kinds if kind.pool is not None))
         buffers = np.array([0 if kind.pool is None else kind.pool.buffers for kind in self.kinds], dtype=np.int64)
         numbers = np.array([-1 if kind.pool is None else pools.index(kind.pool) for kind in self.kinds], dtype=np.int64)
-        object.__setattr__(self, "kinds", tuple(self.kinds))
         object.__setattr__(self, "home_bytes", self._home_bytes())
         object.__setattr__(self, "pools", tuple(pools))
         object.__setattr__(self, "buffers", buffers[self.kind])
         object.__setattr__(self, "pool", numbers[self.kind])
-        for values in (self.kind, self.bytes, self.parts, self.buffers, self.pool):
-            values.flags.writeable = False
+        freeze(self, ("home_bytes", "buffers", "pool"), "blocks: ", np.int64, 1, _COLUMN)
 
     def _home_bytes(self) -> IntArray:
         home_bytes = self.bytes
@@ -215,15 +221,15 @@ class Blocks:
     @classmethod
     def of_data(cls, sizes_bytes: IntArray) -> Blocks:
         """Blocks of plain bytes. Raises `ScheduleError` unless their sizes are an int array."""
-        _check_array("sizes", sizes_bytes)
-        return cls((DATA,), np.zeros(len(sizes_bytes), dtype=np.int64), sizes_bytes, np.ones_like(sizes_bytes))
+        sizes = frozen("sizes of blocks", sizes_bytes, np.int64, 1, _COLUMN)
+        return cls((DATA,), np.zeros_like(sizes), sizes, np.ones_like(sizes))
 
     @classmethod
     def of_sums(cls, sizes_bytes: IntArray, parts: int) -> Blocks:
         """Blocks of bytes that are sums of the same number of parts. Raises as `of_data` does."""
-        _check_array("sizes", sizes_bytes)
-        zeros = np.zeros(len(sizes_bytes), dtype=np.int64)
-        return cls((Kind("sum", "add"),), zeros, sizes_bytes, np.full_like(sizes_bytes, parts))
+        sizes = frozen("sizes of blocks", sizes_bytes, np.int64, 1, _COLUMN)
+        count = max(0, min(whole("parts of blocks", parts), MAX_PARTS + 1))  # what is refused anyway may not fit
+        return cls((Kind("sum", "add"),), np.zeros_like(sizes), sizes, np.full_like(sizes, count))
 
     def __repr__(self) -> str:
         return brief(self, f"{len(self)} blocks of {', '.join(each.name for each in self.kinds)}")
@@ -247,8 +253,3 @@ class Blocks:
 def _check(wrong: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], what: str) -> None:
     if wrong.any():
         raise ScheduleError(f"block {int(wrong.argmax())} {what}")
-
-
-def _check_array(what: str, values: object) -> None:
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
-        raise ScheduleError(of_type(f"{what} of blocks", values, "an int array of shape (blocks,)"))

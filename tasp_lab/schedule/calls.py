@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, first_true
-from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true, freeze, frozen, whole, whole_numbers
+from tasp_lab.core.errors import ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks, Field
 from tasp_lab.workload.kernel_shapes import ShapeRows
@@ -34,16 +34,19 @@ class BlockLists:
     offset: IntArray
     block: IntArray
 
+    def __post_init__(self) -> None:
+        freeze(self, ("offset", "block"), "lists of blocks: ", np.int64, 1, "an int array of one dimension")
+
     @classmethod
     def of(cls, lists: Iterable[Sequence[int] | IntArray]) -> BlockLists:
-        columns = [np.asarray(each, dtype=np.int64) for each in lists]
+        columns = [_listed(each) for each in lists]
         sizes = np.array([len(each) for each in columns], dtype=np.int64)
         return cls.of_sizes(sizes, np.concatenate([np.zeros(0, dtype=np.int64), *columns]))
 
     @classmethod
     def of_sizes(cls, sizes: IntArray, block: IntArray) -> BlockLists:
         """Lists of these sizes, one after another."""
-        return cls(np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)]), block)
+        return cls(np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(whole_numbers("sizes of lists", sizes))]), block)
 
     @classmethod
     def joined(cls, parts: Sequence[BlockLists]) -> BlockLists:
@@ -83,6 +86,11 @@ class BlockLists:
         return BlockLists.of_sizes(self.sizes[chosen], self.block[position])
 
 
+def _listed(numbers: Sequence[int] | IntArray) -> IntArray:
+    """Whole numbers as an array; without any, NumPy would make one of floats."""
+    return whole_numbers("lists of blocks", np.array(numbers) if len(numbers) else np.zeros(0, dtype=np.int64))
+
+
 def ranges(first: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
     """The concatenated ranges from each `first` to its `end`: for each position its range, and the position.
 
@@ -117,15 +125,18 @@ class Calls:
     lane: int = 0
 
     def __post_init__(self) -> None:
+        operands = self.operands
+        if not isinstance(operands, list | tuple) or not all(type(each) is BlockLists for each in operands):
+            raise ScheduleError(of_type(f"calls of {self.kernel}: operands", operands, "a tuple of BlockLists"))
+        object.__setattr__(self, "operands", tuple(operands))
+        object.__setattr__(self, "lane", whole(f"calls of {self.kernel}: lane", self.lane))
+        freeze(self, ("rank",), f"calls of {self.kernel}: ", np.int64, 1, "an int array of shape (calls,)")
+        freeze(self, ("params",), f"calls of {self.kernel}: ", np.int64, 2, "an int array of shape (calls, parameters)")
         lengths = {len(self.rank), len(self.params), *(len(each) for each in self.operands)}
-        if len(lengths) != 1 or self.params.ndim != 2:
+        if len(lengths) != 1:
             raise ScheduleError(
                 f"calls of {self.kernel} have columns of lengths {sorted(lengths)}, expected one length"
             )
-        for values in (self.rank, self.params, *(each.block for each in self.operands)):
-            if values.dtype.kind not in "iu":
-                raise ScheduleError(f"calls of {self.kernel} have columns of {values.dtype}, expected whole numbers")
-            values.flags.writeable = False
         for number, operand in enumerate(self.operands):
             ends = operand.offset[[0, -1]].tolist()
             if ends != [0, len(operand.block)] or (operand.sizes < 0).any():
@@ -143,10 +154,9 @@ class Calls:
         >>> Calls.of("attend", [(0, [[0], [4, 5]], [-3, 3])]).operands[1].block
         array([4, 5])
         """
-        rank = np.array([row[0] for row in rows], dtype=np.int64)
         operands = tuple(BlockLists.of(each) for each in zip(*(row[1] for row in rows), strict=True))
-        params = np.array([list(row[2]) for row in rows], dtype=np.int64).reshape(len(rows), -1)
-        return cls(kernel, rank, operands, params, lane)
+        params = _listed([value for row in rows for value in row[2]]).reshape(len(rows), -1)
+        return cls(kernel, _listed([row[0] for row in rows]), operands, params, lane)
 
     @classmethod
     def joined(cls, parts: Sequence[Calls]) -> Calls:
@@ -244,6 +254,13 @@ class Contract(NamedTuple):
 
         `initial` and `final` are bool arrays (world_size, blocks).
         """
+        for name in ("owner", "starts_at", "ends_at"):
+            ranks = whole_numbers(f"{name} of a task", getattr(self, name))
+            if len(ranks) != len(blocks) or ranks.min(initial=-1) < -1 or ranks.max(initial=-1) >= len(initial):
+                raise ScheduleError(
+                    f"{name} of a task is from {ranks.min(initial=-1)} to {ranks.max(initial=-1)} for {len(ranks)} "
+                    f"blocks, expected ranks below {len(initial)}, or -1, for {len(blocks)}"
+                )
         rank, block = np.nonzero(initial)
         if (at := first_true((self.starts_at[block] != rank) & ~self.saved[block])) is not None:
             owner = int(self.starts_at[block[at]])

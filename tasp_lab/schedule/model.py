@@ -9,15 +9,16 @@ Nothing is proven here: `tasp_lab.schedule.schedule.Schedule` is a `ScheduleMode
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, overload
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, stable_order
+from tasp_lab.core.arrays import BoolArray, IntArray, freeze, frozen, stable_order
 from tasp_lab.core.errors import ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
@@ -46,23 +47,16 @@ class Step:
     calls: tuple[Calls, ...] = _NO_CALLS
 
     def __post_init__(self) -> None:
-        for name in ("source", "destination", "lane", "block", "gives"):
-            values = getattr(self, name)
-            if not isinstance(values, np.ndarray) or values.ndim != 1:
-                what = "an array of shape (transfers,); Step.of takes rows"
-                raise ScheduleError(of_type(f"a step's {name}", values, what))
-        if not isinstance(self.calls, tuple) or not all(isinstance(each, Calls) for each in self.calls):
+        expected = "an array of shape (transfers,); Step.of takes rows"
+        freeze(self, ("source", "destination", "lane", "block"), "a step's ", np.int64, 1, expected)
+        gives = frozen("a step's gives", self.gives, np.bool_, 1, expected)
+        none = np.ndarray(len(self.source), np.bool_, bytes(len(self.source)))
+        object.__setattr__(self, "gives", gives if len(gives) else none)
+        if not isinstance(self.calls, tuple) or not all(type(each) is Calls for each in self.calls):
             raise ScheduleError(of_type("a step's calls", self.calls, "a tuple of Calls"))
-        if not len(self.gives):
-            object.__setattr__(self, "gives", np.zeros(len(self.source), dtype=bool))
-        columns = (self.source, self.destination, self.lane, self.block, self.gives)
-        lengths = {len(column) for column in columns}
+        lengths = {len(column) for column in (self.source, self.destination, self.lane, self.block, self.gives)}
         if len(lengths) != 1:
             raise ScheduleError(f"a step's arrays have lengths {sorted(lengths)}, expected one length")
-        for values in columns:
-            if not (values.dtype.kind in "iu" or values is self.gives):
-                raise ScheduleError(f"a step's arrays are of {values.dtype}, expected whole numbers")
-            values.flags.writeable = False
 
     @classmethod
     def of(cls, transfers: Iterable[Sequence[int]], calls: Iterable[Calls] = ()) -> Step:
@@ -74,7 +68,7 @@ class Step:
             raise ScheduleError(of_type("a step's transfers", transfers, "rows (source, destination, lane, block)"))
         rows = list(transfers)
         for number, row in enumerate(rows):
-            if not isinstance(row, Sequence | np.ndarray) or not 4 <= len(row) <= 5 or not all(map(_is_whole, row)):
+            if not isinstance(row, Sequence | np.ndarray) or not 4 <= len(row) <= 5 or not _is_transfer(row):
                 what = "whole numbers (source, destination, lane, block), and as a fifth whether the source gives"
                 raise ScheduleError(of_type(f"a step's transfer {number}", row, what))
         if not isinstance(calls, Iterable):
@@ -82,6 +76,17 @@ class Step:
         table = np.array([(*row, 0)[:5] for row in rows], dtype=np.int64).reshape(-1, 5)
         source, destination, lane, block, gives = table.T
         return cls(source, destination, lane, block, gives.astype(bool), tuple(calls))
+
+    def content(self) -> Iterator[bytes]:
+        """All that distinguishes steps, for a digest."""
+        yield repr((len(self), len(self.calls))).encode()
+        for values in (self.source, self.destination, self.lane, self.block, self.gives):
+            yield values.tobytes()
+        for calls in self.calls:
+            yield repr((calls.kernel, calls.lane, calls.params.shape)).encode()
+            lists = (array for operand in calls.operands for array in (operand.offset, operand.block))
+            for values in (calls.rank, calls.params, *lists):
+                yield values.tobytes()
 
     def __repr__(self) -> str:
         return brief(
@@ -114,17 +119,30 @@ class Traffic(NamedTuple):
     most_bytes: IntArray
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer | np.bool_) and -(2**63) <= int(value) < 2**63
+def _is_transfer(row: Sequence[object]) -> bool:
+    flags = [isinstance(value, bool | np.bool_) for value in row]
+    numbers = (isinstance(value, int | np.integer | np.bool_) and -(2**63) <= int(value) < 2**63 for value in row)
+    return not any(flags[:4]) and all(numbers)
 
 
 class LazySteps(Sequence[Step]):
-    """Steps generated on access. A subclass implements `__len__` and `step`."""
+    """Steps generated on access. A subclass implements `__len__` and `step`.
+
+    The rest are shortcuts, which only the classes of this package may take: those with the argument `trusted` of their
+    class statement, whose tests compare what the shortcuts tell with the steps. They read nothing that a caller can
+    change, so a step is the same whenever it is made. A subclass of theirs makes other steps and inherits no trust. In
+    a `Schedule`, `checked` takes the place of all other steps.
+    """
+
+    is_trusted: ClassVar[bool] = False
 
     hops_repeat: ClassVar[bool] = False
     """Whether every step has the same sources and destinations as the first one."""
 
     _kept: dict[int, Step] | None = None
+
+    def __init_subclass__(cls, trusted: bool = False) -> None:
+        cls.is_trusted = trusted
 
     @abstractmethod
     def step(self, index: int) -> Step:
@@ -166,6 +184,53 @@ class LazySteps(Sequence[Step]):
         if number not in kept:
             kept[number] = self.step(number)
         return kept[number]
+
+    def __iter__(self) -> Iterator[Step]:
+        return (self[index] for index in range(len(self)))
+
+
+class CheckedSteps(LazySteps, trusted=True):
+    """The steps of someone else's sequence, each compared with what it was when it was first made.
+
+    Raises `ScheduleError` for what is no step, for one that is missing, and for one that is another one by now.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps, self._length = steps, len(steps)
+        self._digests: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def step(self, index: int) -> Step:
+        try:
+            step = _checked_step(index, self._steps[index])
+        except IndexError:
+            raise ScheduleError(f"step {index} is missing, expected {self._length} steps") from None
+        digest = hashlib.blake2b(digest_size=16)
+        for content in step.content():
+            digest.update(content)
+        if self._digests.setdefault(index, digest.digest()) != digest.digest():
+            raise ScheduleError(f"step {index} is another one than when the schedule was proved, expected the same")
+        return step
+
+
+def _checked_step(index: int, step: Step) -> Step:
+    if type(step) is not Step:  # a subclass could be another step each time it is read
+        raise ScheduleError(of_type(f"step {index}", step, "a Step"))
+    return step
+
+
+def checked(steps: Sequence[Step]) -> Sequence[Step]:
+    """Steps that cannot change: those of a list as a tuple, trusted ones as they are, others as `CheckedSteps`.
+
+    Raises `ScheduleError` as these do.
+    """
+    if isinstance(steps, LazySteps) and steps.is_trusted:
+        return steps
+    if isinstance(steps, list | tuple):
+        return tuple(_checked_step(index, step) for index, step in enumerate(steps))
+    return CheckedSteps(steps)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -36,8 +36,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, first_true
-from tasp_lab.core.errors import ScheduleError, TooManyBlocksError, of_type
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true, whole_numbers
+from tasp_lab.core.errors import ScheduleError, TooManyBlocksError
 from tasp_lab.schedule.calls import TILES_AT_ONCE, Calls, Effects
 from tasp_lab.schedule.copies import WORD, Copies, WordArray, bit_of, first_parts
 from tasp_lab.schedule.model import ScheduleModel, Step
@@ -69,7 +69,8 @@ def added_parts(schedule: ScheduleModel, copies: Copies, calls: tuple[Calls, ...
             raise ScheduleError(f"rank {group.rank[0]} computes, but there is no task to compute")
         _check_operands(schedule, copies, group)
         for _, batch in group.batches():
-            effects = schedule.task.effects(batch)
+            columns = zip(Effects._fields, schedule.task.effects(batch), strict=True)
+            effects = Effects(*(whole_numbers(f"{name} of what calls yield", values) for name, values in columns))
             _check_parts(schedule, batch, effects)
             # One number per part: rank, block and part side by side, so that sorting finds what comes twice.
             codes.append((batch.rank[effects.call] * blocks + effects.block << shift) + effects.part)
@@ -177,8 +178,6 @@ def prove(schedule: ScheduleModel) -> int:
         raise ScheduleError(f"schedule {schedule.name!r}: {error}") from None
     transfers = 0
     for index, step in enumerate(schedule.steps):
-        if not isinstance(step, Step):
-            raise ScheduleError(of_type(f"step {index}", step, "a Step"))
         try:
             replay.step(index, step)
         except ScheduleError as error:

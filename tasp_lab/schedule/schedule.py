@@ -46,11 +46,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tasp_lab.core.arrays import first_true
+from tasp_lab.core.arrays import first_true, freeze, whole
 from tasp_lab.core.errors import NoLinkError, ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.model import LazySteps, ScheduleModel
+from tasp_lab.schedule.model import LazySteps, ScheduleModel, checked
 from tasp_lab.topology.graph import Topology
 
 
@@ -71,18 +71,17 @@ class Schedule(ScheduleModel):
 
     def __post_init__(self) -> None:
         self._check_types()
-        object.__setattr__(self, "steps", tuple(self.steps) if isinstance(self.steps, list) else self.steps)
         if self.world_size < 1:
             raise ScheduleError(f"schedule {self.name!r} is for {self.world_size} ranks, expected 1 or more")
-        shape = (self.world_size, len(self.blocks))
-        for name in ("initial", "final", "kept"):
-            values = getattr(self, name)
-            if values is not None and values.shape != shape:
-                raise ScheduleError(f"schedule {self.name!r}: {name} has the shape {values.shape}, expected {shape}")
-            if values is not None:
-                if values.dtype != np.bool_:
-                    raise ScheduleError(f"schedule {self.name!r}: {name} is of {values.dtype}, expected bool")
-                values.flags.writeable = False
+        shape, array = (self.world_size, len(self.blocks)), "an array of shape (ranks, blocks)"
+        tables = [name for name in ("initial", "final", "kept") if name != "kept" or self.kept is not None]
+        freeze(self, tables, f"schedule {self.name!r}: ", np.bool_, 2, array)
+        for name in tables:
+            if (found := getattr(self, name).shape) != shape:
+                raise ScheduleError(f"schedule {self.name!r}: {name} has the shape {found}, expected {shape}")
+        if self.initial_part is not None:
+            freeze(self, ("initial_part",), f"schedule {self.name!r}: ", np.int64, None, array)
+        object.__setattr__(self, "steps", checked(self.steps))
         if self.task is not None:
             try:
                 self.task.check(self.blocks)
@@ -103,22 +102,17 @@ class Schedule(ScheduleModel):
 
     def _check_types(self) -> None:
         """Raise `ScheduleError` for an argument that is of no type that this class takes."""
-        array, optional = "an array of shape (ranks, blocks)", (np.ndarray, type(None))
-        expected: tuple[tuple[str, tuple[type, ...], str], ...] = (
-            ("name", (str,), "a text"),
-            ("world_size", (int, np.integer), "a whole number"),
-            ("lanes", (int, np.integer), "a whole number"),
-            ("blocks", (Blocks,), "Blocks, such as Blocks.of_data(sizes)"),
-            ("initial", (np.ndarray,), array),
-            ("final", (np.ndarray,), array),
-            ("steps", (Sequence,), "a list of Step"),
-            ("initial_part", optional, array),
-            ("kept", optional, array),
+        expected: tuple[tuple[str, type, str], ...] = (
+            ("name", str, "a text"),
+            ("blocks", Blocks, "Blocks, such as Blocks.of_data(sizes)"),
+            ("steps", Sequence, "a list of Step"),
         )
-        for name, types, what in expected:
+        for name, kind, what in expected:
             value = getattr(self, name)
-            if not isinstance(value, types) or isinstance(value, bool) or (name == "steps" and isinstance(value, str)):
+            if not isinstance(value, kind) or (name == "steps" and isinstance(value, str)):
                 raise ScheduleError(of_type(f"schedule {self.name!r}: {name}", value, what))
+        for name in ("world_size", "lanes", "own_bytes"):
+            object.__setattr__(self, name, whole(f"schedule {self.name!r}: {name}", getattr(self, name)))
         members = ("contract", "check", "effects", "existing_parts", "flops", "shapes")
         if self.task is not None and not all(hasattr(type(self.task), member) for member in members):
             what = f"a tasp_lab.schedule.calls.Task, which has {', '.join(members)}"
@@ -148,18 +142,8 @@ class Schedule(ScheduleModel):
         if self.initial_part is not None:
             digest.update(self.initial_part.tobytes())
         for step in self.steps:
-            digest.update(repr((len(step), len(step.calls))).encode())
-            for values in (step.source, step.destination, step.lane, step.block):
-                digest.update(values.tobytes())
-            digest.update(step.gives.tobytes())
-            for calls in step.calls:
-                digest.update(repr((calls.kernel, calls.lane, calls.params.shape)).encode())
-                for values in (
-                    calls.rank,
-                    calls.params,
-                    *(array for operand in calls.operands for array in (operand.offset, operand.block)),
-                ):
-                    digest.update(values.tobytes())
+            for content in step.content():
+                digest.update(content)
         return digest.hexdigest()[:16]
 
     def on(self, topology: Topology) -> Schedule:

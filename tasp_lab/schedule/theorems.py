@@ -66,7 +66,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, frozen
 from tasp_lab.schedule.model import ScheduleModel
 
 
@@ -109,7 +109,7 @@ def _holds_own(initial: BoolArray, per_rank: int) -> bool:
 def own_blocks(world_size: int, per_rank: int) -> BoolArray:
     """Bool array (world_size, world_size * per_rank): each rank holds `per_rank` blocks, rank 0 the first ones.
 
-    Read-only; the rows are windows of one array, so it takes no more memory than two rows.
+    The rows are windows of one array that nothing can write to, so it takes no more memory than two rows.
 
     >>> own_blocks(2, 3).astype(int).tolist()
     [[1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]]
@@ -117,6 +117,7 @@ def own_blocks(world_size: int, per_rank: int) -> BoolArray:
     blocks = world_size * per_rank
     around = np.zeros(2 * blocks - per_rank, dtype=bool)
     around[blocks - per_rank : blocks] = True
+    around = frozen("own blocks", around, np.bool_, 1, "an array of one dimension")
     return sliding_window_view(around, blocks)[::per_rank][::-1]
 
 

@@ -92,7 +92,7 @@ class Writer:
 
     def call(self, kernel: str, rank: int, *operands: Iterable[int], params: Sequence[int] = (), lane: int = 0) -> None:
         """Call a kernel of the task on blocks, one list per operand, on a compute lane."""
-        self._call(Calls.of(kernel, [(rank, [[*map(int, each)] for each in operands], tuple(params))], lane))
+        self._call(Calls.of(kernel, [(rank, [[*each] for each in operands], tuple(params))], lane))
 
     def _call(self, calls: Calls) -> None:
         self._check_open()

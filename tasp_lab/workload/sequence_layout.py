@@ -36,7 +36,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arrays import IntArray, whole
 from tasp_lab.core.errors import WorkloadError
 from tasp_lab.workload.layer import check_documents
 
@@ -48,6 +48,10 @@ class Span:
     start: int
     stride: int
     count: int
+
+    def __post_init__(self) -> None:
+        for name in ("start", "stride", "count"):
+            object.__setattr__(self, name, whole(f"{name} of a span", getattr(self, name), WorkloadError))
 
     @property
     def positions(self) -> IntArray:
@@ -91,6 +95,11 @@ class SequenceLayout:
     pieces: tuple[Piece, ...] = ()
 
     def __post_init__(self) -> None:
+        what = f"layout {self.name!r}"
+        pieces = (Piece(*(whole(f"{what}: pieces", each, WorkloadError) for each in piece)) for piece in self.pieces)
+        object.__setattr__(self, "pieces", tuple(pieces))
+        object.__setattr__(self, "spans", tuple(map(tuple, self.spans)))
+        object.__setattr__(self, "sequence", whole(f"{what}: sequence", self.sequence, WorkloadError))
         spans = [span for each in self.spans for span in each]
         strides = {span.stride for span in spans}
         if len(strides) > 1 or any(span.count < 1 or span.stride < 1 for span in spans):

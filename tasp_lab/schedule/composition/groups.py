@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, frozen
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import split_bytes
 from tasp_lab.schedule.blocks import DATA, Blocks, Kind
@@ -44,6 +44,7 @@ def replicated(schedule: Schedule, groups: IntArray) -> Schedule:
         )
     if not len(groups):
         raise ScheduleError(f"schedule {schedule.name!r} in no groups, expected one or more")
+    groups = frozen(f"schedule {schedule.name!r}: groups", groups, np.int64, 2, "an int array (groups, ranks)")
     check_size(f"{len(groups)} x {schedule.name}", groups.size, len(groups) * len(schedule.blocks))
     if not np.array_equal(np.sort(groups, axis=None), np.arange(groups.size)):
         raise ScheduleError(

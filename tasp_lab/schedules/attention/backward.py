@@ -80,7 +80,7 @@ class BackwardSteps(CirculationSteps):
         )
 
 
-class RotationSteps(BackwardSteps):
+class RotationSteps(BackwardSteps, trusted=True):
     """Blocks start at their owners.
 
     `direct`: gradients return to their owners in one hop, on a lane per distance on the ring, so that what a rank sends
@@ -122,7 +122,7 @@ class RotationSteps(BackwardSteps):
         return self.circulation.calls_at(index, np.flatnonzero(self._hops >= index))
 
 
-class RotationBackSteps(BackwardSteps):
+class RotationBackSteps(BackwardSteps, trusted=True):
     """Blocks start at the last rank of their ring. `trim`: they stop at the first hop whose mask needs them."""
 
     def __init__(self, circulation: Circulation, trim: bool) -> None:

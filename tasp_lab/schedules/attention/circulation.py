@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.core.arrays import BoolArray, IntArray, stable_order
+from tasp_lab.core.arrays import BoolArray, IntArray, frozen, stable_order
 from tasp_lab.rings.rings import split_count
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.theorems import Paths
@@ -134,10 +134,15 @@ class Circulation:
         span_of: IntArray | None = None,
         travels: BoolArray | None = None,
     ) -> None:
-        self.task, self.rings, self.ring_of, self.side = task, rings, ring_of, side
+        self.task, self.side = task, side
+        self.rings = rings = frozen("rings", rings, np.int64, 2, "an array of shape (rings, ranks)")
+        self.ring_of = ring_of = frozen("rings of blocks", ring_of, np.int64, 1, "an array of shape (blocks,)")
         self.world_size: int = rings.shape[1]
         circulating, stationary = (KEYS, QUERIES) if side == "keys" else (QUERIES, KEYS)
-        self.blocks, self.stationary = task.blocks_of(circulating), task.blocks_of(stationary)
+        self.is_whole = span_of is None and travels is None
+        """Whether blocks are needed wherever the mask needs them, and covered one by one, as theorems presume."""
+        of_side, array = (task.blocks_of(each) for each in (circulating, stationary)), "an array of shape (blocks,)"
+        self.blocks, self.stationary = (frozen("blocks", each, np.int64, 1, array) for each in of_side)
         place = np.argsort(rings, axis=1)
         self._start = place[ring_of, task.owner[self.blocks]]
         # All rings twice around, and where each block starts there: its rank at a hop is so many places on.
@@ -148,7 +153,7 @@ class Circulation:
         self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
         if travels is not None:
             self._coverage *= travels[task.owner[self.blocks]].T
-        self.first, self.last = self._needed_hops()
+        self.first, self.last = (frozen("hops", each, np.int64, 1, array) for each in self._needed_hops())
 
     @property
     def gradients(self) -> IntArray:

@@ -181,7 +181,7 @@ def double_ring(
     return options.build(one_pass)
 
 
-class DoubleRingSteps(LazySteps):
+class DoubleRingSteps(LazySteps, trusted=True):
     """A forward pass. Hop ``a * window + b`` of a block is to place b of window a; it is there from this step on.
 
     `part` is the part of each block of keys in `routes`. `trim`: blocks go only to ranks whose mask needs them, and to
@@ -247,7 +247,7 @@ class DoubleRingSteps(LazySteps):
         return Step(source, destination, lane[chosen], block, np.full(len(chosen), gradients))
 
 
-class DoubleRingBackwardSteps(DoubleRingSteps):
+class DoubleRingBackwardSteps(DoubleRingSteps, trusted=True):
     """A backward pass: gradients follow around the inner ring, and the sums of windows around the outer one.
 
     The sum of window a is where the window began at step ``(a + 1) * window``, as is what comes along the outer ring.

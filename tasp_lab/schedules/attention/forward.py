@@ -97,11 +97,13 @@ class CirculationSteps(LazySteps):
         """By induction along the paths (`tasp_lab.schedule.theorems`)."""
         task, staying, paths = self.task, self.circulation.stationary, self.paths()
         owner, results = task.owner[staying], task.output_of[staying]
-        fits = schedule.task is task and np.array_equal(schedule.blocks.parts, task.parts)
+        # A subclass may need or compute other parts than the theorem presumes.
+        own = type(task) is AttentionTask and type(self.circulation) is Circulation and self.circulation.is_whole
+        fits = own and schedule.task is task and np.array_equal(schedule.blocks.parts, task.parts)
         return paths.transfers if fits and paths_prove(paths, staying, owner, results, owner, schedule) else None
 
 
-class AttentionSteps(CirculationSteps):
+class AttentionSteps(CirculationSteps, trusted=True):
     """Key block b starts at its owner and makes `hops[b]` hops along its ring, one per step.
 
     `trim`: a block is dropped after the last rank whose mask needs it.

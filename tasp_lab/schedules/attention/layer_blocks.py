@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, first_true
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true, freeze
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Field
@@ -69,6 +69,8 @@ class LayerBlocks:
     home_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        given = [] if self.first_head is None or self.heads is None else ["first_head", "heads"]
+        self._freeze("tensor", "owner", "start", "count", *given)  # before numbers of theirs are multiplied
         layer, keys = self.workload, np.isin(self.tensor, (KEYS, KEY_GRADIENTS))
         if layer.cached_keys and self.is_backward:
             raise ScheduleError(f"{layer.cached_keys} cached keys, which have no gradients: expected the pass forward")
@@ -77,9 +79,7 @@ class LayerBlocks:
         if self.first_head is None or self.heads is None:
             object.__setattr__(self, "first_head", np.zeros_like(self.start))
             object.__setattr__(self, "heads", np.where(keys, layer.kv_head_count, layer.heads))
-        for values in (self.tensor, self.owner, self.start, self.count, self.first_head, self.heads):
-            assert values is not None, "heads are known by now"
-            values.flags.writeable = False
+            self._freeze("first_head", "heads")
         self._check_heads()
         for tensor in (KEYS, QUERIES):
             self._check_shards(tensor)
@@ -91,6 +91,10 @@ class LayerBlocks:
                 raise ScheduleError(f"the blocks of {TENSORS[target]} are not those of {TENSORS[source]}")
             output_of[blocks] = results
         object.__setattr__(self, "output_of", output_of)
+        self._freeze("output_of")
+
+    def _freeze(self, *names: str) -> None:
+        freeze(self, names, "blocks of a layer: ", np.int64, 1, "an int array of shape (blocks,)")
 
     @cached_property
     def visible(self) -> Mask:

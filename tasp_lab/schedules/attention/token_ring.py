@@ -166,7 +166,7 @@ def _passes(
     return options.build(one_pass)
 
 
-class StraightHomeSteps(LazySteps):
+class StraightHomeSteps(LazySteps, trusted=True):
     """At step s blocks are s hops from their owners; each stops after the last rank that needs it.
 
     What is computed of them at other ranks is given to their owners a step later. Of several circulations around the
@@ -230,7 +230,7 @@ def _home(circulation: Circulation, hop: int, last: IntArray) -> IntArray:
     return np.stack([circulation.at(hop, used), circulation.at(0, used), circulation.gradients[used]])
 
 
-class ChunkedTailSteps(StraightHomeSteps):
+class ChunkedTailSteps(StraightHomeSteps, trusted=True):
     """Queries of one ring reach the last rank straight from their owners, and leave it in pieces.
 
     The circulation goes around a ring that is repeated once per piece.

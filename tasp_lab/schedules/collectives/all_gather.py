@@ -17,7 +17,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arrays import IntArray, frozen, whole
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import Decomposition, is_ring, over_lanes, split_bytes
 from tasp_lab.schedule.blocks import Blocks
@@ -32,7 +32,7 @@ MAX_TRANSFERS_AT_ONCE = 2**27
 
 
 @dataclass(frozen=True, eq=False)
-class RingSteps(LazySteps):
+class RingSteps(LazySteps, trusted=True):
     """Steps of blocks that circulate around rings, each ring's part of a shard cut into `chunks`, 1 or more.
 
     `rings` is an int array (rings, world_size). At step ``k * chunks + q`` position i of a ring forwards chunk q of the
@@ -51,7 +51,9 @@ class RingSteps(LazySteps):
     hops_repeat = True
 
     def __post_init__(self) -> None:
-        self.rings.flags.writeable = False
+        rings = frozen("rings", self.rings, np.int64, 2, "an array of shape (rings, ranks)")
+        object.__setattr__(self, "rings", rings)
+        object.__setattr__(self, "chunks", whole("chunks", self.chunks))
 
     @property
     def lag(self) -> int:
@@ -95,8 +97,9 @@ def ring_all_gather(
     in_order = range(topology.world_size)
     if rings is None:
         rings = np.array([in_order]) if is_ring(topology, in_order) else _searched(topology, lanes=1).rings
+    rings = frozen("schedule 'ring': rings", rings, np.int64, 2, "an array of shape (rings, ranks)")
     shares = [Fraction(1, max(len(rings), 1))] * len(rings)
-    return _around_rings("ring", topology, rings.astype(np.int64), shares, shard_bytes, chunks, fused)
+    return _around_rings("ring", topology, rings, shares, shard_bytes, chunks, fused)
 
 
 @schedule("multi-ring", "AllGather", uses_rings=True)

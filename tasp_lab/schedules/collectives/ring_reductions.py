@@ -41,7 +41,7 @@ from tasp_lab.topology.graph import Topology
 
 
 @dataclass(frozen=True, eq=False)
-class RingSumSteps(RingSteps):
+class RingSumSteps(RingSteps, trusted=True):
     """Steps of sums that circulate around rings, each ring's part of a shard cut into `chunks`, 1 or more.
 
     `rings` is an int array (rings, world_size). At step ``k * chunks + q`` position i of a ring forwards chunk q of the

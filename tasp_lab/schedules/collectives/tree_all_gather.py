@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.arrays import FloatArray, IntArray, freeze
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import split_bytes
 from tasp_lab.rings.tree_packing import TreePacking, pack_trees
@@ -38,6 +38,10 @@ class TreeSteps(LazySteps):
     level: IntArray
     first: IntArray
     chunks: IntArray
+
+    def __post_init__(self) -> None:
+        columns = "source", "destination", "lane", "level", "first", "chunks"
+        freeze(self, columns, "hops of trees: ", np.int64, 1, "an int array of shape (hops,)")
 
     def __len__(self) -> int:
         return int((self.level + self.chunks).max(initial=0))

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arrays import IntArray, freeze
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import split_bytes
 from tasp_lab.schedule.blocks import Blocks
@@ -74,6 +74,10 @@ class TreeSumSteps(LazySteps):
     first: IntArray
     gives: IntArray
     chunks: int
+
+    def __post_init__(self) -> None:
+        columns = "source", "destination", "lane", "level", "first", "gives"
+        freeze(self, columns, "hops of trees: ", np.int64, 1, "an int array of shape (hops,)")
 
     def __len__(self) -> int:
         return int(self.level.max(initial=-1)) + self.chunks if len(self.level) else 0
