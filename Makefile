@@ -45,6 +45,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.contention
 	$(BIN)/python -m experiments.tables.passes
 	$(BIN)/python -m experiments.tables.layer_errors
+	$(BIN)/python -m experiments.tables.dtypes
 	$(BIN)/python -m experiments.tables.training
 	$(BIN)/python -m experiments.tables.hybrids
 	$(BIN)/python -m experiments.tables.search

@@ -85,6 +85,13 @@ def freeze(
         object.__setattr__(owner, name, values)
 
 
+def lock(owner: object) -> None:
+    """Make the arrays that an object has computed for itself read-only; those of its caller are `frozen`."""
+    for values in vars(owner).values():
+        if isinstance(values, np.ndarray):
+            values.flags.writeable = False
+
+
 def whole_numbers(what: str, values: object) -> IntArray:
     """Numbers that are read at once, an array of one dimension: the array itself, or a `frozen` one if it is narrow."""
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, first_true, freeze, frozen, whole, whole_numbers
+from tasp_lab.core.arrays import BoolArray, IntArray, first_true, freeze, whole, whole_numbers
 from tasp_lab.core.errors import ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks, Field
@@ -46,7 +46,8 @@ class BlockLists:
     @classmethod
     def of_sizes(cls, sizes: IntArray, block: IntArray) -> BlockLists:
         """Lists of these sizes, one after another."""
-        return cls(np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(whole_numbers("sizes of lists", sizes))]), block)
+        ends = np.cumsum(whole_numbers("sizes of lists", sizes))
+        return cls(np.concatenate([np.zeros(1, dtype=np.int64), ends]), block)
 
     @classmethod
     def joined(cls, parts: Sequence[BlockLists]) -> BlockLists:

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, NamedTuple, overload
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, freeze, frozen, stable_order
+from tasp_lab.core.arrays import BoolArray, IntArray, freeze, frozen, lock, stable_order
 from tasp_lab.core.errors import ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
@@ -227,6 +227,7 @@ def checked(steps: Sequence[Step]) -> Sequence[Step]:
     Raises `ScheduleError` as these do.
     """
     if isinstance(steps, LazySteps) and steps.is_trusted:
+        lock(steps)
         return steps
     if isinstance(steps, list | tuple):
         return tuple(_checked_step(index, step) for index, step in enumerate(steps))

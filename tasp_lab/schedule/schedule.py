@@ -53,6 +53,9 @@ from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.model import LazySteps, ScheduleModel, checked
 from tasp_lab.topology.graph import Topology
 
+MAX_LANES = 2**24
+"""Assumption: no schedule needs more. Tables have an entry per lane, and keys are products of a lane and ranks."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule(ScheduleModel):
@@ -73,6 +76,8 @@ class Schedule(ScheduleModel):
         self._check_types()
         if self.world_size < 1:
             raise ScheduleError(f"schedule {self.name!r} is for {self.world_size} ranks, expected 1 or more")
+        if self.lanes > MAX_LANES:
+            raise ScheduleError(f"schedule {self.name!r} has {self.lanes} lanes, expected at most {MAX_LANES}")
         shape, array = (self.world_size, len(self.blocks)), "an array of shape (ranks, blocks)"
         tables = [name for name in ("initial", "final", "kept") if name != "kept" or self.kept is not None]
         freeze(self, tables, f"schedule {self.name!r}: ", np.bool_, 2, array)

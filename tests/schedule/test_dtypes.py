@@ -182,6 +182,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[TaspLabError]]] = {
     "a block of a call that is no whole number": (lambda: BlockLists.of([[0, 1.5]]), ScheduleError),  # type: ignore[list-item]
     "half a part": (lambda: Blocks.of_sums(np.array([8]), 2.5), ScheduleError),  # type: ignore[arg-type]
     "half a lane": (lambda: replace(scatter(), lanes=1.5), ScheduleError),
+    "more lanes than keys have room for": (lambda: replace(scatter(), lanes=2**62), ScheduleError),
     "a flag of lanes": (lambda: replace(scatter(), lanes=True), ScheduleError),
     "half a rank of a ring": (lambda: ring_all_gather(full_mesh(3), 8, np.array([[0, 1.5, 2]])), ScheduleError),  # type: ignore[arg-type]
     "half a rank of a group": (lambda: replicated(scatter(), np.array([[0, 1, 2, 3.5]])), ScheduleError),  # type: ignore[arg-type]

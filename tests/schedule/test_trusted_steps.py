@@ -309,3 +309,13 @@ def test_no_format_writes_the_rings_of_a_subclass() -> None:
     graph(gather, full_mesh(4))
     with pytest.raises(ScheduleError):
         graph(replace(gather, steps=as_subclass(gather.steps)), full_mesh(4))
+
+
+@pytest.mark.parametrize("kind", LAZY, ids=lambda kind: kind.__name__)
+def test_no_array_that_trusted_steps_read_can_be_written_to(kind: type[LazySteps]) -> None:
+    steps: Any = own(LAZY[kind])
+    if kind.is_trusted:
+        circulations = [*getattr(steps, "circulations", ()), *filter(None, [getattr(steps, "circulation", None)])]
+        for owner in (steps, *circulations):
+            for name, values in vars(owner).items():
+                assert not isinstance(values, np.ndarray) or not values.flags.writeable, name

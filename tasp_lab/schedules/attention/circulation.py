@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.core.arrays import BoolArray, IntArray, frozen, stable_order
+from tasp_lab.core.arrays import BoolArray, IntArray, frozen, lock, stable_order
 from tasp_lab.rings.rings import split_count
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.theorems import Paths
@@ -154,6 +154,7 @@ class Circulation:
         if travels is not None:
             self._coverage *= travels[task.owner[self.blocks]].T
         self.first, self.last = (frozen("hops", each, np.int64, 1, array) for each in self._needed_hops())
+        lock(self)
 
     @property
     def gradients(self) -> IntArray:
