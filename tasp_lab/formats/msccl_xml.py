@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain
@@ -551,8 +551,7 @@ class _Reader:
                     block.done += 1
         for block in blocks:
             if block.done < len(block.steps):
-                raise _FileError(f"{block.at(block.done)} waits for ever for {self._awaits(block)}: steps wait for each "
-                                 "other, or one is missing")  # fmt: skip
+                raise self._stuck(block, lambda *connection: bool(messages[connection]))
         for (source, destination, channel), left in messages.items():
             if left:
                 raise _FileError(f"{len(left)} messages from GPU {source} to {destination} on channel {channel} "
@@ -574,15 +573,32 @@ class _Reader:
                 for number in range(step.chunks):
                     yield _Access(block, block.done, verb, place.after(number))
 
-    def _awaits(self, block: _Block) -> str:
-        """What the next step of a thread block waits for."""
-        step = block.steps[block.done]
-        other, at = step.waits
-        if other >= 0 and self.blocks[block.rank][other].done <= at:
-            return f"thread block {other}, step {at}"
-        if step.type in _SENDS and step.type not in _RECEIVES:
-            return f"room on channel {block.channel} to GPU {block.send}, which holds {self.slots} messages"
-        return f"a message of GPU {block.receive} on channel {block.channel}"
+    def _stuck(self, block: _Block, has_message: Callable[[int, int, int], bool]) -> _FileError:
+        """The error of a step that waits for ever: from one that does, to what it waits for, until one waits for itself."""
+        passed: set[_Block] = set()
+        while True:
+            step = block.steps[block.done]
+            other, at = step.waits
+            cause: _Block | None
+            if other >= 0 and self.blocks[block.rank][other].done <= at:
+                what, cause = f"thread block {other}, step {at}", self.blocks[block.rank][other]
+            elif step.type in _RECEIVES and not has_message(block.receive, block.rank, block.channel):
+                what = f"a message of GPU {block.receive} on channel {block.channel}"
+                cause = self._end("send", block.receive, block.rank, block.channel)
+            else:
+                what = f"room for more than {self.slots} messages to GPU {block.send} on channel {block.channel}"
+                cause = self._end("receive", block.send, block.rank, block.channel)
+            if cause is None or cause.done == len(cause.steps) or block in passed:
+                return _FileError(
+                    f"{block.at(block.done)} waits for ever for {what}: steps wait for each other, or one is missing"
+                )
+            passed.add(block)
+            block = cause
+
+    def _end(self, side: str, rank: int, peer: int, channel: int) -> _Block | None:
+        """The thread block at the other end of a connection."""
+        ends = (block for block in self.blocks[rank] if getattr(block, side) == peer and block.channel == channel)
+        return next(ends, None)
 
     def _execute(
         self, block: _Block, index: int, lane: int, messages: dict[_Connection, deque[list[tuple[int, _Value]]]]
@@ -610,7 +626,7 @@ class _Reader:
             if step.type in _SENDS:
                 value = self._register(rank, value)
                 self.transfers.append(_Transfer(rank, block.send, lane, value))
-                self.events[rank, value.block].append((False, len(self.transfers) - 1))
+                self._place_send(rank, len(self.transfers) - 1)
                 sent.append((len(self.transfers) - 1, value))
             if step.type in _STORES:
                 memory[destination] = value
@@ -633,6 +649,15 @@ class _Reader:
             if event not in self.events[rank, value.block][-8:] and event not in self.events[rank, value.block]:
                 self.events[rank, value.block].append(event)
         return value._replace(pending=())
+
+    def _place_send(self, rank: int, number: int) -> None:
+        """A send counts after what it contains has come, and before what else came to other memory in the meantime."""
+        value = self.transfers[number].value
+        events = self.events[rank, value.block]
+        at = len(events)
+        while at and self.transfers[events[at - 1][1]].value.parts & ~value.parts:
+            at -= 1
+        events.insert(at, (False, number))
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def _gives(self, initial: np.ndarray, final: np.ndarray) -> np.ndarray:
