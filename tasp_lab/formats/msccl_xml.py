@@ -160,7 +160,7 @@ class _Step(NamedTuple):
     destination: Place
     chunks: int
     waits: tuple[int, int]
-    is_awaited: bool
+    signals: bool
 
 
 @dataclass(eq=False)
@@ -262,6 +262,10 @@ def spec(name: str) -> ScheduleSpec:
         raise ScheduleError(f"{name}: {error}") from None
 
 
+_ONE_COPY = "steps of a schedule cannot do that, as a GPU has one copy of a chunk, which what comes joins at once"
+"""Why a plan that is right may not be read: memory of plans has room for several sums of a chunk."""
+
+
 class _FileError(Exception):
     """An error in the file; the message has the place."""
 
@@ -331,8 +335,8 @@ class _Reader:
             raise _FileError(f"<algo>: nchunksperloop is {chunks}, expected a multiple of {self.n} GPUs")
         self.chunks = chunks
         self.shard = chunks // self.n
-        # A file without any hasdep="1" is meant for readers that take waits from depid alone, as simulators do.
-        self.marks_awaited = any(step.get("hasdep") == "1" for step in root.iter("step"))
+        # Without any hasdep="1" a file is meant for readers that take waits from depid alone, as simulators do.
+        self.has_signals = any(step.get("hasdep") == "1" for step in root.iter("step"))
         gpus = {_number(gpu, "id", "<gpu>", 0, self.n - 1): gpu for gpu in root.iter("gpu")}
         if len(gpus) != self.n:
             missing = next(rank for rank in range(self.n) if rank not in gpus)
@@ -381,8 +385,12 @@ class _Reader:
                 waits = f"{block.at(index)} waits for thread block {other}, step {at}"
                 if other >= 0 and not (other < len(found) and 0 <= at < len(found[other].steps)):
                     raise _FileError(f"{waits}, which is missing")
-                if other >= 0 and self.marks_awaited and not found[other].steps[at].is_awaited:
-                    raise _FileError(f"{waits}, which has no hasdep=\"1\", so an engine waits for ever")
+                if other >= 0 and self.has_signals:  # engines signal steps with hasdep="1" and compare: that or a later
+                    signals = (later for later in range(at, len(found[other].steps)) if found[other].steps[later].signals)
+                    signalled = next(signals, None)
+                    if signalled is None:
+                        raise _FileError(f"{waits} for ever: neither it nor a later step has hasdep=\"1\"")
+                    block.steps[index] = step._replace(waits=(other, signalled))
         return found
 
     def _step(self, step: ElementTree.Element, index: int, where: str, sizes: Mapping[str, int]) -> _Step:
@@ -688,8 +696,8 @@ class _Reader:
                     arrivals.append(number)
                     continue
                 if copy != transfer.value.parts:
-                    raise _FileError(f"GPU {rank} sends {self._text(transfer.value)}, but also has "
-                                 f"{self._text(_Value(block, copy & ~transfer.value.parts))}")  # fmt: skip
+                    own = self._text(_Value(block, copy & ~transfer.value.parts))
+                    raise _FileError(f"GPU {rank} sends {self._text(transfer.value)}, but also has {own}; {_ONE_COPY}")
                 transfer.after += [(each, 1) for each in arrivals]
                 coming, wanted = 0, whole if final[rank, block] else None
                 for later_arrival, later in events[position + 1 :]:
@@ -705,6 +713,8 @@ class _Reader:
                     transfer.after += [(each, 0) for each in sends]
                     arrivals = []
                 sends.append(number)
+            if final[rank, block] and copy != whole:
+                raise _FileError(f"GPU {rank} adds chunk {block} up from what it had sent before; {_ONE_COPY}")
             left[rank, block] = copy != 0 and not final[rank, block]
         if self._is_sum and left.any():
             rank, block = (int(each[0]) for each in np.nonzero(left))
@@ -737,11 +747,8 @@ class _Reader:
                         earliest = max(earliest, level[before] + later)
                     elif later:
                         transfer = self.transfers[number]
-                        raise _FileError(
-                            f"the transfers have no order of steps: {self._text(transfer.value)} goes from GPU "
-                            f"{transfer.source} to {transfer.destination} at the step of what brings it; a GPU keeps a "
-                            "chunk beside its own copy, and in a schedule it has one"
-                        )
+                        ends = f"from GPU {transfer.source} to {transfer.destination}"
+                        raise _FileError(f"{self._text(transfer.value)} goes {ends} no later than what brings it; {_ONE_COPY}")
             for number in members:
                 level[number] = earliest
         rows: list[list[tuple[int, int, int, int, bool]]] = [[] for _ in range(max(level, default=-1) + 1)]
