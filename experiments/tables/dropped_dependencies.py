@@ -1,7 +1,7 @@
-"""Every dependency of every exported plan in MSCCL XML left out, judged by the reader and by executions in random orders.
+"""Every dependency of every plan in MSCCL XML left out, judged by the reader and by executions in random orders.
 
-``python -m experiments.tables.dropped_dependencies`` writes ``experiments/results/dropped_dependencies.md``. It takes ten
-minutes, and fails if the reader accepts a plan that yields wrong numbers.
+``python -m experiments.tables.dropped_dependencies`` writes ``experiments/results/dropped_dependencies.md``. It takes
+ten minutes, and fails if the reader accepts a plan that yields wrong numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from tests.support.plan_changes import ORDERS, changes, exported, fault, refusal
 ABOUT = f"""\
 All collectives on six small topologies as plans in MSCCL XML, and small plans of the structure of published ones, each
 without one of its dependencies in turn. Wrong are those that end with wrong data in one of {ORDERS} random orders of
-steps, executed by an interpreter that shares no code with the reader; the rest were right in all. The reader must refuse
-all wrong ones. Plans without dependencies are left out. Made by `python -m experiments.tables.dropped_dependencies`.
+steps, executed by an interpreter that shares no code with the reader; the rest were right in all. The reader must
+refuse all wrong ones. Plans without dependencies are left out. Made by
+`python -m experiments.tables.dropped_dependencies`.
 
 """
 

@@ -7,14 +7,14 @@ The grammar is that of the parser of RCCL (src/misc/msccl/msccl_parser.cc at 0cb
 operations, so only ``s``, ``r``, ``re``, ``cpy`` and ``nop`` are written; all types are read.
 
 **What a file means.** Steps of a thread block run one after another. A step with ``depid`` and ``deps`` begins when
-that step has ended, a ``nop`` does nothing else. The k-th receive on a connection (source, destination and channel) takes
-what the k-th send put there, and begins after that send has ended; a send waits while the connection is full. Nothing
-else has an order, so a file is right only if all these orders give the same result. That is proved by happens-before:
-of two steps that use one chunk of memory, one to write it, the one must have ended before the other begins, by a path
-of program order, waits and messages. (Vector clocks: C. J. Fidge, Timestamps in message-passing systems, 1988; an order
-in which the last writer and the readers since are checked finds a race if there is one.) What a full connection holds
-back is no such path, as how much it holds is up to the engine; but with the slots of the protocol no step may wait for
-ever. Buffers are one memory where ``inplace`` makes them so; with ``outofplace`` as well, both ways are proved.
+that step has ended; a ``nop`` does nothing else. The k-th receive on a connection (source, destination and channel)
+takes what the k-th send put there, and begins after that send has ended; a send waits while the connection is full.
+Nothing else has an order, so a file is right only if all these orders give the same result. That is proved by
+happens-before: of two steps that use one chunk of memory, one to write it, the one must have ended before the other
+begins, by a path of program order, waits and messages (vector clocks: C. J. Fidge, Timestamps in message-passing
+systems that preserve the partial ordering, 1988). What a full connection holds back is no such path, as engines choose
+what it holds; but no step may wait for ever with the slots of the protocol. Buffers are one memory where ``inplace``
+makes them so; with ``outofplace`` as well, both ways are proved.
 
 A file that is right in every order is executed in one, and the schedule that it becomes is proved as any other. Its
 steps are levels: a transfer is a step later than those that brought what it sends, and no earlier than the sends before
@@ -65,8 +65,8 @@ MAX_THREAD_BLOCKS, MAX_CHANNELS, MAX_ELEMENTS, MAX_COUNT = 64, 32, 4096, 71
 MAX_FILE_BYTES = 8 * 2**20
 
 SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
-"""Messages that a connection holds: 8 steps (NCCL_STEPS), of which a message takes 4 with Simple (MSCCL_CHUNKSTEPS), else
-one (msccl_struct.h and msccl_kernel.cu of msccl-executor-nccl at c6f6b36)."""
+"""Messages that a connection holds, by protocol: of its 8 steps (NCCL_STEPS) a message takes 4 with Simple, else one
+(MSCCL_CHUNKSTEPS in msccl_struct.h, msccl_kernel.cu, prims_ll.h of msccl-executor-nccl at c6f6b36)."""
 
 _TYPES = {"send": "s", "receive": "r", "add": "re", "copy": "cpy"}
 
@@ -385,12 +385,8 @@ class _Reader:
                 waits = f"{block.at(index)} waits for thread block {other}, step {at}"
                 if other >= 0 and not (other < len(found) and 0 <= at < len(found[other].steps)):
                     raise _FileError(f"{waits}, which is missing")
-                if other >= 0 and self.has_signals:  # engines signal steps with hasdep="1" and compare: that or a later
-                    signals = (later for later in range(at, len(found[other].steps)) if found[other].steps[later].signals)
-                    signalled = next(signals, None)
-                    if signalled is None:
-                        raise _FileError(f"{waits} for ever: neither it nor a later step has hasdep=\"1\"")
-                    block.steps[index] = step._replace(waits=(other, signalled))
+                if other >= 0 and self.has_signals and not found[other].steps[at].signals:
+                    raise _FileError(f'{waits}, which has no hasdep="1": engines do not signal its end')
         return found
 
     def _step(self, step: ElementTree.Element, index: int, where: str, sizes: Mapping[str, int]) -> _Step:
@@ -410,7 +406,9 @@ class _Reader:
         for place, used in zip(places, (kind in _READS, kind in _STORES), strict=True):
             if used and place.offset + count > sizes[place.buffer]:
                 last = place.after(count - 1)
-                raise _FileError(f"{where}: no {last}, expected chunks of the {sizes[place.buffer]} of buffer {place.buffer}")
+                raise _FileError(
+                    f"{where}: no {last}, expected chunks of the {sizes[place.buffer]} of buffer {place.buffer}"
+                )
         return _Step(kind, places[0], places[1], count, (waits[0], waits[1]), step.get("hasdep") == "1")
 
     def schedule(self) -> Schedule:
@@ -574,15 +572,15 @@ class _Reader:
             for destination in writes:
                 first, second = self._real(block.rank, source), self._real(block.rank, destination)
                 if first.buffer == second.buffer and 0 < abs(first.offset - second.offset) < step.chunks:
-                    raise _FileError(f"{block.at(block.done)} writes some of the {step.chunks} chunks from {source} on that "
-                                     f"it reads, to {destination}")  # fmt: skip
+                    where = block.at(block.done)
+                    raise _FileError(f"{where} writes some of the {step.chunks} chunks from {source} on that it reads")
         for verb, places in (("reads", reads + (writes if step.type == "re" else [])), ("writes", writes)):
             for place in places:
                 for number in range(step.chunks):
                     yield _Access(block, block.done, verb, place.after(number))
 
     def _stuck(self, block: _Block, has_message: Callable[[int, int, int], bool]) -> _FileError:
-        """The error of a step that waits for ever: from one that does, to what it waits for, until one waits for itself."""
+        """The error of steps that wait for ever: from one to what it waits for, up to the cause or around a cycle."""
         passed: set[_Block] = set()
         while True:
             step = block.steps[block.done]
@@ -748,7 +746,9 @@ class _Reader:
                     elif later:
                         transfer = self.transfers[number]
                         ends = f"from GPU {transfer.source} to {transfer.destination}"
-                        raise _FileError(f"{self._text(transfer.value)} goes {ends} no later than what brings it; {_ONE_COPY}")
+                        raise _FileError(
+                            f"{self._text(transfer.value)} goes {ends} no later than what brings it; {_ONE_COPY}"
+                        )
             for number in members:
                 level[number] = earliest
         rows: list[list[tuple[int, int, int, int, bool]]] = [[] for _ in range(max(level, default=-1) + 1)]

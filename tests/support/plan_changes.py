@@ -15,7 +15,9 @@ from tests.formats.worlds import SHARD_BYTES, schedules
 ORDERS = 300
 """Random orders in which a plan is executed, until one has a wrong result."""
 
-PLANS = {path.stem: path.read_text() for path in sorted((Path(__file__).parents[1] / "formats" / "plans").glob("*.xml"))}
+FOLDER = Path(__file__).parents[1] / "formats" / "plans"
+
+PLANS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.xml"))}
 """Small plans of the structure of published ones; the dependency of one is missing, the others are right."""
 
 
