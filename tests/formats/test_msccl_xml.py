@@ -340,7 +340,7 @@ WRONG = {
         PLANS["two_pass_3"].replace('s_chunks="4"', 's_chunks="3"', 1),
         "GPU 0, thread block 1, step 1: no s3, expected chunks of the 3 of buffer s",
     ),
-    "chunks beyond the output": (GOOD.replace('dstoff="1"', 'dstoff="2"'), "no o2, expected chunks of the 2 of buffer o"),
+    "chunks beyond the output": (GOOD.replace('dstoff="1"', 'dstoff="2"'), "no o2, expected chunks of the 2 of"),
     "messages of other sizes": (
         plan("allreduce", 2, *both("OTHER OTHER: s i0 i0 2; r i0 s0 1; re s0 i0 1")),
         "receives 1 chunks, sent are 2",
