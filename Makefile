@@ -50,6 +50,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.hybrids
 	$(BIN)/python -m experiments.tables.search
 	$(BIN)/python -m experiments.tables.search_optimum
+	$(BIN)/python -m experiments.tables.dropped_dependencies
 	-$(BIN)/python -m experiments.tables.astra_sim
 	$(BIN)/python -m experiments.tables.schedules_on_the_fabric
 	$(BIN)/python -m experiments.tables.ranking_on_the_fabric

@@ -6,22 +6,36 @@
 The grammar is that of the parser of RCCL (src/misc/msccl/msccl_parser.cc at 0cbce2a). RCCL has no kernels of fused
 operations, so only ``s``, ``r``, ``re``, ``cpy`` and ``nop`` are written; all types are read.
 
-A schedule that is read is proved as any other. Its steps are levels: a transfer is a step later than those that
-brought what it sends, and no earlier than the sends before it in its thread block, which is its lane. Waits of a thread
-block for others without data are left out, and so are the slices in which engines pipeline a message.
+**What a file means.** Steps of a thread block run one after another. A step with ``depid`` and ``deps`` begins when
+that step has ended; a ``nop`` does nothing else. The k-th receive on a connection (source, destination and channel)
+takes what the k-th send put there, and begins after that send has ended; a send waits while the connection is full.
+Nothing else has an order, so a file is right only if all these orders give the same result. That is proved by
+happens-before: of two steps that use one chunk of memory, one to write it, the one must have ended before the other
+begins, by a path of program order, waits and messages (vector clocks: C. J. Fidge, Timestamps in message-passing
+systems that preserve the partial ordering, 1988). What a full connection holds back is no such path, as engines choose
+what it holds; but no step may wait for ever with the slots of the protocol. Buffers are one memory where ``inplace``
+makes them so; with ``outofplace`` as well, both ways are proved.
+
+A file that is right in every order is executed in one, and the schedule that it becomes is proved as any other. Its
+steps are levels: a transfer is a step later than those that brought what it sends, and no earlier than the sends before
+it in its thread block, which is its lane. Waits of a thread block for others without data are left out, and so are the
+slices in which engines pipeline a message.
 """
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import networkx
 import numpy as np
+import numpy.typing as npt
 
 from tasp_lab.core.errors import ScheduleError, unknown
 from tasp_lab.formats.programs import (
@@ -49,6 +63,10 @@ MAX_THREAD_BLOCKS, MAX_CHANNELS, MAX_ELEMENTS, MAX_COUNT = 64, 32, 4096, 71
 """Thread blocks of a rank, channels, elements of a rank in a file, chunks of a step."""
 
 MAX_FILE_BYTES = 8 * 2**20
+
+SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
+"""Messages that a connection holds, by protocol: of its 8 steps (NCCL_STEPS) a message takes 4 with Simple, else one
+(MSCCL_CHUNKSTEPS in msccl_struct.h, msccl_kernel.cu, prims_ll.h of msccl-executor-nccl at c6f6b36)."""
 
 _TYPES = {"send": "s", "receive": "r", "add": "re", "copy": "cpy"}
 
@@ -142,17 +160,47 @@ class _Step(NamedTuple):
     destination: Place
     chunks: int
     waits: tuple[int, int]
+    signals: bool
 
 
-@dataclass
+@dataclass(eq=False)
 class _Block:
-    """A thread block of a file: the ranks it sends to and receives from, its channel and steps; `done` have ended."""
+    """A thread block of a file: the ranks it sends to and receives from, its channel and steps.
 
+    While the file runs, `done` steps have ended, and `clock` has of each thread block of the file, by its `index`, how
+    many steps have ended before the next one here begins, in every order. Clocks are shared, so never changed.
+    """
+
+    rank: int
+    number: int
     send: int
     receive: int
     channel: int
     steps: list[_Step]
+    index: int = 0
     done: int = 0
+    clock: _Clock = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+
+    def at(self, step: int) -> str:
+        return f"GPU {self.rank}, thread block {self.number}, step {step}"
+
+    def follow(self, other: _Block, step: int, clock: _Clock) -> None:
+        """The next step here begins after a step of another thread block, which began at `clock`."""
+        if self.clock[other.index] <= step:
+            self.clock = np.maximum(self.clock, clock)
+            self.clock[other.index] = step + 1
+
+
+class _Access(NamedTuple):
+    """A step that reads or writes a chunk of memory by one of its names."""
+
+    block: _Block
+    step: int
+    verb: str
+    place: Place
+
+    def __str__(self) -> str:
+        return f"{self.block.at(self.step)} {self.verb} {self.place}"
 
 
 class _Value(NamedTuple):
@@ -166,8 +214,10 @@ class _Value(NamedTuple):
     pending: tuple[int, ...] = ()
 
 
-_Fifos = dict[tuple[int, int, int], deque[list[tuple[int, _Value]]]]
-"""Messages on the way, by source, destination and channel: transfers and what they bring."""
+_Clock = npt.NDArray[np.int32]
+
+_Connection = tuple[int, int, int]
+"""Source, destination and channel."""
 
 
 @dataclass
@@ -185,10 +235,15 @@ def read(path: Path, shard_bytes: int) -> Schedule:
     """The schedule of a file, for `shard_bytes` per rank as `tasp_lab.schedules.collectives.kinds` counts them.
 
     Raises `ScheduleError`, with file, GPU, thread block and step, for what is no MSCCL XML, for a collective that is
-    not known, for steps that wait for each other or for what is never sent, and for a wrong result.
+    not known, for steps that wait for each other or for what is never sent, for two that use a chunk of memory in no
+    fixed order, and for a wrong result.
     """
     try:
-        return _Reader(path.name, _parse(path), shard_bytes).schedule()
+        root = _parse(path)
+        if root.get("inplace") == root.get("outofplace") == "1":
+            _Reader(path.name, root, shard_bytes, in_place=True).schedule()
+        in_place = root.get("inplace") == "1" and root.get("outofplace") != "1"
+        return _Reader(path.name, root, shard_bytes, in_place).schedule()
     except _FileError as error:
         raise ScheduleError(f"{path}: {error}") from None
 
@@ -205,6 +260,10 @@ def spec(name: str) -> ScheduleSpec:
         return ScheduleSpec(_kind(_parse(Path(name))), build)
     except _FileError as error:
         raise ScheduleError(f"{name}: {error}") from None
+
+
+_ONE_COPY = "steps of a schedule cannot do that, as a GPU has one copy of a chunk, which what comes joins at once"
+"""Why a plan that is right may not be read: memory of plans has room for several sums of a chunk."""
 
 
 class _FileError(Exception):
@@ -263,30 +322,39 @@ _BUFFERS = {"i": "i", "o": "o", "s": "s", "input": "i", "output": "o", "scratch"
 
 
 class _Reader:
-    def __init__(self, name: str, root: ElementTree.Element, shard_bytes: int) -> None:
-        self.name, self.shard_bytes = name, shard_bytes
+    def __init__(self, name: str, root: ElementTree.Element, shard_bytes: int, in_place: bool) -> None:
+        self.name, self.shard_bytes, self.in_place = name, shard_bytes, in_place
         self.kind = _kind(root)
+        protocol = root.get("proto") or ""
+        if protocol not in SLOTS:
+            raise _FileError(unknown("protocol", protocol, SLOTS))
+        self.slots = SLOTS[protocol]
         self.n = _number(root, "ngpus", "<algo>", 1, 1024)
         chunks = _number(root, "nchunksperloop", "<algo>", 1, MAX_CHUNKS)
         if self.kind != "AllReduce" and chunks % self.n:
             raise _FileError(f"<algo>: nchunksperloop is {chunks}, expected a multiple of {self.n} GPUs")
         self.chunks = chunks
         self.shard = chunks // self.n
-        self.in_place = root.get("inplace") == "1" and root.get("outofplace") != "1"
+        # Without any hasdep="1" a file is meant for readers that take waits from depid alone, as simulators do.
+        self.has_signals = any(step.get("hasdep") == "1" for step in root.iter("step"))
         gpus = {_number(gpu, "id", "<gpu>", 0, self.n - 1): gpu for gpu in root.iter("gpu")}
         if len(gpus) != self.n:
             missing = next(rank for rank in range(self.n) if rank not in gpus)
             raise _FileError(f"GPU {missing} is missing, expected {self.n} GPUs")
         self.blocks = [self._thread_blocks(gpus[rank], rank) for rank in range(self.n)]
+        for index, block in enumerate(chain.from_iterable(self.blocks)):
+            block.index = index
         self.memory: list[dict[Place, _Value]] = [{} for _ in range(self.n)]
         self.transfers: list[_Transfer] = []
         self.events: dict[tuple[int, int], list[tuple[bool, int]]] = defaultdict(list)
         """Of each rank and block: whether a transfer is an arrival or is sent, in the order in which it counts."""
-        self.last_sent: dict[tuple[int, int], int] = {}
 
     def _thread_blocks(self, gpu: ElementTree.Element, rank: int) -> list[_Block]:
         found: list[_Block] = []
         connections: set[tuple[str, int, int]] = set()
+        sizes = {"i": self.shard if self.kind == "AllGather" else self.chunks}
+        sizes["o"] = self.shard if self.kind == "ReduceScatter" else self.chunks
+        sizes["s"] = _number(gpu, "s_chunks", f"GPU {rank}", 0, 2**31)
         for number, tb in enumerate(
             sorted(gpu.iter("tb"), key=lambda each: int(each.get("id") or 0) if (each.get("id") or "").isdigit() else 0)
         ):
@@ -301,23 +369,27 @@ class _Reader:
                 if peer >= 0 and (side, peer, channel) in connections:
                     raise _FileError(f"{where}: another one has the connection with GPU {peer} on channel {channel}")
                 connections.add((side, peer, channel))
-            steps = [self._step(step, index, f"{where}, step {index}") for index, step in enumerate(tb.iter("step"))]
+            steps = [
+                self._step(step, index, f"{where}, step {index}", sizes) for index, step in enumerate(tb.iter("step"))
+            ]
             for index, step in enumerate(steps):
                 for kinds, peer, side in ((_SENDS, peers[0], "send"), (_RECEIVES, peers[1], "recv")):
                     if step.type in kinds and peer < 0:
                         raise _FileError(
                             f"{where}, step {index}: type {step.type!r}, but {side} of its thread block is -1"
                         )
-            found.append(_Block(peers[0], peers[1], channel, steps))
-        for number, block in enumerate(found):
+            found.append(_Block(rank, number, peers[0], peers[1], channel, steps))
+        for block in found:
             for index, step in enumerate(block.steps):
                 other, at = step.waits
+                waits = f"{block.at(index)} waits for thread block {other}, step {at}"
                 if other >= 0 and not (other < len(found) and 0 <= at < len(found[other].steps)):
-                    raise _FileError(f"GPU {rank}, thread block {number}, step {index} waits for thread block {other}, "
-                                 f"step {at}, which is missing")  # fmt: skip
+                    raise _FileError(f"{waits}, which is missing")
+                if other >= 0 and self.has_signals and not found[other].steps[at].signals:
+                    raise _FileError(f'{waits}, which has no hasdep="1": engines do not signal its end')
         return found
 
-    def _step(self, step: ElementTree.Element, index: int, where: str) -> _Step:
+    def _step(self, step: ElementTree.Element, index: int, where: str, sizes: Mapping[str, int]) -> _Step:
         if _number(step, "s", where, 0, 2**20) != index:
             raise _FileError(f"{where} is missing, found s={step.get('s')!r}")
         kind = step.get("type") or ""
@@ -331,7 +403,13 @@ class _Reader:
             places.append(Place(buffer, _number(step, f"{side}off", where, 0 if used else -1, MAX_CHUNKS)))
         waits = tuple(_number(step, name, where, -1, 2**20) for name in ("depid", "deps"))
         count = _number(step, "cnt", where, 0 if kind == "nop" else 1, MAX_CHUNKS)
-        return _Step(kind, places[0], places[1], count, (waits[0], waits[1]))
+        for place, used in zip(places, (kind in _READS, kind in _STORES), strict=True):
+            if used and place.offset + count > sizes[place.buffer]:
+                last = place.after(count - 1)
+                raise _FileError(
+                    f"{where}: no {last}, expected chunks of the {sizes[place.buffer]} of buffer {place.buffer}"
+                )
+        return _Step(kind, places[0], places[1], count, (waits[0], waits[1]), step.get("hasdep") == "1")
 
     def schedule(self) -> Schedule:
         n, initial = self.n, self._start()
@@ -418,50 +496,124 @@ class _Reader:
 
     # -- execution -----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
-        """Execute all steps with connections that hold any number of messages."""
-        fifos: _Fifos = defaultdict(deque)
-        lanes = []
+        """Prove that all orders of steps have one result, and execute one of them."""
+        # Whether steps race or wait for ever does not depend on what they move. So that comes first: what a step finds
+        # in memory is an error of the file only if every order has it.
+        order = self._order()
+        lanes = {}
         for blocks in self.blocks:
-            sending = [number for number, block in enumerate(blocks) if block.send >= 0]
-            lanes.append({number: lane for lane, number in enumerate(sending)})
-        moved = True
-        while moved:
-            moved = False
-            for rank, blocks in enumerate(self.blocks):
-                for number, block in enumerate(blocks):
-                    while block.done < len(block.steps) and self._can_run(rank, block, fifos):
-                        where = f"GPU {rank}, thread block {number}, step {block.done}"
-                        self._execute(rank, block, lanes[rank].get(number, 0), fifos, where)
-                        block.done += 1
-                        moved = True
-        for rank, blocks in enumerate(self.blocks):
-            for number, block in enumerate(blocks):
-                if block.done < len(block.steps):
-                    step = block.steps[block.done]
-                    waits = f"thread block {step.waits[0]}, step {step.waits[1]}"
-                    if step.waits[0] < 0 or blocks[step.waits[0]].done > step.waits[1]:
-                        waits = f"a message of GPU {block.receive} on channel {block.channel}"
-                    where = f"GPU {rank}, thread block {number}, step {block.done}"
-                    raise _FileError(
-                        f"{where} waits for ever for {waits}: steps wait for each other, or one is missing"
-                    )
-        for (source, destination, channel), messages in fifos.items():
-            if messages:
-                raise _FileError(f"{len(messages)} messages from GPU {source} to {destination} on channel {channel} "
+            lanes |= {block: lane for lane, block in enumerate(block for block in blocks if block.send >= 0)}
+        messages: dict[_Connection, deque[list[tuple[int, _Value]]]] = defaultdict(deque)
+        for block, step in order:
+            self._execute(block, step, lanes.get(block, 0), messages)
+
+    def _order(self) -> list[tuple[_Block, int]]:
+        """The steps in one of their orders, after the proof that they do not race nor wait for each other."""
+        blocks = list(chain.from_iterable(self.blocks))
+        start = np.zeros(len(blocks), dtype=np.int32)
+        for block in blocks:
+            block.clock = start
+        awaited = {(b.rank, *step.waits) for b in blocks for step in b.steps}
+        ended: dict[tuple[int, int, int], _Clock] = {}  # the clocks of awaited steps
+        messages: dict[_Connection, deque[tuple[_Block, int, _Clock]]] = defaultdict(deque)
+        writer: dict[tuple[int, Place], _Access] = {}
+        readers: dict[tuple[int, Place], list[_Access]] = defaultdict(list)
+        order: list[tuple[_Block, int]] = []
+        before = -1
+        while before < len(order):
+            before = len(order)
+            for block in blocks:
+                arriving = messages[block.receive, block.rank, block.channel]
+                leaving = messages[block.rank, block.send, block.channel]
+                while block.done < len(block.steps):
+                    index, step = block.done, block.steps[block.done]
+                    other = self.blocks[block.rank][step.waits[0]] if step.waits[0] >= 0 else None
+                    if (
+                        (other and other.done <= step.waits[1])
+                        or (step.type in _RECEIVES and not arriving)
+                        or (step.type in _SENDS and len(leaving) >= self.slots)
+                    ):
+                        break
+                    if other and other is not block:
+                        block.follow(other, step.waits[1], ended[block.rank, *step.waits])
+                    if step.type in _RECEIVES:
+                        block.follow(*arriving.popleft())
+                    for access in self._accesses(block, step):
+                        memory = (block.rank, self._real(block.rank, access.place))
+                        earlier = [writer[memory]] if memory in writer else []
+                        if access.verb == "writes":
+                            earlier += readers.pop(memory, [])
+                            writer[memory] = access
+                        else:
+                            readers[memory].append(access)
+                        for one in earlier:
+                            if one.block is not block and block.clock[one.block.index] <= one.step:
+                                raise _FileError(f"{one} and {access} in no fixed order: neither waits for the other")
+                    if step.type in _SENDS:
+                        leaving.append((block, index, block.clock))
+                    if (block.rank, block.number, index) in awaited:
+                        ended[block.rank, block.number, index] = block.clock
+                    order.append((block, index))
+                    block.done += 1
+        for block in blocks:
+            if block.done < len(block.steps):
+                raise self._stuck(block, lambda *connection: bool(messages[connection]))
+        for (source, destination, channel), left in messages.items():
+            if left:
+                raise _FileError(f"{len(left)} messages from GPU {source} to {destination} on channel {channel} "
                              "are never received")  # fmt: skip
+        return order
 
-    def _can_run(self, rank: int, block: _Block, fifos: _Fifos) -> bool:
-        step = block.steps[block.done]
-        other, at = step.waits
-        if other >= 0 and self.blocks[rank][other].done <= at:
-            return False
-        return step.type not in _RECEIVES or bool(fifos[block.receive, rank, block.channel])
+    def _accesses(self, block: _Block, step: _Step) -> Iterator[_Access]:
+        """The chunks of memory that the next step of a thread block reads, then those that it writes."""
+        reads = [step.source] if step.type in _READS else []
+        writes = [step.destination] if step.type in _STORES else []
+        for source in reads:
+            for destination in writes:
+                first, second = self._real(block.rank, source), self._real(block.rank, destination)
+                if first.buffer == second.buffer and 0 < abs(first.offset - second.offset) < step.chunks:
+                    where = block.at(block.done)
+                    raise _FileError(f"{where} writes some of the {step.chunks} chunks from {source} on that it reads")
+        for verb, places in (("reads", reads + (writes if step.type == "re" else [])), ("writes", writes)):
+            for place in places:
+                for number in range(step.chunks):
+                    yield _Access(block, block.done, verb, place.after(number))
 
-    def _execute(self, rank: int, block: _Block, lane: int, fifos: _Fifos, where: str) -> None:
-        step, memory = block.steps[block.done], self.memory[rank]
+    def _stuck(self, block: _Block, has_message: Callable[[int, int, int], bool]) -> _FileError:
+        """The error of steps that wait for ever: from one to what it waits for, up to the cause or around a cycle."""
+        passed: set[_Block] = set()
+        while True:
+            step = block.steps[block.done]
+            other, at = step.waits
+            cause: _Block | None
+            if other >= 0 and self.blocks[block.rank][other].done <= at:
+                what, cause = f"thread block {other}, step {at}", self.blocks[block.rank][other]
+            elif step.type in _RECEIVES and not has_message(block.receive, block.rank, block.channel):
+                what = f"a message of GPU {block.receive} on channel {block.channel}"
+                cause = self._end("send", block.receive, block.rank, block.channel)
+            else:
+                what = f"room for more than {self.slots} messages to GPU {block.send} on channel {block.channel}"
+                cause = self._end("receive", block.send, block.rank, block.channel)
+            if cause is None or cause.done == len(cause.steps) or block in passed:
+                return _FileError(
+                    f"{block.at(block.done)} waits for ever for {what}: steps wait for each other, or one is missing"
+                )
+            passed.add(block)
+            block = cause
+
+    def _end(self, side: str, rank: int, peer: int, channel: int) -> _Block | None:
+        """The thread block at the other end of a connection."""
+        ends = (block for block in self.blocks[rank] if getattr(block, side) == peer and block.channel == channel)
+        return next(ends, None)
+
+    def _execute(
+        self, block: _Block, index: int, lane: int, messages: dict[_Connection, deque[list[tuple[int, _Value]]]]
+    ) -> None:
+        rank, step, where = block.rank, block.steps[index], block.at(index)
+        memory = self.memory[rank]
         if step.type == "nop":
             return
-        message = fifos[block.receive, rank, block.channel].popleft() if step.type in _RECEIVES else []
+        message = messages[block.receive, rank, block.channel].popleft() if step.type in _RECEIVES else []
         if step.type in _RECEIVES and len(message) != step.chunks:
             raise _FileError(f"{where} receives {step.chunks} chunks, sent are {len(message)}")
         sent = []
@@ -480,12 +632,12 @@ class _Reader:
             if step.type in _SENDS:
                 value = self._register(rank, value)
                 self.transfers.append(_Transfer(rank, block.send, lane, value))
-                self.events[rank, value.block].append((False, len(self.transfers) - 1))
+                self._place_send(rank, len(self.transfers) - 1)
                 sent.append((len(self.transfers) - 1, value))
             if step.type in _STORES:
                 memory[destination] = value
         if sent:
-            fifos[rank, block.send, block.channel].append(sent)
+            messages[rank, block.send, block.channel].append(sent)
 
     def _sum(self, rank: int, first: _Value, second: _Value, where: str) -> _Value:
         if first.block != second.block or not self._is_sum:
@@ -503,6 +655,15 @@ class _Reader:
             if event not in self.events[rank, value.block][-8:] and event not in self.events[rank, value.block]:
                 self.events[rank, value.block].append(event)
         return value._replace(pending=())
+
+    def _place_send(self, rank: int, number: int) -> None:
+        """A send counts after what it contains has come, and before what else came to other memory in the meantime."""
+        value = self.transfers[number].value
+        events = self.events[rank, value.block]
+        at = len(events)
+        while at and self.transfers[events[at - 1][1]].value.parts & ~value.parts:
+            at -= 1
+        events.insert(at, (False, number))
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def _gives(self, initial: np.ndarray, final: np.ndarray) -> np.ndarray:
@@ -533,8 +694,8 @@ class _Reader:
                     arrivals.append(number)
                     continue
                 if copy != transfer.value.parts:
-                    raise _FileError(f"GPU {rank} sends {self._text(transfer.value)}, but also has "
-                                 f"{self._text(_Value(block, copy & ~transfer.value.parts))}")  # fmt: skip
+                    own = self._text(_Value(block, copy & ~transfer.value.parts))
+                    raise _FileError(f"GPU {rank} sends {self._text(transfer.value)}, but also has {own}; {_ONE_COPY}")
                 transfer.after += [(each, 1) for each in arrivals]
                 coming, wanted = 0, whole if final[rank, block] else None
                 for later_arrival, later in events[position + 1 :]:
@@ -550,6 +711,8 @@ class _Reader:
                     transfer.after += [(each, 0) for each in sends]
                     arrivals = []
                 sends.append(number)
+            if final[rank, block] and copy != whole:
+                raise _FileError(f"GPU {rank} adds chunk {block} up from what it had sent before; {_ONE_COPY}")
             left[rank, block] = copy != 0 and not final[rank, block]
         if self._is_sum and left.any():
             rank, block = (int(each[0]) for each in np.nonzero(left))
@@ -565,24 +728,29 @@ class _Reader:
             if lane in last:
                 after[number].append((last[lane], 0))
             last[lane] = number
-        followers: list[list[tuple[int, int]]] = [[] for _ in after]
-        open_count = [len(each) for each in after]
-        for number, befores in enumerate(after):
-            for before, later in befores:
-                followers[before].append((number, later))
+        # Ranks that exchange sums have transfers of which none may be later than the others: they are one component, at
+        # one step. Only a cycle of which some transfer has to be later than another one has no steps.
+        graph = networkx.DiGraph()
+        graph.add_nodes_from(range(len(after)))
+        graph.add_edges_from((before, number) for number, befores in enumerate(after) for before, _ in befores)
+        components = networkx.condensation(graph)
+        of = components.graph["mapping"]
         level = [0] * len(after)
-        ready = deque(number for number, count in enumerate(open_count) if not count)
-        ordered = 0
-        while ready:
-            number = ready.popleft()
-            ordered += 1
-            for follower, later in followers[number]:
-                level[follower] = max(level[follower], level[number] + later)
-                open_count[follower] -= 1
-                if not open_count[follower]:
-                    ready.append(follower)
-        if ordered < len(after):
-            raise _FileError("the transfers have no order of steps: a thread block sends before what it sends has come")
+        for component in networkx.topological_sort(components):
+            members = components.nodes[component]["members"]
+            earliest = 0
+            for number in members:
+                for before, later in after[number]:
+                    if of[before] != component:
+                        earliest = max(earliest, level[before] + later)
+                    elif later:
+                        transfer = self.transfers[number]
+                        ends = f"from GPU {transfer.source} to {transfer.destination}"
+                        raise _FileError(
+                            f"{self._text(transfer.value)} goes {ends} no later than what brings it; {_ONE_COPY}"
+                        )
+            for number in members:
+                level[number] = earliest
         rows: list[list[tuple[int, int, int, int, bool]]] = [[] for _ in range(max(level, default=-1) + 1)]
         for number, transfer in sorted(enumerate(self.transfers), key=lambda each: (each[1].source, each[1].lane)):
             row = (transfer.source, transfer.destination, transfer.lane, transfer.value.block, transfer.gives)

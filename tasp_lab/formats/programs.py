@@ -10,9 +10,9 @@ receive 2 o2 o2
 send 1 o2 o2
 receive 2 o1 o1
 
-A *chunk* is the greatest common divisor of all blocks; every block has one place at a rank, in the input (``i``), the
-output (``o``) or the scratch buffer (``s``). A block that arrives where parts of its sum are goes to the scratch buffer
-and is added from there.
+A *chunk* is the greatest common divisor of all blocks and of a shard; every block has one place at a rank, in the
+input (``i``), the output (``o``) or the scratch buffer (``s``). A block that arrives where parts of its sum are goes to
+the scratch buffer and is added from there.
 
 **No deadlock, with connections that hold one message.** All operations have one order: by step; within a step by their
 number on their connection, a send before its receive; additions at the end of the step. Thread blocks follow it, and an
@@ -205,7 +205,7 @@ class _Builder:
             )
         self.kind = fitting[0]
         shard_bytes = found[self.kind]
-        self.unit = gcd(*schedule.block_bytes.tolist())
+        self.unit = gcd(shard_bytes, *schedule.block_bytes.tolist())  # a block of sums may be larger than a shard
         n = schedule.world_size
         if shard_bytes // self.unit * n > MAX_CHUNKS:
             parts = int(schedule.initial[0].sum()) if self.kind == "AllGather" else len(schedule.blocks) // n

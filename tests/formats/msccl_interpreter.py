@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterator
 from random import Random
 
 FUSED = {
@@ -15,6 +16,9 @@ FUSED = {
     "rrcs": (1, 1, 1, 1), "cpy": (0, 0, 0, 1), "re": (0, 0, 0, 1), "nop": (0, 0, 0, 0),
 }  # fmt: skip
 """Of each type: whether it receives, reduces with what came, sends, and stores."""
+
+SLOTS = {"Simple": 2, "LL": 8, "LL128": 8}
+"""NCCL_STEPS is 8, and a message takes half of them with Simple, else one."""
 
 TAG = re.compile(r'<(/?)(\w+)((?: \w+="[^"]*")*)( ?/?)>')
 
@@ -79,6 +83,11 @@ def run(text: str, depth: int = 1, seed: int | None = None) -> dict[int, dict[st
     """The memory of each rank at the end; `seed` draws the order in which thread blocks go on."""
     head, gpus = parse(text)
     check_limits(head, gpus)
+    return execute(head, gpus, depth, seed)
+
+
+def execute(head: dict[str, str], gpus: dict, depth: int, seed: int | None) -> dict[int, dict[str, list[int]]]:
+    """As `run`. Odd seeds draw which thread block goes first whenever it can, even ones each turn anew."""
     n, total, kind = int(head["ngpus"]), int(head["nchunksperloop"]), head["coll"]
     shard = total // n
     in_place = head["inplace"] == "1"
@@ -97,14 +106,19 @@ def run(text: str, depth: int = 1, seed: int | None = None) -> dict[int, dict[st
     done = {(rank, number): 0 for rank in gpus for number in gpus[rank]["blocks"]}
     order = sorted(done)
     random = Random(seed)
+    ranked = seed is not None and seed % 2 == 1
+    if ranked:
+        random.shuffle(order)
     while True:
         moved = False
-        if seed is not None:
+        if seed is not None and not ranked:
             random.shuffle(order)
         for rank, number in order:
-            block = gpus[rank]["blocks"][number]
+            gpu_blocks = gpus[rank]["blocks"]
+            block = gpu_blocks[number]
             while done[rank, number] < len(block["steps"]):
                 step = block["steps"][done[rank, number]]
+                assert step["depid"] < 0 or step["deps"] in range(len(gpu_blocks[step["depid"]]["steps"]))
                 if step["depid"] >= 0 and done[rank, step["depid"]] <= step["deps"]:
                     break
                 receives, reduces, sends, stores = FUSED[step["type"]]
@@ -117,8 +131,10 @@ def run(text: str, depth: int = 1, seed: int | None = None) -> dict[int, dict[st
                 )
                 done[rank, number] += 1
                 moved = True
-                if seed is not None and random.random() < 0.5:
+                if seed is not None and not ranked and random.random() < 0.5:
                     break
+            if ranked and moved:
+                break
         if not moved:
             break
     stuck = [key for key in order if done[key] < len(gpus[key[0]]["blocks"][key[1]]["steps"])]
@@ -139,14 +155,36 @@ def _execute(
     if reduces or step["type"] == "re":
         other = source if reduces else destination
         at = step["srcoff"] if reduces else step["dstoff"]
-        values = [a + b for a, b in zip(values, other[at : at + step["cnt"]], strict=True)]
-    assert len(values) == step["cnt"]
+        others = other[at : at + step["cnt"]]
+        assert len(values) == len(others), "moves other chunks than there are"
+        assert None not in [*values, *others], "reads what nobody wrote"
+        values = [a + b for a, b in zip(values, others, strict=True)]
+    assert len(values) == step["cnt"], "moves other chunks than there are"
     assert None not in values, "reads what nobody wrote"
     if stores:
         assert step["dstoff"] + step["cnt"] <= len(destination)
         destination[step["dstoff"] : step["dstoff"] + step["cnt"]] = values
     if leaving is not None:
         leaving.append(list(values))
+
+
+def faults(text: str, orders: int) -> Iterator[str]:
+    """What goes wrong in each of some random orders that does: ranks that end wrongly, missing data, a deadlock.
+
+    Connections hold as many messages as with the protocol, or any number.
+    """
+    head, gpus = parse(text)
+    for seed in range(orders):
+        try:
+            memory = execute(head, gpus, SLOTS[head["proto"]] if seed & 2 else 10**6, seed)
+        except (AssertionError, DeadlockError) as error:
+            yield f"{type(error).__name__} {error}"
+            continue
+        for rank in gpus:
+            buffer, first, values = expected(head, rank)
+            if memory[rank][buffer][first : first + len(values)] != values:
+                yield f"GPU {rank} ends with {memory[rank][buffer]}"
+                break
 
 
 def start_value(kind: str, rank: int, number: int, total: int) -> int:

@@ -2,13 +2,59 @@
 
 Ranks' thread blocks go on in a drawn order; a put writes the memory of the peer at once, so that one that comes too
 early destroys what is there. Channels count signals, each end of its pair on its own.
+
+One execution proves all orders: of two operations on one chunk, one of which writes it, the one must have ended before
+the other begins. What is ordered are operations of a thread block with a barrier (``nop``) between them, and what is
+before a barrier before a signal or semaphore, with what is after a barrier after the wait for it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from random import Random
 
 from tests.formats.msccl_interpreter import DeadlockError, start_value
+
+ThreadBlock = tuple[int, int]
+
+
+class _Order:
+    """Vector clocks: of each thread block how many of its phases, which barriers end, have ended."""
+
+    def __init__(self) -> None:
+        self.phase: dict[ThreadBlock, int] = defaultdict(int)
+        self.clock: dict[ThreadBlock, dict[ThreadBlock, int]] = defaultdict(dict)
+        self.waited: dict[ThreadBlock, list[dict[ThreadBlock, int]]] = defaultdict(list)
+        self.posted: dict[tuple, deque[dict[ThreadBlock, int]]] = defaultdict(deque)
+        self.writer: dict[tuple[int, int], tuple[ThreadBlock, int]] = {}
+        self.readers: dict[tuple[int, int], list[tuple[ThreadBlock, int]]] = defaultdict(list)
+
+    def barrier(self, block: ThreadBlock) -> None:
+        for clock in self.waited.pop(block, []):
+            self.clock[block] = {
+                each: max(self.clock[block].get(each, 0), clock.get(each, 0)) for each in self.clock[block] | clock
+            }
+        self.phase[block] += 1
+
+    def post(self, block: ThreadBlock, key: tuple, is_relaxed: bool = False) -> None:
+        self.posted[key].append({} if is_relaxed else self.clock[block] | {block: self.phase[block]})
+
+    def wait(self, block: ThreadBlock, key: tuple) -> None:
+        self.waited[block].append(self.posted[key].popleft())
+
+    def use(self, block: ThreadBlock, reads: list[tuple[list, dict]], target: tuple[list, dict]) -> None:
+        read, written = (
+            {(id(b), p["index"] + at) for b, p in each for at in range(p["size"])} for each in (reads, [target])
+        )
+        for place in read | written:
+            earlier = [self.writer[place]] if place in self.writer else []
+            for other, phase in earlier + (self.readers[place] if place in written else []):
+                ended = self.phase[block] if other == block else self.clock[block].get(other, 0)
+                assert ended > phase, f"thread block {block} uses {place} in no fixed order with {other}"
+        for place in read:
+            self.readers[place].append((block, self.phase[block]))
+        for place in written:
+            self.writer[place], self.readers[place] = (block, self.phase[block]), []
 
 
 def run(plan: dict, seed: int) -> dict[int, dict[str, list[int]]]:
@@ -28,13 +74,14 @@ def run(plan: dict, seed: int) -> dict[int, dict[str, list[int]]]:
             assert block["id"] == number
             assert len(block["ops"]) <= 64
             assert all(len(each["channel_ids"]) <= 16 for each in block["channels"])
+    ordered = _Order()
     moved = True
     while moved:
         moved = False
         order = list(done)
         random.shuffle(order)
         for rank, number in order:
-            block = gpus[rank]["threadblocks"][number]
+            block, me = gpus[rank]["threadblocks"][number], (rank, number)
             while done[rank, number] < len(block["ops"]):
                 op = block["ops"][done[rank, number]]
                 name = op["name"]
@@ -43,31 +90,40 @@ def run(plan: dict, seed: int) -> dict[int, dict[str, list[int]]]:
                     channel = (rank, block["channels"][0]["channel_ids"][local])
                     if name in ("signal", "rlxsignal"):
                         signals[pair[channel]] += 1
+                        ordered.post(me, pair[channel], is_relaxed=name == "rlxsignal")
                     else:
                         assert name in ("wait", "rlxwait")
                         if not signals[channel]:
                             break
                         signals[channel] -= 1
+                        ordered.wait(me, channel)
                 elif name == "sem_acquire":
                     key = (rank, op["semaphore_ids"][0])
                     if not semaphores[key]:
                         break
                     semaphores[key] -= 1
+                    ordered.wait(me, ("semaphore", *key))
                 elif name == "sem_release":
                     semaphores[rank, op["semaphore_ids"][0]] += 1
+                    ordered.post(me, ("semaphore", rank, op["semaphore_ids"][0]))
                 elif name == "put":
                     (source,), (target,) = op["src_buff"], op["dst_buff"]
                     remote = gpus[rank]["remote_buffers"][
                         block["remote_buffer_refs"][0]["remote_buffer_ids"][target["buffer_id"]]
                     ]
                     assert remote["rank"] != rank
-                    _store(memory[remote["rank"]][remote["type"]], target, _load(memory[rank], source))
+                    there = memory[remote["rank"]][remote["type"]]
+                    ordered.use(me, [(memory[rank][source["type"]], source)], (there, target))
+                    _store(there, target, _load(memory[rank], source))
                 elif name in ("re", "copy"):
                     values = [_load(memory[rank], each) for each in op["src_buff"]]
                     (target,) = op["dst_buff"]
+                    reads = [(memory[rank][each["type"]], each) for each in op["src_buff"]]
+                    ordered.use(me, reads, (memory[rank][target["type"]], target))
                     _store(memory[rank][target["type"]], target, [sum(each) for each in zip(*values, strict=True)])
                 else:
                     assert name == "nop"
+                    ordered.barrier(me)
                 done[rank, number] += 1
                 moved = True
                 if random.random() < 0.4:
