@@ -153,7 +153,7 @@ def _unquoted(text: str) -> str:
     ('GPU0 X', '\\n<system>\\n</system>')
     """
     if not text.lstrip().startswith("<"):
-        text = _QUOTE.sub("", text)
+        text = _QUOTE.sub("", text.replace("\xa0", " "))  # pages have no-break spaces
         if begin := re.search(r"(?m)^[ \t]*<(?:\?xml|system)\b", text):
             text = "\n" * text.count("\n", 0, begin.start()) + text[begin.start() :].lstrip()
     end = text.rfind("</system>") if text.lstrip().startswith("<") else -1

@@ -111,9 +111,7 @@ def _sockets(sockets: Sequence[Branch], pcie: PcieSurvey, options: Given) -> Con
         parts.insert(0, "assumption; --sockets changes it")
     if len(sockets) > 1:
         parts.append("assumption: any two sockets have one path each way, of cpu_bandwidth, that all GPUs share")
-    return Constant(
-        "sockets", "; ".join(", ".join(map(str, socket.ranks())) for socket in sockets), "; ".join(parts)
-    )
+    return Constant("sockets", "; ".join(", ".join(map(str, socket.ranks())) for socket in sockets), "; ".join(parts))
 
 
 def _fabric_links(survey: Survey) -> Iterator[Link]:
@@ -278,9 +276,7 @@ def _rank_of_nic(topology: Topology, link: Link) -> int | None:
     return next(ranks, None) if topology.is_nic(link) else None
 
 
-def _shared(
-    topology: Topology, survey: Survey, rates: Sequence[float], of_family: float
-) -> Iterator[SharedCapacity]:
+def _shared(topology: Topology, survey: Survey, rates: Sequence[float], of_family: float) -> Iterator[SharedCapacity]:
     """The NICs that several ranks share, out of each node and into it."""
     gpus, nics = survey.gpu_count, survey.nics.used
     together = groups(range(gpus), [pair for nic in nics for pair in pairwise(nic.ranks)])

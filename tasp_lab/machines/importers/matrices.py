@@ -90,9 +90,7 @@ class Matrix:
         return {(a, b): self.rows[a].words[places[b]] for a, b in combinations(range(len(self.gpus)), 2)}
 
 
-def read_matrix(
-    lines: Sequence[str], header: int, columns: Sequence[str], of_gpu: re.Pattern[str] = GPU
-) -> Matrix:
+def read_matrix(lines: Sequence[str], header: int, columns: Sequence[str], of_gpu: re.Pattern[str] = GPU) -> Matrix:
     """The table below the line with index `header`, which names the columns; it ends before a line that is no row.
 
     `of_gpu` matches the names of GPUs.
@@ -416,9 +414,7 @@ _ROCM_SMI = AmdTool(
     "",
     "0",
 )
-_AMD_SMI = AmdTool(
-    "amd-smi topology", BUS_ID, "LINK TYPE TABLE", "WEIGHT TABLE", "HOPS TABLE", "NUMA BW TABLE", "SELF"
-)
+_AMD_SMI = AmdTool("amd-smi topology", BUS_ID, "LINK TYPE TABLE", "WEIGHT TABLE", "HOPS TABLE", "NUMA BW TABLE", "SELF")
 
 
 def amd_tool(lines: Sequence[str]) -> AmdTool | None:

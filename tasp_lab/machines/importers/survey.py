@@ -102,20 +102,20 @@ def in_sockets(numa_nodes: Sequence[Branch], sockets: int | None = None) -> list
     numbers them socket by socket, so each socket has an equal part of the numbers; where only some of them have GPUs,
     there are as many as the next power of two. Nodes without numbers, or all with the same, count in their order. By
     default there are two sockets, as servers of GPUs have, or one where all GPUs are in one NUMA node. Where a tool
-    shows fewer NUMA nodes than there are sockets, as in virtual machines, what is right below them is divided.
+    shows one NUMA node for several sockets, as in virtual machines, what is right below it is divided.
 
     >>> nodes = [Branch("cpu", (Leaf(rank, 32e9),), number=number) for rank, number in enumerate((3, 1, 7, 5))]
     >>> [socket.ranks() for socket in in_sockets(nodes)]
     [[0, 1], [2, 3]]
 
-    Raises `TopologyError` for more sockets than parts.
+    Raises `TopologyError` for more sockets than parts, and for none.
     """
     nodes = [node for node in map(_trimmed, numa_nodes) if node.below]
     count = min(len(nodes), 2) if sockets is None else sockets
-    if len(nodes) < count:
-        nodes = [Branch("cpu", (part,)) for node in nodes for part in node.below]
+    if len(nodes) == 1 < count:
+        nodes = [Branch("cpu", (part,)) for part in nodes[0].below]
     if not 1 <= count <= len(nodes):
-        raise TopologyError(f"sockets is {count}, expected 1 to {len(nodes)}: GPUs hang on so many parts of PCIe")
+        raise TopologyError(f"sockets is {count}, expected 1 to {len(nodes)}, as GPUs are in so many parts of PCIe")
     numbers = [node.number for node in nodes if node.number is not None]
     if len(numbers) < len(nodes) or len(set(numbers)) == 1:
         numbers = list(range(len(nodes)))
@@ -280,7 +280,7 @@ def nics_of(names: Sequence[str], levels: Sequence[Sequence[int]], gbit_per_s: S
             used.setdefault(nic, []).append(rank)
     for rank, candidates in borrowed.items():
         used.setdefault(min(candidates, key=lambda nic: len(used.get(nic, ()))), []).append(rank)
-    found = tuple(Nic(names[nic], tuple(dict.fromkeys(used[nic])), gbit_per_s[nic]) for nic in sorted(used))
+    found = tuple(Nic(names[nic], tuple(sorted(used[nic])), gbit_per_s[nic]) for nic in sorted(used))
     idle = [name for nic, name in enumerate(names) if nic not in used]
     return Nics(found, _nics_source([min(row) for row in levels], borrowed, idle))
 
@@ -291,9 +291,9 @@ def _nics_source(nearest: Sequence[int], borrowed: Mapping[int, list[int]], idle
     parts = []
     if alone:
         parts.append(
-            f"assumption: the file shows no NIC near {of_ranks(alone)}, as where a NIC has a second path (Blackwell, "
-            "virtual machines), so NICs are shared equally; import the file of NCCL_TOPO_DUMP_FILE, or override "
-            "nic.bandwidth"
+            f"assumption: the file cannot tell which NICs are near {of_ranks(alone)}, as all are NODE or SYS (NICs "
+            "with a second path, as with Blackwell, and virtual machines), so they are shared equally; import the file "
+            "of NCCL_TOPO_DUMP_FILE, or override nic.bandwidth"
         )
     if borrowed:
         parts.append(f"assumption: {of_ranks(borrowed)}, near no NIC, use those of their neighbours, as NCCL does")
