@@ -110,7 +110,7 @@ def test_gpus_that_are_all_sys_share_one_path_between_two_sockets(
     assert paths(machine) == ONE_PATH
     assert sockets(machine) == expected
     assert machine.parameters["sockets"].assumed
-    assert "--sockets changes it" in machine.parameters["sockets"].source
+    assert "--sockets of the import changes it" in machine.parameters["sockets"].source
 
 
 NPS4 = (3, 1, 1, 3, 7, 5, 5, 7)
@@ -295,7 +295,8 @@ def test_every_family_has_links_of_its_generation() -> None:
 
 def test_a_link_to_itself_is_called_one() -> None:
     gpu = '<pci busid="{0}"><gpu rank="{1}" sm="80"><nvlink target="{0}" count="12" tclass="0x030200"/></gpu></pci>\n'
-    text = f'<system version="1"><cpu numaid="0">\n{gpu.format("0001:00:00.0", 0)}{gpu.format("0002:00:00.0", 1)}</cpu></system>'
+    gpus = gpu.format("0001:00:00.0", 0) + gpu.format("0002:00:00.0", 1)
+    text = f'<system version="1"><cpu numaid="0">\n{gpus}</cpu></system>'
     assert "line 2: <nvlink> is a link to itself, '0001:00:00.0'" in refusal(text)
 
 
@@ -406,7 +407,7 @@ def test_the_json_of_amd_smi_is_the_same_machine(tmp_path: Path) -> None:
 
 PASTED: dict[str, Callable[[str], str]] = {
     "quoted": lambda text: re.sub("(?m)^", "> ", text),
-    "quoted twice": lambda text: "On Monday someone wrote:\n" + re.sub("(?m)^", ">> ", text),
+    "quoted twice": lambda text: "GPU0 is slow.\nOn Monday someone wrote:\n" + re.sub("(?m)^", ">> ", text),
     "quoted with gaps": lambda text: re.sub("(?m)^", "> > ", text) + "\n\nThanks!\n",
     "quoted in HTML": lambda text: re.sub("(?m)^", "&gt; ", text),
     "code fence": lambda text: f"The output:\n\n```text\n{text}```\n\nAny idea?\n",

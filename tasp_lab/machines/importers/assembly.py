@@ -63,7 +63,7 @@ _CPU_BANDWIDTH = Constant(
     "cpu_bandwidth",
     "22GB/s",
     "assumption, as the tool does not print it: what NCCL counts between two Sapphire Rapids sockets (NVIDIA/nccl "
-    "069a3d4f, src/graph/topo.h, SRP_QPI_BW; 6 to 40 GB/s for other CPUs); --cpu-bandwidth changes it",
+    "069a3d4f, src/graph/topo.h, SRP_QPI_BW; 6 to 40 GB/s for other CPUs); --cpu-bandwidth of the import changes it",
 )
 
 
@@ -104,11 +104,11 @@ def _sockets(sockets: Sequence[Branch], pcie: PcieSurvey, options: Given) -> Con
     elif numa_nodes > 1:
         parts.insert(
             0,
-            f"assumption, as the tool does not print sockets: {numa_nodes} NUMA nodes are in two, by their numbers; "
-            "--sockets changes it",
+            f"assumption, as the tool does not print sockets: {numa_nodes} NUMA nodes are divided between two by their "
+            "numbers; --sockets of the import changes it",
         )
     elif "assumption" in pcie.numa_source:
-        parts.insert(0, "assumption; --sockets changes it")
+        parts.insert(0, "assumption: one socket; --sockets of the import changes it")
     if len(sockets) > 1:
         parts.append("assumption: any two sockets have one path each way, of cpu_bandwidth, that all GPUs share")
     return Constant("sockets", "; ".join(", ".join(map(str, socket.ranks())) for socket in sockets), "; ".join(parts))

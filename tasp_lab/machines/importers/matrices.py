@@ -247,7 +247,7 @@ NVLINK_BANDWIDTH = Constant(
     LINK_GENERATIONS["sm 90"].bandwidth,
     "assumption, as nvidia-smi topo -m does not name the generation: one NVLink 2, 3 or 4 (V100, A100, H100), each "
     f"way; NVLink 1 has {LINK_GENERATIONS['sm 60'].bandwidth}, NVLink 5 {LINK_GENERATIONS['sm 100'].bandwidth}; "
-    "--link-bandwidth and --profile change it",
+    "--link-bandwidth and --profile of the import change it",
 )
 
 _NVLINK = re.compile(r"NV([1-9][0-9]?)")
@@ -264,7 +264,9 @@ def is_nvidia_smi(lines: Sequence[str]) -> bool:
 
 def read_nvidia_smi(lines: Sequence[str], options: Given) -> Survey:
     """What the matrix says. Raises `TopologyError` that names the line where it is no such matrix."""
-    header = next(index for index, line in enumerate(lines) if _begins_with_gpu(line))
+    begins = [index for index, line in enumerate(lines) if _begins_with_gpu(line)]
+    # The header is above a row; a sentence above it may begin with the name of a GPU as well.
+    header = next((index for index in begins if index + 1 in begins), begins[0])
     matrix = read_matrix(lines, header, _columns(lines[header], header + 1))
     for line, text in enumerate(lines[matrix.last_line :], matrix.last_line + 1):
         if _begins_with_gpu(text):
@@ -385,7 +387,7 @@ XGMI_BANDWIDTH = Constant(
     "link_bandwidth",
     LINK_GENERATIONS["gfx942"].bandwidth,
     f"assumption, as the tool does not name the GPU: {LINK_GENERATIONS['gfx942'].source}; --link-bandwidth and "
-    "--profile change it",
+    "--profile of the import change it",
 )
 
 _WEIGHT_OF_LINK = 15
@@ -538,7 +540,7 @@ def _stated_bandwidth(bandwidths: Mapping[Pair, tuple[int, int]], cables: dict[P
         "assumption: what the driver counts for one link, the first number in the NUMA BW TABLE; drivers may count the "
         "25 GT/s x 16 lanes of an MI200 for any GPU, so 50GB/s for an MI300X that has 64GB/s (Linux, "
         "drivers/gpu/drm/amd/amdgpu/amdgpu_amdkfd.c, amdgpu_amdkfd_get_xgmi_bandwidth_mbytes); --link-bandwidth and "
-        "--profile change it",
+        "--profile of the import change it",
     )
 
 

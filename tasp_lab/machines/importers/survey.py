@@ -33,7 +33,7 @@ PCIE_BANDWIDTH = Constant(
     "pcie_bandwidth",
     "31.5GB/s",
     "assumption, as the tool does not print it: PCI Express Base Specification 4.0, 16 lanes: "
-    "16 GT/s x 16 x 128/130 / 8 bits = 31.5 GB/s each way",
+    "16 GT/s x 16 x 128/130 / 8 bits = 31.5 GB/s each way; --pcie-bandwidth of the import changes it",
 )
 """The bandwidth of a PCIe link of which nothing is known."""
 
@@ -63,8 +63,7 @@ LINK_GENERATIONS: Mapping[str, LinkGeneration] = {
 class Branch:
     """A PCIe switch, or a CPU, with what is below it: ranks and branches. A CPU is a NUMA node, or a socket of several.
 
-    `bandwidth_bytes_per_s` is that of its way up; a CPU has none. `number` is that of a NUMA node in the system; None if
-    it is not known.
+    `bandwidth_bytes_per_s` is that of its way up; a CPU has none. `number` is that of a NUMA node; None if unknown.
     """
 
     kind: Literal["pcie", "cpu"]
@@ -293,7 +292,7 @@ def _nics_source(nearest: Sequence[int], borrowed: Mapping[int, list[int]], idle
         parts.append(
             f"assumption: the file cannot tell which NICs are near {of_ranks(alone)}, as all are NODE or SYS (NICs "
             "with a second path, as with Blackwell, and virtual machines), so they are shared equally; import the file "
-            "of NCCL_TOPO_DUMP_FILE, or override nic.bandwidth"
+            "of NCCL_TOPO_DUMP_FILE, or predict with --set nic.bandwidth=..."
         )
     if borrowed:
         parts.append(f"assumption: {of_ranks(borrowed)}, near no NIC, use those of their neighbours, as NCCL does")
