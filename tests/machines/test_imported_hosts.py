@@ -258,6 +258,12 @@ def test_all_far_nics_leave_a_node_whole(nics: int) -> None:
     assert set(rates_out(machine)) == {max(nics / 4, 1) * 50e9}
 
 
+def test_without_nics_in_the_file_they_are_those_of_the_family() -> None:
+    """Two GPUs of this family share a NIC."""
+    machine = import_topology(matrix(8, lambda a, b: "NV12"), "no-nics", profile="a100_100g", nodes=2)
+    assert machine.topology.shared == load_machine("a100_100g-2x8").topology.shared != ()
+
+
 # Generations of links
 
 
@@ -436,6 +442,8 @@ def test_a_table_is_read_as_it_is_pasted(sample: str, pasted: str) -> None:
 def test_xml_is_read_as_it_is_pasted(pasted: str) -> None:
     text = PASTED[pasted](SAMPLES["v100-4.nccl.xml"])
     assert import_topology(text, "imported").topology == imported("v100-4.nccl.xml").topology
+    declared = PASTED[pasted]('<?xml version="1.0"?>\n' + SAMPLES["v100-4.nccl.xml"])
+    assert import_topology(declared, "imported").topology == imported("v100-4.nccl.xml").topology
 
 
 def test_a_quoted_sample_is_read() -> None:

@@ -154,7 +154,7 @@ def _unquoted(text: str) -> str:
     """
     if not text.lstrip().startswith("<"):
         text = _QUOTE.sub("", text.replace("\xa0", " "))  # pages have no-break spaces
-        if begin := re.search(r"(?m)^[ \t]*<(?:\?xml|system)\b", text):
+        if begin := re.search(r"(?m)^[ \t]*<system\b", text):
             text = "\n" * text.count("\n", 0, begin.start()) + text[begin.start() :].lstrip()
     end = text.rfind("</system>") if text.lstrip().startswith("<") else -1
     return text if end < 0 else text[: end + len("</system>")]
@@ -166,7 +166,7 @@ def _read(text: str, options: Given) -> Survey:
     if wrong := _NO_TEXT.search(text):
         line = text.count("\n", 0, wrong.start()) + 1
         raise TopologyError(f"line {line}: the character {wrong[0]!a} is no text, expected what a tool printed")
-    lines = lines_of_amd_json(text) if text.lstrip().startswith("[") else text.splitlines()
+    lines = lines_of_amd_json(text) if re.match(r"\s*\[\s*\{", text) else text.splitlines()
     is_xml, amd = text.lstrip().startswith("<"), amd_tool(lines)
     if options.nvswitch is not None and (is_xml or amd):
         raise TopologyError("nvswitch was given, but only a matrix of nvidia-smi leaves open whether there is a switch")

@@ -250,9 +250,9 @@ def _nic_rate(nic: Nic, of_family: float) -> float:
 def _with_nics(plain: Topology, survey: Survey, rates: Sequence[float], profile: Profile) -> Topology:
     """The topology of a family with the NICs of the file: on one node added, on several with their bandwidths."""
     gpus = survey.gpu_count
+    if not survey.nics.used or "nic_latency" not in profile.parameters:
+        return plain
     if plain.world_size == gpus:
-        if not survey.nics.used or "nic_latency" not in profile.parameters:
-            return plain
         half_s = profile.parameters.numbers["nic_latency"] / 2
         added = [link for rank in range(gpus) for link in both_ways(rank, f"rail{rank}", rates[rank], half_s)]
         links = (*plain.listed_links(), *added)

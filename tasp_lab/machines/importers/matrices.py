@@ -266,7 +266,7 @@ def read_nvidia_smi(lines: Sequence[str], options: Given) -> Survey:
     """What the matrix says. Raises `TopologyError` that names the line where it is no such matrix."""
     begins = [index for index, line in enumerate(lines) if _begins_with_gpu(line)]
     # The line below the header begins with a name in it; a sentence above may begin with the name of a GPU as well.
-    below = [next(iter(line.split()), None) for line in (*lines[1:], "")]
+    below = [next(iter(line.split()), "") for line in (*lines[1:], "")]
     header = next((index for index in begins if below[index] in lines[index].split()), begins[0])
     matrix = read_matrix(lines, header, _columns(lines[header], header + 1))
     for line, text in enumerate(lines[matrix.last_line :], matrix.last_line + 1):

@@ -291,8 +291,8 @@ def _nics_source(nearest: Sequence[int], borrowed: Mapping[int, list[int]], idle
     if alone:
         parts.append(
             f"assumption: the file cannot tell which NICs are near {of_ranks(alone)}, as all are NODE or SYS (NICs "
-            "with a second path, as with Blackwell, and virtual machines), so they are shared equally; import the file "
-            "of NCCL_TOPO_DUMP_FILE, or predict with --set nic.bandwidth=..."
+            "with a second path, as with Blackwell, and virtual machines), so they are shared equally; a file of "
+            "NCCL_TOPO_DUMP_FILE may tell more, and --set nic.bandwidth=... changes predictions"
         )
     if borrowed:
         parts.append(f"assumption: {of_ranks(borrowed)}, near no NIC, use those of their neighbours, as NCCL does")
