@@ -25,7 +25,7 @@ from runtime.kernels.timing import batch_s
 from runtime.ranks.torchrun import HIGH_PRIORITY, TorchrunRanks
 from tasp_lab.core.errors import RunError
 
-_TOPOLOGY_COMMANDS = (("nvidia-smi", "topo", "-m"), ("rocm-smi", "--showtopo"))
+_TOPOLOGY_COMMANDS = (("nvidia-smi", "topo", "-m"), ("rocm-smi", "--showtopo"), ("amd-smi", "topology"))
 _COMMANDS_TAKE_S = 60.0
 PROGRAMS_TAKE_S = 300.0
 BATCHES = 5

@@ -181,7 +181,7 @@ def take_inventory(context: Context) -> Outcome:
         "gpu_order": order if all(buses) else "unknown",
     }
     if group.rank == 0 and group.on_gpu:
-        numbers["topology"] = hardware.topology_text() or "neither nvidia-smi nor rocm-smi is installed"
+        numbers["topology"] = hardware.topology_text() or "neither nvidia-smi, rocm-smi nor amd-smi is installed"
     try:
         hardware.check_same_gpus(ranks)
     except TaspLabError as error:

@@ -104,7 +104,7 @@ def take_inventory(context: OneDevice) -> Outcome:
         "environment": {**host_environment(), **gpu_libraries()},
     }
     if context.on_gpu:
-        found["topology"] = hardware.topology_text() or "neither nvidia-smi nor rocm-smi is installed"
+        found["topology"] = hardware.topology_text() or "neither nvidia-smi, rocm-smi nor amd-smi is installed"
     return Outcome(found)
 
 

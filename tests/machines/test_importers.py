@@ -87,8 +87,8 @@ def test_dgx_1v_with_pcie_reaches_the_other_socket_over_it() -> None:
     """The matrix hides that 0 and 1 share a PCIe switch; that both are PIX from one NIC tells."""
     topology = imported(DGX, pcie=True).topology
     assert way(topology, 0, 1) == ["0->1"]
-    assert way(topology, 0, 5) == ["0->pcie0", "pcie0->numa0", "numa0->numa1", "numa1->pcie2", "pcie2->5"]
-    assert {link.source for link in topology.links if link.destination == "pcie0"} == {0, 1, "numa0"}
+    assert way(topology, 0, 5) == ["0->pcie0", "pcie0->cpu0", "cpu0->cpu1", "cpu1->pcie2", "pcie2->5"]
+    assert {link.source for link in topology.links if link.destination == "pcie0"} == {0, 1, "cpu0"}
     assert topology.route(0, 5).latency_s == 1e-6
 
 
@@ -114,12 +114,13 @@ def test_mi250x_has_cables_only_where_the_weight_is_that_of_one_link() -> None:
     assert {link.bandwidth_bytes_per_s for link in topology.links} == {50e9}
 
 
-def table(cells: dict[tuple[int, int], str], count: int, affinity: str = "N/A") -> str:
-    """A matrix of nvidia-smi with these cells between pairs; SYS elsewhere."""
+def table(cells: dict[tuple[int, int], str], count: int, *affinities: str) -> str:
+    """A matrix of nvidia-smi with these cells between pairs; SYS elsewhere. Affinities are of equal parts of GPUs."""
+    affinities = affinities or ("N/A",)
     lines = ["\t".join(["", *(f"GPU{rank}" for rank in range(count)), "CPU Affinity"])]
     for a in range(count):
         words = [" X " if a == b else cells.get((min(a, b), max(a, b)), "SYS") for b in range(count)]
-        lines.append("\t".join([f"GPU{a}", *words, affinity]))
+        lines.append("\t".join([f"GPU{a}", *words, affinities[a * len(affinities) // count]]))
     return "\n".join(lines) + "\n"
 
 
@@ -148,10 +149,10 @@ def test_a_port_with_a_broken_link_shows_in_its_row_only() -> None:
 
 def test_two_islands_of_nvlink_have_a_switch_each_and_pcie_between() -> None:
     cells = {pair: "NV12" for pair in all_pairs(8, "") if (pair[0] < 4) == (pair[1] < 4)}
-    topology = import_topology(table(cells, 8, "0-31"), "islands").topology
+    topology = import_topology(table(cells, 8, "0-31", "32-63"), "islands").topology
     assert way(topology, 0, 3) == ["0->nvswitch0", "nvswitch0->3"]
     assert way(topology, 4, 5) == ["4->nvswitch1", "nvswitch1->5"]
-    assert way(topology, 0, 4) == ["0->numa0", "numa0->numa1", "numa1->4"]
+    assert way(topology, 0, 4) == ["0->cpu0", "cpu0->cpu1", "cpu1->4"]
 
 
 def test_one_gpu_is_a_machine_without_links() -> None:
@@ -201,23 +202,23 @@ def test_a_pcie_link_has_the_bandwidth_of_its_generation_or_the_usual_one(
 
 def test_phb_and_node_meet_in_the_numa_node_and_sys_between_two() -> None:
     topology = imported("l40s-4.nvidia-smi.txt", cpu_bandwidth="40GB/s").topology
-    assert way(topology, 0, 1) == ["0->numa0", "numa0->1"]
-    assert way(topology, 2, 3) == ["2->numa1", "numa1->3"]
-    assert way(topology, 1, 2) == ["1->numa0", "numa0->numa1", "numa1->2"]
-    assert {link.bandwidth_bytes_per_s for link in topology.links if "numa0->numa1" in link.name} == {40e9}
+    assert way(topology, 0, 1) == ["0->cpu0", "cpu0->1"]
+    assert way(topology, 2, 3) == ["2->cpu1", "cpu1->3"]
+    assert way(topology, 1, 2) == ["1->cpu0", "cpu0->cpu1", "cpu1->2"]
+    assert {link.bandwidth_bytes_per_s for link in topology.links if "cpu0->cpu1" in link.name} == {40e9}
 
 
 def test_pcie_is_there_where_nvlink_leaves_gpus_apart() -> None:
     topology = imported("a100-4-bridges.nvidia-smi.txt").topology
     assert cable_bandwidths(topology) == dict.fromkeys([(0, 1), (1, 0), (2, 3), (3, 2)], 300e9)  # 12 x 25 GB/s
     assert way(topology, 0, 1) == ["0->1"]
-    assert way(topology, 0, 2) == ["0->numa0", "numa0->numa1", "numa1->2"]
+    assert way(topology, 0, 2) == ["0->cpu0", "cpu0->cpu1", "cpu1->2"]
 
 
 def test_hives_of_rocm_smi_are_joined_by_numa_node() -> None:
     topology = imported("mi210-8-hives.rocm-smi.txt").topology
     assert len(cable_bandwidths(topology)) == 2 * 4 * 3
-    assert way(topology, 0, 7) == ["0->numa0", "numa0->numa1", "numa1->7"]
+    assert way(topology, 0, 7) == ["0->cpu0", "cpu0->cpu1", "cpu1->7"]
 
 
 def test_pcie_can_be_left_out_only_if_the_rest_holds_together() -> None:
@@ -336,16 +337,17 @@ def test_pcie_of_any_matrix_is_a_tree_with_the_levels_of_its_cells(places: list[
     for a, b in all_pairs(len(places), ""):
         shared = next((length for length in (3, 2, 1) if places[a][:length] == places[b][:length]), 0)
         cells[a, b] = level[shared]
-    topology = import_topology(table(cells, len(places)), "tree").topology
-    from_xml = import_topology(xml_tree(places), "tree").topology
+    sockets = len({place[0] for place in places})  # each NUMA node is one
+    topology = import_topology(table(cells, len(places)), "tree", sockets=sockets).topology
+    from_xml = import_topology(xml_tree(places), "tree", sockets=sockets).topology
     for (a, b), cell in cells.items():
         assert len(way(from_xml, a, b)) == len(way(topology, a, b))
         passed = way(topology, a, b)
         switches = [name.split("->")[0] for name in passed[1:]]
-        assert (len([name for name in switches if name.startswith("numa")]) == 2) == (cell == "SYS")
+        assert (len([name for name in switches if name.startswith("cpu")]) == 2) == (cell == "SYS")
         assert (len(switches) == 1) or cell != "PIX"
         if cell in ("PIX", "PXB"):
-            assert not any(name.startswith("numa") for name in switches)
+            assert not any(name.startswith("cpu") for name in switches)
         assert topology.route(a, b).latency_s == 1e-6
 
 
@@ -439,7 +441,7 @@ BOMB = """<?xml version="1.0"?>
         (edited(XML, ("<cpu ", "<disk "), ("</cpu", "</disk")), ["line 2", "<disk> is in <system>, expected <cpu>"]),
         (edited(XML, ("<nvlink ", "<rope ")), ["line 6", "<rope> is in <gpu>"]),
         (edited(XML, ('target="0000:07:00.0"', 'target="0000:99:00.0"')), ["line 6", "'0000:99:00.0'", "no GPU of"]),
-        (edited(XML, ('target="0000:07:00.0"', 'target="0000:06:00.0"')), ["line 5", "expected links to another GPU"]),
+        (edited(XML, ('target="0000:07:00.0"', 'target="0000:06:00.0"')), ["line 6", "a link to itself"]),
         (edited(XML, ('target="0000:07:00.0" ', "")), ["line 6", "has no target"]),
         (edited(XML, ('count="1"', 'count="2"')), ["line 5", "2 links to '0000:07:00.0' and 1 back"]),
         (edited(XML, ('count="1"', 'count="0"')), ["line 6", "count '0'", "1 or more"]),

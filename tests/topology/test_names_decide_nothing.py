@@ -71,10 +71,10 @@ def test_kinds_and_nodes_follow_from_the_graph(topology: Topology) -> None:
 
 def test_a_given_kind_counts_more_than_the_graph() -> None:
     pairs = tuple(link for a, b in ((0, 1), (2, 3)) for link in both_ways(a, b, 100e9, 0.0))
-    tree = [Branch("numa", tuple(Branch("pcie", (Leaf(a, 1e9), Leaf(b, 1e9)), 1e9) for a, b in ((0, 1), (2, 3))))]
+    tree = [Branch("cpu", tuple(Branch("pcie", (Leaf(a, 1e9), Leaf(b, 1e9)), 1e9) for a, b in ((0, 1), (2, 3))))]
     links, switches = pcie_parts(tree, 1e9, 0.0)
     topology = Topology("pairs", 4, (*pairs, *links), switches=tuple(switches))
-    assert topology.switch_kinds == {"pcie0": "pcie", "pcie1": "pcie", "numa0": "cpu"}
+    assert topology.switch_kinds == {"pcie0": "pcie", "pcie1": "pcie", "cpu0": "cpu"}
     assert topology.node_of_rank == (0, 0, 0, 0)
     assert replace(topology, switches=()).node_of_rank == (0, 0, 1, 1)
 

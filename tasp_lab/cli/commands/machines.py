@@ -23,6 +23,7 @@ from tasp_lab.cli.options import (
     option,
     plot,
     quantity,
+    whole,
 )
 from tasp_lab.cli.outputs import check_outputs, write_picture
 from tasp_lab.core.errors import QuantityError
@@ -88,12 +89,15 @@ def import_file(
     *,
     link_bandwidth: Annotated[str | None, quantity("Bandwidth of one NVLink or xGMI link, one way.", MACHINE)] = None,
     pcie_bandwidth: Annotated[str | None, quantity("Bandwidth of one PCIe link, one way.", MACHINE)] = None,
-    cpu_bandwidth: Annotated[str | None, quantity("Bandwidth between two NUMA nodes, one way.", MACHINE)] = None,
+    cpu_bandwidth: Annotated[str | None, quantity("Bandwidth between two sockets, one way.", MACHINE)] = None,
     nvswitch: Annotated[
         bool | None, Parameter(group=MACHINE, help="Whether NVLinks lead to switches. Default: detected.")
     ] = None,
     pcie: Annotated[
         bool | None, Parameter(group=MACHINE, help="Whether to include PCIe. Default: where it is needed.")
+    ] = None,
+    sockets: Annotated[
+        int | None, whole("Number of CPU sockets that share the NUMA nodes. Default: 1 or 2.", MACHINE)
     ] = None,
     profile: Annotated[
         str | None,
@@ -112,9 +116,10 @@ def import_file(
     rails: Annotated[bool, option("One switch per rail, for NICs of equal place.", MACHINE)] = False,
     json: Json = False,
 ) -> None:
-    """Read a topology from the output of nvidia-smi topo -m, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
+    """Read a topology from nvidia-smi topo -m, amd-smi topology, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
 
-    A list of links, or any topology file, joins a family by `--profile`. `--json` prints a topology file.
+    A list of links, or any topology file, joins a family by `--profile`. `--json` prints a topology file, and what it
+    assumes on standard error.
 
     Example: nvidia-smi topo -m > topo.txt; tasp-lab topologies import topo.txt --json > machine.json
 
@@ -122,6 +127,7 @@ def import_file(
 
     Example: tasp-lab topologies import links.csv --profile h100 --json > machine.json
     """
+    from tasp_lab.machines.constants import CONSTANTS
     from tasp_lab.machines.importers import read_topology
 
     machine = read_topology(
@@ -131,10 +137,15 @@ def import_file(
         cpu_bandwidth=cpu_bandwidth,
         nvswitch=nvswitch,
         pcie=pcie,
+        sockets=sockets,
         profile=profile,
         nodes=nodes,
         rails=rails,
     )
+    if json:
+        for each in machine.parameters.values():  # of a family, what its profile assumes is no matter of the file
+            if each.assumed and (profile is None or each.name not in CONSTANTS):
+                print_progress(f"{each.name} = {each.text}: {each.source}")
     _show_machine(machine, json)
 
 

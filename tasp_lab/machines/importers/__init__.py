@@ -2,17 +2,19 @@
 
 A file of links (JSON, TOML, CSV) joins a family by its ``profile``. Three formats of tools are recognised by content:
 
-- the matrix of ``nvidia-smi topo -m``, and the tables of ``rocm-smi --showtopo``
+- the matrix of ``nvidia-smi topo -m``, and the tables of ``amd-smi topology`` and ``rocm-smi --showtopo``
   (`tasp_lab.machines.importers.matrices`),
 - the XML that NCCL and RCCL write to ``NCCL_TOPO_DUMP_FILE`` (`tasp_lab.machines.importers.nccl_xml`).
 
+They are read as they are pasted: quoted, in a code fence, with escapes of the terminal, and with text around them.
 Ranks are the GPUs in the order of the file; in the XML, in the order of its own ranks.
 
 No format has the bandwidth of NVLink or xGMI. Each machine lists the values used as constants, with their sources and
 whether they are assumptions.
 
 PCIe is part of the machine only if NVLink or xGMI do not connect all GPUs, because NCCL uses one kind of link for a
-ring; ``pcie`` overrides this. NICs are left out, since the output of one machine does not include the network.
+ring; ``pcie`` overrides this. GPUs of one NUMA node meet in it; sockets share one path, and which NUMA nodes share a
+socket is an assumption. NICs are left out, since the output of one machine does not include the network.
 
 With the ``profile`` of a family, the machine has that family's library, kernels and constants, and NICs
 (`tasp_lab.machines.importers.assembly`).
@@ -28,7 +30,13 @@ from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.machines.catalogue import ENDINGS, load_machine
 from tasp_lab.machines.importers import nccl_xml
 from tasp_lab.machines.importers.assembly import assemble, of_family
-from tasp_lab.machines.importers.matrices import is_nvidia_smi, is_rocm_smi, read_nvidia_smi, read_rocm_smi
+from tasp_lab.machines.importers.matrices import (
+    amd_tool,
+    is_nvidia_smi,
+    lines_of_amd_json,
+    read_amd,
+    read_nvidia_smi,
+)
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.own_links import machine_of_family
@@ -36,8 +44,11 @@ from tasp_lab.machines.profile import load_profile
 
 __all__ = ["import_topology", "read_topology"]
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-"""A terminal escape sequence: nvidia-smi underlines its header even in a file."""
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[)?\[[0-9;]*m")
+"""A terminal escape sequence: nvidia-smi underlines its header even in a file. Pages lose the first character of it."""
+
+_QUOTE = re.compile(r"(?m)^[ \t]*(?:(?:>|&gt;)[ \t]?)+")
+"""What mails and issues put before a line that they quote."""
 
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -51,6 +62,7 @@ def import_topology(
     cpu_bandwidth: str | None = None,
     nvswitch: bool | None = None,
     pcie: bool | None = None,
+    sockets: int | None = None,
     profile: str | None = None,
     nodes: int = 1,
     rails: bool = False,
@@ -58,13 +70,15 @@ def import_topology(
     """The machine that a tool's output describes, named `name`.
 
     Bandwidths are texts with a unit, one way. `link_bandwidth` is that of one NVLink or xGMI link; without it
-    nvidia-smi counts 25GB/s (NVLink 2 to 4; NVLink 1 has 20, NVLink 5 has 50), rocm-smi 64GB/s (MI300X), and the XML
-    the line rate of the generation it names. `pcie_bandwidth` is that of one PCIe link; without it the XML tells it,
-    and the others count 31.5GB/s (PCIe 4.0 x16). `cpu_bandwidth` is that between two NUMA nodes, 22GB/s without it.
+    nvidia-smi counts 25GB/s (NVLink 2 to 4; NVLink 1 has 20, NVLink 5 has 50), rocm-smi 64GB/s (MI300X), amd-smi what
+    the driver states, and the XML the line rate of the generation it names. `pcie_bandwidth` is that of one PCIe link;
+    without it the XML tells it, and the others count 31.5GB/s (PCIe 4.0 x16). `cpu_bandwidth` is that between two
+    sockets, 22GB/s without it.
 
     `nvswitch` says of a matrix of nvidia-smi whether its NVLinks end in a switch; without it they do where a GPU would
     need more than the 18 links that any has. `pcie` says whether to include PCIe; without it PCIe is included where
-    NVLink or xGMI do not join all GPUs.
+    NVLink or xGMI do not join all GPUs. `sockets` is the number of CPU sockets, to which NUMA nodes belong in equal
+    parts; without it there are two, or one where all GPUs are in one NUMA node.
 
     `profile` is a family or a file of one, whose machines have such wiring; the machine then has `nodes` such nodes,
     whose NICs meet in one network, or with `rails` in one switch for each NIC of a node.
@@ -83,8 +97,8 @@ def import_topology(
     """
     if not name.strip() or not name.isprintable():
         raise TopologyError(f"{name!a} is no name of a topology, expected text that can be seen")
-    options = Given(link_bandwidth, pcie_bandwidth, cpu_bandwidth, nvswitch, pcie)
-    survey = _read(_ESCAPE.sub("", text.removeprefix("\ufeff")), options)
+    options = Given(link_bandwidth, pcie_bandwidth, cpu_bandwidth, nvswitch, pcie, sockets)
+    survey = _read(_unquoted(_ESCAPE.sub("", text.removeprefix("\ufeff"))), options)
     machine = assemble(survey, name, options)
     if profile is None:
         if nodes != 1 or rails:
@@ -99,7 +113,7 @@ def read_topology(path: Path, **options: Any) -> Machine:
     Raises `TopologyError` naming the file.
     """
     where = f"file {str(path)!r}"
-    if path.suffix.lower() in ENDINGS:
+    if path.suffix.lower() in ENDINGS and not _is_json_of_tool(path):
         return _of_machine_file(path, where, **options)
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -124,23 +138,45 @@ def _of_machine_file(path: Path, where: str, profile: str | None = None, nodes: 
     return machine_of_family(profile, load_profile(profile), machine.topology, machine.parameters)
 
 
+def _is_json_of_tool(path: Path) -> bool:
+    """Whether a file has the list that ``amd-smi topology --json`` prints; a machine file is an object."""
+    try:
+        return path.suffix.lower() == ".json" and path.read_bytes().removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+    except (OSError, ValueError):
+        return False
+
+
+def _unquoted(text: str) -> str:
+    """The text without marks of quotes; of XML only the document. Lines keep their numbers.
+
+    >>> _unquoted("> GPU0 X"), _unquoted("as asked:\\n> <system>\\n> </system>\\nBest")
+    ('GPU0 X', '\\n<system>\\n</system>')
+    """
+    if not text.lstrip().startswith("<"):
+        text = _QUOTE.sub("", text.replace("\xa0", " "))  # pages have no-break spaces
+        if begin := re.search(r"(?m)^[ \t]*<system\b", text):
+            text = "\n" * text.count("\n", 0, begin.start()) + text[begin.start() :].lstrip()
+    end = text.rfind("</system>") if text.lstrip().startswith("<") else -1
+    return text if end < 0 else text[: end + len("</system>")]
+
+
 def _read(text: str, options: Given) -> Survey:
     if not text.strip():
-        raise TopologyError("the text is empty, expected what nvidia-smi topo -m, rocm-smi --showtopo or NCCL wrote")
+        raise TopologyError("the text is empty, expected what nvidia-smi topo -m, amd-smi topology or NCCL wrote")
     if wrong := _NO_TEXT.search(text):
         line = text.count("\n", 0, wrong.start()) + 1
         raise TopologyError(f"line {line}: the character {wrong[0]!a} is no text, expected what a tool printed")
-    lines = text.splitlines()
-    is_xml, is_rocm = text.lstrip().startswith("<"), is_rocm_smi(lines)
-    if options.nvswitch is not None and (is_xml or is_rocm):
+    lines = lines_of_amd_json(text) if re.match(r"\s*\[\s*\{", text) else text.splitlines()
+    is_xml, amd = text.lstrip().startswith("<"), amd_tool(lines)
+    if options.nvswitch is not None and (is_xml or amd):
         raise TopologyError("nvswitch was given, but only a matrix of nvidia-smi leaves open whether there is a switch")
     if is_xml:
         return nccl_xml.read(text, options)
-    if is_rocm:
-        return read_rocm_smi(lines, options)
+    if amd:
+        return read_amd(lines, amd, options)
     if is_nvidia_smi(lines):
         return read_nvidia_smi(lines, options)
     raise TopologyError(
-        "the format is unknown, expected the matrix of nvidia-smi topo -m, the tables of rocm-smi --showtopo, "
-        "or the XML of NCCL_TOPO_DUMP_FILE"
+        "the format is unknown, expected the matrix of nvidia-smi topo -m, the tables of amd-smi topology or rocm-smi "
+        "--showtopo, or the XML of NCCL_TOPO_DUMP_FILE"
     )

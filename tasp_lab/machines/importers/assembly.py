@@ -6,9 +6,9 @@ With a family (`of_family`), the machine has the family's library, kernels and c
 family's machines: each GPU with as many links into one switch, or as many cables between any two GPUs. What the file
 tells of bandwidths replaces the family's constants.
 
-A GPU uses the NICs that are nearest to it. On one node NICs lead to networks that nothing else is on; on several nodes
-they meet in one network or, with rails, NICs of one local rank in a switch of their own, and these in a spine. GPUs
-that share a NIC share its bandwidth.
+A GPU uses the NICs that the survey gives it. On one node NICs lead to networks that nothing else is on; on several
+nodes they meet in one network or, with rails, NICs of one local rank in a switch of their own, and these in a spine.
+GPUs that share NICs share their bandwidth.
 """
 
 from __future__ import annotations
@@ -16,11 +16,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from tasp_lab.core.errors import ProfileError, TopologyError
 from tasp_lab.core.units import format_bandwidth, parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.importers.survey import Given, Survey, pcie_parts, without_idle
+from tasp_lab.machines.importers.survey import (
+    Branch,
+    Given,
+    Nic,
+    PcieSurvey,
+    Survey,
+    groups,
+    in_sockets,
+    pcie_parts,
+    without_idle,
+)
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.own_links import machine_of_family, with_stated
 from tasp_lab.machines.parameters import Constant, Parameters
@@ -52,7 +63,7 @@ _CPU_BANDWIDTH = Constant(
     "cpu_bandwidth",
     "22GB/s",
     "assumption, as the tool does not print it: what NCCL counts between two Sapphire Rapids sockets (NVIDIA/nccl "
-    "069a3d4f, src/graph/topo.h, SRP_QPI_BW; 6 to 40 GB/s for other CPUs)",
+    "069a3d4f, src/graph/topo.h, SRP_QPI_BW; 6 to 40 GB/s for other CPUs); --cpu-bandwidth of the import changes it",
 )
 
 
@@ -69,16 +80,38 @@ def assemble(survey: Survey, name: str, options: Given) -> Machine:
     has_pcie = survey.gpu_count > 1 and (not survey.is_joined if options.pcie is None else options.pcie)
     if has_pcie:
         pcie, cpu = survey.pcie(), options.constant(_CPU_BANDWIDTH)
-        roots = without_idle(pcie.numa_nodes)
+        sockets = in_sockets(pcie.numa_nodes, options.sockets)
+        roots = without_idle(sockets)
         rates = parse_bandwidth_bytes_per_s(cpu.value), parse_time_s(_PCIE_LATENCY.value)
         pcie_links, pcie_switches = pcie_parts(roots, *rates)
         links, switches = links + pcie_links, switches + pcie_switches
         constants += [*pcie.constants, _PCIE_LATENCY, *([cpu] if len(roots) > 1 else [])]
-    for word in ("link_bandwidth", "pcie_bandwidth", "cpu_bandwidth"):
+        if roots[0].kind == "cpu" or options.sockets is not None:
+            constants.append(_sockets(sockets, pcie, options))
+    for word in ("link_bandwidth", "pcie_bandwidth", "cpu_bandwidth", "sockets"):
         if getattr(options, word) is not None and word not in {constant.name for constant in constants}:
             raise TopologyError(f"{word} was given, but the machine has no link that it is of")
     topology = Topology(name, survey.gpu_count, tuple(links), switches=tuple(switches))
     return Machine(topology, summary=_summary(survey, has_pcie), parameters=Parameters.of_constants(constants))
+
+
+def _sockets(sockets: Sequence[Branch], pcie: PcieSurvey, options: Given) -> Constant:
+    """The ranks of each socket, and how they were found."""
+    numa_nodes = sum(bool(node.ranks()) for node in pcie.numa_nodes)
+    parts = [f"NUMA nodes: {pcie.numa_source}" if numa_nodes > 1 else f"one NUMA node: {pcie.numa_source}"]
+    if options.sockets is not None:
+        parts.insert(0, "given to the import")
+    elif numa_nodes > 1:
+        parts.insert(
+            0,
+            f"assumption, as the tool does not print sockets: {numa_nodes} NUMA nodes are divided between two by their "
+            "numbers; --sockets of the import changes it",
+        )
+    elif "assumption" in pcie.numa_source:
+        parts.insert(0, "assumption: one socket; --sockets of the import changes it")
+    if len(sockets) > 1:
+        parts.append("assumption: any two sockets have one path each way, of cpu_bandwidth, that all GPUs share")
+    return Constant("sockets", "; ".join(", ".join(map(str, socket.ranks())) for socket in sockets), "; ".join(parts))
 
 
 def _fabric_links(survey: Survey) -> Iterator[Link]:
@@ -188,30 +221,38 @@ def _link_constant(survey: Survey, links: int) -> Iterator[Constant]:
 
 def _nic_constants(survey: Survey) -> Iterator[Constant]:
     """Which GPUs use which NICs, and the least bandwidth of a GPU's NICs where all are known."""
-    if not survey.nics:
+    nics = survey.nics.used
+    if not nics:
         return
-    shared = "; ".join(f"{nic.name}: {', '.join(map(str, nic.ranks))}" for nic in survey.nics)
-    yield Constant("nics", shared, f"{survey.tool}, {survey.lines}: the ranks to which no other NIC is nearer")
-    if all(nic.gbit_per_s is not None for nic in survey.nics):
+    shared = "; ".join(f"{nic.name}: {', '.join(map(str, nic.ranks))}" for nic in nics)
+    yield Constant("nics", shared, f"{survey.nics.source}; {survey.tool}, {survey.lines}")
+    if all(nic.gbit_per_s is not None for nic in nics):
         text = CONSTANTS["nic_bandwidth"].format(min(_rates(survey, 0.0)))
         yield Constant("nic_bandwidth", text, f"{survey.tool}, {survey.lines}: the speed of the NICs of a GPU")
 
 
 def _rates(survey: Survey, of_family: float) -> list[float]:
-    """The bandwidth of the NICs of each rank in bytes/s; of NICs of unknown speed that of the family's."""
-    rates = [0.0] * survey.gpu_count
-    for nic in survey.nics:
+    """The bandwidth of the NICs of each rank in bytes/s: its share of them, but at least one NIC."""
+    shares, largest = [0.0] * survey.gpu_count, [0.0] * survey.gpu_count
+    for nic in survey.nics.used:
+        rate = _nic_rate(nic, of_family)
         for rank in nic.ranks:
-            rates[rank] += of_family if nic.gbit_per_s is None else nic.gbit_per_s * _BYTES_PER_GBIT
-    return [rate or of_family for rate in rates]
+            shares[rank] += rate / len(nic.ranks)
+            largest[rank] = max(largest[rank], rate)
+    return [max(share, one) or of_family for share, one in zip(shares, largest, strict=True)]
+
+
+def _nic_rate(nic: Nic, of_family: float) -> float:
+    """The bandwidth of a NIC in bytes/s; of one of unknown speed that of the family's."""
+    return of_family if nic.gbit_per_s is None else nic.gbit_per_s * _BYTES_PER_GBIT
 
 
 def _with_nics(plain: Topology, survey: Survey, rates: Sequence[float], profile: Profile) -> Topology:
     """The topology of a family with the NICs of the file: on one node added, on several with their bandwidths."""
     gpus = survey.gpu_count
+    if not survey.nics.used or "nic_latency" not in profile.parameters:
+        return plain
     if plain.world_size == gpus:
-        if not survey.nics or "nic_latency" not in profile.parameters:
-            return plain
         half_s = profile.parameters.numbers["nic_latency"] / 2
         added = [link for rank in range(gpus) for link in both_ways(rank, f"rail{rank}", rates[rank], half_s)]
         links = (*plain.listed_links(), *added)
@@ -226,7 +267,8 @@ def _with_nics(plain: Topology, survey: Survey, rates: Sequence[float], profile:
             return link if rank is None else replace(link, bandwidth_bytes_per_s=rates[rank % gpus])
 
         topology = plain.map_links(at_rate)
-    return replace(topology, shared=tuple(_shared(topology, survey, rates)))
+    of_family = profile.parameters.numbers.get("nic_bandwidth", 0.0)
+    return replace(topology, shared=tuple(_shared(topology, survey, rates, of_family)))
 
 
 def _rank_of_nic(topology: Topology, link: Link) -> int | None:
@@ -234,22 +276,30 @@ def _rank_of_nic(topology: Topology, link: Link) -> int | None:
     return next(ranks, None) if topology.is_nic(link) else None
 
 
-def _shared(topology: Topology, survey: Survey, rates: Sequence[float]) -> Iterator[SharedCapacity]:
+def _shared(topology: Topology, survey: Survey, rates: Sequence[float], of_family: float) -> Iterator[SharedCapacity]:
     """The NICs that several ranks share, out of each node and into it."""
-    gpus = survey.gpu_count
+    gpus, nics = survey.gpu_count, survey.nics.used
+    together = groups(range(gpus), [pair for nic in nics for pair in pairwise(nic.ranks)])
     for node in range(topology.world_size // gpus):
-        for nic in (each for each in survey.nics if len(each.ranks) > 1):
-            ranks = {node * gpus + rank for rank in nic.ranks}
+        for local_ranks in together:
+            of_these = [nic for nic in nics if nic.ranks[0] in local_ranks]
+            capacity = sum(_nic_rate(nic, of_family) for nic in of_these)
+            if not of_these or sum(rates[rank] for rank in local_ranks) <= capacity * (1 + 1e-9):
+                continue  # each has a share of its own
+            ranks = {node * gpus + rank for rank in local_ranks}
             ways: dict[str, list[str]] = {"from": [], "to": []}
             for link in topology.links:
                 if _rank_of_nic(topology, link) in ranks:
                     ways["from" if link.source in ranks else "to"].append(link.name)
             for way, names in ways.items():
-                yield SharedCapacity(f"node {node} {way} {nic.name}", rates[nic.ranks[0]], tuple(names))
+                name = f"node {node} {way} {', '.join(nic.name for nic in of_these)}"
+                yield SharedCapacity(name, capacity, tuple(names))
 
 
 def _family_summary(survey: Survey, machine: Machine, nodes: int, *, rails: bool) -> str:
     alone = machine.summary.partition("; NICs")[0]
-    nics = f"{len(survey.nics)} of {survey.nic_count} NICs near GPUs" if survey.nics else "NICs as in the profile"
+    nics = f"{len(survey.nics.used)} of {survey.nic_count} NICs used" if survey.nics.used else "NICs as in the profile"
+    if survey.nics.source.startswith("assumption"):
+        nics += f" ({survey.nics.source})"
     network = "" if nodes == 1 else f"; {nodes} such nodes, NICs in {'rails' if rails else 'one network'}"
     return f"{alone}; {nics}{network}"

@@ -22,11 +22,14 @@ from xml.parsers import expat
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.importers.survey import (
+    LINK_GENERATIONS,
+    NODE,
     PCIE_BANDWIDTH,
+    SYS,
     Branch,
     Given,
     Leaf,
-    Nic,
+    Nics,
     Pair,
     PcieSurvey,
     Survey,
@@ -116,8 +119,17 @@ def survey_pcie(system: Element, ranks: Mapping[tuple[str, str], int], options: 
             "GPUs of several hosts, which no PCIe joins; expected NVLink between all of them, or one host"
         )
     reader = _Reader(ranks, options)
-    numa_nodes = [Branch("numa", reader.below(cpu, cpu.attributes.get("host_hash", ""))) for cpu in system.children]
-    return PcieSurvey(tuple(numa_nodes), tuple(reader.constants.values()))
+    numa_nodes = [
+        Branch("cpu", reader.below(cpu, cpu.attributes.get("host_hash", "")), number=_numa_number(cpu))
+        for cpu in system.children
+    ]
+    return PcieSurvey(tuple(numa_nodes), "each <cpu> is one", tuple(reader.constants.values()))
+
+
+def _numa_number(cpu: Element) -> int | None:
+    """The number of the NUMA node; None where the system has none, as in virtual machines."""
+    text = cpu.attributes.get("numaid", "")
+    return int(text) if re.fullmatch("[0-9]{1,6}", text) else None
 
 
 @dataclass(frozen=True)
@@ -161,28 +173,6 @@ def _constant(device: Element, options: Given) -> Constant:
         "/ 8 bits each way",
     )
 
-
-_NVLINK_RATES = {
-    "60": ("20GB/s", "NVLink 1 (NVIDIA Tesla P100 white paper: 4 links, 160 GB/s both ways)"),
-    "70": ("25GB/s", "NVLink 2 (NVIDIA Tesla V100 white paper: 6 links, 300 GB/s both ways)"),
-    "80": ("25GB/s", "NVLink 3 (NVIDIA A100 white paper: 12 links, 600 GB/s both ways)"),
-    "86": ("14.0625GB/s", "NVLink 3 of GA102 (NVIDIA Ampere GA102 white paper: 14.0625 GB/s in each direction)"),
-    "90": ("25GB/s", "NVLink 4 (18 links, 450 GB/s: stated by an NCCL maintainer in NVIDIA/nccl-tests#212)"),
-    "100": ("50GB/s", "NVLink 5 (NVIDIA NVLink page: 18 links, 1.8 TB/s both ways)"),
-    "103": ("50GB/s", "NVLink 5 (NVIDIA NVLink page: 18 links, 1.8 TB/s both ways)"),
-}
-_XGMI_RATES = {
-    "908": ("46GB/s", "raw rate of xGMI of MI100: 16 lanes of 23 GT/s (ROCm documentation, MI100 microarchitecture)"),
-    "90a": ("50GB/s", "raw rate of xGMI of MI200: 16 lanes of 25 GT/s (ROCm documentation, MI250 microarchitecture)"),
-    "942": (
-        "64GB/s",
-        "raw rate of xGMI of MI300 (Kolla, Alizadeh, Lee, 'Understanding RCCL Bandwidth and xGMI Performance on AMD "
-        "Instinct MI300X', 2025-03-02, "
-        "https://rocm.blogs.amd.com/software-tools-optimization/mi300x-rccl-xgmi/README.html)",
-    ),
-}
-_OLD_GCN = {"910": "90a", "940": "942", "941": "942"}
-"""Names of generations as older RCCL writes them, and early steppings of MI300."""
 
 _NVSWITCH, _CPU = "0x068000", "0x068001"
 
@@ -296,6 +286,8 @@ def _wiring(gpus: Sequence[_Gpu], ranks: Mapping[tuple[str, str], int]) -> tuple
         for link in _links(gpu):
             count = _whole_number(link, "count", link.attribute("count", "the number of links"))
             peer = ranks.get((gpu.host, link.attribute("target", "a PCI bus id").lower()))
+            if peer == rank:
+                link.refuse(f"is a link to itself, {shown(gpu.bus_id)}", "links to another GPU")
             if peer is not None:
                 counts[rank, peer] = counts.get((rank, peer), 0) + count
             elif link.attributes.get("tclass", "").startswith(_NVSWITCH):
@@ -303,10 +295,9 @@ def _wiring(gpus: Sequence[_Gpu], ranks: Mapping[tuple[str, str], int]) -> tuple
             else:
                 _refuse_target(link)
     for (a, b), count in counts.items():
-        if a == b or counts.get((b, a), 0) != count:
+        if counts.get((b, a), 0) != count:
             gpus[a].element.refuse(
-                f"has {count} links to {shown(gpus[b].bus_id)} and {counts.get((b, a), 0)} back",
-                "links to another GPU, as many as back",
+                f"has {count} links to {shown(gpus[b].bus_id)} and {counts.get((b, a), 0)} back", "as many as back"
             )
     return {pair: count for pair, count in counts.items() if pair[0] < pair[1]}, ports
 
@@ -330,40 +321,43 @@ def _whole_number(element: Element, name: str, text: str) -> int:
 
 def _link_bandwidth(gpus: Sequence[_Gpu], fabric: Literal["NVLink", "xGMI"], options: Given) -> Constant:
     """The line rate of one link of the generation that all GPUs share."""
-    attribute, rates = ("sm", _NVLINK_RATES) if fabric == "NVLink" else ("gcn", _XGMI_RATES)
+    attribute, prefix = ("sm", "sm ") if fabric == "NVLink" else ("gcn", "gfx")
     if options.link_bandwidth is not None:
         return options.constant(Constant("link_bandwidth", "", ""))
     generations: dict[str, Element] = {}
     for gpu in gpus:
-        name = gpu.element.attributes.get(attribute, "").removeprefix("gfx")
-        generations.setdefault(_OLD_GCN.get(name, name), gpu.element)
+        name = gpu.element.attributes.get(attribute, "").removeprefix("gfx").partition(":")[0]
+        generations.setdefault(name, gpu.element)
     for name, element in generations.items():
-        if name not in rates:
+        if prefix + name not in LINK_GENERATIONS:
+            known = [each.removeprefix(prefix) for each in LINK_GENERATIONS if each.startswith(prefix)]
             element.refuse(
                 f"has {attribute} {shown(name)}, whose {fabric} bandwidth is not known here",
-                f"{attribute} {', '.join(rates)}, or link_bandwidth given to the import",
+                f"{attribute} {', '.join(known)}, or link_bandwidth given to the import",
             )
-    if len({rates[name][0] for name in generations}) > 1:
+    if len({LINK_GENERATIONS[prefix + name].bandwidth for name in generations}) > 1:
         raise TopologyError(
             f"GPUs with {attribute} {' and '.join(generations)}, expected GPUs with links of one bandwidth"
         )
     (name, element), *_ = generations.items()
-    value, source = rates[name]
-    return Constant("link_bandwidth", value, f"{attribute} {name} in line {element.line}: {source}, each way")
+    generation = LINK_GENERATIONS[prefix + name]
+    source = f"{attribute} {name} in line {element.line}: {generation.link}, {generation.source}, each way"
+    return Constant("link_bandwidth", generation.bandwidth, source)
 
 
-def _nics_of_gpus(system: Element, gpus: Sequence[_Gpu]) -> tuple[Nic, ...]:
-    """The NICs that GPUs use: those with which they have most of the PCIe tree in common."""
+def _nics_of_gpus(system: Element, gpus: Sequence[_Gpu]) -> Nics:
+    """The NICs that GPUs use: the more of the PCIe tree two devices have in common, the nearer they are."""
     ways = dict(_ways(system, ()))
     of_gpus = [ways[id(gpu.element)][1] for gpu in gpus]
     nets = [(element, way) for element, way in ways.values() if element.name == "net"]
 
-    def distance(rank: int, nic: int) -> int:
-        pairs = zip(of_gpus[rank], nets[nic][1], strict=False)
-        return -sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    def level(gpu: tuple[int, ...], nic: tuple[int, ...]) -> int:
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(gpu, nic, strict=False)))
+        return -common if common > 1 else NODE if common else SYS  # the CPU alone, or not even that
 
     names = [net.attributes.get("name", f"line {net.line}") for net, _ in nets]
-    return nics_of(len(gpus), names, distance, [_gbit_per_s(net) for net, _ in nets])
+    levels = [[level(gpu, way) for _, way in nets] for gpu in of_gpus]
+    return nics_of(names, levels, [_gbit_per_s(net) for net, _ in nets])
 
 
 def _ways(element: Element, way: tuple[int, ...]) -> Iterator[tuple[int, tuple[Element, tuple[int, ...]]]]:

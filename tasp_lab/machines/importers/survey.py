@@ -1,49 +1,80 @@
 """Survey of one machine: the content of a tool's output, in one form for all formats.
 
-**PCIe** is a tree: GPUs hang below PCIe switches, those below NUMA nodes, and NUMA nodes are joined in pairs.
-A switch or a NUMA node becomes a switch of the topology, and each way up a link with the bandwidth of that PCIe link,
-which all that is below shares. A PCIe switch with a single GPU or switch below it decides nothing and is left out; the
-slower of its two links stays.
+**PCIe** is a tree: GPUs hang below PCIe switches, those below NUMA nodes, and these below CPU sockets, which are joined
+in pairs. A switch or a socket becomes a switch of the topology, and each way up a link with the bandwidth of that PCIe
+link, which all that is below shares. A PCIe switch with a single GPU or switch below it decides nothing and is left
+out; the slower of its two links stays.
+
+Inside a socket nothing but the links of PCIe limits traffic, whichever of its NUMA nodes they end in. All traffic from
+one socket to another shares one path (`in_sockets`).
 
 The latency of a way is in the two links of its GPUs: NCCL has one latency for all PCIe paths, whatever they pass.
+
+**NICs** are handed out by how near they are to GPUs (`nics_of`).
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import combinations, pairwise
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import networkx as nx
 
+from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.parameters import Constant
 from tasp_lab.topology.graph import Link, Switch, both_ways
-from tasp_lab.topology.links import SwitchKind
 
 PCIE_BANDWIDTH = Constant(
     "pcie_bandwidth",
     "31.5GB/s",
     "assumption, as the tool does not print it: PCI Express Base Specification 4.0, 16 lanes: "
-    "16 GT/s x 16 x 128/130 / 8 bits = 31.5 GB/s each way",
+    "16 GT/s x 16 x 128/130 / 8 bits = 31.5 GB/s each way; --pcie-bandwidth of the import changes it",
 )
 """The bandwidth of a PCIe link of which nothing is known."""
 
 
-_SWITCH_KINDS: Mapping[str, SwitchKind] = {"pcie": "pcie", "numa": "cpu"}
+class LinkGeneration(NamedTuple):
+    """The links between GPUs of one generation: the bandwidth of one, each way, and its source.
+
+    `accelerators` are those of the catalogue that have such links, separated by blanks.
+    """
+
+    link: str
+    bandwidth: str
+    accelerators: str
+    source: str
+
+
+_TABLE = (files("tasp_lab.machines") / "link_generations.csv").read_text(encoding="utf-8")
+LINK_GENERATIONS: Mapping[str, LinkGeneration] = {
+    name: LinkGeneration(row["link"], row["bandwidth"], row["accelerators"], row["source"])
+    for row in csv.DictReader(_TABLE.splitlines())
+    for name in row["gpus"].split(", ")
+}
+"""The generations by the ``sm`` of NVIDIA or the ``gcn`` of AMD, like ``sm 90`` and ``gfx942``."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A PCIe switch or a NUMA node with what is below it: ranks and branches.
+    """A PCIe switch, or a CPU, with what is below it: ranks and branches. A CPU is a NUMA node, or a socket of several.
 
-    `bandwidth_bytes_per_s` is that of its way up; a NUMA node has none.
+    `bandwidth_bytes_per_s` is that of its way up; a CPU has none. `number` is that of a NUMA node; None if unknown.
     """
 
-    kind: Literal["pcie", "numa"]
+    kind: Literal["pcie", "cpu"]
     below: tuple[Branch | Leaf, ...]
     bandwidth_bytes_per_s: float = 0.0
+    number: int | None = None
+
+    def ranks(self) -> list[int]:
+        """The GPUs below it."""
+        parts = ([part.rank] if isinstance(part, Leaf) else part.ranks() for part in self.below)
+        return sorted(rank for ranks in parts for rank in ranks)
 
 
 @dataclass(frozen=True)
@@ -56,21 +87,55 @@ class Leaf:
 
 @dataclass(frozen=True)
 class PcieSurvey:
-    """The NUMA nodes with all PCIe below them, and the constants that its bandwidths come from."""
+    """The NUMA nodes with all PCIe below them, what tells them apart, and the constants of its bandwidths."""
 
     numa_nodes: tuple[Branch, ...]
+    numa_source: str
     constants: tuple[Constant, ...]
 
 
-def without_idle(numa_nodes: Sequence[Branch]) -> list[Branch]:
-    """The trees without what decides nothing; a lone NUMA node with one way down is such a thing too.
+def in_sockets(numa_nodes: Sequence[Branch], sockets: int | None = None) -> list[Branch]:
+    """The sockets that have GPUs, without switches that decide nothing.
 
-    >>> without_idle([Branch("numa", ()), Branch("numa", (Branch("pcie", (Leaf(0, 32e9),), 16e9),))])
-    [Branch(kind='numa', below=(Leaf(rank=0, bandwidth_bytes_per_s=16000000000.0),), bandwidth_bytes_per_s=0.0)]
+    Tools print NUMA nodes, of which a socket may have several (NPS4 of an EPYC, sub-NUMA clusters of a Xeon). Linux
+    numbers them socket by socket, so each socket has an equal part of the numbers; where only some of them have GPUs,
+    there are as many as the next power of two. Nodes without numbers, or all with the same, count in their order. By
+    default there are two sockets, as servers of GPUs have, or one where all GPUs are in one NUMA node. Where a tool
+    shows one NUMA node for several sockets, as in virtual machines, what is right below it is divided.
+
+    >>> nodes = [Branch("cpu", (Leaf(rank, 32e9),), number=number) for rank, number in enumerate((3, 1, 7, 5))]
+    >>> [socket.ranks() for socket in in_sockets(nodes)]
+    [[0, 1], [2, 3]]
+
+    Raises `TopologyError` for more sockets than parts, and for none.
     """
-    roots = [root for node in numa_nodes if (root := _trimmed(node)).below]
-    only = roots[0].below[0] if len(roots) == 1 and len(roots[0].below) == 1 else None
-    return [only] if isinstance(only, Branch) else roots
+    nodes = [node for node in map(_trimmed, numa_nodes) if node.below]
+    count = min(len(nodes), 2) if sockets is None else sockets
+    if len(nodes) == 1 < count:
+        nodes = [Branch("cpu", (part,)) for part in nodes[0].below]
+    if not 1 <= count <= len(nodes):
+        raise TopologyError(f"sockets is {count}, expected 1 to {len(nodes)}, as GPUs are in so many parts of PCIe")
+    numbers = [node.number for node in nodes if node.number is not None]
+    if len(numbers) < len(nodes) or len(set(numbers)) == 1:
+        numbers = list(range(len(nodes)))
+    total = max(numbers) + 1
+    if sorted(set(numbers)) != list(range(total)):
+        total = 1 << (total - 1).bit_length()
+    below: dict[int, tuple[Branch | Leaf, ...]] = {}
+    for number, node in zip(numbers, nodes, strict=True):
+        socket = number * count // max(total, count)
+        below[socket] = below.get(socket, ()) + node.below
+    return [Branch("cpu", parts) for parts in below.values()]
+
+
+def without_idle(sockets: Sequence[Branch]) -> Sequence[Branch]:
+    """The sockets; in place of a lone one with one way down, which decides nothing, what is below it.
+
+    >>> without_idle([Branch("cpu", (Branch("pcie", (Leaf(0, 32e9), Leaf(1, 32e9)), 16e9),))])[0].kind
+    'pcie'
+    """
+    only = sockets[0].below[0] if len(sockets) == 1 and len(sockets[0].below) == 1 else None
+    return [only] if isinstance(only, Branch) else sockets
 
 
 def pcie_parts(
@@ -79,16 +144,15 @@ def pcie_parts(
     """The links of the trees and between their roots, and their switches; `latency_s` is from rank to rank.
 
     >>> pair, single = Branch("pcie", (Leaf(0, 32e9), Leaf(1, 32e9)), 16e9), Leaf(2, 32e9)
-    >>> links, switches = pcie_parts([Branch("numa", (pair, single))], 22e9, 1e-6)
+    >>> links, switches = pcie_parts([Branch("cpu", (pair, single))], 22e9, 1e-6)
     >>> [link.name for link in links][::2], [switch.name for switch in switches]
-    (['0->pcie0', '1->pcie0', 'pcie0->numa0', '2->numa0'], ['numa0', 'pcie0'])
+    (['0->pcie0', '1->pcie0', 'pcie0->cpu0', '2->cpu0'], ['cpu0', 'pcie0'])
     """
     links: list[Link] = []
     switches: list[Switch] = []
 
     def named(branch: Branch) -> str:
-        kind = _SWITCH_KINDS[branch.kind]
-        switches.append(Switch(f"{branch.kind}{sum(other.kind == kind for other in switches)}", kind))
+        switches.append(Switch(f"{branch.kind}{sum(other.kind == branch.kind for other in switches)}", branch.kind))
         return switches[-1].name
 
     def walk(branch: Branch, name: str) -> None:
@@ -142,6 +206,7 @@ class Given:
     cpu_bandwidth: str | None = None
     nvswitch: bool | None = None
     pcie: bool | None = None
+    sockets: int | None = None
 
     def constant(self, default: Constant) -> Constant:
         """The constant with the given value, or else the default.
@@ -156,35 +221,89 @@ class Given:
         return Constant(default.name, " ".join(text.split()), "given to the import")
 
 
+PIX, PXB, PHB, NODE, SYS = range(5)
+"""What is between two devices, the nearest first: one PCIe switch, several, a host bridge of the CPU, the way between
+host bridges of a NUMA node, the way between NUMA nodes. Less than `NODE` is near."""
+
+
 @dataclass(frozen=True)
 class Nic:
-    """A NIC with the ranks that use it: those to which no other is nearer. `gbit_per_s` is None if it is not known."""
+    """A NIC with the ranks that use it. `gbit_per_s` is None if it is not known."""
 
     name: str
     ranks: tuple[int, ...]
     gbit_per_s: float | None = None
 
 
-def nics_of(
-    gpu_count: int, names: Sequence[str], distance: Callable[[int, int], int], gbit_per_s: Sequence[float | None]
-) -> tuple[Nic, ...]:
-    """The NICs that GPUs use, by their `distance` from ranks (first argument) to NICs (second), in the order of names.
+@dataclass(frozen=True)
+class Nics:
+    """The NICs that GPUs use, in the order of the file, and a line on how they were handed out."""
 
-    GPUs with the same nearest NICs take them in turn; NICs that are nearest to none are of no use for GPUs.
+    used: tuple[Nic, ...] = ()
+    source: str = ""
 
-    >>> [nic.ranks for nic in nics_of(4, ["a", "b", "c"], lambda rank, nic: 2 if nic == 2 else 1, [None] * 3)]
+
+def nics_of(names: Sequence[str], levels: Sequence[Sequence[int]], gbit_per_s: Sequence[float | None]) -> Nics:
+    """Hand out NICs by the `levels` between each rank and each NIC.
+
+    A GPU uses the NICs that are nearest to it. GPUs with the same nearest NICs have equal shares of them: each has as
+    many of its own, or each is shared by as many GPUs, or all share all. A GPU that is near none uses one of its
+    neighbours, as in NCCL (NVIDIA/nccl, src/graph/topo.cc, ncclTopoGetLocalNet: of the NICs on the best path), one that
+    few others use; a NIC that no GPU is near, for storage or management, is used only where nothing nearer is.
+
+    >>> [nic.ranks for nic in nics_of("abc", [[PIX, PIX, NODE]] * 4, [None] * 3).used]
     [(0, 2), (1, 3)]
+    >>> [nic.ranks for nic in nics_of("abc", [[PIX, SYS, SYS], [SYS, PIX, SYS], [SYS] * 3], [None] * 3).used]
+    [(0, 2), (1,)]
     """
-    nearest: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(gpu_count if names else 0):
-        distances = [distance(rank, nic) for nic in range(len(names))]
-        least = min(distances)
-        nearest.setdefault(tuple(nic for nic, each in enumerate(distances) if each == least), []).append(rank)
+    if not names:
+        return Nics()
+    near = {nic for row in levels for nic, level in enumerate(row) if level < NODE}
+    ranks_of: dict[tuple[int, ...], list[int]] = {}
+    borrowed: dict[int, list[int]] = {}
+    for rank, row in enumerate(levels):
+        nearest = [nic for nic, level in enumerate(row) if level == min(row)]
+        lent = near.intersection(nearest)
+        if min(row) >= NODE and lent:
+            borrowed[rank] = sorted(lent)
+        else:
+            ranks_of.setdefault(tuple(nearest), []).append(rank)
     used: dict[int, list[int]] = {}
-    for nics, ranks in nearest.items():
-        for turn in range(max(len(nics), len(ranks))):
-            used.setdefault(nics[turn % len(nics)], []).append(ranks[turn % len(ranks)])
-    return tuple(Nic(names[nic], tuple(dict.fromkeys(used[nic])), gbit_per_s[nic]) for nic in sorted(used))
+    for nics, ranks in ranks_of.items():
+        most = max(len(nics), len(ranks))
+        if most % len(nics) or most % len(ranks):
+            turns = [(nic, rank) for nic in nics for rank in ranks]
+        else:
+            turns = [(nics[turn % len(nics)], ranks[turn % len(ranks)]) for turn in range(most)]
+        for nic, rank in turns:
+            used.setdefault(nic, []).append(rank)
+    for rank, candidates in borrowed.items():
+        used.setdefault(min(candidates, key=lambda nic: len(used.get(nic, ()))), []).append(rank)
+    found = tuple(Nic(names[nic], tuple(sorted(used[nic])), gbit_per_s[nic]) for nic in sorted(used))
+    idle = [name for nic, name in enumerate(names) if nic not in used]
+    return Nics(found, _nics_source([min(row) for row in levels], borrowed, idle))
+
+
+def _nics_source(nearest: Sequence[int], borrowed: Mapping[int, list[int]], idle: Sequence[str]) -> str:
+    """How NICs were handed out; it begins with the word assumption where the file does not tell."""
+    alone = [rank for rank, level in enumerate(nearest) if level >= NODE and rank not in borrowed]
+    parts = []
+    if alone:
+        parts.append(
+            f"assumption: the file cannot tell which NICs are near {of_ranks(alone)}, as all are NODE or SYS (NICs "
+            "with a second path, as with Blackwell, and virtual machines), so they are shared equally; a file of "
+            "NCCL_TOPO_DUMP_FILE may tell more, and --set nic.bandwidth=... changes predictions"
+        )
+    if borrowed:
+        parts.append(f"assumption: {of_ranks(borrowed)}, near no NIC, use those of their neighbours, as NCCL does")
+    parts = parts or ["the ranks to which no other NIC is nearer"]
+    return "; ".join([*parts, *([f"not used, as near no GPU: {', '.join(idle)}"] if idle else [])])
+
+
+def of_ranks(ranks: Iterable[int]) -> str:
+    """The ranks as a text, like ``ranks 1, 3``."""
+    numbers = [str(rank) for rank in ranks]
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
 
 @dataclass(frozen=True)
@@ -193,8 +312,8 @@ class Survey:
 
     `cables` maps pairs of ranks to the number of links between them. Each of `switches` maps ranks to the number of
     links they have into it. `link_bandwidth` is that of one link; None where there is no link. `pcie` is read only
-    where PCIe is wanted, as it may be missing or make no sense in a file that is otherwise good. `nics` are those that
-    GPUs use, `nic_count` is the number of all; None where the tool lists none.
+    where PCIe is wanted, as it may be missing or make no sense in a file that is otherwise good. `nic_count` is the
+    number of all NICs, used or not; None where the tool lists none.
     """
 
     tool: str
@@ -207,7 +326,7 @@ class Survey:
     link_bandwidth: Constant | None
     pcie: Callable[[], PcieSurvey]
     nic_count: int | None = None
-    nics: tuple[Nic, ...] = ()
+    nics: Nics = Nics()
 
     @property
     def is_joined(self) -> bool:
