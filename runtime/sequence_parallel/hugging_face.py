@@ -29,7 +29,8 @@ import torch.distributed as dist
 from runtime.executor.messages import Group
 from runtime.sequence_parallel.agreement import Proposal, exchange
 from runtime.sequence_parallel.api import CallKeywords, attention
-from runtime.sequence_parallel.calls import BOTH_PASSES, process_group
+from runtime.sequence_parallel.arguments import process_group
+from runtime.sequence_parallel.calls import BOTH_PASSES
 from runtime.sequence_parallel.sharding import positions, shard
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import RunError, WorkloadError
