@@ -87,7 +87,7 @@ def count(name: str, layer: Workload = LAYER) -> tuple[Counts, Counts]:
         launches.clear()
         library.batches = library.messages = 0
         with Kernels() as of_forward:
-            outputs, kept = passes.forward(q, k, v)
+            saved = passes.saved((q, k, v), *passes.forward(q, k, v))
         counted = Counts(
             of_forward.found + launches, calls.total(), library.batches, library.messages, of_forward.views
         )
