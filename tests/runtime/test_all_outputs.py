@@ -29,7 +29,7 @@ from tasp_lab.schedules.registry import attention_names_on, state_schedules
 from tasp_lab.workload.layer import Workload
 from tests.runtime.test_layers_on_ranks import linear
 from tests.support.linear_recurrence import recurrence
-from tests.support.rank_layers import DECAYS, Shard, dout_of, layer_of, relative_errors, seen_by, squares
+from tests.support.rank_layers import Shard, dout_of, gates_of, layer_of, relative_errors, seen_by, squares
 from tests.support.ranks import on_ranks, succeeded
 
 pytestmark = pytest.mark.distributed
@@ -137,3 +137,158 @@ def test_gradients_of_the_log_sum_exp_in_half_precision(dtype: Any, most: float)
     names = ("tasp", "zigzag-token-ring", "ulysses")
     losses = [each for each in LOSSES if each.out != 1e-12]
     check([(layer, name, loss, {}) for name, loss in product(names, losses)], 2, most)
+
+
+def close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    return all(torch.allclose(x.double(), y.double(), 1e-4, 1e-5) for x, y in zip(found, expected, strict=True))
+
+
+def partly_on_rank() -> None:
+    """On a rank: a loss of another output on every rank, by a checkpoint, and by a prepared layer."""
+    work = LAYERS[0]
+    losses = LOSSES[1], LOSSES[5], LOSSES[0]
+    whole = [x.double().requires_grad_() for x in layer_of(work)]
+    here = Shard(work, "tasp")
+    out, lse = outputs_in_float64(work, *whole)
+    of_ranks = []
+    for rank, loss in enumerate(losses):
+        at = torch.from_numpy(here.layout.positions(rank))
+        of_ranks.append(loss.of(out[:, at], lse[:, at], dout_of(work)[:, at], dlse_of(work)[:, at]))
+    expected = [here.of(x) for x in torch.autograd.grad(torch.stack(of_ranks).sum(), whole)]
+    call = partial(attention_with_lse, schedule="tasp", causal=True)
+    prepared = prepare(*here.inputs, schedule="tasp", causal=True)
+    again = partial(checkpoint, call, use_reentrant=False)
+    for attend in (call, prepared.with_lse, again):
+        out, lse = attend(*here.inputs)
+        loss = losses[here.rank].of(out, lse.transpose(1, 2), here.dout, here.of(dlse_of(work)))
+        assert close(torch.autograd.grad(loss, here.inputs), expected)
+
+
+def test_each_rank_may_have_a_loss_of_another_output() -> None:
+    assert succeeded(on_ranks(partly_on_rank, 3)) == [None] * 3
+
+
+elements = st.floats(-1e3, 1e3, width=32) | st.sampled_from([0.0, 1e-30, 1e-38, 1e-45, 3e4])
+
+
+@given(st.data(), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_stand_ins_have_the_inner_products_that_gradients_of_the_log_sum_exp_need(
+    data: st.DataObject, dtype: torch.dtype
+) -> None:
+    """Gradients of the result change by less than the rounding error of the inner products, and never overflow."""
+    size, eps = data.draw(st.integers(1, 4)), torch.finfo(dtype).eps
+    dout, out = (torch.tensor([data.draw(st.lists(elements, min_size=size, max_size=size))], dtype=dtype) for _ in "do")
+    dlse = torch.tensor([data.draw(elements)])
+    wanted = fused.inner_products(dout, out) - dlse
+    changed, stand_in = fused.with_lse_gradient(dout, out, dlse)
+    assert stand_in.isfinite().all()
+    most = eps * float(wanted.abs()) + (2**-23 if dtype == torch.float16 else 1e-29)
+    assert float((changed.double() - dout.double()).abs().max()) <= most
+    found = (changed.double() * stand_in.double()).sum(-1)
+    assert float((found - wanted).abs()) <= 2 * most
+
+
+LINEAR = linear(23, decay="scalar")
+
+
+class Wanted(NamedTuple):
+    """Which inputs of linear attention require a gradient, and which outputs are in the loss."""
+
+    inputs: str
+    outputs: tuple[str, ...]
+
+
+WANTED = [
+    Wanted("state", ("out",)), Wanted("state", ("final",)), Wanted("state", ("out", "final")), Wanted("gates", ("out",)),
+    Wanted("gates state", ("final",)), Wanted("q k v gates state", ("final",)), Wanted("k", ("out", "final")),
+]  # fmt: skip
+
+
+def states_of(work: Workload) -> tuple[Tensor, Tensor]:
+    """A state before the first position, and the gradient of the last one."""
+    shape = 2, work.batch, work.kv_head_count, work.head_dim, work.head_dim
+    first, last = torch.randn(shape, generator=torch.Generator().manual_seed(6))
+    return first, last
+
+
+def expected_of(work: Workload, wanted: Wanted) -> dict[str, Tensor]:
+    """The gradients by the recurrence in float64; 0 where a loss does not depend on an input."""
+    here = dict(zip("q k v gates state".split(), inputs_of(work), strict=True))
+    leaves = {name: x.double().requires_grad_(name in wanted.inputs.split()) for name, x in here.items()}
+    q, k, v, gates, state = leaves.values()
+    out, final = recurrence(q, k, v, gates, state=state)
+    terms = {"out": (out * dout_of(work)).sum(), "final": (final * states_of(work)[1]).sum()}
+    loss = torch.stack([terms[each] for each in wanted.outputs]).sum()
+    names = wanted.inputs.split()
+    found = torch.autograd.grad(loss, [leaves[name] for name in names], materialize_grads=True)
+    return dict(zip(names, found, strict=True))
+
+
+def inputs_of(work: Workload) -> list[Tensor]:
+    gates = gates_of(work)
+    assert gates is not None
+    return [*layer_of(work), gates, states_of(work)[0]]
+
+
+def linear_on_rank(names: Sequence[str]) -> None:
+    """On a rank: gradients of some inputs, the state of rank 0 among them, by losses of some outputs."""
+    work, rank, last = LINEAR, dist.get_rank(), dist.get_world_size() - 1
+    for name, wanted in product(names, WANTED):
+        here = Shard(work, name)
+        tensors = dict(zip("q k v gates".split(), [x.detach() for x in here.inputs], strict=True))
+        if rank == 0:
+            tensors["state"] = states_of(work)[0]
+        for each in wanted.inputs.split():
+            if each in tensors:
+                tensors[each].requires_grad_()
+        q, k, v, gates, state = (tensors.get(each) for each in "q k v gates state".split())
+        out, final = linear_attention(
+            q, k, v, gates=gates, initial_state=state, schedule=name, return_final_state=True
+        )  # type: ignore[call-overload]
+        assert out.requires_grad
+        terms = [(out * here.dout).sum() if "out" in wanted.outputs else out.sum() * 0]
+        if "final" in wanted.outputs and rank == last:
+            terms = [(final * states_of(work)[1]).sum(), *(terms if "out" in wanted.outputs else [])]
+        torch.stack(terms).sum().backward()
+        for each, gradient in expected_of(work, wanted).items():
+            if each in tensors:
+                share = gradient if each == "state" else here.of(gradient)
+                assert tensors[each].grad is not None, (name, wanted, each)
+                assert close([tensors[each].grad], [share]), (name, wanted, each)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_each_input_and_each_output_of_linear_attention_may_be_alone(world_size: int) -> None:
+    """Only rank 0 has the state, and only the last rank has the last one."""
+    assert succeeded(on_ranks(linear_on_rank, world_size, state_schedules())) == [None] * world_size
+
+
+def refused_states_on_rank() -> list[str]:
+    """On a rank: what is wrong where a rank could not go back to the state that requires a gradient."""
+    q, k, v = (torch.randn(1, 4, 2, 4) for _ in "qkv")
+    rank, found = dist.get_rank(), []
+    state = torch.zeros(1, 2, 4, 4, requires_grad=True) if rank == 0 else None
+    with torch.set_grad_enabled(rank == 0), pytest.raises(RunError) as without:
+        linear_attention(q, k, v, initial_state=state)
+    found.append(str(without.value))
+    with pytest.raises(WorkloadError) as forward:
+        linear_attention(q, k, v, initial_state=state, options=AttentionOptions("forward"))
+    found.append(str(forward.value))
+    decay = torch.full((2,), 0.5, requires_grad=True)
+    with pytest.raises(WorkloadError) as constant:
+        linear_attention(q, k, v, decay=decay)
+    found.append(str(constant.value))
+    with torch.no_grad():
+        linear_attention(q, k, v, initial_state=state)
+    return found
+
+
+def test_a_gradient_that_would_not_be_computed_is_refused() -> None:
+    for found in succeeded(on_ranks(refused_states_on_rank, 2)):
+        assert found == [
+            "rank 1: the call is under torch.no_grad, expected none there, as the initial_state on rank 0 requires a "
+            "gradient",
+            "options: passes is forward, expected both, for gradients are wanted",
+            "decay requires a gradient, which constants have not, expected it in gates, as "
+            "decay.log().expand(*q.shape[:2], -1)",
+        ]
