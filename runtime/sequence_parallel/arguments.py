@@ -49,8 +49,8 @@ TYPES: Mapping[str, ArgumentType] = {
 TIMEOUT_S = 300.0
 """How long a rank waits for another one unless the caller gives a time."""
 
-_MOST_S = 1e9
-"""31 years: nanoseconds since a machine has started, and so many more, fit into 64 bits, in which times are counted."""
+_LEAST_S, _MOST_S = 1e-3, 1e9
+"""torch counts a timeout in milliseconds. Nanoseconds since a machine has started, and 31 years more, fit into 64 bits."""
 
 
 def is_timeout(timeout_s: object) -> bool:
@@ -59,13 +59,13 @@ def is_timeout(timeout_s: object) -> bool:
     >>> is_timeout(2), is_timeout(float("nan")), is_timeout(-1), is_timeout("2")
     (True, False, False, False)
     """
-    return isinstance(timeout_s, Real) and not isinstance(timeout_s, bool) and bool(0 < timeout_s <= _MOST_S)
+    return isinstance(timeout_s, Real) and not isinstance(timeout_s, bool) and bool(_LEAST_S <= timeout_s <= _MOST_S)
 
 
 def check_timeout(timeout_s: object) -> None:
     """Raise `WorkloadError` unless `is_timeout`."""
     if not is_timeout(timeout_s):
-        raise WorkloadError(of_type("timeout_s", timeout_s, f"seconds above 0, at most {_MOST_S:g}"))
+        raise WorkloadError(of_type("timeout_s", timeout_s, f"a number of seconds, {_LEAST_S:g} to {_MOST_S:g}"))
 
 
 def process_group(group: Group | DeviceMesh) -> Group:

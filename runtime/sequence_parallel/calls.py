@@ -108,6 +108,7 @@ class LayerCall(ABC):
         """Raise `TaspLabError` for arguments of a wrong type, before anything is made of them."""
         check_arguments(vars(self), TYPES, **self.meant)
         check_timeout(self.timeout_s)
+        self.timeout_s = float(self.timeout_s)
         for name in self.tensors:
             if getattr(self, name) is not None or name not in self.optional:
                 check_tensor(name, getattr(self, name))
@@ -190,7 +191,7 @@ def agreed_passes(layer: LayerCall) -> tuple[LayerPasses | None, Call]:
     rank = dist.get_rank(layer.group)
     if rank < 0:
         raise RunError("this process is not part of the group")
-    call = Call(layer.group, layer.timeout_s if is_timeout(layer.timeout_s) else TIMEOUT_S)
+    call = Call(layer.group, float(layer.timeout_s) if is_timeout(layer.timeout_s) else TIMEOUT_S)
     own: Proposal | Exception
     try:
         layer.check()

@@ -106,9 +106,7 @@ def check(cases: Sequence[Case], world_size: int, most: float) -> None:
         queries, *keys_and_values = ([rank[at] for rank in of_ranks] for at in range(3))
         (error,) = relative_errors([[each] for each in queries])
         scale = sum(expected for _, expected in queries)
-        errors = [
-            (sum(x for x, _ in each) / (sum(y for _, y in each) or scale)) ** 0.5 for each in keys_and_values
-        ]
+        errors = [(sum(x for x, _ in each) / (sum(y for _, y in each) or scale)) ** 0.5 for each in keys_and_values]
         assert max(error, *errors) < most, (case, error, errors)
 
 
@@ -242,9 +240,7 @@ def linear_on_rank(names: Sequence[str]) -> None:
             if each in tensors:
                 tensors[each].requires_grad_()
         q, k, v, gates, state = (tensors.get(each) for each in "q k v gates state".split())
-        out, final = linear_attention(
-            q, k, v, gates=gates, initial_state=state, schedule=name, return_final_state=True
-        )  # type: ignore[call-overload]
+        out, final = linear_attention(q, k, v, gates=gates, initial_state=state, schedule=name, return_final_state=True)  # type: ignore[call-overload]
         assert out.requires_grad
         terms = [(out * here.dout).sum() if "out" in wanted.outputs else out.sum() * 0]
         if "final" in wanted.outputs and rank == last:
