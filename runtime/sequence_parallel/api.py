@@ -18,7 +18,7 @@ torch.Size([2, 16, 8, 64])
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, TypedDict, Unpack
@@ -30,7 +30,14 @@ from runtime.executor.kept import Kept
 from runtime.executor.messages import Group
 from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Proposal
-from runtime.sequence_parallel.arguments import TIMEOUT_S, check_tensor, check_transforms, process_group
+from runtime.sequence_parallel.arguments import (
+    TIMEOUT_S,
+    TYPES,
+    check_tensor,
+    check_timeout,
+    check_transforms,
+    process_group,
+)
 from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
     LayerCall,
@@ -48,7 +55,8 @@ from runtime.sequence_parallel.calls import (
     workload_of_shard,
 )
 from runtime.sequence_parallel.layer import SoftmaxPasses
-from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.core.arguments import check_arguments
+from tasp_lab.core.errors import ScheduleError, WorkloadError, unknown
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes, check_fit
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -75,6 +83,16 @@ class CallKeywords(TypedDict, total=False):
     transport: str
     options: AttentionOptions
     timeout_s: float
+
+
+def check_keywords(keywords: Mapping[str, object]) -> None:
+    """Raise `TaspLabError` for a keyword that `attention` does not have, and for one of a wrong type."""
+    for name in keywords:
+        if name not in CallKeywords.__annotations__:
+            raise WorkloadError(unknown("argument", name, CallKeywords.__annotations__))
+    check_arguments(keywords, TYPES)
+    check_timeout(keywords.get("timeout_s", TIMEOUT_S))
+    process_group(keywords.get("group"))
 
 
 @uncompiled
@@ -109,7 +127,8 @@ def attention_with_lse(
 
     The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
     several layers, and gets the gradients of its own shard. If orders differ, all ranks raise `RunError`. All ranks
-    must want gradients, or none of them. Passes are not captured in CUDA graphs: `prepare` a layer for that.
+    must want gradients, or none of them. `torch.func.grad` and `vjp` work as `backward` does; second derivatives and
+    other transforms, such as vmap and forward-mode differentiation, raise `WorkloadError`. Passes are not captured in CUDA graphs: `prepare` a layer for that.
 
     Parameters
     ----------
@@ -124,7 +143,7 @@ def attention_with_lse(
         wanted.
     group : the process group, or a `DeviceMesh` of one dimension; all ranks if None.
     causal : whether a query sees only the keys at its position and before it.
-    window : with `causal`, how many keys a query sees at most, its own included.
+    window : with `causal`, how many keys a query sees at most, its own included: left + 1 for flash-attn's (left, 0).
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         queries see keys of their own document only, and every document is placed by itself.
     cached_keys : how many positions of the sequence of all ranks, from its first, have keys and values only. The others
@@ -145,13 +164,13 @@ def attention_with_lse(
     Returns
     -------
     The result, in shape and dtype of `q` (of what it is cast to), contiguous; and the log-sum-exp of its scores,
-    [batch, heads, positions] in float32, through which no gradient flows.
+    [batch, heads, positions] in float32. A loss may depend on either or both, not on the same ones on all ranks.
 
     Raises
     ------
-    `WorkloadError` for tensors that don't fit together or to the schedule, and for gradients wanted of a forward pass
-    alone; `ScheduleError` for unknown names; `RunError` when the ranks don't agree, no
-    kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
+    `WorkloadError` for arguments of a wrong type, tensors that are not dense or don't fit together or to the schedule,
+    and for gradients wanted of a forward pass alone; `ScheduleError` for unknown names; `RunError` when the ranks don't
+    agree, no kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
     """
     layer = _SoftmaxCall(
         q, k, v, schedule=schedule, causal=causal, window=window, cu_seqlens=cu_seqlens, cached_keys=cached_keys,
@@ -378,7 +397,7 @@ def _task_of(schedule: Schedule) -> AttentionTask:
 
 
 class SequenceParallelAttention(torch.nn.Module):
-    """`runtime.attention` with its keywords; it has no parameters.
+    """`runtime.attention` with its keywords, whose types are checked here; it has no parameters.
 
     It takes the place of `torch.nn.functional.scaled_dot_product_attention`, but with positions before heads: q is
     [batch, positions, heads, head_dim], k and v are [batch, positions, kv_heads, head_dim], this rank's shard.
@@ -389,6 +408,7 @@ class SequenceParallelAttention(torch.nn.Module):
 
     def __init__(self, **keywords: Unpack[CallKeywords]) -> None:
         super().__init__()
+        check_keywords(keywords)
         self.keywords = keywords
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.messages import Group
-from tasp_lab.core.arguments import BOOL, NONE_TYPE, ArgumentType
+from tasp_lab.core.arguments import BOOL, NONE_TYPE, WHOLE, ArgumentType
 from tasp_lab.core.arguments import TYPES as TYPES_OF_LAYERS
 from tasp_lab.core.errors import RunError, ScheduleError, TopologyError, WorkloadError, of_type
 from tasp_lab.schedule.schedule import Schedule
@@ -43,6 +43,8 @@ TYPES: Mapping[str, ArgumentType] = {
     "return_final_state": BOOL._replace(error=WorkloadError),
     "before": _LAYOUT,
     "after": _LAYOUT,
+    "layout": _LAYOUT,
+    "rank": WHOLE._replace(error=WorkloadError),
 }
 """The arguments of the public functions, by name, see `tasp_lab.core.arguments`."""
 
@@ -50,7 +52,7 @@ TIMEOUT_S = 300.0
 """How long a rank waits for another one unless the caller gives a time."""
 
 _LEAST_S, _MOST_S = 1e-3, 1e9
-"""torch counts a timeout in milliseconds. Nanoseconds since a machine has started, and 31 years more, fit into 64 bits."""
+"""torch counts timeouts in milliseconds. Nanoseconds since a machine has started, and 31 years more, fit in 64 bits."""
 
 
 def is_timeout(timeout_s: object) -> bool:

@@ -125,7 +125,8 @@ def linear_attention(
     q : [batch, positions, heads, head_dim], this rank's shard: consecutive positions, also of a packed batch (see
         `tasp_lab.workload.sequence_layout.contiguous`).
     k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`.
-    decay : the same a_i at all positions, a number above 0 and at most 1 per KV head; equal on all ranks.
+    decay : the same a_i at all positions, a number above 0 and at most 1 per KV head; equal on all ranks. Constants:
+        a tensor that requires a gradient is refused.
     gates : the logarithm of each a_i, at most 0: [batch, positions, kv_heads], or a number per channel of the keys,
         [batch, positions, kv_heads, head_dim]; float32. Without either nothing decays. Checked on CPU only, since a
         GPU would have to wait.
@@ -134,7 +135,8 @@ def linear_attention(
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         states begin anew at each.
     initial_state : the state before the first position, [batch, kv_heads, head_dim of k, head_dim of v], float32; 0 if
-        None. Given on the rank that has the first position, None elsewhere. Its gradient is there, too.
+        None. Given on the rank that has the first position, None elsewhere. Its gradient is there, too; if nothing
+        else requires one, all ranks go back through the call nevertheless.
     return_final_state : whether to return the state behind the last position, too, equal on all ranks. Neither state
         goes with packed documents, a full mask or schedules other than those in
         `tasp_lab.schedules.registry.state_schedules`.

@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from runtime import attention, attention_with_lse, linear_attention, prepare
+from runtime import attention_with_lse, linear_attention, prepare
 from runtime.kernels import fused
-from runtime.sequence_parallel.api import SequenceParallelAttention
 from tasp_lab.core.errors import RunError, WorkloadError
 from tasp_lab.schedules.attention.backward import DATAFLOWS
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -197,9 +196,14 @@ class Wanted(NamedTuple):
 
 
 WANTED = [
-    Wanted("state", ("out",)), Wanted("state", ("final",)), Wanted("state", ("out", "final")), Wanted("gates", ("out",)),
-    Wanted("gates state", ("final",)), Wanted("q k v gates state", ("final",)), Wanted("k", ("out", "final")),
-]  # fmt: skip
+    Wanted("state", ("out",)),
+    Wanted("state", ("final",)),
+    Wanted("state", ("out", "final")),
+    Wanted("gates", ("out",)),
+    Wanted("gates state", ("final",)),
+    Wanted("q k v gates state", ("final",)),
+    Wanted("k", ("out", "final")),
+]
 
 
 def states_of(work: Workload) -> tuple[Tensor, Tensor]:
@@ -211,7 +215,7 @@ def states_of(work: Workload) -> tuple[Tensor, Tensor]:
 
 def expected_of(work: Workload, wanted: Wanted) -> dict[str, Tensor]:
     """The gradients by the recurrence in float64; 0 where a loss does not depend on an input."""
-    here = dict(zip("q k v gates state".split(), inputs_of(work), strict=True))
+    here = dict(zip(["q", "k", "v", "gates", "state"], inputs_of(work), strict=True))
     leaves = {name: x.double().requires_grad_(name in wanted.inputs.split()) for name, x in here.items()}
     q, k, v, gates, state = leaves.values()
     out, final = recurrence(q, k, v, gates, state=state)
@@ -233,13 +237,13 @@ def linear_on_rank(names: Sequence[str]) -> None:
     work, rank, last = LINEAR, dist.get_rank(), dist.get_world_size() - 1
     for name, wanted in product(names, WANTED):
         here = Shard(work, name)
-        tensors = dict(zip("q k v gates".split(), [x.detach() for x in here.inputs], strict=True))
+        tensors = dict(zip(["q", "k", "v", "gates"], [x.detach() for x in here.inputs], strict=True))
         if rank == 0:
             tensors["state"] = states_of(work)[0]
         for each in wanted.inputs.split():
             if each in tensors:
                 tensors[each].requires_grad_()
-        q, k, v, gates, state = (tensors.get(each) for each in "q k v gates state".split())
+        q, k, v, gates, state = (tensors.get(each) for each in ["q", "k", "v", "gates", "state"])
         out, final = linear_attention(q, k, v, gates=gates, initial_state=state, schedule=name, return_final_state=True)  # type: ignore[call-overload]
         assert out.requires_grad
         terms = [(out * here.dout).sum() if "out" in wanted.outputs else out.sum() * 0]

@@ -25,7 +25,6 @@ from runtime.sequence_parallel.api import SequenceParallelAttention
 from tasp_lab.core.errors import TaspLabError, WorkloadError
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
-from tests.support.linear_recurrence import recurrence
 from tests.support.rank_layers import Shard, by_formula, dout_of, layer_of
 from tests.support.ranks import on_ranks, succeeded
 
@@ -76,9 +75,9 @@ KEYWORDS: list[tuple[tuple[Call, ...], dict[str, Any], str]] = [
     *(
         ((attend, attend_prepared), {"window": value}, f"window: {shown}, expected {WHOLE}")
         for value, shown in [
-            (8.7, "8.7 of type float"), ("8", "'8' of type str"), (True, "True of type bool"), (NAN, "nan of type float"),
-            ((127, 0), "(127, 0) of type tuple"), (np.float32(8), "np.float32(8.0) of type float32"),
-            (torch.tensor(8), "tensor(8) of type Tensor"), (Fraction(8), "Fraction(8, 1) of type Fraction"),
+            (8.7, "8.7 of type float"), ("8", "'8' of type str"), (True, "True of type bool"),
+            (NAN, "nan of type float"), ((127, 0), "(127, 0) of type tuple"),
+            (np.float32(8), "np.float32(8.0) of type float32"), (torch.tensor(8), "tensor(8) of type Tensor"), (Fraction(8), "Fraction(8, 1) of type Fraction"),
         ]
     ),
     ((attend,), {"window": 0}, "window: 0, expected 1 or more"),
@@ -89,7 +88,7 @@ KEYWORDS: list[tuple[tuple[Call, ...], dict[str, Any], str]] = [
     ((attend, attend_linearly), {"causal": "no"}, "causal: 'no' of type str, expected True or False"),
     ((attend, attend_linearly), {"causal": 0}, "causal: 0 of type int, expected True or False"),
     ((attend, attend_linearly), {"causal": None}, "causal: None of type NoneType"),
-    ((attend, attend_prepared), {"schedule": None}, "schedule: None of type NoneType, expected the name of a schedule, a"),
+    ((attend, attend_prepared), {"schedule": None}, "schedule: None of type NoneType, expected the name of a"),
     ((attend_linearly,), {"schedule": None}, "schedule: None of type NoneType, expected the name of a schedule"),
     ((attend, attend_linearly), {"schedule": ["tasp"]}, "schedule: ['tasp'] of type list"),
     ((attend, attend_linearly), {"options": "both"}, "options: 'both' of type str, expected AttentionOptions"),
@@ -105,11 +104,11 @@ KEYWORDS: list[tuple[tuple[Call, ...], dict[str, Any], str]] = [
     ((attend, attend_linearly, move), {"timeout_s": -1}, "timeout_s: -1 of type int, expected a number of seconds"),
     ((attend,), {"timeout_s": 0}, "timeout_s: 0 of type int"),
     ((attend,), {"timeout_s": 1e-9}, "timeout_s: 1e-09 of type float"),
-    ((attend,), {"timeout_s": float("inf")}, "timeout_s: inf of type float, expected a number of seconds, 0.001 to 1e+09"),
+    ((attend,), {"timeout_s": float("inf")}, "timeout_s: inf of type float, expected a number of seconds, 0.001 to"),
     ((attend,), {"timeout_s": None}, "timeout_s: None of type NoneType"),
     ((attend,), {"timeout_s": "20"}, "timeout_s: '20' of type str"),
     ((attend,), {"timeout_s": True}, "timeout_s: True of type bool"),
-    ((attend, attend_linearly, move), {"topology": "full-mesh:2"}, "topology: 'full-mesh:2' of type str, expected a Top"),
+    ((attend, attend_linearly, move), {"topology": "full-mesh:2"}, "topology: 'full-mesh:2' of type str, expected a"),
     ((attend, attend_linearly), {"kernel": None}, "kernel: None of type NoneType, expected the name of a kernel"),
     ((attend,), {"kernel": ["sdpa"]}, "kernel: ['sdpa'] of type list"),
     ((attend, attend_linearly, move), {"transport": None}, "transport: None of type NoneType, expected the name of a"),
@@ -152,7 +151,7 @@ TENSORS: list[tuple[Callable[[Tensor], Any], str]] = [
     (lambda x: DTensor.from_local(x, init_device_mesh("cpu", (2,))), "{} is a DTensor, expected a plain tensor, as "
      "{}.to_local() gives"),
     (lambda x: torch.nested.nested_tensor([x[0], x[0]]), "{} is a nested tensor, expected a plain tensor; cu_seqlens"),
-    (lambda x: torch.nested.nested_tensor([x[0], x[0]], layout=torch.jagged), "{} is a nested tensor, expected a plain"),
+    (lambda x: torch.nested.nested_tensor([x[0], x[0]], layout=torch.jagged), "{} is a nested tensor, expected"),
 ]  # fmt: skip
 """What becomes of a tensor, and what is said of it by its name."""
 
