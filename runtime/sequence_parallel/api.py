@@ -128,7 +128,8 @@ def attention_with_lse(
     The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
     several layers, and gets the gradients of its own shard. If orders differ, all ranks raise `RunError`. All ranks
     must want gradients, or none of them. `torch.func.grad` and `vjp` work as `backward` does; second derivatives and
-    other transforms, such as vmap and forward-mode differentiation, raise `WorkloadError`. Passes are not captured in CUDA graphs: `prepare` a layer for that.
+    other transforms, such as vmap and forward-mode differentiation, raise `WorkloadError`. Passes are not captured in
+    CUDA graphs: `prepare` a layer for that.
 
     Parameters
     ----------

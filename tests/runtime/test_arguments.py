@@ -77,7 +77,8 @@ KEYWORDS: list[tuple[tuple[Call, ...], dict[str, Any], str]] = [
         for value, shown in [
             (8.7, "8.7 of type float"), ("8", "'8' of type str"), (True, "True of type bool"),
             (NAN, "nan of type float"), ((127, 0), "(127, 0) of type tuple"),
-            (np.float32(8), "np.float32(8.0) of type float32"), (torch.tensor(8), "tensor(8) of type Tensor"), (Fraction(8), "Fraction(8, 1) of type Fraction"),
+            (np.float32(8), "np.float32(8.0) of type float32"), (torch.tensor(8), "tensor(8) of type Tensor"),
+            (Fraction(8), "Fraction(8, 1) of type Fraction"),
         ]
     ),
     ((attend,), {"window": 0}, "window: 0, expected 1 or more"),
