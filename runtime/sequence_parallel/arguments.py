@@ -1,7 +1,7 @@
 """Arguments of the public functions: what they may be, checked before a rank waits for another one.
 
     check_arguments({"window": 8.7}, TYPES)      # raises WorkloadError
-    check_tensor("q", dtensor)                   # as does this: q is a DTensor, expected ... q.to_local()
+    check_tensor("q", dtensor)                   # as does this: expected a plain tensor, as q.to_local() gives
 
 Messages and kernels need plain tensors with data. Tensors of torch that are none are refused by name, with what makes
 plain ones of them.
@@ -97,7 +97,7 @@ def check_tensor(name: str, x: object) -> None:
         raise WorkloadError(f"{name} is a nested tensor, expected {expected}; cu_seqlens are for packed documents")
     if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         how = f", as {name}.{_PLAIN[kind]} gives" if kind in _PLAIN else ""
-        raise WorkloadError(f"{name} is a {kind}, expected {expected}{how}")
+        raise WorkloadError(f"{name} is of type {kind}, expected {expected}{how}")
     if x.layout != torch.strided:
         raise WorkloadError(f"{name} is of layout {x.layout}, expected {expected}, as {name}.to_dense() gives")
     if x.is_meta:

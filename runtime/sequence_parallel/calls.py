@@ -40,7 +40,7 @@ from runtime.sequence_parallel.arguments import (
 )
 from runtime.sequence_parallel.failures import announced
 from tasp_lab.core.arguments import check_arguments
-from tasp_lab.core.errors import RunError, WorkloadError
+from tasp_lab.core.errors import RunError, WorkloadError, first_line
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -188,7 +188,10 @@ def agreed_passes(layer: LayerCall) -> tuple[LayerPasses | None, Call]:
     """
     if not dist.is_initialized():
         raise RunError("no process group: call torch.distributed.init_process_group first, or start with torchrun")
-    rank = dist.get_rank(layer.group)
+    try:
+        rank = dist.get_rank(layer.group)
+    except ValueError as error:
+        raise RunError(f"group: {first_line(error)}") from None
     if rank < 0:
         raise RunError("this process is not part of the group")
     call = Call(layer.group, float(layer.timeout_s) if is_timeout(layer.timeout_s) else TIMEOUT_S)

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from runtime import attention, attention_with_lse, linear_attention, prepare, relayout
 from runtime.sequence_parallel.api import SequenceParallelAttention
-from tasp_lab.core.errors import TaspLabError, WorkloadError
+from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
 from tests.support.rank_layers import Shard, by_formula, dout_of, layer_of
@@ -148,8 +148,8 @@ TENSORS: list[tuple[Callable[[Tensor], Any], str]] = [
     (lambda x: x.numpy(), "of type ndarray, expected a torch.Tensor"),
     (lambda x: x.to("meta"), "{} is on the device meta, expected a plain tensor with data"),
     (lambda x: x.to_sparse(), "{} is of layout torch.sparse_coo, expected a plain tensor, as {}.to_dense() gives"),
-    (fake, "{} is a FakeTensor, expected a plain tensor"),
-    (lambda x: DTensor.from_local(x, init_device_mesh("cpu", (2,))), "{} is a DTensor, expected a plain tensor, as "
+    (fake, "{} is of type FakeTensor, expected a plain tensor"),
+    (lambda x: DTensor.from_local(x, init_device_mesh("cpu", (2,))), "{} is of type DTensor, expected a plain tensor, as "
      "{}.to_local() gives"),
     (lambda x: torch.nested.nested_tensor([x[0], x[0]]), "{} is a nested tensor, expected a plain tensor; cu_seqlens"),
     (lambda x: torch.nested.nested_tensor([x[0], x[0]], layout=torch.jagged), "{} is a nested tensor, expected"),
@@ -215,6 +215,10 @@ def test_arguments_of_a_wrong_type() -> None:
 def groups_on_rank() -> list[str]:
     """On a rank: what is said of groups that are none, which is known without the others."""
     found = []
+    destroyed = dist.new_group([0, 1])
+    dist.destroy_process_group(destroyed)
+    with pytest.raises(RunError, match=r"^group: .*not registered"):
+        attend(group=destroyed)
     for group in ("x", 5, [0, 1], dist):
         for call in (attend, attend_linearly, attend_prepared, move):
             with pytest.raises(WorkloadError) as refused:
@@ -299,8 +303,14 @@ def transformed_on_rank() -> None:
     found = of_weight({"weight": weights["weight"]})["weight"]
     assert close([found[None]], [(expected[1] * q).sum()[None]])
 
-    states = torch.func.grad(lambda x: (linear_attention(x, k, v) * here.dout[:, :8]).sum())(q)
-    assert states.shape == q.shape
+    gates = -torch.rand(*k.shape[:3], generator=torch.Generator().manual_seed(here.rank))
+
+    def linear_loss(q: Tensor, gates: Tensor) -> Tensor:
+        return (linear_attention(q, k, v, gates=gates) * here.dout).sum()
+
+    of_autograd = [x.clone().requires_grad_() for x in (q, gates)]
+    assert close(torch.func.grad(linear_loss, (0, 1))(q, gates),
+                 torch.autograd.grad(linear_loss(*of_autograd), of_autograd))  # fmt: skip
     layout = contiguous(24, 3)
     assert torch.equal(torch.func.vjp(lambda x: relayout(x, layout, here.layout), q)[1](here.dout)[0],
                        relayout(here.dout, here.layout, layout))  # fmt: skip
