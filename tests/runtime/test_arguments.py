@@ -149,8 +149,8 @@ TENSORS: list[tuple[Callable[[Tensor], Any], str]] = [
     (lambda x: x.to("meta"), "{} is on the device meta, expected a plain tensor with data"),
     (lambda x: x.to_sparse(), "{} is of layout torch.sparse_coo, expected a plain tensor, as {}.to_dense() gives"),
     (fake, "{} is of type FakeTensor, expected a plain tensor"),
-    (lambda x: DTensor.from_local(x, init_device_mesh("cpu", (2,))), "{} is of type DTensor, expected a plain tensor, as "
-     "{}.to_local() gives"),
+    (lambda x: DTensor.from_local(x, init_device_mesh("cpu", (2,))),
+     "{} is of type DTensor, expected a plain tensor, as {}.to_local() gives"),
     (lambda x: torch.nested.nested_tensor([x[0], x[0]]), "{} is a nested tensor, expected a plain tensor; cu_seqlens"),
     (lambda x: torch.nested.nested_tensor([x[0], x[0]], layout=torch.jagged), "{} is a nested tensor, expected"),
 ]  # fmt: skip
