@@ -116,7 +116,7 @@ class Call:
         without reentry. It must be equal, too: such a checkpoint runs a forward pass again without knowing of which
         call.
         """
-        own = problem or {}
+        own: Proposal | Exception = problem or {}
         exchange(own, self._group, self._timeout_s, f"the backward pass of {self.described(computed_as)}")
 
     def described(self, computed_as: int | None = None) -> str:

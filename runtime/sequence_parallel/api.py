@@ -205,7 +205,7 @@ def prepare(
     layer = _SoftmaxCall(**arguments.arguments, group=group, prepared=True)
     passes, _ = agreed_passes(layer)
     assert isinstance(passes, SoftmaxPasses), "attention has passes"
-    return PreparedAttention(passes, layer.inputs, layer.gradients)
+    return PreparedAttention(passes, (layer.q, layer.k, layer.v), layer.gradients)
 
 
 class PreparedAttention:

@@ -252,7 +252,9 @@ class _Forward(torch.autograd.Function):
             if call is not None:
                 call.agree_on_backward(problem=error)
             raise
-        found = _Backward.apply(passes, call, number, *saved, *gradients)  # type: ignore[no-untyped-call]
+        # Only with a graph can gradients be differentiated; torch.func always makes one, below which tensors are plain.
+        run: Callable[..., tuple[Any, ...]] = _Backward.apply if torch.is_grad_enabled() else _Backward.forward
+        found = run(passes, call, number, *saved, *gradients)
         return None, None, None, *found
 
 

@@ -332,7 +332,8 @@ def constant_decays(workload: Workload, decay: Sequence[float] | Tensor | None) 
             raise WorkloadError("decay requires a gradient, which constants have not, expected it in gates, as "
                                 "decay.log().expand(*q.shape[:2], -1)")  # fmt: skip
         decay = decay.tolist()
-    numbers = list(decay) if isinstance(decay, Iterable) and not isinstance(decay, Mapping | Set) else [None]
+    is_list = isinstance(decay, Iterable) and not isinstance(decay, Mapping | Set)
+    numbers: list[Any] = list(decay) if is_list else [None]
     if not all(isinstance(each, Real) and not isinstance(each, bool) for each in numbers):
         raise WorkloadError(f"decay: {str(decay)[:40]}, {expected}")
     decays = tuple(map(float, numbers))
