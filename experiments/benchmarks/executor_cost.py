@@ -371,7 +371,7 @@ def _measure_host(name: str, found: tuple[list[float], list[float]]) -> None:
     layer = SoftmaxPasses(forward, backward, HOST_RANK, FreeKernel(), 1.0, make_transport("batched", 60.0))
     length = attention_layout(name, HOST_LAYER, HOST_RANKS).length(HOST_RANK)
     q, k, v, dout = torch.zeros(4, 1, length, HOST_LAYER.heads, HOST_LAYER.head_dim)
-    _, saved = layer.forward(q, k, v)
+    saved = layer.saved((q, k, v), *layer.forward(q, k, v))
     passes: tuple[Call, ...] = (lambda: layer.forward(q, k, v)), (lambda: layer.backward(saved, dout))
     for run in passes:  # what is prepared once per schedule is not measured
         run()

@@ -127,6 +127,41 @@ def stand_in_for_out(dout: Tensor, delta: Tensor) -> Tensor:
     return rows.mul_((delta / squares).unsqueeze(-1)).to(dout.dtype)
 
 
+def with_lse_gradient(dout: Tensor, out: Tensor, dlse: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of results, and rows in place of the results, with which a kernel adds the gradient of their lse.
+
+    The derivative of lse_i with respect to a score s_ij is the weight P_ij. So the gradient of scores is::
+
+        dS_ij = P_ij * (dO_i . v_j - (dO_i . O_i - dlse_i))
+
+    and kernels, which take the inner product of each row of dout and out, get both through rows that have this one.
+    A row of dout of 0 has no inner product but 0 with any row. It gets a first element, so small that what it adds to
+    other gradients is lost in rounding. dout and out are [..., head_dim], dlse [...] in float32.
+
+    >>> dout, dlse = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([-43.0, 1.0])
+    >>> dout, out = with_lse_gradient(dout, torch.ones(2, 2), dlse)
+    >>> dout.tolist(), inner_products(dout, out).tolist()
+    ([[3.0, 4.0], [8.673617379884035e-19, 0.0]], [50.0, -1.0])
+    """
+    delta = inner_products(dout, out) - dlse
+    is_half = dout.dtype == torch.float16
+    least = (delta.abs() / (_LARGEST_HALF if is_half else _LARGEST)).clamp_min(_SMALLEST_HALF if is_half else _SMALLEST)
+    is_short = (dout.abs().amax(-1) < least) & (delta != 0)
+    dout = dout.clone()
+    dout[..., 0] = torch.where(is_short, least.to(dout.dtype), dout[..., 0])
+    return dout, stand_in_for_out(dout, delta)
+
+
+_LARGEST, _SMALLEST = 2.0**60, 2.0**-100
+"""The largest element in place of a result, and the smallest of a gradient, in types with the exponents of float32.
+
+Both are far from its limits 2**128 and 2**-126, and their product with 1 is far below a rounding error.
+"""
+
+_LARGEST_HALF, _SMALLEST_HALF = 2.0**15, 2.0**-24
+"""The same in float16: half of its limit, and its smallest number; 2**-15 is below its rounding error, 2**-11."""
+
+
 def _triton_for(x: Tensor) -> ModuleType | None:
     """The kernels of Triton where a tensor is on a GPU and Triton is installed."""
     return None if x.is_cpu or x.dtype == torch.float64 else _triton()

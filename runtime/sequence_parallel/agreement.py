@@ -40,7 +40,7 @@ from torch.autograd.function import FunctionCtx
 
 from runtime.executor.messages import Group, LostPeer, Message, Wait, call_peers, group_of
 from runtime.executor.transports import AGREEMENT_TAG, PointToPoint, beside
-from tasp_lab.core.errors import RunError, TaspLabError, first_line
+from tasp_lab.core.errors import RunError, first_line
 
 _MAX_BYTES = 2048
 """Fixed size of every rank's message; strings in it are truncated to `_MAX_LETTERS`."""
@@ -96,7 +96,7 @@ class Call:
         self._agreed = _agreed_in(group)
         self.number, self.layer = self._agreed.calls + 1, ""
 
-    def agree(self, own: Proposal | TaspLabError, apart: Collection[str] = ()) -> list[Proposal]:
+    def agree(self, own: Proposal | Exception, apart: Collection[str] = ()) -> list[Proposal]:
         """As the function `agree`, in the forward pass; the call then counts."""
         checkpoints, again = _checkpoints_around()
         pass_ = "" if again is None else f"the forward pass, run again, of {again.described()}"
@@ -107,14 +107,17 @@ class Call:
                 setattr(each, _FIRST_CALL, self)
         return proposals
 
-    def agree_on_backward(self, computed_as: int | None = None) -> None:
+    def agree_on_backward(self, computed_as: int | None = None, problem: Exception | None = None) -> None:
         """Raise `RunError` on all ranks, naming their calls, unless all of them go back through this call now.
+
+        A rank that cannot, passes its `problem`, see `exchange`.
 
         `computed_as`: the number of the call that computed what the pass starts from, another one after a checkpoint
         without reentry. It must be equal, too: such a checkpoint runs a forward pass again without knowing of which
         call.
         """
-        exchange({}, self._group, self._timeout_s, f"the backward pass of {self.described(computed_as)}")
+        own: Proposal | Exception = problem or {}
+        exchange(own, self._group, self._timeout_s, f"the backward pass of {self.described(computed_as)}")
 
     def described(self, computed_as: int | None = None) -> str:
         """In words, for errors. Numbers come first, as long texts are cut."""
@@ -122,7 +125,7 @@ class Call:
         return f"call {self.number} of {self._agreed.calls}{again} ({self.layer})"
 
 
-def exchange(own: Proposal | TaspLabError, group: Group, timeout_s: float, pass_: str = "") -> list[Proposal]:
+def exchange(own: Proposal | Exception, group: Group, timeout_s: float, pass_: str = "") -> list[Proposal]:
     """The proposals of all ranks of a group, in rank order.
 
     A rank that cannot take part passes its error instead. It then raises this error, and all other ranks raise
@@ -130,20 +133,21 @@ def exchange(own: Proposal | TaspLabError, group: Group, timeout_s: float, pass_
 
     `pass_` names the pass of an earlier call that is about to run. Raises `RunError` on all ranks if it differs.
     """
-    message = {"problem": first_line(own)} if isinstance(own, TaspLabError) else own
+    message = {"problem": first_line(own)} if isinstance(own, Exception) else own
     text, agreed = json.dumps(_truncated(message)), _agreed_in(group)
     before = agreed.known.get(text)
     token = _NO_TOKEN if before is None else _digest(before.token, pass_.encode())
-    tokens = _gather(token, _TOKEN_BYTES, group, timeout_s, pass_)
-    if before is not None and all(each == token for each in tokens):
-        agreed.known.move_to_end(text)
-        return before.proposals
-    text_of_pass = json.dumps(_truncated({_PASS: pass_, **message}))
-    texts = _gather(text_of_pass.encode(), _MAX_BYTES, group, timeout_s, pass_)
+    with torch._C._DisableFuncTorch():  # torch.func.grad would wrap the tensors of messages, which then have no data
+        tokens = _gather(token, _TOKEN_BYTES, group, timeout_s, pass_)
+        if before is not None and all(each == token for each in tokens):
+            agreed.known.move_to_end(text)
+            return before.proposals
+        text_of_pass = json.dumps(_truncated({_PASS: pass_, **message}))
+        texts = _gather(text_of_pass.encode(), _MAX_BYTES, group, timeout_s, pass_)
     found: list[dict[str, object]] = [json.loads(each.rstrip(b"\0")) for each in texts]
     passes = [str(each.pop(_PASS)) for each in found]
     proposals: list[Proposal] = [*found]
-    if isinstance(own, TaspLabError):
+    if isinstance(own, Exception):
         raise own
     for rank, proposal in enumerate(proposals):
         if "problem" in proposal:
@@ -158,7 +162,7 @@ def exchange(own: Proposal | TaspLabError, group: Group, timeout_s: float, pass_
 
 
 def agree(
-    own: Proposal | TaspLabError, group: Group, timeout_s: float, apart: Collection[str] = (), pass_: str = ""
+    own: Proposal | Exception, group: Group, timeout_s: float, apart: Collection[str] = (), pass_: str = ""
 ) -> list[Proposal]:
     """As `exchange`, of proposals that are equal but for the values of the names `apart`.
 

@@ -18,11 +18,10 @@ torch.Size([2, 16, 8, 64])
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import ClassVar, TypedDict, Unpack
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -31,6 +30,14 @@ from runtime.executor.kept import Kept
 from runtime.executor.messages import Group
 from runtime.kernels.registry import choose_kernel
 from runtime.sequence_parallel.agreement import Proposal
+from runtime.sequence_parallel.arguments import (
+    TIMEOUT_S,
+    TYPES,
+    check_tensor,
+    check_timeout,
+    check_transforms,
+    process_group,
+)
 from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
     LayerCall,
@@ -43,13 +50,13 @@ from runtime.sequence_parallel.calls import (
     documents_in,
     lengths_of,
     passes_to_run,
-    process_group,
     run_layer,
     uncompiled,
     workload_of_shard,
 )
 from runtime.sequence_parallel.layer import SoftmaxPasses
-from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.core.arguments import check_arguments
+from tasp_lab.core.errors import ScheduleError, WorkloadError, unknown
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes, check_fit
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -78,6 +85,16 @@ class CallKeywords(TypedDict, total=False):
     timeout_s: float
 
 
+def check_keywords(keywords: Mapping[str, object]) -> None:
+    """Raise `TaspLabError` for a keyword that `attention` does not have, and for one of a wrong type."""
+    for name in keywords:
+        if name not in CallKeywords.__annotations__:
+            raise WorkloadError(unknown("argument", name, CallKeywords.__annotations__))
+    check_arguments(keywords, TYPES)
+    check_timeout(keywords.get("timeout_s", TIMEOUT_S))
+    process_group(keywords.get("group"))
+
+
 @uncompiled
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unpack[CallKeywords]) -> torch.Tensor:
     """The result of `attention_with_lse` alone: attention of this rank's queries to the keys of all ranks.
@@ -104,13 +121,15 @@ def attention_with_lse(
     kernel: str = "auto",
     transport: str = "auto",
     options: AttentionOptions = BOTH_PASSES,
-    timeout_s: float = 300.0,
+    timeout_s: float = TIMEOUT_S,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of this rank's queries to the keys of all ranks; every rank of the group calls it.
 
     The result is differentiable: every rank of the group then goes back through it, too, in the same order if there are
     several layers, and gets the gradients of its own shard. If orders differ, all ranks raise `RunError`. All ranks
-    must want gradients, or none of them. Passes are not captured in CUDA graphs: `prepare` a layer for that.
+    must want gradients, or none of them. `torch.func.grad` and `vjp` work as `backward` does; second derivatives and
+    other transforms, such as vmap and forward-mode differentiation, raise `WorkloadError`. Passes are not captured in
+    CUDA graphs: `prepare` a layer for that.
 
     Parameters
     ----------
@@ -125,7 +144,7 @@ def attention_with_lse(
         wanted.
     group : the process group, or a `DeviceMesh` of one dimension; all ranks if None.
     causal : whether a query sees only the keys at its position and before it.
-    window : with `causal`, how many keys a query sees at most, its own included.
+    window : with `causal`, how many keys a query sees at most, its own included: left + 1 for flash-attn's (left, 0).
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         queries see keys of their own document only, and every document is placed by itself.
     cached_keys : how many positions of the sequence of all ranks, from its first, have keys and values only. The others
@@ -146,18 +165,18 @@ def attention_with_lse(
     Returns
     -------
     The result, in shape and dtype of `q` (of what it is cast to), contiguous; and the log-sum-exp of its scores,
-    [batch, heads, positions] in float32, through which no gradient flows.
+    [batch, heads, positions] in float32. A loss may depend on either or both, not on the same ones on all ranks.
 
     Raises
     ------
-    `WorkloadError` for tensors that don't fit together or to the schedule, and for gradients wanted of a forward pass
-    alone; `ScheduleError` for unknown names; `RunError` when the ranks don't agree, no
-    kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
+    `WorkloadError` for arguments of a wrong type, tensors that are not dense or don't fit together or to the schedule,
+    and for gradients wanted of a forward pass alone; `ScheduleError` for unknown names; `RunError` when the ranks don't
+    agree, no kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
     """
-    layer = _softmax_call(
+    layer = _SoftmaxCall(
         q, k, v, schedule=schedule, causal=causal, window=window, cu_seqlens=cu_seqlens, cached_keys=cached_keys,
-        scale=scale, topology=topology, kernel=kernel, transport=transport, options=options, group=group,
-        timeout_s=timeout_s,
+        scale=scale, topology=topology, kernel=kernel, transport=transport, options=options,
+        group=process_group(group), timeout_s=timeout_s,
     )  # fmt: skip
     out, lse = call_layer(layer)
     return out, lse
@@ -182,10 +201,11 @@ def prepare(
     """
     arguments = inspect.signature(attention_with_lse).bind(q, k, v, **keywords)
     arguments.apply_defaults()
-    layer = _softmax_call(**arguments.arguments, prepared=True)
+    group = process_group(arguments.arguments.pop("group"))
+    layer = _SoftmaxCall(**arguments.arguments, group=group, prepared=True)
     passes, _ = agreed_passes(layer)
     assert isinstance(passes, SoftmaxPasses), "attention has passes"
-    return PreparedAttention(passes, layer.inputs, layer.gradients)
+    return PreparedAttention(passes, (layer.q, layer.k, layer.v), layer.gradients)
 
 
 class PreparedAttention:
@@ -207,6 +227,9 @@ class PreparedAttention:
     @uncompiled
     def with_lse(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `attention_with_lse`."""
+        for name, each in zip("qkv", (q, k, v), strict=True):
+            check_tensor(name, each)
+        check_transforms(q, k, v)
         inputs = cast_as_torch_does(q, k, v)
         for name, each, expected in zip("qkv", inputs, self._like, strict=True):
             if (facts := _facts_of(each)) != expected:
@@ -224,16 +247,6 @@ def _facts_of(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return x.shape, x.dtype, x.device
 
 
-def _softmax_call(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, cached_keys: int, group: Group | DeviceMesh,
-    **others: Any,
-) -> _SoftmaxCall:  # fmt: skip
-    return _SoftmaxCall(
-        *cast_as_torch_does(q, k, v), mask="causal" if causal else "full", cached_keys=int(cached_keys),
-        group=process_group(group), **others,
-    )  # fmt: skip
-
-
 @dataclass
 class _SoftmaxCall(LayerCall):
     """A call of `attention_with_lse`; see `LayerCall`."""
@@ -243,7 +256,7 @@ class _SoftmaxCall(LayerCall):
     v: torch.Tensor
     _: KW_ONLY
     schedule: str | Schedule | Passes
-    mask: str
+    causal: bool
     window: int | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
     cached_keys: int
@@ -251,19 +264,17 @@ class _SoftmaxCall(LayerCall):
     kernel: str
     options: AttentionOptions
     prepared: bool = False
+    tensors: ClassVar[Sequence[str]] = ("q", "k", "v")
     apart: ClassVar[Sequence[str]] = ("positions", "queries")
-
-    @property
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        return self.q, self.k, self.v
 
     @property
     def builds_alike(self) -> bool:
         return not isinstance(self.schedule, str) or is_own(self.schedule)
 
     def propose(self, number: int) -> Proposal:
-        q, cached_keys = self.q, self.cached_keys
-        self.workload = workload = workload_of_shard(q, self.k, self.v, self.mask, self.window, bool(cached_keys))
+        self.q, self.k, self.v = cast_as_torch_does(self.q, self.k, self.v)
+        q, cached_keys, mask = self.q, int(self.cached_keys), "causal" if self.causal else "full"
+        self.workload = workload = workload_of_shard(q, self.k, self.v, mask, self.window, bool(cached_keys))
         if self.gradients and cached_keys:
             raise WorkloadError(
                 f"cached_keys: {cached_keys}, expected 0 where gradients are wanted, or call under torch.no_grad()"
@@ -272,8 +283,8 @@ class _SoftmaxCall(LayerCall):
         self.chosen = choose_kernel(self.kernel, q.dtype, q.device, q.shape[3])
         self.to_run = passes_to_run(self.options, self.gradients)
         scale = workload.head_dim**-0.5 if self.scale is None else self.scale
-        if not math.isfinite(scale):
-            raise WorkloadError(f"scale: {scale}, expected a finite number")
+        if not abs(scale) <= torch.finfo(torch.float32).max:  # of scores; NaN is not, either
+            raise WorkloadError(f"scale: {str(scale)[:40]}, expected a finite number of float32")
         return attention_proposal(
             "softmax", self.k.shape[1], workload, self.documents, self.options, schedule=_schedule_name(self.schedule),
             **self.proposed_transport(q.device, number), queries=q.shape[1], cached_keys=cached_keys,
@@ -387,7 +398,7 @@ def _task_of(schedule: Schedule) -> AttentionTask:
 
 
 class SequenceParallelAttention(torch.nn.Module):
-    """`runtime.attention` with its keywords; it has no parameters.
+    """`runtime.attention` with its keywords, whose types are checked here; it has no parameters.
 
     It takes the place of `torch.nn.functional.scaled_dot_product_attention`, but with positions before heads: q is
     [batch, positions, heads, head_dim], k and v are [batch, positions, kv_heads, head_dim], this rank's shard.
@@ -398,6 +409,7 @@ class SequenceParallelAttention(torch.nn.Module):
 
     def __init__(self, **keywords: Unpack[CallKeywords]) -> None:
         super().__init__()
+        check_keywords(keywords)
         self.keywords = keywords
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

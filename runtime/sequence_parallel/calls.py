@@ -16,15 +16,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
-from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.copies import Copies, Work
 from runtime.executor.kept import OF_ALL_LAYERS, Kept
@@ -32,8 +30,17 @@ from runtime.executor.messages import Group, Transport
 from runtime.executor.transports import make_transport
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.agreement import Call, Proposal, agree
+from runtime.sequence_parallel.arguments import (
+    TIMEOUT_S,
+    TYPES,
+    check_tensor,
+    check_timeout,
+    check_transforms,
+    is_timeout,
+)
 from runtime.sequence_parallel.failures import announced
-from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
+from tasp_lab.core.arguments import check_arguments
+from tasp_lab.core.errors import RunError, WorkloadError, first_line
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -61,34 +68,56 @@ BOTH_PASSES = AttentionOptions("both")
 class LayerPasses(Protocol):
     """Both passes of a layer on one rank."""
 
-    def forward(self, *inputs: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The outputs, and what `backward` needs of this pass: tensors, and None."""
+    outputs: ClassVar[int]
+    """The number of outputs. Gradients flow through all of them."""
+
+    def forward(self, *inputs: Any) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
+        """The outputs, tensors and None, and what else the backward pass needs of this pass."""
+
+    def saved(self, inputs: Sequence[Any], outputs: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, ...]:
+        """Which of the inputs, outputs and other tensors of the forward pass `backward` takes: tensors, and None."""
 
     def backward(self, saved: Sequence[Any], *gradients: Any) -> tuple[Any, ...]:
-        """The gradient of each input from those of the outputs, None for inputs without one."""
-
-    @property
-    def without_gradients(self) -> Sequence[int]:
-        """The outputs, by number, through which no gradient flows."""
+        """The gradient of each input from those of the outputs, None for what has none: also those of the outputs."""
 
 
 @dataclass(kw_only=True)
 class LayerCall(ABC):
     """What is particular to a kind of layer in `call_layer`; one instance per call and rank.
 
-    `apart` names what may differ between the proposals of ranks.
+    `tensors` names the arguments that are tensors, `optional` those that may be None; `meant` are arguments that have
+    the type of another name in `runtime.sequence_parallel.arguments.TYPES`. `apart` names what may differ between the
+    proposals of ranks.
     """
 
     group: Group
     topology: Topology | None
     transport: str
     timeout_s: float
+    tensors: ClassVar[Sequence[str]]
+    optional: ClassVar[Sequence[str]] = ()
+    meant: ClassVar[Mapping[str, str]] = {}
     apart: ClassVar[Sequence[str]] = ("positions",)
 
     @property
-    @abstractmethod
     def inputs(self) -> tuple[torch.Tensor | None, ...]:
         """The tensors with respect to which the call is differentiated, and None."""
+        return tuple(getattr(self, name) for name in self.tensors)
+
+    def check(self) -> None:
+        """Raise `TaspLabError` for arguments of a wrong type, before anything is made of them."""
+        check_arguments(vars(self), TYPES, **self.meant)
+        check_timeout(self.timeout_s)
+        self.timeout_s = float(self.timeout_s)
+        for name in self.tensors:
+            if getattr(self, name) is not None or name not in self.optional:
+                check_tensor(name, getattr(self, name))
+        check_transforms(*self.inputs)
+        for name, x in zip(self.tensors, self.inputs, strict=True):
+            if self.gradients and x is not None and x.is_inference():  # autograd cannot save it
+                raise WorkloadError(
+                    f"{name} is an inference tensor, expected {name}.clone() where gradients are wanted"
+                )
 
     @abstractmethod
     def propose(self, number: int) -> Proposal:
@@ -145,8 +174,11 @@ def run_layer(passes: LayerPasses, call: Call | None, gradients: bool, *inputs: 
     """
     if not gradients:
         return passes.forward(*inputs)[0]
-    outputs: tuple[Any, ...] = _Differentiable.apply(passes, call, *inputs)  # type: ignore[no-untyped-call]
-    return outputs
+    anchor = None
+    if not any(x is not None and x.requires_grad for x in inputs):  # but one of another rank does, which waits for this
+        anchor = torch.empty(0, requires_grad=True)
+    outputs: tuple[Any, ...] = _Forward.apply(passes, call, anchor, *inputs)  # type: ignore[no-untyped-call]
+    return outputs[: passes.outputs]
 
 
 def agreed_passes(layer: LayerCall) -> tuple[LayerPasses | None, Call]:
@@ -156,28 +188,23 @@ def agreed_passes(layer: LayerCall) -> tuple[LayerPasses | None, Call]:
     """
     if not dist.is_initialized():
         raise RunError("no process group: call torch.distributed.init_process_group first, or start with torchrun")
-    rank = dist.get_rank(layer.group)
+    try:
+        rank = dist.get_rank(layer.group)
+    except ValueError as error:
+        raise RunError(f"group: {first_line(error)}") from None
     if rank < 0:
         raise RunError("this process is not part of the group")
-    call = Call(layer.group, layer.timeout_s)
-    own: Proposal | TaspLabError
+    call = Call(layer.group, float(layer.timeout_s) if is_timeout(layer.timeout_s) else TIMEOUT_S)
+    own: Proposal | Exception
     try:
+        layer.check()
         own = layer.propose(call.number)
-    except TaspLabError as error:
+    except Exception as error:
         own = error  # the other ranks wait for a proposal, so this rank raises once all have exchanged theirs
     everyone = call.agree(own, layer.apart)
     schedules = _built_together(layer, everyone)
     call.layer = layer.described(schedules)
     return layer.passes(schedules, everyone, rank), call
-
-
-def process_group(group: Group | DeviceMesh) -> Group:
-    """The process group of a mesh of one dimension. Raises `RunError` for a mesh of several."""
-    if not isinstance(group, DeviceMesh):
-        return group
-    if group.ndim != 1:
-        raise RunError(f"group: a mesh of {group.ndim} dimensions, expected one of them, as in mesh['cp']")
-    return group.get_group()
 
 
 def cast_as_torch_does(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -189,34 +216,70 @@ def cast_as_torch_does(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     return [each.to(lower) if each.dtype in DTYPE_NAMES else each for each in tensors]
 
 
-class _Differentiable(torch.autograd.Function):
-    """Both passes; all ranks run their backward passes in the same order."""
+class _Forward(torch.autograd.Function):
+    """The forward pass of a layer; its outputs are those of the layer, what else is kept, and the number of the call.
+
+    What is done apart from `setup_context` runs below `torch.func.grad` and `vjp`, on plain tensors.
+    """
 
     @staticmethod
-    def forward(ctx: Any, passes: LayerPasses, call: Call | None, *inputs: Any) -> tuple[Any, ...]:
-        outputs, saved = passes.forward(*inputs)
+    def forward(passes: LayerPasses, call: Call | None, anchor: torch.Tensor | None, *inputs: Any) -> tuple[Any, ...]:
+        outputs, kept = passes.forward(*inputs)
+        return *outputs, *kept, torch.tensor(0 if call is None else call.number, device="cpu")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.passes, ctx.call, _, *given = inputs
+        count = ctx.passes.outputs
+        *kept, number = output[count:]
+        saved = ctx.passes.saved(given, output[:count], kept)
         # A checkpoint without reentry replaces saved tensors by those of a forward pass that it runs again, with a
         # number of its own, and keeps everything else. So the number of the call is saved as a tensor, too.
-        number = [torch.tensor(0 if call is None else call.number, device="cpu")] if saved else []
-        ctx.save_for_backward(*saved, *number)
-        ctx.mark_non_differentiable(*(outputs[number] for number in passes.without_gradients))
-        ctx.passes, ctx.call = passes, call
-        return outputs
+        ctx.save_for_backward(*saved, *([number] if saved else []))
+        ctx.mark_non_differentiable(*kept, number)
+        ctx.set_materialize_grads(False)  # outputs without a gradient cost nothing in the backward pass
 
     @staticmethod
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
-    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        passes: LayerPasses = ctx.passes
         call: Call | None = ctx.call
         *saved, number = ctx.saved_tensors or (None,)
+        gradients = gradients[: passes.outputs]
+        try:
+            check_transforms(*gradients)
+        except WorkloadError as error:
+            if call is not None:
+                call.agree_on_backward(problem=error)
+            raise
+        # Only with a graph can gradients be differentiated; torch.func always makes one, below which tensors are plain.
+        run: Callable[..., tuple[Any, ...]] = _Backward.apply if torch.is_grad_enabled() else _Backward.forward
+        found = run(passes, call, number, *saved, *gradients)
+        return None, None, None, *found
+
+
+class _Backward(torch.autograd.Function):
+    """The backward pass, an operation of its own: without it, second derivatives would be 0 without a word."""
+
+    @staticmethod
+    def forward(passes: LayerPasses, call: Call | None, number: torch.Tensor | None, *tensors: Any) -> tuple[Any, ...]:
+        saved, gradients = tensors[: -passes.outputs], tensors[-passes.outputs :]
         if call is None:
-            return None, None, *ctx.passes.backward(saved, *gradients)
+            return passes.backward(saved, *gradients)
         computed_as = None if number is None else int(number)
         call.agree_on_backward(computed_as)
         try:
-            return None, None, *ctx.passes.backward(saved, *gradients)
+            return passes.backward(saved, *gradients)
         except RunError as error:
             raise RunError(f"{error}, in the backward pass of {call.described(computed_as)}") from None
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        raise WorkloadError("second derivatives of a layer are not computed, expected a loss without gradients in it")
 
 
 def _built_together(layer: LayerCall, everyone: Sequence[Proposal]) -> tuple[Schedule, ...]:
@@ -227,12 +290,12 @@ def _built_together(layer: LayerCall, everyone: Sequence[Proposal]) -> tuple[Sch
     """
     if layer.topology is None and layer.builds_alike:
         return layer.build(everyone, _mesh(len(everyone)))
-    own: Proposal | TaspLabError
+    own: Proposal | Exception
     try:
         built = layer.build(everyone, layer.topology or _mesh(len(everyone)))
         what = "rings" if layer.builds_alike else "the schedule of a user's builder"
         own = {what: "".join(schedule.digest for schedule in built)}
-    except TaspLabError as error:
+    except Exception as error:
         own = error
     agree(own, layer.group, layer.timeout_s)
     return built
@@ -280,8 +343,9 @@ def passes_to_run(options: AttentionOptions, gradients: bool) -> AttentionOption
 def documents_in(cu_seqlens: Sequence[int] | torch.Tensor | None) -> tuple[int, ...] | None:
     """The lengths of packed documents. Raises `WorkloadError`."""
     if isinstance(cu_seqlens, torch.Tensor):
+        check_tensor("cu_seqlens", cu_seqlens)
         cu_seqlens = cu_seqlens.tolist()
-    return None if cu_seqlens is None else documents_of(list(cu_seqlens))
+    return None if cu_seqlens is None else documents_of(cu_seqlens)
 
 
 def attention_proposal(
@@ -330,8 +394,7 @@ def workload_of_shard(
         equal = "batch and head_dim, as many keys as queries or more" if cached else "batch, positions and head_dim"
         raise WorkloadError(f"q is {list(q.shape)}, k is {list(k.shape)}, v is {list(v.shape)}, expected equal "
                             f"{equal}, and equal shapes of k and v")  # fmt: skip
-    seen = None if window is None else int(window)
-    return Workload(1, batch, heads, k.shape[2], head_dim, DTYPE_NAMES[q.dtype], mask, seen)
+    return Workload(1, batch, heads, k.shape[2], head_dim, DTYPE_NAMES[q.dtype], mask, window)
 
 
 def described_layer(schedule: str, workload: Workload) -> str:

@@ -25,14 +25,17 @@ from typing import Unpack
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.messages import Group
 from runtime.sequence_parallel.agreement import Proposal, exchange
-from runtime.sequence_parallel.api import CallKeywords, attention
-from runtime.sequence_parallel.calls import BOTH_PASSES, process_group
+from runtime.sequence_parallel.api import CallKeywords, attention, check_keywords
+from runtime.sequence_parallel.arguments import TIMEOUT_S, TYPES, check_tensor, process_group
+from runtime.sequence_parallel.calls import BOTH_PASSES
 from runtime.sequence_parallel.sharding import positions, shard
+from tasp_lab.core.arguments import check_arguments
 from tasp_lab.core.arrays import IntArray
-from tasp_lab.core.errors import RunError, WorkloadError
+from tasp_lab.core.errors import RunError, WorkloadError, of_type
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -78,6 +81,9 @@ def register(name: str = "tasp", **keywords: Unpack[CallKeywords]) -> None:
     for keyword, why in _NO_KEYWORDS.items():
         if keyword in keywords:
             raise WorkloadError(f"{keyword}: {keywords.get(keyword)}, expected none, since {why}")
+    check_keywords(keywords)
+    if not isinstance(name, str):
+        raise WorkloadError(of_type("name", name, "a text"))
     if not name or any(word in name for word in _TAKEN):
         raise WorkloadError(
             f"name: {name!r}, expected one without {', '.join(_TAKEN)}, which mean others to transformers"
@@ -97,7 +103,7 @@ def shard_batch(
     labels: torch.Tensor | None = None,
     *,
     schedule: str | Schedule | Passes = "tasp",
-    group: Group = None,
+    group: Group | DeviceMesh = None,
     causal: bool = True,
     options: AttentionOptions = BOTH_PASSES,
 ) -> dict[str, torch.Tensor]:
@@ -128,12 +134,16 @@ def shard_batch(
      'labels': [[-100, -100, -100]], 'num_items_in_batch': 2}
     >>> dist.destroy_process_group()
     """
+    check_arguments({"schedule": schedule, "causal": causal, "options": options}, TYPES)
+    check_tensor("input_ids", input_ids)
+    if labels is not None:
+        check_tensor("labels", labels)
     if input_ids.dim() != 2 or (labels is not None and labels.shape != input_ids.shape):
         shapes = [list(each.shape) for each in (input_ids, labels) if each is not None]
         raise WorkloadError(f"input_ids and labels are {shapes}, expected [batch, sequence], both the same")
     if labels is not None and not causal:
         raise WorkloadError("labels of a model that is not causal, expected none: its loss is a mean over one shard")
-    rank, world_size = _place(group)
+    rank, world_size = _place(process_group(group))
     layout = _layout(schedule, input_ids.shape[1], world_size, causal, options)
     here = positions(layout, rank, input_ids.device).expand(len(input_ids), -1)
     batch = {"input_ids": shard(input_ids, layout, rank), "position_ids": here}
@@ -186,7 +196,7 @@ class _ModelAttention:
             return
         group = process_group(self.keywords.get("group"))
         _, world_size = _place(group)
-        everyone = exchange(_said(position_ids), group, self.keywords.get("timeout_s", 300.0))
+        everyone = exchange(_said(position_ids), group, self.keywords.get("timeout_s", TIMEOUT_S))
         sequence = sum(int(str(each["length"])) for each in everyone)
         schedule, options = self.keywords.get("schedule", "tasp"), self.keywords.get("options", BOTH_PASSES)
         layout = _layout(schedule, sequence, world_size, causal, options)

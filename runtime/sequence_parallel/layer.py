@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -299,8 +300,8 @@ class SoftmaxPasses:
     `kept` has the executors.
 
     The forward pass has the inputs q, k, v and the outputs out, as `q` in shape and dtype, and lse, [batch, heads,
-    positions], through which no gradient flows. It saves q, k, v, out, lse as [batch, positions, heads], and the blocks
-    of other ranks with which the backward pass starts, as bytes in the order of their numbers there.
+    positions]. It also keeps the blocks of other ranks with which the backward pass starts, as bytes in the order of
+    their numbers there.
     """
 
     forward_schedule: Schedule
@@ -310,21 +311,29 @@ class SoftmaxPasses:
     scale: float
     transport: Transport
     packed: Sequence[AttentionTask] = ()
-    without_gradients: Sequence[int] = (1,)
     kept: Kept = OF_ALL_LAYERS
+    outputs: ClassVar[int] = 2
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor]]:
         left = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
         with self._run(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)}, left) as (layer, copies):
             if blocks := _blocks_to_leave(self.forward_schedule, self.backward_schedule, self.rank):
                 left = torch.cat([copies.left_behind(block) for block in blocks])
             out, lse = layer.output(copies, RESULTS, q.dtype)
-        return (out, lse.transpose(1, 2)), (q, k, v, out, lse, left)
+        return (out, lse.transpose(1, 2)), (left,)
 
-    def backward(self, saved: Sequence[Tensor], dout: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def saved(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], kept: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return *inputs, *outputs, *kept
+
+    def backward(
+        self, saved: Sequence[Tensor], dout: Tensor | None, dlse: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         assert self.backward_schedule is not None, "gradients were wanted when the call was planned"
         q, k, v, out, lse, left = saved
-        inputs = {QUERIES: (q, dout, lse, out), KEYS: (k, v)}
+        dout = torch.zeros_like(out) if dout is None else dout
+        if dlse is not None:
+            dout, out = fused.with_lse_gradient(dout, out, dlse.transpose(1, 2))
+        inputs = {QUERIES: (q, dout, lse.transpose(1, 2), out), KEYS: (k, v)}
         with self._run(self.backward_schedule, inputs, left) as (layer, copies):
             (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
             dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)

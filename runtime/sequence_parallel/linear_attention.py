@@ -12,9 +12,10 @@ torch.Size([2, 16, 4, 8])
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from numbers import Real
 from typing import Any, ClassVar, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from runtime.executor.messages import Group, Transport
 from runtime.kernels.linear_registry import Attend, choose_linear_kernel
 from runtime.sequence_parallel.agreement import Proposal
+from runtime.sequence_parallel.arguments import TIMEOUT_S, check_tensor, process_group
 from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
     LayerCall,
@@ -34,14 +36,13 @@ from runtime.sequence_parallel.calls import (
     documents_in,
     lengths_of,
     passes_to_run,
-    process_group,
     run_pass,
     uncompiled,
     with_digest,
     workload_of_shard,
 )
 from runtime.sequence_parallel.linear_layer import LinearLayer, SequenceEnds
-from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.core.errors import RunError, ScheduleError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import linear_schedules
@@ -110,7 +111,7 @@ def linear_attention(
     kernel: str = "auto",
     transport: str = "auto",
     options: AttentionOptions = BOTH_PASSES,
-    timeout_s: float = 300.0,
+    timeout_s: float = TIMEOUT_S,
 ) -> Tensor | tuple[Tensor, Tensor | None]:
     """Linear attention of this rank's queries over the keys of all ranks; every rank of the group calls it.
 
@@ -124,7 +125,8 @@ def linear_attention(
     q : [batch, positions, heads, head_dim], this rank's shard: consecutive positions, also of a packed batch (see
         `tasp_lab.workload.sequence_layout.contiguous`).
     k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`.
-    decay : the same a_i at all positions, a number above 0 and at most 1 per KV head; equal on all ranks.
+    decay : the same a_i at all positions, a number above 0 and at most 1 per KV head; equal on all ranks. Constants:
+        a tensor that requires a gradient is refused.
     gates : the logarithm of each a_i, at most 0: [batch, positions, kv_heads], or a number per channel of the keys,
         [batch, positions, kv_heads, head_dim]; float32. Without either nothing decays. Checked on CPU only, since a
         GPU would have to wait.
@@ -133,7 +135,8 @@ def linear_attention(
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         states begin anew at each.
     initial_state : the state before the first position, [batch, kv_heads, head_dim of k, head_dim of v], float32; 0 if
-        None. Given on the rank that has the first position, None elsewhere. Its gradient is there, too.
+        None. Given on the rank that has the first position, None elsewhere. Its gradient is there, too; if nothing
+        else requires one, all ranks go back through the call nevertheless.
     return_final_state : whether to return the state behind the last position, too, equal on all ranks. Neither state
         goes with packed documents, a full mask or schedules other than those in
         `tasp_lab.schedules.registry.state_schedules`.
@@ -146,12 +149,10 @@ def linear_attention(
     Raises `WorkloadError` for tensors and decays that don't fit together or to the schedule, `ScheduleError` for
     unknown names, `RunError` when the ranks don't agree, no kernel can do it, or one is lost.
     """
-    q, k, v = cast_as_torch_does(q, k, v)
     layer = _LinearCall(
-        q, k, v, gates, initial_state, decay=decay, schedule=schedule,
-        mask="causal" if causal else "full", cu_seqlens=cu_seqlens, return_final_state=bool(return_final_state),
-        topology=topology, kernel=kernel, transport=transport, options=options, group=process_group(group),
-        timeout_s=timeout_s,
+        q, k, v, gates, initial_state, decay=decay, schedule=schedule, causal=causal, cu_seqlens=cu_seqlens,
+        return_final_state=return_final_state, topology=topology, kernel=kernel, transport=transport, options=options,
+        group=process_group(group), timeout_s=timeout_s,
     )  # fmt: skip
     out, state = call_layer(layer)
     return (out, state) if return_final_state else out
@@ -169,48 +170,69 @@ class _LinearCall(LayerCall):
     _: KW_ONLY
     decay: Sequence[float] | Tensor | None
     schedule: str
-    mask: str
+    causal: bool
     cu_seqlens: Sequence[int] | Tensor | None
     return_final_state: bool
     kernel: str
     options: AttentionOptions
-    apart: ClassVar[Sequence[str]] = ("positions", "initial_state")
-
-    @property
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        return self.q, self.k, self.v, self.gates, self.initial_state
+    tensors: ClassVar[Sequence[str]] = ("q", "k", "v", "gates", "initial_state")
+    optional: ClassVar[Sequence[str]] = ("gates", "initial_state")
+    meant: ClassVar[Mapping[str, str]] = {"schedule": "name", "decay": "numbers, which are checked with the heads"}
+    apart: ClassVar[Sequence[str]] = ("positions", "initial_state", "records_gradients")
 
     @property
     def builds_alike(self) -> bool:
         return is_own(self.schedule)
 
+    @cached_property
+    def gradients(self) -> bool:
+        """Whether tensors that all ranks have are differentiated; `_differentiate_state` adds the state."""
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.inputs[:-1])
+
     def propose(self, number: int) -> Proposal:
-        q, k = self.q, self.k
-        workload = workload_of_shard(q, k, self.v, self.mask, window=None, cached=False)
+        self.q, self.k, self.v = q, k, v = cast_as_torch_does(self.q, self.k, self.v)
+        workload = workload_of_shard(q, k, v, "causal" if self.causal else "full", window=None, cached=False)
         self.decays = constant_decays(workload, self.decay)
         decay = decay_of(workload, k, self.decays, self.gates)
         self.workload = workload = replace(workload, kind="linear", decay=decay)
         self.documents = documents_in(self.cu_seqlens)
         check_state(workload, self.initial_state, k.device)
         self.chosen = choose_linear_kernel(self.kernel, q.dtype, q.device)
-        self.to_run = passes_to_run(self.options, self.gradients)
         decays = with_digest(f"{min(self.decays):g} to {max(self.decays):g}", self.decays) if self.decays else "none"
         return attention_proposal(
             "linear", q.shape[1], workload, self.documents, self.options, schedule=self.schedule,
             **self.proposed_transport(q.device, number), decays=decays,
-            kernel=self.chosen.name, initial_state=self.initial_state is not None, final_state=self.return_final_state,
+            kernel=self.chosen.name, final_state=bool(self.return_final_state),
+            initial_state=None if self.initial_state is None else self.initial_state.requires_grad,
+            records_gradients=torch.is_grad_enabled(),
         )  # fmt: skip
 
     def build(self, everyone: Sequence[Proposal], topology: Topology) -> tuple[Schedule, ...]:
         lengths = lengths_of(everyone)
-        with_state = [rank for rank, proposal in enumerate(everyone) if proposal["initial_state"]]
+        with_state = [rank for rank, proposal in enumerate(everyone) if proposal["initial_state"] is not None]
         if with_state or self.return_final_state:
             check_ends(self.schedule, self.workload.visible.is_causal, self.documents, with_state, lengths)
+        self._differentiate_state(everyone)
+        to_run = passes_to_run(self.options, self.gradients)
         whole = replace(self.workload, sequence=max(1, sum(lengths)), documents=self.documents)
-        built = _built_by_name(self.schedule, topology, whole, None, self.to_run, self.decays)
+        built = _built_by_name(self.schedule, topology, whole, None, to_run, self.decays)
         layout = _task_of(built[0]).layout
         check_lengths(self.schedule, layout, lengths, [layout.length(rank) for rank in range(layout.world_size)])
         return built
+
+    def _differentiate_state(self, everyone: Sequence[Proposal]) -> None:
+        """Want gradients if the initial state does, which is on one rank: the way back to it goes through all ranks.
+
+        Raises `RunError` if a rank does not record operations, so its loss would not go back.
+        """
+        wanted = [each["initial_state"] and each["records_gradients"] for each in everyone]
+        if not any(wanted):
+            return
+        for rank, each in enumerate(everyone):
+            if not each["records_gradients"]:
+                raise RunError(f"rank {rank}: the call is under torch.no_grad, expected none there, as the "
+                               f"initial_state on rank {wanted.index(True)} requires a gradient")  # fmt: skip
+        self.gradients = True
 
     def described(self, schedules: Sequence[Schedule]) -> str:
         return described_layer(self.schedule, _task_of(schedules[0]).workload)
@@ -227,8 +249,8 @@ class LinearPasses:
     """Both passes of linear attention on one rank. `backward_schedule` is None if no gradients are required.
 
     The forward pass has the inputs q, k, v, gates and the state before the first position, and the outputs out and,
-    on the rank that `gives_state`, the state behind the last position. It saves its inputs and the states with which
-    the backward pass starts, as bytes.
+    on the rank that `gives_state`, the state behind the last position. It also keeps the states with which the backward
+    pass starts, as bytes.
     """
 
     forward_schedule: Schedule
@@ -237,11 +259,11 @@ class LinearPasses:
     transport: Transport
     gives_state: bool
     attend: Attend
-    without_gradients: Sequence[int] = ()
+    outputs: ClassVar[int] = 2
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, initial: Tensor | None
-    ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, ...]]:
+    ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor]]:
         inputs = {QUERIES: (q,), KEYS: (k, v), GATES: () if gates is None else (gates,)}
         layer = LinearLayer(
             self.forward_schedule, self.rank, inputs, SequenceEnds(initial, self.gives_state), self.attend
@@ -255,11 +277,15 @@ class LinearPasses:
             ]
             state = layer.final_state() if self.gives_state else None
             states = torch.cat([q.new_empty(0, dtype=torch.uint8), *left])
-        return (layer.outputs[RESULTS][0].to(q.dtype), state), (q, k, v, gates, initial, states)
+        return (layer.outputs[RESULTS][0].to(q.dtype), state), (states,)
 
-    def backward(self, saved: Sequence[Any], dout: Tensor, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
+    def saved(self, inputs: Sequence[Any], outputs: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, ...]:
+        return *inputs, *kept
+
+    def backward(self, saved: Sequence[Any], dout: Tensor | None, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
         schedule, (q, k, v, gates, initial, states) = self.backward_schedule, saved
         assert schedule is not None, "gradients were wanted when the call was planned"
+        dout = torch.zeros_like(q) if dout is None else dout
         inputs = {QUERIES: (q, dout), KEYS: (k, v), GATES: () if gates is None else (gates,)}
         layer = LinearLayer(schedule, self.rank, inputs, SequenceEnds(initial, final_gradient=dstate), self.attend)
         blocks = [here for here, _ in _saved_states(self.forward_schedule, schedule, self.rank)]
@@ -300,11 +326,17 @@ def constant_decays(workload: Workload, decay: Sequence[float] | Tensor | None) 
     if decay is None:
         return ()
     expected = f"expected {workload.kv_head_count} numbers, one per KV head"
-    given = decay.tolist() if isinstance(decay, Tensor) else decay
-    try:
-        decays = tuple(float(each) for each in given)
-    except (TypeError, ValueError):
-        raise WorkloadError(f"decay: {str(given)[:40]}, {expected}") from None
+    if isinstance(decay, Tensor):
+        check_tensor("decay", decay)
+        if decay.requires_grad:
+            raise WorkloadError("decay requires a gradient, which constants have not, expected it in gates, as "
+                                "decay.log().expand(*q.shape[:2], -1)")  # fmt: skip
+        decay = decay.tolist()
+    is_list = isinstance(decay, Iterable) and not isinstance(decay, Mapping | Set)
+    numbers: list[Any] = list(decay) if is_list else [None]
+    if not all(isinstance(each, Real) and not isinstance(each, bool) for each in numbers):
+        raise WorkloadError(f"decay: {str(decay)[:40]}, {expected}")
+    decays = tuple(map(float, numbers))
     if len(decays) != workload.kv_head_count:
         raise WorkloadError(f"decay: {len(decays)} given, {expected}")
     for head, each in enumerate(decays):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +26,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from runtime.executor.copies import Copies
 from runtime.executor.messages import Group, Transport
 from runtime.sequence_parallel.agreement import Proposal
+from runtime.sequence_parallel.arguments import TIMEOUT_S, process_group
 from runtime.sequence_parallel.calls import (
     DTYPE_NAMES,
     LayerCall,
     call_layer,
     check_lengths,
     lengths_of,
-    process_group,
     run_pass,
     uncompiled,
     with_digest,
@@ -59,7 +59,7 @@ def relayout(
     *,
     topology: Topology | None = None,
     transport: str = "auto",
-    timeout_s: float = 300.0,
+    timeout_s: float = TIMEOUT_S,
 ) -> Tensor:
     """The shard that this rank has of a sequence in another layout; every rank of the group calls it.
 
@@ -93,10 +93,7 @@ class _RelayoutCall(LayerCall):
     x: Tensor
     before: SequenceLayout
     after: SequenceLayout
-
-    @property
-    def inputs(self) -> tuple[Tensor]:
-        return (self.x,)
+    tensors: ClassVar[Sequence[str]] = ("x",)
 
     def propose(self, number: int) -> Proposal:
         x, n = self.x, dist.get_world_size(self.group)
@@ -149,10 +146,13 @@ class _Passes:
     schedules: tuple[Schedule, ...]
     rank: int
     transport: Transport
-    without_gradients: Sequence[int] = ()
+    outputs: ClassVar[int] = 1
 
     def forward(self, x: Tensor) -> tuple[tuple[Tensor], tuple[()]]:
         return (self._run(self.schedules[0], x),), ()
+
+    def saved(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], kept: Sequence[Tensor]) -> tuple[()]:
+        return ()
 
     def backward(self, saved: Sequence[Tensor], dout: Tensor) -> tuple[Tensor]:
         return (self._run(self.schedules[1], dout),)

@@ -6,8 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
+from tasp_lab.core.arguments import (
+    BOOL,
+    MAYBE_BOOL,
+    MAYBE_WHOLE,
+    NONE_TYPE,
+    TYPES,
+    WHOLE,
+    ArgumentType,
+)
+from tasp_lab.core.arguments import check_arguments as check_types
 from tasp_lab.core.choices import Dataflow, Direction, Pass, Travelling, WireDtype
 from tasp_lab.core.errors import (
     NoDecompositionError,
@@ -15,7 +25,6 @@ from tasp_lab.core.errors import (
     ProfileError,
     QuantityError,
     ScheduleError,
-    TaspLabError,
     TopologyError,
     WorkloadError,
     of_type,
@@ -51,89 +60,66 @@ ComputeLike = float | str
 """A compute rate in FLOP/s, as a number or as ``"timed:RATE"``; ``"real"`` where kernels are executed."""
 
 
-class _Type(NamedTuple):
-    """What an argument may be: its types, the words for them, and the error for others."""
-
-    types: tuple[type, ...]
-    expected: str
-    error: type[TaspLabError] = QuantityError
-
-
-_NONE = type(None)
-_WHOLE = _Type((Integral,), "a whole number")
-_MAYBE_WHOLE = _Type((Integral, _NONE), "a whole number or None")
-_BOOL = _Type((bool,), "True or False")
-_MAYBE_BOOL = _Type((bool, _NONE), "True, False or None")
-_RINGS = _Type(
-    (Decomposition, Sequence, _NONE), "a Decomposition, as tasp_lab.decompose returns it", NoDecompositionError
+_RINGS = ArgumentType(
+    (Decomposition, Sequence, NONE_TYPE),
+    "a Decomposition, as tasp_lab.decompose returns it",
+    NoDecompositionError,
+    Decomposition,
 )
-_TEXTS = _Type((Sequence, Set), "a list of texts", OverrideError)
-_CALLED = _Type((Callable,), "a function")  # type: ignore[arg-type]
+_TEXTS = ArgumentType((Sequence, Set), "a list of texts", TopologyError, str)
+_CALLED = ArgumentType((Callable,), "a function")  # type: ignore[arg-type]
 
-_TYPES: Mapping[str, _Type] = {
-    "machine": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
-    "topology": _Type((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
-    "schedule": _Type((str,), "the name of a schedule", ScheduleError),
-    "work": _Type((Workload, Integral, str), "an attention layer (a Workload), or bytes such as 2**20 or '1MiB'"),
-    "layer": _Type((Workload,), "an attention layer (a Workload)", WorkloadError),
-    "sequence": _WHOLE,
-    "batch": _WHOLE,
-    "library": _Type((str,), "the name of a library", ProfileError),
-    "without_links": _TEXTS._replace(error=TopologyError),
-    "links": _TEXTS._replace(error=TopologyError),
-    "overrides": _TEXTS,
+_TYPES: Mapping[str, ArgumentType] = {
+    **TYPES,
+    "machine": ArgumentType((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
+    "topology": ArgumentType((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
+    "schedule": ArgumentType((str,), "the name of a schedule", ScheduleError),
+    "work": ArgumentType(
+        (Workload, Integral, str), "an attention layer (a Workload), or bytes such as 2**20 or '1MiB'"
+    ),
+    "layer": ArgumentType((Workload,), "an attention layer (a Workload)", WorkloadError),
+    "sequence": WHOLE,
+    "batch": WHOLE,
+    "library": ArgumentType((str,), "the name of a library", ProfileError),
+    "without_links": _TEXTS,
+    "links": _TEXTS,
+    "overrides": ArgumentType((str, Sequence, Set), "a list of texts", OverrideError, str),
     "decomposition": _RINGS,
-    "fold": _MAYBE_WHOLE,
-    "lanes": _MAYBE_WHOLE,
-    "rail_aligned": _MAYBE_BOOL,
-    "search_budget": _WHOLE,
-    "compute": _Type((Real, str, _NONE), "a rate in FLOP/s, or a text such as 'timed:300TFLOP/s'"),
-    "matrix_rate": _Type((Real, str, _NONE), "a rate in FLOP/s, or a text such as 'timed:600TFLOP/s'"),
-    "kernel": _Type((str, _NONE), "the name of a kernel", ProfileError),
-    "contention": _MAYBE_BOOL,
-    "explain": _BOOL,
-    "events": _MAYBE_BOOL,
-    "tune": _BOOL,
-    "runtime": _Type((Runtime, str, _NONE), "the name of a runtime", ProfileError),
-    "measure": _WHOLE,
-    "repeats": _WHOLE,
-    "scale": _Type((Real, _NONE), "a number"),
-    "samples": _WHOLE,
-    "seed": _WHOLE,
+    "fold": MAYBE_WHOLE,
+    "lanes": MAYBE_WHOLE,
+    "rail_aligned": MAYBE_BOOL,
+    "search_budget": WHOLE,
+    "compute": ArgumentType((Real, str, NONE_TYPE), "a rate in FLOP/s, or a text such as 'timed:300TFLOP/s'"),
+    "matrix_rate": ArgumentType((Real, str, NONE_TYPE), "a rate in FLOP/s, or a text such as 'timed:600TFLOP/s'"),
+    "kernel": ArgumentType((str, NONE_TYPE), "the name of a kernel", ProfileError),
+    "contention": MAYBE_BOOL,
+    "explain": BOOL,
+    "events": MAYBE_BOOL,
+    "tune": BOOL,
+    "runtime": ArgumentType((Runtime, str, NONE_TYPE), "the name of a runtime", ProfileError),
+    "measure": WHOLE,
+    "repeats": WHOLE,
+    "scale": ArgumentType((Real, NONE_TYPE), "a number"),
+    "samples": WHOLE,
+    "seed": WHOLE,
     "progress": _CALLED,
-    "options": _Type((AttentionOptions,), "AttentionOptions", ScheduleError),
+    "options": ArgumentType((AttentionOptions,), "AttentionOptions", ScheduleError),
 }
-"""The arguments of the public functions, by name: each means the same wherever it occurs."""
-
-_LISTS: Mapping[str, type] = {"decomposition": Decomposition, "without_links": str, "links": str, "overrides": str}
-"""Arguments that may be lists, and what these have in them."""
+"""The arguments of the public functions of predictions, by name, see `tasp_lab.core.arguments`."""
 
 
 def check_arguments(given: Mapping[str, Any], keywords: type = dict, **other: str) -> None:
-    """Raise the `TaspLabError` of the first argument of a public function that is of a wrong type.
+    """As `tasp_lab.core.arguments.check_arguments`, of all arguments, as ``locals()`` at the start of the function.
 
-    `given` are all arguments by name, as ``locals()`` at the start of the function; its `settings` are those of the
-    type `keywords`. `other` are names of arguments that stand for those of another name here: ``work="layer"``.
+    Its `settings` are those of the type `keywords`; others raise `ScheduleError`.
     """
-    for name, value in given.items():
-        expected = _TYPES.get(other.get(name, name))
-        if expected is None:
-            continue
-        is_flag = isinstance(value, bool) and bool not in expected.types
-        is_one_text = isinstance(value, str) and name in ("decomposition", "without_links", "links")
-        if is_flag or is_one_text or not isinstance(value, expected.types):
-            raise expected.error(of_type(name.replace("_", " "), value, expected.expected))
-        if name in _LISTS and isinstance(value, Sequence | Set) and not isinstance(value, str):
-            for each in value:
-                if not isinstance(each, _LISTS[name]):
-                    raise expected.error(of_type(name.replace("_", " "), each, expected.expected))
+    check_types(given, _TYPES, **other)
     settings = given.get("settings", {})
     for name in settings:
         if name not in keywords.__annotations__:
             known = [*keywords.__annotations__, *(each for each in given if each != "settings")]
             raise ScheduleError(unknown("argument", name, known))
-    if settings:
-        check_arguments(settings)
+    check_types(settings, _TYPES)
 
 
 class AttentionKeywords(TypedDict, total=False):
@@ -327,7 +313,7 @@ def with_contention(machine: Machine, contention: bool | None) -> Machine:
             f"contention: {machine.topology.name} with the library {machine.comm_library.name} has no constants of it, "
             "expected a machine of a profile with sms and sms_per_channel, and its own library"
         )
-    return replace(machine, contention=NONE) if contention is False else machine
+    return replace(machine, contention=NONE) if contention is not None and not contention else machine
 
 
 def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:

@@ -7,7 +7,7 @@ Or it may begin with a **cached prefix**, whose keys and values were computed be
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from operator import index
@@ -15,11 +15,12 @@ from typing import Any, get_args
 
 import numpy as np
 
+from tasp_lab.core.arguments import check_arguments, is_whole
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.choices import AttentionKind as AttentionKind
 from tasp_lab.core.choices import Decay as Decay
-from tasp_lab.core.errors import WorkloadError, of_type
+from tasp_lab.core.errors import WorkloadError
 from tasp_lab.workload.mask import Mask, mask_named
 
 LAYER_KINDS: Mapping[str, AttentionKind] = {"L": "linear", "S": "softmax"}
@@ -121,17 +122,13 @@ class Workload:
     linear_kv_heads: int | None = field(default=None, metadata={"optional": True})
 
     def __post_init__(self) -> None:
+        check_arguments(vars(self))
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "cached_keys", "window", "linear_kv_heads"):
             value = getattr(self, name)
-            if value is not None or name not in ("window", "linear_kv_heads"):
-                try:
-                    object.__setattr__(self, name, index(value))
-                except TypeError:
-                    raise WorkloadError(of_type(name.replace("_", " "), value, "a whole number")) from None
-        if not isinstance(self.layers, str):
-            raise WorkloadError(of_type("layers", self.layers, _EXPECTED))
+            if value is not None:
+                object.__setattr__(self, name, index(value))  # a plain int
         for name in ("sequence", "batch", "heads", "kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise WorkloadError(f"{name.replace('_', ' ')}: {getattr(self, name)}, expected 1 or more")
@@ -315,13 +312,12 @@ def check_documents(documents: Iterable[int], sequence: int) -> tuple[int, ...]:
 
 
 def _whole_numbers(what: str, numbers: Iterable[int]) -> tuple[int, ...]:
-    """Integers of any type, such as NumPy's, as plain ints."""
-    if not isinstance(numbers, Iterable):
+    """Integers of any type, such as NumPy's, as plain ints, in an order that is given."""
+    if not isinstance(numbers, Iterable) or isinstance(numbers, bytes | bytearray | Mapping | Set):
         raise WorkloadError(f"{what}s: {type(numbers).__name__}, expected a sequence of whole numbers")
     whole = []
     for number, value in enumerate(numbers):
-        try:
-            whole.append(index(value))
-        except TypeError:
-            raise WorkloadError(f"{what} {number}: a {type(value).__name__}, expected a whole number") from None
+        if not is_whole(value):
+            raise WorkloadError(f"{what} {number}: a {type(value).__name__}, expected a whole number")
+        whole.append(index(value))
     return tuple(whole)

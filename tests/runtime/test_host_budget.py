@@ -88,7 +88,7 @@ def passes(request: pytest.FixtureRequest) -> Iterator[Passes]:
     layer = SoftmaxPasses(forward, backward, RANK, FreeKernel(), 1.0, Batched(10.0, None, torch.device("cpu")))
     length = attention_layout(request.param, LAYER, RANKS).length(RANK)
     q, k, v, dout = torch.zeros(4, 1, length, LAYER.heads, LAYER.head_dim)
-    _, saved = layer.forward(q, k, v)
+    saved = layer.saved((q, k, v), *layer.forward(q, k, v))
     found = Passes(
         forward, backward, lambda: layer.forward(q, k, v), lambda: layer.backward(saved, dout)
     )  # fmt: skip

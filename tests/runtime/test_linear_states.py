@@ -37,8 +37,8 @@ class OnlyCall(Call):
     def __init__(self) -> None:
         self.number = 1
 
-    def agree_on_backward(self, computed_as: int | None = None) -> None:
-        assert computed_as == 1
+    def agree_on_backward(self, computed_as: int | None = None, problem: Exception | None = None) -> None:
+        assert (computed_as, problem) == (1, None)
 
 
 def random_inputs(layer: Workload) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:

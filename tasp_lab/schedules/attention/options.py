@@ -9,6 +9,7 @@ from operator import index
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
+from tasp_lab.core.arguments import check_arguments
 from tasp_lab.core.choices import (
     DEFAULT_BUFFERS,
     DEFAULT_STAGES,
@@ -19,7 +20,7 @@ from tasp_lab.core.choices import (
     Travelling,
     WireDtype,
 )
-from tasp_lab.core.errors import ScheduleError, of_type
+from tasp_lab.core.errors import ScheduleError
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule
@@ -94,6 +95,8 @@ class AttentionOptions:
     direction: Direction = field(default="auto", metadata=_about(get_args(Direction)))
 
     def __post_init__(self) -> None:
+        check_arguments(vars(self))
+        object.__setattr__(self, "trim", bool(self.trim))
         for name, option in OPTIONS.items():
             if option.least is not None:
                 self._check_number(name, option.least)
@@ -111,14 +114,11 @@ class AttentionOptions:
             )
 
     def _check_number(self, name: str, least: int) -> None:
-        """Make an option a plain int. Raise `ScheduleError` for what is no whole number, and for less than `least`."""
+        """Make an option a plain int. Raise `ScheduleError` for less than `least`."""
         value, what = getattr(self, name), name.replace("_", " ")
-        if value is None and name == "pieces":  # the best number, chosen by the topology
+        if value is None:  # the best number, chosen by the topology
             return
-        try:
-            object.__setattr__(self, name, index(value))
-        except TypeError:
-            raise ScheduleError(of_type(what, value, "a whole number")) from None
+        object.__setattr__(self, name, index(value))
         if value < least:
             found = f"{value} {what}" if name == "buffers" else f"{what}: {value}"
             raise ScheduleError(f"{found}, expected {least} or more")
