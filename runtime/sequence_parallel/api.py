@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from runtime.executor.kept import Kept
 from runtime.executor.messages import Group
 from runtime.kernels.registry import choose_kernel
-from runtime.sequence_parallel.agreement import Proposal
+from runtime.sequence_parallel.agreement import Call, Proposal
 from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
     LayerCall,
@@ -183,9 +183,10 @@ def prepare(
     arguments = inspect.signature(attention_with_lse).bind(q, k, v, **keywords)
     arguments.apply_defaults()
     layer = _softmax_call(**arguments.arguments, prepared=True)
-    passes, _ = agreed_passes(layer)
+    passes, call = agreed_passes(layer)
     assert isinstance(passes, SoftmaxPasses), "attention has passes"
-    return PreparedAttention(passes, layer.inputs, layer.gradients)
+    call.prepared = True
+    return PreparedAttention(passes, call, layer.inputs, layer.gradients)
 
 
 class PreparedAttention:
@@ -196,8 +197,8 @@ class PreparedAttention:
     may capture further ones: schedules, memory, views and communicators are there, and the host waits for nothing.
     """
 
-    def __init__(self, passes: SoftmaxPasses, like: Sequence[torch.Tensor], gradients: bool) -> None:
-        self._passes = replace(passes, kept=Kept(2, in_one_order=True))
+    def __init__(self, passes: SoftmaxPasses, call: Call, like: Sequence[torch.Tensor], gradients: bool) -> None:
+        self._passes, self._call = replace(passes, kept=Kept(2, in_one_order=True)), call
         self._like, self._gradients = [_facts_of(each) for each in like], gradients
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -216,7 +217,7 @@ class PreparedAttention:
         if gradients and not self._gradients:
             raise WorkloadError("gradients are wanted, expected none, as the layer was prepared with tensors that "
                                 "require none")  # fmt: skip
-        out, lse = run_layer(self._passes, None, gradients, *inputs)
+        out, lse = run_layer(self._passes, self._call, gradients, *inputs)
         return out, lse
 
 

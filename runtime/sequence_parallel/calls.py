@@ -32,7 +32,7 @@ from runtime.executor.messages import Group, Transport
 from runtime.executor.transports import make_transport
 from runtime.executor.views import DTYPES
 from runtime.sequence_parallel.agreement import Call, Proposal, agree
-from runtime.sequence_parallel.failures import announced
+from runtime.sequence_parallel.failures import hosts_of
 from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
@@ -60,6 +60,10 @@ BOTH_PASSES = AttentionOptions("both")
 
 class LayerPasses(Protocol):
     """Both passes of a layer on one rank."""
+
+    @property
+    def transport(self) -> Transport:
+        """How the messages of both are sent."""
 
     def forward(self, *inputs: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The outputs, and what `backward` needs of this pass: tensors, and None."""
@@ -138,13 +142,11 @@ def call_layer(layer: LayerCall) -> tuple[Any, ...]:
     return run_layer(passes, call, layer.gradients, *layer.inputs)
 
 
-def run_layer(passes: LayerPasses, call: Call | None, gradients: bool, *inputs: Any) -> tuple[Any, ...]:
-    """The outputs of a forward pass; if `gradients` are wanted, as one differentiable operation.
-
-    Backward passes of no `call` are run without agreement.
-    """
+def run_layer(passes: LayerPasses, call: Call, gradients: bool, *inputs: Any) -> tuple[Any, ...]:
+    """The outputs of a forward pass; if `gradients` are wanted, as one differentiable operation."""
     if not gradients:
-        return passes.forward(*inputs)[0]
+        with call.running(passes.transport):
+            return passes.forward(*inputs)[0]
     outputs: tuple[Any, ...] = _Differentiable.apply(passes, call, *inputs)  # type: ignore[no-untyped-call]
     return outputs
 
@@ -159,16 +161,19 @@ def agreed_passes(layer: LayerCall) -> tuple[LayerPasses | None, Call]:
     rank = dist.get_rank(layer.group)
     if rank < 0:
         raise RunError("this process is not part of the group")
-    call = Call(layer.group, layer.timeout_s)
-    own: Proposal | TaspLabError
-    try:
-        own = layer.propose(call.number)
-    except TaspLabError as error:
-        own = error  # the other ranks wait for a proposal, so this rank raises once all have exchanged theirs
-    everyone = call.agree(own, layer.apart)
-    schedules = _built_together(layer, everyone)
-    call.layer = layer.described(schedules)
-    return layer.passes(schedules, everyone, rank), call
+    hosts = hosts_of(layer.group)
+    with hosts.together(lambda: "the start of a call", alike=True):
+        hosts.connect(layer.timeout_s)  # after a failure, ranks also count their calls alike again
+        call = Call(layer.group, layer.timeout_s)
+        own: Proposal | TaspLabError
+        try:
+            own = layer.propose(call.number)
+        except TaspLabError as error:
+            own = error  # the other ranks wait for a proposal, so this rank raises once all have exchanged theirs
+        everyone = call.agree(own, layer.apart)
+        schedules = _built_together(layer, everyone)
+        call.layer = layer.described(schedules)
+        return layer.passes(schedules, everyone, rank), call
 
 
 def process_group(group: Group | DeviceMesh) -> Group:
@@ -193,11 +198,12 @@ class _Differentiable(torch.autograd.Function):
     """Both passes; all ranks run their backward passes in the same order."""
 
     @staticmethod
-    def forward(ctx: Any, passes: LayerPasses, call: Call | None, *inputs: Any) -> tuple[Any, ...]:
-        outputs, saved = passes.forward(*inputs)
+    def forward(ctx: Any, passes: LayerPasses, call: Call, *inputs: Any) -> tuple[Any, ...]:
+        with call.running(passes.transport):
+            outputs, saved = passes.forward(*inputs)
         # A checkpoint without reentry replaces saved tensors by those of a forward pass that it runs again, with a
         # number of its own, and keeps everything else. So the number of the call is saved as a tensor, too.
-        number = [torch.tensor(0 if call is None else call.number, device="cpu")] if saved else []
+        number = [torch.tensor(call.number, device="cpu")] if saved else []
         ctx.save_for_backward(*saved, *number)
         ctx.mark_non_differentiable(*(outputs[number] for number in passes.without_gradients))
         ctx.passes, ctx.call = passes, call
@@ -207,16 +213,12 @@ class _Differentiable(torch.autograd.Function):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        call: Call | None = ctx.call
+        call: Call = ctx.call
         *saved, number = ctx.saved_tensors or (None,)
-        if call is None:
-            return None, None, *ctx.passes.backward(saved, *gradients)
         computed_as = None if number is None else int(number)
         call.agree_on_backward(computed_as)
-        try:
+        with call.running(ctx.passes.transport, computed_as, backward=True):
             return None, None, *ctx.passes.backward(saved, *gradients)
-        except RunError as error:
-            raise RunError(f"{error}, in the backward pass of {call.described(computed_as)}") from None
 
 
 def _built_together(layer: LayerCall, everyone: Sequence[Proposal]) -> tuple[Schedule, ...]:
@@ -250,7 +252,7 @@ def run_pass(
 ) -> Iterator[Copies]:  # fmt: skip
     """Run a schedule after `load` has filled the memory, which is used again after the context has ended."""
     part = part_of(schedule, rank)
-    with announced(transport.waited_on_gpu), kept.executor(schedule, part, transport, work, device) as executor:
+    with kept.executor(schedule, part, transport, work, device) as executor:
         load(executor.copies)
         executor.prepare()
         executor.run()
