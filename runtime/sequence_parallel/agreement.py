@@ -280,7 +280,7 @@ def _gather(content: bytes, size_bytes: int, group: Group, timeout_s: float, pas
                     raise lost(peer, error) from None
                 absent.append(peer)  # of the others, too, as the first wait that is over in time ends all
         if absent:
-            hint = "; is the result used in its loss?" if pass_.startswith(_BACKWARD) else ""
+            hint = "; is the result used in the loss there?" if pass_.startswith(_BACKWARD) else ""
             raise LostRankError(hosts.absent(sorted({*absent}), timeout_s, hint), is_late=True)
     _agreed_in(group).waits = waits
     return [each.numpy().tobytes() for each in contents]
