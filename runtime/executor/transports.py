@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -191,18 +190,18 @@ def _further_groups(group: Group, count: int) -> list[Group]:
     """Further groups of the same ranks, made by the first call that needs them, of all ranks of the group."""
     found = _FURTHER.setdefault(group_of(group), [])
     while len(found) < count:
-        found.append(beside(group))
+        found.append(_beside(group))
     return found[:count]
 
 
-def beside(group: Group, **options: Any) -> dist.ProcessGroup:
-    """A new group of the same ranks, made by a call of all of them; options are those of `torch.distributed.new_group`.
+def _beside(group: Group) -> dist.ProcessGroup:
+    """A new group of the same ranks, made by a call of all of them.
 
     Only ranks of the group call it, so torch gives it a name from how many groups a rank is in, and ranks that are in
     different numbers of groups would wait for each other. A group of all ranks is named by how many groups were made.
     """
     ranks = dist.get_process_group_ranks(group)
-    made = dist.new_group(ranks, use_local_synchronization=len(ranks) < dist.get_world_size(), **options)
+    made = dist.new_group(ranks, use_local_synchronization=len(ranks) < dist.get_world_size())
     assert isinstance(made, dist.ProcessGroup), "this process is part of the group"
     return made
 

@@ -153,6 +153,8 @@ def attention_with_lse(
     `WorkloadError` for tensors that don't fit together or to the schedule, and for gradients wanted of a forward pass
     alone; `ScheduleError` for unknown names; `RunError` when the ranks don't agree, no
     kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
+    What a kernel raises in a pass, on this rank; `RunError` that names this rank and its error on the others, there or,
+    if they had their results, in their next call. All ranks may then call again.
     """
     layer = _softmax_call(
         q, k, v, schedule=schedule, causal=causal, window=window, cu_seqlens=cu_seqlens, cached_keys=cached_keys,

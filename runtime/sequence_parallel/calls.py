@@ -162,7 +162,7 @@ def agreed_passes(layer: LayerCall) -> tuple[LayerPasses | None, Call]:
     if rank < 0:
         raise RunError("this process is not part of the group")
     hosts = hosts_of(layer.group)
-    with hosts.together(lambda: "the start of a call", alike=True):
+    with hosts.together(lambda: "the preparation of a call", alike=True):
         hosts.connect(layer.timeout_s)  # after a failure, ranks also count their calls alike again
         call = Call(layer.group, layer.timeout_s)
         own: Proposal | TaspLabError

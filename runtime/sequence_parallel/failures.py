@@ -1,26 +1,24 @@
-"""Failed passes: the rank that fails announces its error, and the others raise it instead of waiting for messages.
+"""Failed passes: the rank that fails announces its error, and the others end instead of waiting for its messages.
 
     hosts = hosts_of(group)
     with hosts.together(lambda: "the forward pass"):     # around what a rank does together with the others
         links = hosts.connect(timeout_s)                 # a process group of gloo; the messages of hosts go over it
         run()
 
-Nobody knows which messages of a failed pass still come, so none of its connections is used again. A rank that fails
-leaves its error in the store of the group, then closes its links. That ends all waits for it, the ranks that waited
-find the error in the store, and close theirs. So an error reaches all ranks of a pass in the time of a few messages,
-and a pass without one costs nothing more. The next call makes new links, on which nothing old can arrive.
+A rank that fails leaves its error in the store of the group, then closes its links. That ends all waits for it; the
+ranks that waited find the error in the store, and close theirs. So an error reaches all ranks of a pass in the time of
+a few messages, and a pass without one costs none. The next call makes new links, on which nothing old can arrive.
 
-Every rank raises once for each failure, so that ranks that repeat what has failed stay together: in the pass itself
-or, if it had its results already, in its next call. A process that has ended is lost, and with it the group: all later
-calls raise at once, and say why.
+Every rank raises once for each failure, so ranks that repeat what has failed stay together: in the pass itself or, if
+it had its results already, in its next call. With a process that has ended the group has ended, too: later calls raise
+at once, and say why.
 
-On GPUs no host sees that a message does not come:
+Where GPUs wait for messages no host sees that one does not come:
 
     with announced(group):             # around a pass of a rank; None where hosts wait for messages themselves
         run()
 
-A kernel of NCCL waits for a message that does not come until torch's watchdog ends the process, by default after 10
-minutes, and no host sees why. So a rank whose pass fails leaves its error in the store of the group, and ends its own
+A kernel of NCCL waits until torch's watchdog ends the process, by default after 10 minutes. So a rank whose pass fails leaves its error in the store of the group, and ends its own
 kernels (`ProcessGroup.abort`, without which the process may not end either). A thread of every other rank looks there
 once a second, prints the error, and ends its process as the watchdog would.
 
@@ -160,9 +158,11 @@ class Hosts:
         store.set(str(self._rank), str(self.calls))
         now = time.monotonic()
         end, look, pause_s = now + timeout_s, now + LOOK_EVERY_S, 1e-3
-        while not store.check(ranks):
+        while True:
             if store.check([_END]):
                 raise LostRankError(f"rank {self._rank}: lost a rank before the start")
+            if store.check(ranks):
+                break
             now = time.monotonic()
             if now > end:
                 missing = [rank for rank in range(self._world_size) if not store.check([str(rank)])]
