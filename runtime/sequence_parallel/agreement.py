@@ -17,10 +17,11 @@ back through two such layers in different orders would add up gradients of both.
 a backward pass agrees on the number of its call, which is part of the token. So does a forward pass that a reentrant
 checkpoint runs again.
 
-So every pass waits for all hosts, but for no device: the exchange goes over gloo (`runtime.sequence_parallel.failures`)
-also where data move over NCCL, whose waits poll once a millisecond and begin when all kernels queued before have ended. Every rank sends its token to
-every other one, so a rank that does not come is known; and no collective comes between those of the caller, whose
-order may differ (DistributedDataParallel reduces gradients while a backward pass goes on).
+So every pass waits for all hosts, but for no device: the exchange goes over gloo, also where data move over NCCL,
+whose waits poll once a millisecond and begin when all kernels queued before have ended. It has connections of its own
+(`runtime.sequence_parallel.failures`). Every rank sends its token to every other one, so a rank that does not come is
+known; and no collective comes between those of the caller, whose order may differ (DistributedDataParallel reduces
+gradients while a backward pass goes on).
 """
 
 from __future__ import annotations

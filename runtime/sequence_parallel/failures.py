@@ -18,9 +18,10 @@ Where GPUs wait for messages no host sees that one does not come:
     with announced(group):             # around a pass of a rank; None where hosts wait for messages themselves
         run()
 
-A kernel of NCCL waits until torch's watchdog ends the process, by default after 10 minutes. So a rank whose pass fails leaves its error in the store of the group, and ends its own
-kernels (`ProcessGroup.abort`, without which the process may not end either). A thread of every other rank looks there
-once a second, prints the error, and ends its process as the watchdog would.
+A kernel of NCCL waits until torch's watchdog ends the process, by default after 10 minutes. So a rank whose pass fails
+leaves its error in the store of the group, and ends its own kernels (`ProcessGroup.abort`, without which the process
+may not end either). A thread of every other rank looks there once a second, prints the error, and ends its process as
+the watchdog would.
 
 A rank that is killed leaves nothing: its launcher ends the others, and the next agreement over gloo names it.
 """
