@@ -261,9 +261,6 @@ def _gather(content: bytes, size_bytes: int, group: Group, timeout_s: float, pas
     contents = [own if each == rank else torch.empty_like(own) for each in range(world_size)]
     peers = [each for each in range(world_size) if each != rank]
 
-    def lost(peer: int, error: LostPeer) -> LostRankError:
-        return LostRankError(f"rank {rank}: lost rank {peer} before the start ({error})")
-
     with hosts.together(lambda: pass_):
         transport = PointToPoint(timeout_s, hosts.connect(timeout_s), torch.device("cpu"))
         waits: list[Wait] = []
@@ -271,15 +268,16 @@ def _gather(content: bytes, size_bytes: int, group: Group, timeout_s: float, pas
             try:
                 waits += post([Message(peer, AGREEMENT_TAG, data[peer]) for peer in peers])
             except LostPeer as error:
-                raise lost(peers[error.number], error) from None
+                raise LostRankError(hosts.lost([peers[error.number]], error)) from None
         absent: list[int] = []
         for peer, wait in zip(peers * 2, waits, strict=True):
             try:
                 wait()
             except LostPeer as error:
-                if not error.is_late:
-                    raise lost(peer, error) from None
-                absent.append(peer)  # of the others, too, as the first wait that is over in time ends all
+                if error.is_late:
+                    absent.append(peer)  # all that have not come, as the first wait that is late ends the others
+                elif not absent:
+                    raise LostRankError(hosts.lost([peer], error)) from None
         if absent:
             hint = "; is the result used in the loss there?" if pass_.startswith(_BACKWARD) else ""
             raise LostRankError(hosts.absent(sorted({*absent}), timeout_s, hint), is_late=True)

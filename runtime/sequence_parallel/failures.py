@@ -146,9 +146,10 @@ class Hosts:
                 return
             links, self._links = self._links, None
             self._ended, self._last = ended + 1, end
-        for peer in range(self._world_size if links is not None else 0):
-            with contextlib.suppress(Exception):  # raised by those that are closed, and by the wait itself
-                links.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))  # type: ignore[union-attr]
+        for peer in range(self._world_size):
+            if links is not None and peer != self._rank:
+                with contextlib.suppress(Exception):  # raised where a link is closed already, and by the wait itself
+                    links.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
         release_memory()  # executors are kept with messages on these links
 
     def _meet(self, timeout_s: float) -> dist.ProcessGroup:
@@ -185,13 +186,14 @@ class Hosts:
         return links
 
     def absent(self, ranks: Sequence[int], timeout_s: float, hint: str = "") -> str:
-        """The error of ranks that do not take part."""
-        after = f", after {self._last.text}" if self._last.text else ""
+        """The error of ranks that do not take part, in words."""
         they_have = "it has" if len(ranks) == 1 else "they have"
-        return (
-            f"rank {self._rank}: lost {ranks_in_words(ranks)} before the start ({they_have} not come within "
-            f"{timeout_s:g} s{hint}{after})"
-        )
+        return self.lost(ranks, f"{they_have} not come within {timeout_s:g} s{hint}")
+
+    def lost(self, ranks: Sequence[int], reason: object) -> str:
+        """The error of ranks that are lost before the start, in words."""
+        after = f", after {self._last.text}" if self._last.text and self._links is None else ""
+        return f"rank {self._rank}: lost {ranks_in_words(ranks)} before the start ({reason}){after}"
 
     def _check_life(self, missing: Sequence[int]) -> None:
         """Raise `LostRankError` for a process that has ended, whose connections of a group of gloo are closed.
@@ -205,8 +207,7 @@ class Hosts:
             try:
                 call_peers(False, group.recv, [torch.empty(1)], peer, _NEVER_SENT)
             except LostPeer as error:
-                after = f", after {self._last.text}" if self._last.text else ""
-                raise LostRankError(f"rank {self._rank}: lost rank {peer} before the start ({error}){after}") from None
+                raise LostRankError(self.lost([peer], error)) from None
 
 
 _HOSTS: weakref.WeakKeyDictionary[dist.ProcessGroup, Hosts] = weakref.WeakKeyDictionary()
