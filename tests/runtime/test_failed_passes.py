@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runtime import attention, linear_attention, prepare, relayout
 from runtime.executor.copies import Copies
+from runtime.sequence_parallel.failures import hosts_of
 from runtime.sequence_parallel.layer import AttentionLayer
 from runtime.sequence_parallel.linear_layer import LinearLayer
 from tasp_lab.core.errors import RunError
@@ -125,11 +126,11 @@ def repeated(failures: list[Failure]) -> list[Repeated]:
             return step(Shard(work(batch), schedule), transport=transport)  # noqa: B023
 
         before = kernels.count
-        run(1)
+        run(2)
         kernels.fail(failed, call if call > 0 else kernels.count - before + 1 + call)
         raised = [told(lambda: run(4))]
         if not raised[0].kind:
-            raised.append(told(lambda: run(3)))
+            raised.append(told(lambda: run(4)))
         found.append(Repeated(raised, run(2)))
     return found
 
@@ -169,6 +170,43 @@ def first_call() -> list[Told]:
 def test_the_first_call_of_a_group() -> None:
     answers = succeeded(on_ranks(first_call, 3))
     check_told(answers, (2,), "the forward pass of call 1 of 1 (ring-attention, 48 positions, 8 heads")
+
+
+def without_gradients() -> list[Told]:
+    """On a rank: forward passes alone. A rank that has its result raises in its next call."""
+    here, kernels = Shard(work(), "zigzag-ring-attention"), Kernels()
+    kernels.fail((1,), 2)
+    with torch.no_grad():
+        found = [told(lambda: here.attend(timeout_s=LONG_S))]
+        if not found[0].kind:
+            found.append(told(lambda: here.attend(timeout_s=LONG_S)))
+        torch.testing.assert_close(here.attend().double(), here.expected()[0], rtol=1e-4, atol=1e-5)
+    return found
+
+
+def test_passes_without_gradients() -> None:
+    check_told(succeeded(on_ranks(without_gradients, 4)), (1,), "the forward pass of call 1 of 1 (zigzag-ring")
+
+
+def uses_of_the_store() -> list[str]:
+    """On a rank: what passes without a failure ask of the store, once links are made."""
+    here, asked = Shard(work(), "tasp"), list[str]()
+    layer = prepare(*here.inputs, schedule="tasp", causal=True)
+    here.run()
+
+    class Asked:
+        def __getattr__(self, name: str) -> None:
+            asked.append(name)
+
+    hosts_of(None)._store = Asked()  # type: ignore[assignment]
+    for _ in range(2):
+        here.run()
+        layer(here.q, here.k, here.v).sum().backward()
+    return asked
+
+
+def test_passes_without_a_failure_ask_nothing_of_the_store() -> None:
+    assert on_ranks(uses_of_the_store, 3) == [[], [], []]
 
 
 # Other layers, and other errors.
