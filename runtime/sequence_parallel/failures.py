@@ -124,8 +124,9 @@ class Hosts:
         own = _End(self._rank, f"{error}{f', in {during}' if during else ''}", not error.is_late)
         try:
             first = _first_end(self._store_of(ended), own, 0.0 if error.is_late else PATIENCE_S)
-        except Exception:  # the store is gone with the rank that has it
-            first = own._replace(is_over=True)
+        except Exception:  # the store is gone with the process that has it
+            gone = "the store of the group is gone, too, which is often in the process of rank 0"
+            first = own._replace(text=f"{own.text}; {gone}", is_over=True)
         self._close(ended, first)
         if first.rank == self._rank:
             return RunError(first.text)
