@@ -12,12 +12,11 @@ from typing import Protocol
 import torch
 
 from runtime.executor.copies import Copies
-from runtime.executor.messages import LostPeer, Message, Transport, Wait
+from runtime.executor.messages import LostPeer, LostRankError, Message, Transport, Wait
 from runtime.executor.plans import PlannedMessage
 from runtime.executor.streams import Mark, Streams
 from runtime.protocol.heartbeat import WORKING
 from runtime.protocol.records import Computed, Moved
-from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow
 
@@ -80,7 +79,7 @@ class MessageIO:
             return self.transport.send(kept[1] if kept else self._messages(messages, channel))
         except LostPeer as error:
             if not messages:
-                raise RunError(f"rank {self._rank}: lost a rank ({error})") from None
+                raise LostRankError(f"rank {self._rank}: lost a rank ({error})", error.is_late) from None
             lost = messages[error.number]
             raise self._lost(lost, f"sending it {lost.blocks}", error) from None
 
@@ -159,5 +158,6 @@ class MessageIO:
             waiting_for = list(self._waiting_for.values())
             self._progress(WORKING if self._computing or not waiting_for else waiting_for[0])
 
-    def _lost(self, message: PlannedMessage, what: str, error: LostPeer) -> RunError:
-        return RunError(f"rank {self._rank}, step {message.step}: lost rank {message.peer} {what} ({error})")
+    def _lost(self, message: PlannedMessage, what: str, error: LostPeer) -> LostRankError:
+        text = f"rank {self._rank}, step {message.step}: lost rank {message.peer} {what} ({error})"
+        return LostRankError(text, error.is_late)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from runtime.executor.plans import PlannedMessage
 from runtime.executor.streams import Streams
-from tasp_lab.core.errors import first_line
+from tasp_lab.core.errors import RunError, first_line
 from tasp_lab.schedule.rank_part import RankPart
 from tasp_lab.schedule.schedule import Schedule
 
@@ -73,6 +73,19 @@ class LostPeer(Exception):  # noqa: N818
         super().__init__(reason)
         self.number = number
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the peer may still be there. Gloo has words for it but no type, NCCL ends the process."""
+        return "timed out" in str(self).lower() or "application timeout" in str(self).lower()
+
+
+class LostRankError(RunError):
+    """A rank is lost; or it `is_late`, and has not sent or received a message in time."""
+
+    def __init__(self, message: str, is_late: bool = False) -> None:
+        super().__init__(message)
+        self.is_late = is_late
+
 
 def is_lost_peer(error: Exception, on_gpu: bool) -> bool:
     """Whether an error that a call of `torch.distributed` has raised is that of a peer.
@@ -124,6 +137,9 @@ class Transport:
     def key(self) -> Hashable:
         """Equal for transports that an executor can use one after the other."""
         return id(self)
+
+    def use(self, links: dist.ProcessGroup) -> None:
+        """Send over these connections between the hosts of the group from now on."""
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         """The memory of a run, bytes of arbitrary content, for work in the current stream; a collective call."""

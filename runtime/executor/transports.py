@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -61,6 +60,9 @@ class PointToPoint(Transport):
     def key(self) -> Hashable:
         return type(self), self._group, self._timeout
 
+    def use(self, links: dist.ProcessGroup) -> None:
+        self._group = links
+
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         return self._post(self._group.recv, messages)
 
@@ -96,15 +98,22 @@ class Batched(Transport):
         self._timeout, self._group = _timeout(timeout_s, device), group
         self.waited_on_gpu = group_of(group) if self._on_gpu else None
         self._groups: list[Group] = [group]
+        self._links: dist.ProcessGroup | None = None
         self._receives: Sequence[Message] = ()
         self._batch = _Once()
 
     @property
     def key(self) -> Hashable:
-        return type(self), group_of(self._group), self._timeout, self.channels
+        return type(self), self._links or group_of(self._group), self._timeout, self.channels
+
+    def use(self, links: dist.ProcessGroup) -> None:
+        self._links = links
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Make the communicators of channels. The first one is that of the group; further ones are made once."""
+        if self._links is not None:
+            self._groups = [self._links] * channels  # gloo matches messages by their tags
+            return
         if channels > len(self._groups):
             self._groups = [self._group, *_further_groups(self._group, channels - 1)]
         for group in self._groups:
@@ -181,18 +190,18 @@ def _further_groups(group: Group, count: int) -> list[Group]:
     """Further groups of the same ranks, made by the first call that needs them, of all ranks of the group."""
     found = _FURTHER.setdefault(group_of(group), [])
     while len(found) < count:
-        found.append(beside(group))
+        found.append(_beside(group))
     return found[:count]
 
 
-def beside(group: Group, **options: Any) -> dist.ProcessGroup:
-    """A new group of the same ranks, made by a call of all of them; options are those of `torch.distributed.new_group`.
+def _beside(group: Group) -> dist.ProcessGroup:
+    """A new group of the same ranks, made by a call of all of them.
 
     Only ranks of the group call it, so torch gives it a name from how many groups a rank is in, and ranks that are in
     different numbers of groups would wait for each other. A group of all ranks is named by how many groups were made.
     """
     ranks = dist.get_process_group_ranks(group)
-    made = dist.new_group(ranks, use_local_synchronization=len(ranks) < dist.get_world_size(), **options)
+    made = dist.new_group(ranks, use_local_synchronization=len(ranks) < dist.get_world_size())
     assert isinstance(made, dist.ProcessGroup), "this process is part of the group"
     return made
 
@@ -238,6 +247,9 @@ class AllToAll(Transport):
     @property
     def key(self) -> Hashable:
         return type(self), group_of(self._group), self._timeout
+
+    def use(self, links: dist.ProcessGroup) -> None:
+        self._group = links
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         self._step = _Once()

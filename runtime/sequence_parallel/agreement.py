@@ -18,19 +18,20 @@ a backward pass agrees on the number of its call, which is part of the token. So
 checkpoint runs again.
 
 So every pass waits for all hosts, but for no device: the exchange goes over gloo, also where data move over NCCL,
-whose waits poll once a millisecond and begin when all kernels queued before have ended. Every rank sends its token to
-every other one, so a rank that does not come is known; and no collective comes between those of the caller, whose
-order may differ (DistributedDataParallel reduces gradients while a backward pass goes on).
+whose waits poll once a millisecond and begin when all kernels queued before have ended. It has connections of its own
+(`runtime.sequence_parallel.failures`). Every rank sends its token to every other one, so a rank that does not come is
+known; and no collective comes between those of the caller, whose order may differ (DistributedDataParallel reduces
+gradients while a backward pass goes on).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -38,9 +39,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 
-from runtime.executor.messages import Group, LostPeer, Message, Wait, call_peers, group_of
+from runtime.executor.messages import Group, LostPeer, LostRankError, Message, Transport, Wait, call_peers, group_of
 from runtime.executor.transports import AGREEMENT_TAG, PointToPoint, beside
-from tasp_lab.core.errors import RunError, first_line
+from runtime.sequence_parallel.failures import announced, hosts_of, ranks_in_words
+from tasp_lab.core.errors import RunError, TaspLabError, first_line
 
 _MAX_BYTES = 2048
 """Fixed size of every rank's message; strings in it are truncated to `_MAX_LETTERS`."""
@@ -73,35 +75,31 @@ class _Agreed:
     def __init__(self) -> None:
         self.known = OrderedDict[str, _Exchange]()
         """The latest exchanges, by the proposal of this rank."""
-        self.calls = 0
-        """How many calls of layers have been agreed on: as many on all ranks, since each is agreed on by all."""
         self.waits: Sequence[Wait] = ()
         """The waits of the last exchange (`runtime.executor.transports.Wait`)."""
 
 
 _AGREED: WeakKeyDictionary[dist.ProcessGroup, _Agreed] = WeakKeyDictionary()
 
-_HOSTS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-"""By group without a backend for CPU memory, a group of the same ranks that has one."""
-
 
 class Call:
     """A call of a layer that all ranks of a group make together, and its backward pass.
 
-    `number` counts the calls of the group, from 1; `layer` describes the layer in errors.
+    `number` counts the calls of the group, from 1; `layer` describes the layer in errors. A layer that is `prepared` is
+    agreed on once, for all calls of it.
     """
 
     def __init__(self, group: Group, timeout_s: float) -> None:
         self._group, self._timeout_s = group, timeout_s
-        self._agreed = _agreed_in(group)
-        self.number, self.layer = self._agreed.calls + 1, ""
+        self._hosts = hosts_of(group)
+        self.number, self.layer, self.prepared = self._hosts.calls + 1, "", False
 
     def agree(self, own: Proposal | Exception, apart: Collection[str] = ()) -> list[Proposal]:
         """As the function `agree`, in the forward pass; the call then counts."""
         checkpoints, again = _checkpoints_around()
         pass_ = "" if again is None else f"the forward pass, run again, of {again.described()}"
         proposals = agree(own, self._group, self._timeout_s, apart, pass_)
-        self._agreed.calls = self.number
+        self._hosts.calls = self.number
         for each in checkpoints:
             if not hasattr(each, _FIRST_CALL):
                 setattr(each, _FIRST_CALL, self)
@@ -116,13 +114,27 @@ class Call:
         without reentry. It must be equal, too: such a checkpoint runs a forward pass again without knowing of which
         call.
         """
-        own: Proposal | Exception = problem or {}
-        exchange(own, self._group, self._timeout_s, f"the backward pass of {self.described(computed_as)}")
+        if not self.prepared:
+            exchange(problem or {}, self._group, self._timeout_s, f"{_BACKWARD}{self.described(computed_as)}")
+
+    @contextlib.contextmanager
+    def running(self, transport: Transport, computed_as: int | None = None, backward: bool = False) -> Iterator[None]:
+        """Around a pass, whose messages go over the links of hosts unless GPUs send them; an error ends it on all."""
+
+        def during() -> str:
+            return f"{_BACKWARD if backward else 'the forward pass of '}{self.described(computed_as)}"
+
+        with self._hosts.together(during), announced(transport.waited_on_gpu):
+            if transport.waited_on_gpu is None:
+                transport.use(self._hosts.connect(self._timeout_s))
+            yield
 
     def described(self, computed_as: int | None = None) -> str:
         """In words, for errors. Numbers come first, as long texts are cut."""
+        if self.prepared:
+            return f"a prepared layer ({self.layer})"
         again = "" if computed_as in (None, self.number) else f", computed again as call {computed_as}"
-        return f"call {self.number} of {self._agreed.calls}{again} ({self.layer})"
+        return f"call {self.number} of {self._hosts.calls}{again} ({self.layer})"
 
 
 def exchange(own: Proposal | Exception, group: Group, timeout_s: float, pass_: str = "") -> list[Proposal]:
@@ -177,6 +189,8 @@ def agree(
     return proposals
 
 
+_BACKWARD = "the backward pass of "
+
 _PASS = "pass"
 """The name under which a message has its pass."""
 
@@ -187,25 +201,9 @@ def _different_passes(passes: Sequence[str], proposals: Sequence[Proposal]) -> s
     for rank, (pass_, proposal) in enumerate(zip(passes, proposals, strict=True)):
         kind = proposal.get("kind")
         ranks.setdefault(pass_ or (f"a new call ({kind})" if kind else "a new call"), []).append(rank)
-    named = [f"{_ranks_in_words(of_pass)}: {pass_}" for pass_, of_pass in ranks.items()]
+    named = [f"{ranks_in_words(of_pass)}: {pass_}" for pass_, of_pass in ranks.items()]
     more = [f"{len(named) - _MOST_PASSES} more"] if len(named) > _MOST_PASSES else []
     return f"ranks run different passes, expected one order on all; {'; '.join([*named[:_MOST_PASSES], *more])}"
-
-
-def _ranks_in_words(ranks: Sequence[int]) -> str:
-    """Ranks in ascending order, those that follow one another as a range.
-
-    >>> _ranks_in_words([0, 1, 2, 5]), _ranks_in_words([3])
-    ('ranks 0-2, 5', 'rank 3')
-    """
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
 
 
 _FIRST_CALL = "_first_call_of_tasp_lab"
@@ -259,43 +257,32 @@ def _agreed_in(group: Group) -> _Agreed:
     return _AGREED.setdefault(group_of(group), _Agreed())
 
 
-def _group_of_hosts(group: Group, timeout_s: float) -> dist.ProcessGroup:
-    """The group, or one of the same ranks that can send what is in CPU memory, made by the first call of all ranks."""
-    own = group_of(group)
-    if "cpu:" in dist.get_backend_config(group):
-        return own
-    if own not in _HOSTS:
-        try:
-            _HOSTS[own] = call_peers(False, beside, group, backend="gloo", timeout=timedelta(seconds=timeout_s))
-        except LostPeer as error:
-            raise RunError(
-                f"rank {dist.get_rank(group)}: ranks compare their arguments over gloo, which does not start "
-                f"({error}); GLOO_SOCKET_IFNAME names the interface"
-            ) from None
-    return _HOSTS[own]
-
-
 def _gather(content: bytes, size_bytes: int, group: Group, timeout_s: float, pass_: str) -> list[bytes]:
     """The contents of all ranks, filled up with zeros to this size: each rank sends its own to every other one."""
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    transport = PointToPoint(timeout_s, _group_of_hosts(group, timeout_s), torch.device("cpu"))
+    rank, world_size, hosts = dist.get_rank(group), dist.get_world_size(group), hosts_of(group)
     own = torch.frombuffer(bytearray(content.ljust(size_bytes, b"\0")), dtype=torch.uint8)
     contents = [own if each == rank else torch.empty_like(own) for each in range(world_size)]
     peers = [each for each in range(world_size) if each != rank]
 
-    def lost(peer: int, error: LostPeer) -> RunError:
-        return RunError(f"rank {rank}: lost rank {peer} before the start ({error}){f', in {pass_}' if pass_ else ''}")
-
-    waits: list[Wait] = []
-    for post, data in (transport.receive, contents), (transport.send, [own] * world_size):
-        try:
-            waits += post([Message(peer, AGREEMENT_TAG, data[peer]) for peer in peers])
-        except LostPeer as error:
-            raise lost(peers[error.number], error) from None
-    for peer, wait in zip(peers * 2, waits, strict=True):
-        try:
-            wait()
-        except LostPeer as error:
-            raise lost(peer, error) from None
+    with hosts.together(lambda: pass_):
+        transport = PointToPoint(timeout_s, hosts.connect(timeout_s), torch.device("cpu"))
+        waits: list[Wait] = []
+        for post, data in (transport.receive, contents), (transport.send, [own] * world_size):
+            try:
+                waits += post([Message(peer, AGREEMENT_TAG, data[peer]) for peer in peers])
+            except LostPeer as error:
+                raise LostRankError(hosts.lost([peers[error.number]], error)) from None
+        absent: list[int] = []
+        for peer, wait in zip(peers * 2, waits, strict=True):
+            try:
+                wait()
+            except LostPeer as error:
+                if error.is_late:
+                    absent.append(peer)  # all that have not come, as the first wait that is late ends the others
+                elif not absent:
+                    raise LostRankError(hosts.lost([peer], error)) from None
+        if absent:
+            hint = "; is the result used in the loss there?" if pass_.startswith(_BACKWARD) else ""
+            raise LostRankError(hosts.absent(sorted({*absent}), timeout_s, hint), is_late=True)
     _agreed_in(group).waits = waits
     return [each.numpy().tobytes() for each in contents]

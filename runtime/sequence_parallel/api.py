@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from runtime.executor.kept import Kept
 from runtime.executor.messages import Group
 from runtime.kernels.registry import choose_kernel
-from runtime.sequence_parallel.agreement import Proposal
+from runtime.sequence_parallel.agreement import Call, Proposal
 from runtime.sequence_parallel.arguments import (
     TIMEOUT_S,
     TYPES,
@@ -172,6 +172,8 @@ def attention_with_lse(
     `WorkloadError` for arguments of a wrong type, tensors that are not dense or don't fit together or to the schedule,
     and for gradients wanted of a forward pass alone; `ScheduleError` for unknown names; `RunError` when the ranks don't
     agree, no kernel can do it, or a rank is lost. What is wrong is found before data moves, and names the rank.
+    What a kernel raises in a pass, on this rank; `RunError` that names this rank and its error on the others, there or,
+    if they had their results, in their next call. All ranks may then call again.
     """
     layer = _SoftmaxCall(
         q, k, v, schedule=schedule, causal=causal, window=window, cu_seqlens=cu_seqlens, cached_keys=cached_keys,
@@ -203,9 +205,10 @@ def prepare(
     arguments.apply_defaults()
     group = process_group(arguments.arguments.pop("group"))
     layer = _SoftmaxCall(**arguments.arguments, group=group, prepared=True)
-    passes, _ = agreed_passes(layer)
+    passes, call = agreed_passes(layer)
     assert isinstance(passes, SoftmaxPasses), "attention has passes"
-    return PreparedAttention(passes, (layer.q, layer.k, layer.v), layer.gradients)
+    call.prepared = True
+    return PreparedAttention(passes, call, (layer.q, layer.k, layer.v), layer.gradients)
 
 
 class PreparedAttention:
@@ -216,8 +219,8 @@ class PreparedAttention:
     may capture further ones: schedules, memory, views and communicators are there, and the host waits for nothing.
     """
 
-    def __init__(self, passes: SoftmaxPasses, like: Sequence[torch.Tensor], gradients: bool) -> None:
-        self._passes = replace(passes, kept=Kept(2, in_one_order=True))
+    def __init__(self, passes: SoftmaxPasses, call: Call, like: Sequence[torch.Tensor], gradients: bool) -> None:
+        self._passes, self._call = replace(passes, kept=Kept(2, in_one_order=True)), call
         self._like, self._gradients = [_facts_of(each) for each in like], gradients
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -239,7 +242,7 @@ class PreparedAttention:
         if gradients and not self._gradients:
             raise WorkloadError("gradients are wanted, expected none, as the layer was prepared with tensors that "
                                 "require none")  # fmt: skip
-        out, lse = run_layer(self._passes, None, gradients, *inputs)
+        out, lse = run_layer(self._passes, self._call, gradients, *inputs)
         return out, lse
 
 

@@ -38,7 +38,7 @@ from runtime.sequence_parallel.arguments import (
     check_transforms,
     is_timeout,
 )
-from runtime.sequence_parallel.failures import announced
+from runtime.sequence_parallel.failures import hosts_of
 from tasp_lab.core.arguments import check_arguments
 from tasp_lab.core.errors import RunError, WorkloadError, first_line
 from tasp_lab.schedule.rank_part import RankPart, rank_part
@@ -70,6 +70,10 @@ class LayerPasses(Protocol):
 
     outputs: ClassVar[int]
     """The number of outputs. Gradients flow through all of them."""
+
+    @property
+    def transport(self) -> Transport:
+        """How the messages of both are sent."""
 
     def forward(self, *inputs: Any) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
         """The outputs, tensors and None, and what else the backward pass needs of this pass."""
@@ -167,13 +171,11 @@ def call_layer(layer: LayerCall) -> tuple[Any, ...]:
     return run_layer(passes, call, layer.gradients, *layer.inputs)
 
 
-def run_layer(passes: LayerPasses, call: Call | None, gradients: bool, *inputs: Any) -> tuple[Any, ...]:
-    """The outputs of a forward pass; if `gradients` are wanted, as one differentiable operation.
-
-    Backward passes of no `call` are run without agreement.
-    """
+def run_layer(passes: LayerPasses, call: Call, gradients: bool, *inputs: Any) -> tuple[Any, ...]:
+    """The outputs of a forward pass; if `gradients` are wanted, as one differentiable operation."""
     if not gradients:
-        return passes.forward(*inputs)[0]
+        with call.running(passes.transport):
+            return passes.forward(*inputs)[0]
     anchor = None
     if not any(x is not None and x.requires_grad for x in inputs):  # but one of another rank does, which waits for this
         anchor = torch.empty(0, requires_grad=True)
@@ -194,17 +196,21 @@ def agreed_passes(layer: LayerCall) -> tuple[LayerPasses | None, Call]:
         raise RunError(f"group: {first_line(error)}") from None
     if rank < 0:
         raise RunError("this process is not part of the group")
-    call = Call(layer.group, float(layer.timeout_s) if is_timeout(layer.timeout_s) else TIMEOUT_S)
-    own: Proposal | Exception
-    try:
-        layer.check()
-        own = layer.propose(call.number)
-    except Exception as error:
-        own = error  # the other ranks wait for a proposal, so this rank raises once all have exchanged theirs
-    everyone = call.agree(own, layer.apart)
-    schedules = _built_together(layer, everyone)
-    call.layer = layer.described(schedules)
-    return layer.passes(schedules, everyone, rank), call
+    hosts = hosts_of(layer.group)
+    timeout_s = float(layer.timeout_s) if is_timeout(layer.timeout_s) else TIMEOUT_S
+    with hosts.together(lambda: "the preparation of a call", alike=True):
+        hosts.connect(timeout_s)  # after a failure, ranks also count their calls alike again
+        call = Call(layer.group, timeout_s)
+        own: Proposal | Exception
+        try:
+            layer.check()
+            own = layer.propose(call.number)
+        except Exception as error:
+            own = error  # the other ranks wait for a proposal, so this rank raises once all have exchanged theirs
+        everyone = call.agree(own, layer.apart)
+        schedules = _built_together(layer, everyone)
+        call.layer = layer.described(schedules)
+        return layer.passes(schedules, everyone, rank), call
 
 
 def cast_as_torch_does(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -223,9 +229,10 @@ class _Forward(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(passes: LayerPasses, call: Call | None, anchor: torch.Tensor | None, *inputs: Any) -> tuple[Any, ...]:
-        outputs, kept = passes.forward(*inputs)
-        return *outputs, *kept, torch.tensor(0 if call is None else call.number, device="cpu")
+    def forward(passes: LayerPasses, call: Call, anchor: torch.Tensor | None, *inputs: Any) -> tuple[Any, ...]:
+        with call.running(passes.transport):
+            outputs, kept = passes.forward(*inputs)
+        return *outputs, *kept, torch.tensor(call.number, device="cpu")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -243,14 +250,13 @@ class _Forward(torch.autograd.Function):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # where a compiled function itself calls backward
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         passes: LayerPasses = ctx.passes
-        call: Call | None = ctx.call
+        call: Call = ctx.call
         *saved, number = ctx.saved_tensors or (None,)
         gradients = gradients[: passes.outputs]
         try:
             check_transforms(*gradients)
         except WorkloadError as error:
-            if call is not None:
-                call.agree_on_backward(problem=error)
+            call.agree_on_backward(problem=error)
             raise
         # Only with a graph can gradients be differentiated; torch.func always makes one, below which tensors are plain.
         run: Callable[..., tuple[Any, ...]] = _Backward.apply if torch.is_grad_enabled() else _Backward.forward
@@ -262,16 +268,12 @@ class _Backward(torch.autograd.Function):
     """The backward pass, an operation of its own: without it, second derivatives would be 0 without a word."""
 
     @staticmethod
-    def forward(passes: LayerPasses, call: Call | None, number: torch.Tensor | None, *tensors: Any) -> tuple[Any, ...]:
+    def forward(passes: LayerPasses, call: Call, number: torch.Tensor | None, *tensors: Any) -> tuple[Any, ...]:
         saved, gradients = tensors[: -passes.outputs], tensors[-passes.outputs :]
-        if call is None:
-            return passes.backward(saved, *gradients)
         computed_as = None if number is None else int(number)
         call.agree_on_backward(computed_as)
-        try:
+        with call.running(passes.transport, computed_as, backward=True):
             return passes.backward(saved, *gradients)
-        except RunError as error:
-            raise RunError(f"{error}, in the backward pass of {call.described(computed_as)}") from None
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -313,7 +315,7 @@ def run_pass(
 ) -> Iterator[Copies]:  # fmt: skip
     """Run a schedule after `load` has filled the memory, which is used again after the context has ended."""
     part = part_of(schedule, rank)
-    with announced(transport.waited_on_gpu), kept.executor(schedule, part, transport, work, device) as executor:
+    with kept.executor(schedule, part, transport, work, device) as executor:
         load(executor.copies)
         executor.prepare()
         executor.run()

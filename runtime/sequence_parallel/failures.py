@@ -1,12 +1,27 @@
-"""Failed passes on GPUs: the rank announces its error, and the others end instead of waiting for its messages.
+"""Failed passes: the rank that fails announces its error, and the others end instead of waiting for its messages.
+
+    hosts = hosts_of(group)
+    with hosts.together(lambda: "the forward pass"):     # around what a rank does together with the others
+        links = hosts.connect(timeout_s)                 # a process group of gloo; the messages of hosts go over it
+        run()
+
+A rank that fails leaves its error in the store of the group, then closes its links. That ends all waits for it; the
+ranks that waited find the error in the store, and close theirs. So an error reaches all ranks of a pass in the time of
+a few messages, and a pass without one costs none. The next call makes new links, on which nothing old can arrive.
+
+Every rank raises once for each failure, so ranks that repeat what has failed stay together: in the pass itself or, if
+it had its results already, in its next call. With a process that has ended the group has ended, too: later calls raise
+at once, and say why.
+
+Where GPUs wait for messages no host sees that one does not come:
 
     with announced(group):             # around a pass of a rank; None where hosts wait for messages themselves
         run()
 
-A kernel of NCCL waits for a message that does not come until torch's watchdog ends the process, by default after 10
-minutes, and no host sees why. So a rank whose pass fails leaves its error in the store of the group, and ends its own
-kernels (`ProcessGroup.abort`, without which the process may not end either). A thread of every other rank looks there
-once a second, prints the error, and ends its process as the watchdog would.
+A kernel of NCCL waits until torch's watchdog ends the process, by default after 10 minutes. So a rank whose pass fails
+leaves its error in the store of the group, and ends its own kernels (`ProcessGroup.abort`, without which the process
+may not end either). A thread of every other rank looks there once a second, prints the error, and ends its process as
+the watchdog would.
 
 A rank that is killed leaves nothing: its launcher ends the others, and the next agreement over gloo names it.
 """
@@ -14,24 +29,238 @@ A rank that is killed leaves nothing: its launcher ends the others, and the next
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import NoReturn
-from weakref import WeakSet
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import NamedTuple, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store, _get_process_group_store
 
-from tasp_lab.core.errors import first_line
+from runtime.executor.kept import release_memory
+from runtime.executor.messages import Group, LostPeer, LostRankError, call_peers, group_of
+from runtime.executor.transports import AGREEMENT_TAG
+from tasp_lab.core.errors import RunError, TaspLabError, first_line
 from tasp_lab.core.process import at_once, leave
 from tasp_lab.core.progress import print_line
 
 LOOK_EVERY_S = 1.0
 
+PATIENCE_S = 2.0
+"""How long a rank looks for the error of a peer that has closed its links, before it takes the peer for lost.
+
+Assumed: a peer whose wait is over in time closes them a moment before it can announce why.
+"""
+
+_NEVER_SENT = AGREEMENT_TAG + 1
+"""The tag of messages that are received and never sent."""
+
+_END = "end"
+"""The key of the first error with which links have ended."""
+
+_MAX_LETTERS = 2000
+
+
+class _End(NamedTuple):
+    """Why links have ended: the rank that saw it first, in words, and whether a process has ended."""
+
+    rank: int
+    text: str
+    is_over: bool
+
+
+class Hosts:
+    """The links between the hosts of a group, which all ranks make anew when they have ended; see `hosts_of`.
+
+    `calls` counts the calls of layers that all ranks have agreed on.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = weakref.ref(group)
+        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._store = dist.PrefixStore("tasp_lab", _get_process_group_store(group))
+        self._links: dist.ProcessGroup | None = None
+        self._ended = 0  # how many links have ended so far, as many on all ranks that have raised
+        self._last = _End(self._rank, "", is_over=False)
+        self._lock = threading.Lock()
+        self.calls = 0
+
+    def connect(self, timeout_s: float) -> dist.ProcessGroup:
+        """The links, which the first call of all ranks makes. Raises `LostRankError` for ranks that do not come."""
+        if self._links is None:
+            self._links = self._meet(timeout_s)
+        return self._links
+
+    @contextlib.contextmanager
+    def together(self, during: Callable[[], str], alike: bool = False) -> Iterator[None]:
+        """End the links when this rank fails, or find out why they have ended; `during` names what the ranks do.
+
+        An error of this rank is raised unchanged, that of another one as a `RunError` that names it. With `alike`, all
+        ranks raise a `TaspLabError` of this rank, each by itself, so it ends nothing.
+        """
+        ended = self._ended
+        try:
+            yield
+        except LostRankError as error:
+            raise self._end_of_another(ended, error, during()) from None
+        except BaseException as error:
+            if not (alike and isinstance(error, TaspLabError)) and ended == self._ended and not self._last.is_over:
+                self._announce(ended, error, during())
+            raise
+
+    def _announce(self, ended: int, error: BaseException, during: str) -> None:
+        what = f"rank {self._rank} raised {type(error).__name__}{f' in {during}' if during else ''}"
+        own = _End(self._rank, f"{what}: {first_line(error)}" if str(error) else what, is_over=False)
+        with contextlib.suppress(Exception):  # the store may be gone with the rank that has it
+            _first_end(self._store_of(ended), own)
+        self._close(ended, own)
+
+    def _end_of_another(self, ended: int, error: LostRankError, during: str) -> RunError:
+        own = _End(self._rank, f"{error}{f', in {during}' if during else ''}", not error.is_late)
+        try:
+            first = _first_end(self._store_of(ended), own, 0.0 if error.is_late else PATIENCE_S)
+        except Exception:  # the store is gone with the process that has it
+            gone = "the store of the group is gone, too, which is often in the process of rank 0"
+            first = own._replace(text=f"{own.text}; {gone}", is_over=True)
+        self._close(ended, first)
+        if first.rank == self._rank:
+            return RunError(first.text)
+        here = f", in {during}" if during and during not in first.text else ""
+        return RunError(f"rank {self._rank}{here}: {first.text}")
+
+    def _store_of(self, number: int) -> Store:
+        """Where ranks meet to make links, and leave the error with which these end."""
+        return dist.PrefixStore(str(number), self._store)
+
+    def _close(self, ended: int, end: _End) -> None:
+        """End all waits for messages on these links, in all threads and on all peers, unless a thread has done so.
+
+        Gloo has one way to do that, a wait that is over in time; its `abort` leaves waits alone.
+        """
+        with self._lock:
+            if ended != self._ended:
+                return
+            links, self._links = self._links, None
+            self._ended, self._last = ended + 1, end
+        for peer in range(self._world_size):
+            if links is not None and peer != self._rank:
+                with contextlib.suppress(Exception):  # raised where a link is closed already, and by the wait itself
+                    links.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
+        release_memory()  # executors are kept with messages on these links
+
+    def _meet(self, timeout_s: float) -> dist.ProcessGroup:
+        """Make links once all ranks have come. They meet in the store, where nobody is disturbed by who gives up."""
+        if self._last.is_over:
+            raise RunError(f"rank {self._rank}: the group has ended: {self._last.text}")
+        store, ranks = self._store_of(self._ended), [str(rank) for rank in range(self._world_size)]
+        store.set(str(self._rank), str(self.calls))
+        now = time.monotonic()
+        end, look, pause_s = now + timeout_s, now + LOOK_EVERY_S, 1e-3
+        while True:
+            if store.check([_END]):
+                raise LostRankError(f"rank {self._rank}: lost a rank before the start")
+            if store.check(ranks):
+                break
+            now = time.monotonic()
+            if now > end:
+                missing = [rank for rank in range(self._world_size) if not store.check([str(rank)])]
+                raise LostRankError(self.absent(missing, timeout_s), is_late=True)
+            if now > look:
+                self._check_life([rank for rank in range(self._world_size) if not store.check([str(rank)])])
+                look = now + LOOK_EVERY_S
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+        try:
+            links = call_peers(False, _links, store, self._rank, self._world_size, timeout_s)
+        except LostPeer as error:
+            raise LostRankError(
+                f"rank {self._rank}: hosts talk over gloo, which does not start ({error}); GLOO_SOCKET_IFNAME names "
+                "the interface", is_late=True
+            ) from None  # fmt: skip
+        if self._ended:  # ranks that have left a failed call earlier than others have counted fewer calls
+            self.calls = max(int(store.get(rank)) for rank in ranks)
+        return links
+
+    def absent(self, ranks: Sequence[int], timeout_s: float, hint: str = "") -> str:
+        """The error of ranks that do not take part, in words."""
+        they_have = "it has" if len(ranks) == 1 else "they have"
+        return self.lost(ranks, f"{they_have} not come within {timeout_s:g} s{hint}")
+
+    def lost(self, ranks: Sequence[int], reason: object) -> str:
+        """The error of ranks that are lost before the start, in words."""
+        after = f", after {self._last.text}" if self._last.text and self._links is None else ""
+        return f"rank {self._rank}: lost {ranks_in_words(ranks)} before the start ({reason}){after}"
+
+    def _check_life(self, missing: Sequence[int]) -> None:
+        """Raise `LostRankError` for a process that has ended, whose connections of a group of gloo are closed.
+
+        To post a message shows that; a wait for it would close them when it is over in time.
+        """
+        group = self._group()
+        if group is None or "cpu:gloo" not in dist.get_backend_config(group):
+            return
+        for peer in missing:
+            try:
+                call_peers(False, group.recv, [torch.empty(1)], peer, _NEVER_SENT)
+            except LostPeer as error:
+                raise LostRankError(self.lost([peer], error)) from None
+
+
+_HOSTS: weakref.WeakKeyDictionary[dist.ProcessGroup, Hosts] = weakref.WeakKeyDictionary()
+
+
+def hosts_of(group: Group) -> Hosts:
+    """The hosts of a group."""
+    found = group_of(group)
+    if found not in _HOSTS:
+        _HOSTS[found] = Hosts(found)
+    return _HOSTS[found]
+
+
+def _links(store: Store, rank: int, world_size: int, timeout_s: float) -> dist.ProcessGroup:
+    """A process group of gloo that torch does not list: it has no name, on which ranks in other groups might differ."""
+    made, backend = dist.ProcessGroup(store, rank, world_size), dist.ProcessGroup.BackendType.GLOO
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world_size, timedelta(seconds=timeout_s))
+    made._set_default_backend(backend)
+    made._register_backend(torch.device("cpu"), backend, gloo)
+    return made
+
+
+def _first_end(store: Store, own: _End, patience_s: float = 0.0) -> _End:
+    """The first error with which links have ended: this one, unless there is another, or one comes meanwhile."""
+    end = time.monotonic() + patience_s
+    while not store.check([_END]) and time.monotonic() < end:
+        time.sleep(0.02)
+    text = own.text.encode("ascii", "replace").decode()[:_MAX_LETTERS]
+    return _End(*json.loads(store.compare_set(_END, "", json.dumps(own._replace(text=text)))))
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Ranks in ascending order, those that follow one another as a range.
+
+    >>> ranks_in_words([0, 1, 2, 5]), ranks_in_words([3])
+    ('ranks 0-2, 5', 'rank 3')
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
+
+
+# On GPUs
+
+
 _KEY = "tasp_lab/failed"
-_WATCHED: WeakSet[dist.ProcessGroup] = WeakSet()
+_WATCHED: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from runtime import attention
 from runtime.executor.messages import Message, Wait
 from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
+from runtime.sequence_parallel import failures
 from runtime.sequence_parallel.agreement import exchange
 from runtime.trials.layers import random_layer
 from tasp_lab.core.errors import RunError, TaspLabError
@@ -129,35 +130,35 @@ def test_ranks_that_mix_up_what_they_remember_are_told() -> None:
         assert all(seconds < 10 for _, seconds in found)
 
 
-def beside_nccl() -> int:
-    """On a rank of a group that is said to have no backend for CPU memory: how many groups are made beside it."""
+def links_made() -> int:
+    """On a rank: how many links between hosts three exchanges make, which do without `dist.new_group`."""
     made = []
-    new_group = dist.new_group
 
-    def counted(*arguments: Any, **keywords: Any) -> object:
-        made.append(keywords["backend"])
-        return new_group(*arguments, **keywords)
+    def counted(*arguments: Any) -> dist.ProcessGroup:
+        made.append(arguments)
+        return LINKS(*arguments)
 
-    with patch.object(dist, "get_backend_config", lambda group: "cuda:nccl"), patch.object(dist, "new_group", counted):
+    with patch.object(failures, "_links", counted), patch.object(dist, "new_group", None):
         for at in range(3):
             found = exchange({"rank": dist.get_rank(), "at": at}, None, 20.0)
             assert found == [{"rank": rank, "at": at} for rank in range(dist.get_world_size())]
-    assert set(made) == {"gloo"}
     return len(made)
 
 
-def test_data_move_over_nccl_and_arguments_beside_it() -> None:
-    """A device would have to finish all that is queued before it could tell."""
-    assert on_ranks(beside_nccl, 2) == [1, 1]
+LINKS = failures._links
+
+
+def test_hosts_are_linked_once() -> None:
+    assert on_ranks(links_made, 2) == [1, 1]
 
 
 def no_gloo() -> str:
     dist.barrier()  # a rank must not leave while the other one is still joining it
 
-    def refused(*_: Any, **__: Any) -> object:
+    def refused(*_: Any, **__: Any) -> dist.ProcessGroup:
         raise RuntimeError("[enforce fail at device.cc:84] rp != nullptr. Unable to find address for: eth7")
 
-    with patch.object(dist, "get_backend_config", lambda group: "cuda:nccl"), patch.object(dist, "new_group", refused):
+    with patch.object(failures, "_links", refused):
         try:
             exchange({}, None, 20.0)
         except RunError as error:
@@ -166,8 +167,8 @@ def no_gloo() -> str:
 
 
 def test_gloo_that_does_not_start_is_named() -> None:
-    for rank, said in enumerate(on_ranks(no_gloo, 2)):
-        assert str(said).startswith(f"rank {rank}: ranks compare their arguments over gloo, which does not start (")
+    for said in on_ranks(no_gloo, 2):
+        assert ": hosts talk over gloo, which does not start ([enforce fail at device.cc:84]" in str(said)
         assert "GLOO_SOCKET_IFNAME" in str(said)
 
 
@@ -192,8 +193,7 @@ def test_an_error_of_this_rank_is_not_a_lost_one() -> None:
 def beside_a_group_of_some() -> object:
     """On a rank: arguments compared by all ranks, of which some are in one more group."""
     dist.new_group([0, 1])
-    with patch.object(dist, "get_backend_config", lambda group: "cuda:nccl"):
-        return exchange({"rank": dist.get_rank()}, None, 10.0)
+    return exchange({"rank": dist.get_rank()}, None, 10.0)
 
 
 def test_ranks_in_different_numbers_of_groups_agree() -> None:

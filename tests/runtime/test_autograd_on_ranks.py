@@ -389,16 +389,14 @@ def test_what_was_built_for_a_call_serves_the_next(gradients: bool) -> None:
             assert later == [Counter(), Counter()]
 
 
-def with_a_death(when: str, how: str) -> tuple[str, float] | None:
-    """On a rank: rank 2 dies or raises at its first kernel call of a pass, or between the passes.
+def with_a_death(when: str) -> tuple[str, float] | None:
+    """On a rank: rank 2 dies at its first kernel call of a pass, or between the passes.
 
     It has two buffers, so it cannot have taken in what it would have to pass on at the last of four steps.
     """
     here = Shard(Workload(80, heads=2, head_dim=64, dtype="fp32"), "tasp")
 
     def die(*_: object) -> None:
-        if here.rank == 2 and how == "raise":
-            raise ValueError("a fault of the kernel")
         if here.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -420,13 +418,10 @@ def with_a_death(when: str, how: str) -> tuple[str, float] | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("when", "how"), [("forward", "die"), ("between", "die"), ("backward", "die"), ("forward", "raise")]
-)
-def test_a_rank_that_ends_is_named_within_seconds(when: str, how: str) -> None:
-    answers: Any = on_ranks(with_a_death, 5, when, how)
-    ended = answers.pop(2)
-    assert str(ended) == "a fault of the kernel" if how == "raise" else ended == -signal.SIGKILL
+@pytest.mark.parametrize("when", ["forward", "between", "backward"])
+def test_a_rank_that_ends_is_named_within_seconds(when: str) -> None:
+    answers: Any = on_ranks(with_a_death, 5, when)
+    assert answers.pop(2) == -signal.SIGKILL
     assert any("lost rank 2" in message for message, _ in answers), answers
     for message, seconds in answers:
         assert "lost rank" in message

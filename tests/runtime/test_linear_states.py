@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args
 
 import pytest
@@ -39,6 +40,9 @@ class OnlyCall(Call):
 
     def agree_on_backward(self, computed_as: int | None = None, problem: Exception | None = None) -> None:
         assert (computed_as, problem) == (1, None)
+
+    def running(self, *_: object, **__: object) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def random_inputs(layer: Workload) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
