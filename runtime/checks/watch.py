@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import signal
 import sys
@@ -21,6 +20,7 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Literal, NoReturn, Protocol, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -110,7 +110,7 @@ class Watch:
         if store is None:
             self._end(End("failed", _of_rank(self._rank, message), self._rank))
         with contextlib.suppress(Exception):  # its host may be gone
-            store.set(_failure(self._rank), pickle.dumps((time.time(), message)))
+            store.set(_failure(self._rank), msgspec.msgpack.encode((time.time(), message)))
         self.leave(store)
 
     def leave(self, store: Store) -> NoReturn:
@@ -174,7 +174,7 @@ class Watch:
         found: list[tuple[float, int, str]] = []
         for rank in range(self._world_size):
             if self._store.check([_failure(rank)]):
-                at_s, message = pickle.loads(self._store.get(_failure(rank)))
+                at_s, message = msgspec.msgpack.decode(self._store.get(_failure(rank)), type=tuple[float, str])
                 found.append((at_s, rank, message))
         (_, rank, message), *others = sorted(found)
         also = "".join(f"; then {_of_rank(other, told)}" for _, other, told in others[:3])
@@ -197,7 +197,8 @@ def _note(number: int, frame: FrameType | None) -> None:
     """No-op handler: the signal has been written to the pipe."""
 
 
-# The ranks of a check, which exchange values through the store of the process group.
+# The ranks of a check, which exchange values through the store of the process group. Whoever reaches the store's port
+# may write there, so what is read is data of a known type and never code, as a pickle would be.
 #
 # So a rank that waits for the others holds no kernel of the communication library, and its GPU is free for what others
 # start on it.
@@ -235,10 +236,17 @@ class CheckedGroup:
         return self.device.type == "cuda"
 
     def gather(self, value: Value) -> list[Value]:
-        """The values of all ranks."""
+        """The values of all ranks, which have the type of this one: a number, a text, a list or a data class of those.
+
+        What has another type inside a data class arrives as text.
+        """
         self._told += 1
-        self.store.set(self._key(self.rank), pickle.dumps(value))
-        return [pickle.loads(self.store.get(self._key(rank))) for rank in range(self.world_size)]
+        self.store.set(self._key(self.rank), msgspec.msgpack.encode(value, enc_hook=str))
+        decoder = msgspec.msgpack.Decoder(type(value))
+        return [
+            value if rank == self.rank else decoder.decode(self.store.get(self._key(rank)))
+            for rank in range(self.world_size)
+        ]
 
     def barrier(self) -> None:
         """Wait for all ranks, and for this rank's GPU."""

@@ -1,5 +1,5 @@
 """``python -m tasp_lab.cli``, for torchrun."""
 
-from tasp_lab.cli.process import main
+from tasp_lab.cli import main
 
 main()

@@ -1,22 +1,23 @@
-"""The process around a command: its streams, signals and exit code.
+"""The process around a command: its streams, errors and exit code.
 
-Heavy modules are imported inside `main`, where Ctrl-C is handled.
+Heavy modules are imported inside `main`, where Ctrl-C is handled (`tasp_lab.cli.interrupts`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
-import signal
 import sys
 import traceback
 
+from tasp_lab.cli.interrupts import Interrupts
+
 TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import FrameType
-    from typing import NoReturn
+    from collections.abc import Sequence
+    from typing import NoReturn, TextIO
 
     from cyclopts import CycloptsError
 
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: exit 0 on success, 2 with one line on an error, 130 after Ctrl-C.
 
-    With ``--json`` an error is also one object on standard output, ``{"error": ...}``. By default
+    The code is `READER_LEFT` without a line if the reader of the output ended first, as in ``tasp-lab ... | head``. With ``--json`` an error is also one object on standard output, ``{"error": ...}``. By default
     the arguments are those of this process.
     """
     is_process = arguments is None
     given = sys.argv[1:] if arguments is None else list(arguments)
-    with _interrupts() as interrupts:
+    with Interrupts() as interrupts:
         try:
             _prepare_streams()
             _run(given)
-            if is_process:  # all is done: nothing is left to interrupt
+            if is_process:
                 interrupts.ignore_from_now_on()
         except KeyboardInterrupt:
             _leave(130, "interrupted")
@@ -46,6 +47,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 traceback.print_exc()
                 leave(1)
             raise
+
+
+READER_LEFT = 141
+"""The exit code if the reader of the output ended first: 128 + SIGPIPE, as shells report programs that it ends."""
+
+
+def _reader_has_left() -> bool:
+    """Whether the broken pipe is that of an output, not one to another process."""
+    import select
+
+    outputs = select.poll()
+    for descriptor in (1, 2):
+        outputs.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in outputs.poll(0))
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -67,9 +82,13 @@ def _run(arguments: Sequence[str]) -> None:
         message = _usage_error(error, arguments)
     except TaspLabError as error:
         message, document = str(error), dict(error.document)
-    except BrokenPipeError:
-        _leave(1)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich exits with 1
+            _leave(READER_LEFT)
+        raise
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_left():
+            _leave(READER_LEFT)
         reason = error.strerror or str(error)
         message = reason if error.filename is None else f"{error.filename}: {reason}"
     except MemoryError:
@@ -142,45 +161,24 @@ def wants_json(arguments: Sequence[str]) -> bool:
 _JSON_IS_TRUE = {f"--json={text}" for text in ("yes", "y", "1", "true", "t")}
 
 
-class _Interrupts:
-    """A signal handler that records Ctrl-C and raises `KeyboardInterrupt`."""
-
-    heard = False
-    ignored = False
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        self.heard = True
-        if not self.ignored:
-            raise KeyboardInterrupt
-
-    def ignore_from_now_on(self) -> None:
-        self.ignored = True
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
-    """Handle Ctrl-C unless another handler is installed; the handler stays where it ignores Ctrl-C in the end."""
-    interrupts = _Interrupts()
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_ours:
-        try:
-            signal.signal(signal.SIGINT, interrupts)
-        except ValueError:  # not the main thread
-            is_ours = False
-    try:
-        yield interrupts
-    finally:
-        if is_ours and not interrupts.ignored:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def _prepare_streams() -> None:
-    """Discard output to closed streams, and replace characters that the encoding of stdout lacks."""
+    """Refuse output to a closed stdout, discard that to a closed stderr, and replace characters that stdout lacks."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        if getattr(sys, name) is None:  # its descriptor is taken, so that no file gets it
+            stream = open(os.devnull, "w")  # noqa: SIM115
+            setattr(sys, name, _Closed(stream) if name == "stdout" else stream)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+class _Closed(io.TextIOBase):
+    """A standard output that is closed: a command that prints nothing succeeds. `stream` has its descriptor."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, "is closed, expected a place for the output", "standard output")
 
 
 def _leave(code: int, message: str = "") -> NoReturn:

@@ -3,8 +3,13 @@
 __getattr__, __dir__ = lazy_names(__name__, {"predict": "tasp_lab.prediction.predict"})
 """
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # this module is imported before Ctrl-C is handled: it imports nothing itself
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
@@ -16,9 +21,11 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
 
     Each name is entered into the package, so it is looked up once. Raises `AttributeError` for other names.
     """
-    here = vars(import_module(package))
+    here = vars(sys.modules[package])
 
     def find(name: str) -> object:
+        from importlib import import_module
+
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         here[name] = getattr(import_module(modules[name]), name)

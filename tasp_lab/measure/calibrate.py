@@ -26,7 +26,7 @@ from tasp_lab.core.report import flat
 from tasp_lab.core.tables import Formats, Part, Table
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.profile import Profile, profile_document
-from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds, mean_error
+from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds
 from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, choose, choose_for, file_of, measured
 from tasp_lab.measure.fit.fit_profile import Calibrated, Finding, candidates, checked_names, with_findings
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
@@ -243,7 +243,9 @@ def calibrate(
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
     held_out_s, too_few = _held_out(read, predict, fit, progress)
     found = replace(found, findings=kept + others, before_s=predict(read.profile.parameters), held_out_s=held_out_s)
-    return _fitted(read, found, _acceptance(found, too_few))
+    held_out = held_out_s if len(held_out_s) else None
+    acceptance = Acceptance.of(measured(cases), found.before_s, found.after_s, held_out, too_few)
+    return _fitted(read, found, acceptance)
 
 
 def _held_out(
@@ -265,7 +267,7 @@ def _held_out(
                 read.start, [case for case in cases if case.rows], predict.of_rows(kept), names, date=date
             )
         except FitError as error:
-            return np.zeros(0), f"too few for a fit to {len(kept)} of them: {error}"
+            return np.zeros(0), f"too few rows for a fit to {len(kept)} of {len(rows)}: {error}"
         found[aside] = predict.of_rows(aside)(fit.profile.parameters)
     return found, ""
 
@@ -359,13 +361,6 @@ def _without(
     return (
         row | {"constants": tuple(dict.fromkeys(each.name for each in fitted))} | errors(fit.profile) | {"reason": None}
     )
-
-
-def _acceptance(found: Calibrated, why: str) -> Acceptance:
-    times_s = measured(found.cases)
-    held_out = mean_error(found.held_out_s, times_s) if len(found.held_out_s) else None
-    before, after = mean_error(found.before_s, times_s), mean_error(found.after_s, times_s)
-    return Acceptance(len(times_s), before, after, held_out, why)
 
 
 class Measurements(NamedTuple):

@@ -44,7 +44,7 @@ from tasp_lab.machines.kernel_model.constants import (
 )
 from tasp_lab.machines.kernel_model.designs import BLACKWELL, Architecture, architecture, designs
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel, busy_share, call_parts, throttled
-from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds, mean_error
+from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds
 from tasp_lab.measure.readers.file_position import FilePosition, parse_csv
 from tasp_lab.measure.readers.kernel_table import KernelTable, kernel_table, read_kernel_table
 from tasp_lab.workload.kernel_shapes import KernelShape
@@ -145,13 +145,13 @@ def _acceptance(
     progress: ProgressCallback,
 ) -> Acceptance:  # fmt: skip
     """Whether a fit of a pass is better than the constants that tasp-lab has, also on held-out rows."""
-    measured_s, before = np.array([row.time_s for row in rows]), None
+    measured_s, before_s = np.array([row.time_s for row in rows]), None
     if gpu.name in gpus() and kernel in kernel_names(gpu.name):
         known = attention_kernel(gpu.name, kernel)
-        before = mean_error(np.array([known.time_s(row.shape) for row in rows], float), measured_s)
+        before_s = np.array([known.time_s(row.shape) for row in rows], float)
     held_out_s, why = _held_out(gpu, kernel, passing, rows, progress)
-    held_out = None if why else mean_error(held_out_s, measured_s)
-    return Acceptance(len(rows), before, float(np.abs(np.expm1(residuals)).mean()), held_out, why, passing)
+    after_s = measured_s * np.exp(residuals)
+    return Acceptance.of(measured_s, before_s, after_s, None if why else held_out_s, why, passing)
 
 
 def _held_out(
@@ -164,7 +164,7 @@ def _held_out(
         aside = {order[place] for place in places}
         kept = [row for place, row in enumerate(rows) if place not in aside]
         if lacking := head_dims - {row.shape.head_dim for row in kept}:
-            return np.zeros(0), f"too few of head dimension {min(lacking)}"
+            return np.zeros(0), f"one row of head dimension {min(lacking)}, expected two or more"
         progress(
             f"{passing}: fit {number} of {len(parts)} without {len(aside)} of {len(rows)} rows, which are held out"
         )

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from operator import mul
+from operator import itemgetter, mul
 from typing import Any, NamedTuple, get_args
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
@@ -31,7 +31,7 @@ from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.overrides.override import has_nics
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.flags import Flags, flags_of
-from tasp_lab.planning.search import Context, Found, Ranked, Search, Setting, TooLarge, describe, promise
+from tasp_lab.planning.search import Context, Found, Ranked, Search, Setting, TooLarge, describe, promise, simulated
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.inputs import (
     ComputeLike,
@@ -543,8 +543,8 @@ def _changes(
     if has_nics(setting.machine):
         faster = replace(setting, machine=overridden(setting.machine, ["nic.bandwidth=x2"]))
         yield _Change("nic.bandwidth=x2", faster, layouts(setting.machine))
-    if (kernel := _faster_kernel(setting.machine)) is not None:
-        other = replace(setting, machine=with_kernel(setting.machine, kernel))
+    if (faster_kernel := _faster_kernel(setting, best)) is not None:
+        kernel, other = faster_kernel
         yield _Change(f"kernel {kernel}", other, layouts(setting.machine))
     ranks, reason = setting.machine.topology.world_size, ""
     for nodes in (lambda count: count + 1), (lambda count: 2 * count):
@@ -615,20 +615,22 @@ def _bought(asked: tuple[_Change, StepPrediction, Sequence[StepPrediction], dict
     return Bought(change.name, step, step.tokens_per_s / step.ranks / (best.tokens_per_s / best.ranks))
 
 
-def _faster_kernel(machine: Machine) -> str | None:
-    """The measured kernel of this GPU with the highest rate, if it is faster than that of the machine."""
+def _faster_kernel(setting: Setting, best: StepPrediction) -> tuple[str, Setting] | None:
+    """The measured kernel of this GPU with which the recommended step takes least, if it takes less than as it is."""
+    machine = setting.machine
     if not isinstance(machine.compute, KernelCompute):
         return None
-    best, best_rate = None, float(machine.compute.rate("bf16", "forward").flops_per_s or 0)
+    faster = []
     for name in kernel_names(str(machine.accelerator)):
         kernel = attention_kernel(str(machine.accelerator), name)
         serves = any(variant.design.key_bytes for variant in kernel.file.variants)  # copies keys into a cache
         if kernel.note or serves:
             continue
-        rate = float(with_kernel(machine, name).compute.rate("bf16", "forward").flops_per_s or 0)
-        if rate > 1.05 * best_rate:
-            best, best_rate = name, rate
-    return best
+        other = replace(setting, machine=with_kernel(machine, name))
+        step = simulated((other, best.plan))
+        if isinstance(step, StepPrediction) and 1.05 * step.time_s < best.time_s:
+            faster.append((step.time_s, name, other))
+    return min(faster, key=itemgetter(0))[1:] if faster else None
 
 
 def _more_nodes(name: str, nodes: Callable[[int], int]) -> str:

@@ -61,8 +61,9 @@ def run_study(
     asked = {point: point.key() for point in points}
     with ExitStack() as stack:
         kept = stack.enter_context(Store(path))
-        progress = _Progress([asked[point] for point in points], done)
         last = _usable(kept.last(), screen)
+        progress = _Progress([asked[point] for point in points], last, done)
+        progress.tell()  # before anything long, so that an interrupt finds the counts
         sources = sources_of({point.schedule for point in points})
         for point, question in asked.items():
             if question in last and sources[point.schedule] == last[question].sources != "":
@@ -70,7 +71,6 @@ def run_study(
         missing = list(batches(point for point, question in asked.items() if question not in progress.keys))
         if path is not None and missing:
             remove_exports(path)
-        progress.tell()
         workers = stack.enter_context(processes(jobs)) if executor is None else executor
         known = ((group, [last[asked[point]].key for point in group if asked[point] in last]) for group in missing)
         for group in answered(known, workers, jobs, screen):
@@ -89,18 +89,27 @@ def run_study(
 
 
 class _Progress:
-    """The keys of the questions that have an answer, and how many points have one, by status."""
+    """The keys of the questions that have an answer, and how many points have a row, by status.
 
-    def __init__(self, questions: Sequence[str], done: DoneCallback) -> None:
+    Points whose row is in the store count from the start, also those whose schedules are built again to see whether
+    the row is still theirs: after an upgrade all of them, and always those of schedules from elsewhere.
+    """
+
+    def __init__(self, questions: Sequence[str], last: Mapping[str, Last], done: DoneCallback) -> None:
         self.keys = dict[str, str]()
-        self._counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
         self._points, self._total, self._done = Counter(questions), len(questions), done
+        self._statuses = {question: last[question].status for question in self._points if question in last}
+        self._counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
+        for question, status in self._statuses.items():
+            self._counts[status] += self._points[question]
 
     def keep(self, question: str, key: str, status: str) -> None:
         """A question has an answer; the points that ask it have it, too."""
-        if question not in self.keys:
-            self.keys[question] = key
-            self._counts[status] += self._points[question]
+        self.keys[question] = key
+        if question in self._statuses:
+            self._counts[self._statuses[question]] -= self._points[question]
+        self._statuses[question] = status
+        self._counts[status] += self._points[question]
 
     def tell(self) -> None:
         self._done(sum(self._counts.values()), self._total, dict(self._counts))

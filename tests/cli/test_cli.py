@@ -308,16 +308,39 @@ def test_a_full_disk_behind_stdout_is_answered_in_one_line(command: Command, arg
 
 
 def test_streams_that_are_closed_or_full(command: Command) -> None:
-    assert run_with(command, ">&-", *PREDICT).returncode == 0
+    closed = run_with(command, ">&-", *PREDICT)
+    told = "tasp-lab: standard output: is closed, expected a place for the output\n"
+    assert (closed.returncode, closed.stderr) == (2, told)
     assert json.loads(run_with(command, "2>&-", *PREDICT, "--json", "--trace", "t").stdout)
     assert run_with(command, "2>&-", "predict", "nothing").stdout == ""
     for redirection in ("2>&-", "2>/dev/full"):
         assert run_with(command, redirection, "predict", "nothing").returncode == 2
 
 
-def test_a_reader_that_leaves_is_no_error(command: Command) -> None:
-    done = run_with(command, "| true; exit ${PIPESTATUS[0]}", "decompose", "full-mesh:128")
-    assert (done.returncode, done.stderr) == (1, "")
+@pytest.mark.parametrize(
+    "arguments",
+    [("decompose", "full-mesh:128"), ("decompose", "full-mesh:128", "--json"), ("predict", "--help"), ("--version",),
+     ("topologies",), ("doctor", "--json")],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("reader", ["| true", "2>&1 | true"])
+def test_a_reader_that_leaves_is_no_error(command: Command, arguments: tuple[str, ...], reader: str) -> None:
+    """The code is that of a program which SIGPIPE ends: 128 + 13."""
+    done = run_with(command, f"{reader}; exit ${{PIPESTATUS[0]}}", *arguments)
+    assert (done.returncode, done.stderr) == (128 + 13, "")
+
+
+def test_a_broken_pipe_to_another_process_is_an_error(command: Command) -> None:
+    program = """
+from importlib import import_module
+def load(*_, **__): raise BrokenPipeError(32, "Broken pipe")
+import_module("tasp_lab.machines.catalogue").load_machine = load
+import_module("tasp_lab.cli").main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *PREDICT], env=command.environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, "tasp-lab: Broken pipe\n")
 
 
 def test_a_terminal_without_unicode_gets_replacements(command: Command) -> None:

@@ -77,6 +77,73 @@ main()
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("module", ["numpy", "msgspec", "tasp_lab.topology.graph", "tasp_lab.cli.process"])
+def test_ctrl_c_is_not_lost_where_an_import_swallows_exceptions(module: str) -> None:
+    """As in callbacks of the import machinery, whose exceptions Python prints and forgets."""
+    program = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:
+                pass
+sys.meta_path.insert(0, Press())
+from tasp_lab.cli import main
+main()
+"""
+    done = run(program, *PREDICT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tasp-lab: interrupted\n")
+
+
+def test_a_second_ctrl_c_does_not_wait_for_an_import() -> None:
+    program = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+            print("one", flush=True)
+            os.kill(os.getpid(), signal.SIGINT)
+            print("two", flush=True)
+sys.meta_path.insert(0, Press())
+from tasp_lab.cli import main
+main()
+"""
+    done = run(program, *PREDICT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "one\n", "tasp-lab: interrupted\n")
+
+
+@pytest.mark.parametrize("place", range(0, 480, 40))
+def test_ctrl_c_at_any_import_is_one_line(place: int) -> None:
+    """The places of all that a prediction imports, in their order: only Python's own start comes before."""
+    program = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Press:
+    seen = 0
+    def find_spec(self, name, path=None, target=None):
+        if "tasp_lab.cli.interrupts" in sys.modules:
+            self.seen += 1
+            if self.seen == {place} + 2:
+                os.kill(os.getpid(), signal.SIGINT)
+press = Press()
+sys.meta_path.insert(0, press)
+from tasp_lab.cli import main
+main()
+print("imports:", press.seen)
+"""
+    done = run(program, *PREDICT)
+    if done.returncode == 0:
+        assert int(done.stdout.split("imports:")[1]) < place + 2
+    else:
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "tasp-lab: interrupted\n")
+
+
 @pytest.mark.parametrize("error", ["ImportError('initialization failed')", "SystemError('returned NULL')"])
 def test_an_interrupt_that_a_library_makes_another_error_of_is_still_one(error: str) -> None:
     program = f"""

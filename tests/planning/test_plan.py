@@ -89,6 +89,22 @@ def test_more_memory_buys_layouts_that_do_not_fit_as_is() -> None:
     assert memory.share > 1
 
 
+def test_the_kernel_of_a_change_is_that_with_which_the_step_takes_least() -> None:
+    """Deterministic kernels have the same rate forward, but take longer backward."""
+    found = plan("gb200-4", "llama-3-8b", 8192, 4 * 8192, schedules="ulysses", simulations=1)
+    (kernel,) = [each.name.removeprefix("kernel ") for each in found.changes if each.name.startswith("kernel ")]
+    best = found.best
+
+    def time_s(name: str) -> float:
+        step = predict_step(
+            "gb200-4", "llama-3-8b", 8192, best.plan.schedule, layout=best.plan.layout, batch=best.plan.batch, kernel=name
+        )
+        return step.time_s
+
+    assert kernel == min(kernel_names("gb200"), key=time_s)
+    assert time_s(kernel) < best.time_s
+
+
 def test_the_recommendation_is_within_a_percent_of_the_fastest_and_fits() -> None:
     found = planned(checkpointing=None, simulations=5)
     assert found.best.fits is True

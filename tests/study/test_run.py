@@ -184,6 +184,24 @@ def test_an_interrupted_study_shows_what_it_has(tmp_path: Path, tell: Tell) -> N
     assert len(StudyFolder(tmp_path).rows()) == DONE["ok"]
 
 
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_a_resumed_study_counts_what_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rebuilt: bool
+) -> None:
+    """Also if the schedules are built again to see whether the rows are still theirs."""
+    study = load_study(SMALL)
+    interrupted(study, tmp_path, 9)
+    with Store(tmp_path) as store:
+        kept = len(store.last())
+    if is_rebuilt:
+        monkeypatch.setattr("tasp_lab.study.run.sources_of", lambda names: dict.fromkeys(names, ""))
+    counts: list[int] = []
+    found = run_study(study, tmp_path, done=lambda ended, total, by_status: counts.append(sum(by_status.values())))
+    assert counts[0] == kept > 0
+    assert counts == sorted(counts)
+    assert (counts[-1], found.counts) == (24, DONE)
+
+
 def test_while_a_study_grows_its_old_files_are_not_shown(tmp_path: Path) -> None:
     run_study(load_study(SMALL), tmp_path)
     interrupted(load_study(study_of(layer={"seq": "geom(1Ki, 32Ki, 2)"})), tmp_path, 25)

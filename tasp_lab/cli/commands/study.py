@@ -91,7 +91,8 @@ def run(
             found = run_study(study, folder, screen=screen, command=command, done=shown.points, **workers)
         except KeyboardInterrupt:
             shown.stop()
-            print_progress(f"{shown.ended:,} of {shown.total:,} points are kept in {folder}; the same command goes on")
+            points = f"{shown.ended:,} of {shown.total:,} points" if shown.total else "points that have ended"
+            print_progress(f"{points} are kept in {folder}; the same command goes on")
             raise
     tell(found, json)
     sys.stdout.flush()

@@ -1,10 +1,14 @@
 """What fits return, and their acceptance: to predict better than before, also rows that they were not fitted to.
 
-`folds` splits rows into parts, each of which a fit to all others predicts. `Acceptance` compares mean errors::
+`folds` splits rows into parts, each of which a fit to all others predicts. `Acceptance` compares the errors of rows::
 
-    Acceptance(rows=14, before=0.26, after=0.03, held_out=0.05).accepted  # True
+    Acceptance.of(measured_s, before_s, after_s, held_out_s).accepted
 
-The error of a row is that which reports show: predicted over measured, less one.
+The error of a row is that which reports show: predicted over measured, less one. Noise that all rows happen to share
+also makes a fit better on held-out rows: of tables with no other difference, one in five. So their errors must be
+smaller by more than chance explains, by Wilcoxon's signed-rank test, which takes `LEAST_ROWS` rows.
+
+Source: F. Wilcoxon, Individual Comparisons by Ranking Methods, Biometrics Bulletin 1(6), 1945.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
+from scipy.stats import wilcoxon
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import RejectedFitError
@@ -22,20 +27,30 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.core.report import View
 
 FOLDS = 3
+FEW_ROWS = 12
+"""Up to so many rows are left out one at a time, since a fit to two thirds of them is not the fit to all (assumption)."""
 
 
 def folds(count: int) -> list[list[int]]:
-    """The rows that each of `FOLDS` fits leaves out: every third one, so that each part spans all sizes.
+    """The rows that each fit leaves out: each of few in turn, else every third one, so that each part spans all sizes.
 
-    >>> folds(7)
-    [[0, 3, 6], [1, 4], [2, 5]]
+    >>> folds(3)
+    [[0], [1], [2]]
+    >>> [len(part) for part in folds(20)]
+    [7, 7, 6]
     """
-    return [list(range(first, count, FOLDS)) for first in range(FOLDS)]
+    parts = count if count <= FEW_ROWS else FOLDS
+    return [list(range(first, count, parts)) for first in range(parts)]
 
 
-def mean_error(predicted_s: FloatArray, measured_s: FloatArray) -> float:
-    """The mean of the absolute relative errors of predicted times."""
-    return float(np.abs(predicted_s / measured_s - 1).mean())
+CHANCE = 0.05
+"""The largest probability of an improvement by chance with which a fit is accepted: the custom of statistics."""
+
+LEAST_ROWS = 5
+"""Fewer rows cannot show an improvement: if all are better, that has a chance of 1 in 2 ** rows."""
+
+WORST = 0.5
+"""A fit whose held-out rows miss by more, on average, describes something else (assumption)."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,7 @@ class Acceptance:
     before : mean error of the constants before the fit; None if there were none.
     after : mean error of the fit, of the rows it was fitted to.
     held_out : mean error of rows that a fit to the others predicts; None if there are too few rows, see `why`.
+    chance : the probability of so many smaller errors of held-out rows if there is no difference; None without them.
     why : why no row was held out.
     what : the part of the fit that this is about, such as a pass of a kernel; empty for all of it.
     """
@@ -56,13 +72,28 @@ class Acceptance:
     before: float | None
     after: float
     held_out: float | None
+    chance: float | None = None
     why: str = ""
     what: str = ""
 
+    @classmethod
+    def of(
+        cls, measured_s: FloatArray, before_s: FloatArray | None, after_s: FloatArray, held_out_s: FloatArray | None,
+        why: str = "", what: str = "",
+    ) -> Acceptance:  # fmt: skip
+        """The acceptance by the measured and predicted seconds of all rows."""
+        before, after, held_out = (
+            None if predicted_s is None else np.abs(predicted_s / measured_s - 1)
+            for predicted_s in (before_s, after_s, held_out_s)
+        )
+        means = [None if errors is None else float(errors.mean()) for errors in (before, held_out)]
+        chance = None if before is None or held_out is None else _chance(before - held_out)
+        return cls(len(measured_s), means[0], float(after.mean()), means[1], chance, why, what)
+
     @property
     def accepted(self) -> bool:
-        """Whether the fit is better on all rows, and on held-out ones if there are any."""
-        return self.before is None or max(self.after, self.held_out or 0.0) < self.before
+        """Whether rows were held out, and the fit is better on all rows and, by more than chance, on held-out ones."""
+        return not self.refusal()
 
     @property
     def held_out_rows(self) -> int:
@@ -92,11 +123,31 @@ class Acceptance:
         )
 
     def refusal(self) -> str:
-        """Why the fit is not accepted."""
-        rows = "the rows it was fitted to" if self.held_out is None else "rows it was not fitted to"
-        after = self.after if self.held_out is None else max(self.after, self.held_out)
+        """Why the fit is not accepted; empty if it is."""
         begin = f"{self.what}: " if self.what else ""
-        return f"{begin}the fit is no better on {rows}: mean error {self.before:.1%} before, {after:.1%} after"
+        if self.held_out is None:
+            return f"{begin}the fit cannot be checked on rows it was not fitted to: {self.why}"
+        worst = max(self.after, self.held_out)
+        if self.before is not None and worst >= self.before:
+            return (
+                f"{begin}the fit is no better on rows it was not fitted to: mean error {self.before:.1%} before, "
+                f"{worst:.1%} after"
+            )
+        if worst > WORST:
+            return f"{begin}rows that the fit was not fitted to miss it by {worst:.0%}, expected {WORST:.0%} at most"
+        if self.chance is None or self.chance <= CHANCE:
+            return ""
+        few = f"; it takes {LEAST_ROWS} rows or more" if self.rows < LEAST_ROWS else ""
+        return (
+            f"{begin}{self.rows} row{'s' * (self.rows > 1)} that improve by chance with a probability of "
+            f"{self.chance:.0%} do not show that the fit is better, expected {CHANCE:.0%} or less{few}"
+        )
+
+
+def _chance(improvements: FloatArray) -> float:
+    """The probability of such improvements of rows, or clearer ones, if there is no difference."""
+    changed = improvements[improvements != 0]
+    return float(wilcoxon(changed, alternative="greater").pvalue) if len(changed) else 1.0
 
 
 Result = TypeVar("Result")

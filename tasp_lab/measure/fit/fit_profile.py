@@ -22,6 +22,7 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.machines.constants import CONSTANTS, Traffic
 from tasp_lab.machines.parameters import Change, Parameters, changed
 from tasp_lab.machines.profile import Profile
+from tasp_lab.measure.fit.acceptance import LEAST_ROWS
 from tasp_lab.measure.fit.cases import Case, file_of, measured
 from tasp_lab.measure.fit.robust_fit import NO_EFFECT, Estimate, effects_at, fit, not_identifiable
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
@@ -145,12 +146,12 @@ def calibrate(
     profile : where the fit starts.
     cases : the tables; all rows have equal weight.
     predict : maps parameters of the profile to the predicted times of their rows.
-    asked : the constants to fit; by default all that the tables identify.
+    asked : the constants to fit; by default all that the tables identify, fewer than they have rows.
     date : today's date, for the sources.
     progress : called with progress messages.
 
-    Raises `FitError` if there are not more rows than constants to fit, for a constant that the tables' collectives
-    cannot identify, and if they identify none.
+    Raises `FitError` if there are not more rows than constants that are asked for, for a constant that the tables'
+    collectives cannot identify, and if they identify none.
     """
     if profile.library == "ideal":
         raise FitError(f"profile {profile.name!r}: the library 'ideal' has no constants to fit")
@@ -158,11 +159,17 @@ def calibrate(
     start, times_s = profile.parameters, measured(cases)
     before_s = predict(start)
     effects = _effects(start, names, predict)
+    whys = not_identifiable(names, effects)
+    chosen = [name for name in names if name not in whys]
+    if not asked:  # as many as the rows can determine, those with the largest effect first
+        rows, most = len(times_s), len(times_s) - 1
+        why = f"{rows} rows determine at most {most}" if most else f"1 row determines none, expected {LEAST_ROWS} or more"
+        whys |= dict.fromkeys(chosen[most:], why)
+        chosen = chosen[:most]
     unknown = {
         name: Finding(name, start.numbers[name], start.numbers[name], 0.0, math.inf, identifiable=False, why=why)
-        for name, why in not_identifiable(names, effects).items()
+        for name, why in whys.items()
     }
-    chosen = [name for name in names if name not in unknown]
 
     def distance(tried: Parameters) -> float:
         """The mean distance of predicted from measured times, as a logarithm."""

@@ -2,10 +2,11 @@
 
 All versions print lines about the ranks, a line with the names of the columns, and a row per size. These are recognised
 after any prefix, such as that of a launcher, a time stamp or a queue; the prefix distinguishes runs with interleaved
-output. Other lines are ignored.
+output. Other lines are ignored. With NCCL_DEBUG, messages of NCCL may stand before or behind a row or a comment on one
+line: the output of several processes and buffers is joined without regard to lines.
 
-A truncated row, such as the last one of an interrupted log, is skipped with a warning. A row with wrong results or a
-time rounded to 0 is an error: such a run is no measurement of the machine.
+A row that is not whole, such as the last one of an interrupted log or one that a message of NCCL cuts, is skipped with
+a warning. A row with wrong results or a time rounded to 0 is an error: such a run is no measurement of the machine.
 
 Formats: NVIDIA/nccl-tests, src/util.cu and src/common.cu, from 2.0 (column ``error``) to 2.18 (columns per iteration);
 ROCm/rccl-tests, src/common.cu.
@@ -36,6 +37,23 @@ _TYPE = re.compile(r"\s(u?int(?:8|32|64)?|char|half|float|double|bfloat16|fp8\w*
 _ROW = re.compile(r"(.*?)(?<![\w.,+-])(-?\d[\w.,]*(?:\s[KMGT]i?B)?)\s+(\S+)")
 _END = re.compile(r"(.*?)#\s*Avg bus bandwidth\b.*")
 _PROFILE = re.compile(r"^#\s*profile\s*:\s*(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
+_STATED = re.compile(r"^#\s*collective\s*:\s*(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
+_MESSAGE = re.compile(
+    r"[A-Za-z][\w.-]*:\d+:\d+ +(?:\[\d+\] +)?(?:\S+:\d+ +)?(?:[NR]CCL +)?(?:INFO|WARN|ERROR|ABORT|TRACE|CALL|VERSION)\b"
+)
+"""How a message of NCCL begins: ``node1:123:456 [0] NCCL INFO``, in warnings with the place in its code before NCCL
+(NVIDIA/nccl, src/debug.cc). A host's name begins with a letter here, since a digit may be the end of a row before it.
+"""
+
+_PART_OF_ROW = re.compile(r"\d+( \d+( [a-z]\w*)?)?|(-?[\d.]+ |N/A ){3,}[\d.]+")
+"""The beginning of a row, or the rest of one, with single spaces between words."""
+
+_UNNAMED = (
+    "the log does not name its collective: expected a file name such as all_gather.log, "
+    "or a line # collective: all_gather in it"
+)
+_LAUNCHER_WORDS = 3
+"""No launcher's prefix has more words; Ray's ``(name pid=1, ip=10.0.0.1)`` has three (assumption)."""
 _OUT_OF_BOUNDS = re.compile(r"(.*?)#\s*Out of bounds values\s*:\s*([1-9]\d*)\b.*")
 
 _DEFAULT_COLUMNS = ["size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2]
@@ -84,6 +102,7 @@ class _Run:
     ranks: dict[int, _Rank] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
     lines: list[_Line] = field(default_factory=list)
+    parts: list[FilePosition] = field(default_factory=list)
     out_of_bounds: FilePosition | None = None
     is_complete: bool = False
 
@@ -97,7 +116,8 @@ def parse_nccl_tests(text: str, name: str, *, in_place: bool = False) -> list[Me
     """The tables in the text of a log named `name`, one per run; none if there is no run in it.
 
     The times are those of the out-of-place columns, or of the `in_place` ones. The collective is taken from the
-    preamble of the run, else from the command line before it, the file name, or the columns if they allow only one.
+    preamble of the run, else from the command line before it, a line ``# collective: NAME``, which no tool prints, the
+    name of the file or of its folders, or the columns if they allow only one.
     Headers of a table: ``profile`` if there is a line ``# profile: NAME``, which no tool prints, ``gpu``, ``nodes``,
     ``ranks_per_node`` if equal on all nodes, ``groups`` if the ranks were split, ``parameters``, ``columns``.
 
@@ -115,7 +135,7 @@ def parse_nccl_tests(text: str, name: str, *, in_place: bool = False) -> list[Me
     that contradicts the number of elements. Rows of 0 bytes, which older versions print, are skipped.
     """
     runs = [run for run in _runs(text, name) if run.lines or run.columns]
-    hint, named = _collective_of_name(name), _PROFILE.search(text)
+    hint, named = _collective_of_text(text, name), _PROFILE.search(text)
     profile, tables = named[1] if named else None, []
     for number, run in enumerate(runs, 1):
         title = f"{name}, run {number}" if len(runs) > 1 else name
@@ -129,8 +149,17 @@ def _runs(text: str, name: str) -> list[_Run]:
     open_runs: dict[str, _Run] = {}
     program, program_line = "", 0
 
+    def prefix_of(before: str) -> str:
+        """The launcher's prefix in what stands before a row or a comment, which may have other output behind it."""
+        message = _MESSAGE.search(before)
+        prefix, whole = _without_time(before[: message.start()] if message else before), _without_time(before)
+        if message or (prefix not in open_runs and len(prefix.split()) > _LAUNCHER_WORDS):
+            known = [each for each in open_runs if whole.startswith(each) or whole.endswith(each)]
+            prefix = max(known, key=lambda each: (bool(open_runs[each].columns), len(each)), default=prefix)
+        return prefix
+
     def run_of(before: str, begins: bool = False) -> _Run:
-        prefix = " ".join(_TIME_STAMP.sub("", before).split())
+        prefix = prefix_of(before)
         run = open_runs.get(prefix)
         if run is None or (begins and (run.columns or run.lines)):
             is_new = run is None or program_line > run.first_line
@@ -138,13 +167,10 @@ def _runs(text: str, name: str) -> list[_Run]:
             runs.append(run)
         return run
 
-    for number, line in enumerate(text.splitlines(), 1):
-        named = _PROGRAM.search(line) if "_perf" in line else None
-        if "#" not in line:
-            if fields := _line_of(line, FilePosition(name, number)):
-                run_of(fields[0]).lines.append(fields[1])
-            elif named:
-                program, program_line = named[1], number
+    for number, line, is_shared in _lines(text):
+        place, named = FilePosition(name, number), _PROGRAM.search(line) if "_perf" in line else None
+        if (fields := _line_of(line, place)) and "#" not in _MESSAGE.split(fields[0])[0]:
+            run_of(fields[0]).lines.append(fields[1])
         elif match := _PREAMBLE.fullmatch(line):
             run = run_of(match[1], begins=True)
             if "nThread" in line:
@@ -156,15 +182,48 @@ def _runs(text: str, name: str) -> list[_Run]:
         elif match := _RANK.fullmatch(line):
             run_of(match[1], begins=True).ranks[int(match[2])] = _Rank(match[3] or "0", match[4], match[5].strip())
         elif match := _COLUMNS.fullmatch(line):
-            run_of(match[1], begins=True).columns = match[2].replace("# wrong", "#wrong").split()
+            is_cut = is_shared and not re.search("wrong|error", re.split(r"\btime\b", match[2])[-1])
+            columns = match[2].replace("# wrong", "#wrong").split()
+            run_of(match[1], begins=True).columns = _DEFAULT_COLUMNS if is_cut else columns
         elif match := _OUT_OF_BOUNDS.fullmatch(line):
-            run_of(match[1]).out_of_bounds = FilePosition(name, number)
+            run_of(match[1]).out_of_bounds = place
         elif match := _END.fullmatch(line):
             run_of(match[1]).is_complete = True
         elif named and "concluded" not in line:
             program, program_line = named[1], number
+        else:
+            words, may_end_in_row = _without_time(line), is_shared and _TYPE.search(line)
+            for prefix, run in open_runs.items():
+                if run.columns and not run.is_complete and words.startswith(prefix):
+                    if may_end_in_row or _PART_OF_ROW.fullmatch(words[len(prefix) :].strip()):
+                        run.parts.append(place)
     _share_ranks(runs)
     return runs
+
+
+def _without_time(before: str) -> str:
+    """Text without time stamps, with single spaces."""
+    return " ".join(_TIME_STAMP.sub("", before).split())
+
+
+def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
+    """The lines with their numbers, and whether each shares its line with a message of NCCL.
+
+    A message begins a line of its own, with the launcher's prefix.
+
+    >>> list(_lines("0: # Avg busnode1:7:8 [0] NCCL INFO comm 0x1 - Init COMPLETE"))
+    [(1, '0: # Avg bus', True), (1, '0: node1:7:8 [0] NCCL INFO comm 0x1 - Init COMPLETE', True)]
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        starts = [message.start() for message in _MESSAGE.finditer(line)]
+        if not starts:
+            yield number, line, False
+            continue
+        head = line[: starts[0]]
+        launcher = re.split(r"#|\s{2,}", head)[0]
+        yield number, head, True
+        for start, end in zip(starts, [*starts[1:], len(line)], strict=True):
+            yield number, launcher + line[start:end], True
 
 
 def _share_ranks(runs: Sequence[_Run]) -> None:
@@ -176,11 +235,24 @@ def _share_ranks(runs: Sequence[_Run]) -> None:
                 tables[0].ranks = run.ranks | tables[0].ranks
 
 
-def _collective_of_name(name: str) -> NcclTestsName | None:
-    """The collective in the name of a file, if there is exactly one."""
-    stem = re.sub(r"[^a-z]", "", Path(name).stem.lower())
-    named = [collective for collective in COLLECTIVES if collective.replace("_", "") in stem]
-    return named[0] if len(named) == 1 else None
+def _collective_of_text(text: str, name: str) -> NcclTestsName | None:
+    """The collective that a line ``# collective:`` states, else that in the name of the file, else of its folders.
+
+    >>> _collective_of_text("", "all_gather/run-1.log"), _collective_of_text("", "alltoallv.log")
+    ('all_gather', None)
+
+    Raises `TableError` for another collective in such a line.
+    """
+    if stated := _STATED.search(text):
+        if stated[1] not in COLLECTIVES:
+            place = FilePosition(name, text.count("\n", 0, stated.start()) + 1)
+            raise place.error(f"collective {quoted(stated[1])}", f"one of {', '.join(COLLECTIVES)}")
+        return next(collective for collective in COLLECTIVES if collective == stated[1])
+    patterns = {each: "[^a-z]*".join(each.replace("_", "")) + "(?!v)" for each in COLLECTIVES}
+    for part in reversed(Path(name).parts):
+        if found := [collective for collective, pattern in patterns.items() if re.search(pattern, part.lower())]:
+            return found[0] if len(found) == 1 else None
+    return None
 
 
 class _Reader:
@@ -198,17 +270,17 @@ class _Reader:
         wanted = 1 if in_place else 0
         self.start = starts[wanted] - starts[0] if wanted < len(starts) else None
         self.columns = "in-place" if in_place else "out-of-place"
-        self.ratios: set[int | None] = set()
+        self.ratio: int | None = None
         self.operations: set[tuple[str, ...]] = set()
 
     def table(self, name: str, hint: NcclTestsName | None, profile: str | None) -> MeasuredTable:
         """The table, with the reasons why it cannot be used, if any."""
         rows, warnings = self._rows()
         reasons = []
-        collective = self._collective(hint)
+        collective, contradiction = self._collective(hint)
         if collective is None:
             program = f"the collective {self.run.program!r} is none of {', '.join(COLLECTIVES)}"
-            reasons.append(program if self.run.program else "the log does not name its collective")
+            reasons.append(program if self.run.program else contradiction or _UNNAMED)
         ranks, missing = self._ranks(collective)
         reasons += [missing] if missing else []
         reasons += ["its times are those of the CPU (option -C)"] if self.is_cpu_time else []
@@ -220,7 +292,8 @@ class _Reader:
         )
 
     def _rows(self) -> tuple[tuple[Row, ...], list[str]]:
-        rows, warnings, empty = [], [], 0
+        rows, empty = [], 0
+        warnings = [f"{place}: a part of a row skipped, other output cuts it" for place in self.run.parts]
         for line in self.run.lines:
             words = self._measured_words(line)
             if line.size == "0":
@@ -228,12 +301,20 @@ class _Reader:
             elif words is None:
                 warnings.append(f"{line.place}: truncated row of size {line.size} skipped")
             elif self.start is not None:
-                rows.append(self._row(line, words[self.start :]))
+                rows.append((line, self._row(line, words[self.start :]), self._ratio(line)))
         if empty:
             warnings.append(f"{self.run.lines[0].place.file}: {empty} rows of 0 bytes skipped")
         if rows and not self.run.is_complete:
             warnings.append(f"{self.run.lines[-1].place}: no end of the run after this line, the log may be truncated")
-        return tuple(rows), warnings
+        ratios = Counter(ratio for *_, ratio in rows if ratio)
+        self.ratio = max(ratios, key=lambda each: (ratios[each], each in (1, len(self.run.ranks))), default=None)
+        whole = []
+        for line, row, ratio in rows:
+            if ratio is None or ratio == self.ratio:
+                whole.append(row)
+            else:  # other output took digits of its size or count
+                warnings.append(f"{line.place}: row skipped, its size {line.size} does not fit {line.count} elements")
+        return tuple(whole), warnings
 
     def _measured_words(self, line: _Line) -> tuple[str, ...] | None:
         """The words of the measured columns, or None if some are missing. Operation and root may be blank."""
@@ -252,21 +333,25 @@ class _Reader:
 
     def _row(self, line: _Line, words: Sequence[str]) -> Row:
         size_bytes = line.place.size_bytes(line.size)
-        self._check_size(line, size_bytes)
         self._check_results(line, size_bytes, words)
         return Row(size_bytes, line.place.time_s(words[0]))
 
-    def _check_size(self, line: _Line, size_bytes: int) -> None:
-        """A size is a multiple of the bytes of its elements, unless a manual edit confuses 1000 and 1024."""
+    def _ratio(self, line: _Line) -> int | None:
+        """The size over the bytes of its elements; 0 if they do not fit, None without elements.
+
+        A manual edit that confuses 1000 and 1024 is an error.
+        """
+        size_bytes = line.place.size_bytes(line.size)
         elements = 0 if line.count == "0" else line.place.count(line.count, "count")
         element_bytes = elements * _BYTES.get(line.element, 1)
-        divides = element_bytes > 0 and size_bytes % element_bytes == 0
-        if element_bytes and not divides and not line.size.isdecimal():
+        if not element_bytes:
+            return None
+        if size_bytes % element_bytes and not line.size.isdecimal():
             raise line.place.error(
                 f"size {quoted(line.size)} is {size_bytes} bytes, but {elements} elements are {element_bytes}",
                 "a multiple (KiB counts in 1024, KB in 1000)",
             )
-        self.ratios.add(size_bytes // element_bytes if divides else None)
+        return 0 if size_bytes % element_bytes else size_bytes // element_bytes
 
     def _check_results(self, line: _Line, size_bytes: int, words: Sequence[str]) -> None:
         """Raise for wrong results. Older versions print a deviation as ``error``; their footer counts the errors."""
@@ -277,16 +362,20 @@ class _Reader:
         if column == "error" and self.run.out_of_bounds is not None:
             raise self.run.out_of_bounds.error("values out of bounds", "none")
 
-    def _collective(self, hint: NcclTestsName | None) -> NcclTestsName | None:
+    def _collective(self, hint: NcclTestsName | None) -> tuple[NcclTestsName | None, str]:
+        """The collective, or why the hint of the file's name is not it."""
         if self.run.program is not None:
-            return next((collective for collective in COLLECTIVES if collective == self.run.program), None)
-        return hint or self._collective_of_columns()
+            return next((collective for collective in COLLECTIVES if collective == self.run.program), None), ""
+        by_columns = self._collective_of_columns()
+        if hint and by_columns and hint != by_columns:
+            return None, f"it is called {hint}, but its columns are those of {by_columns}"
+        return hint or by_columns, ""
 
     def _collective_of_columns(self) -> NcclTestsName | None:
         """The only collective with this operation, root and size per rank; all_gather and alltoall are ambiguous."""
-        if len(self.operations) != 1 or len(self.ratios) != 1:
+        if len(self.operations) != 1:
             return None
-        (operation,), (ratio,) = self.operations, self.ratios
+        (operation,), ratio = self.operations, self.ratio
         reduces = operation[:1] not in ((), ("none",))
         if operation[1:] not in ((), ("-1",)) or ratio is None or not operation:
             return None
@@ -302,8 +391,9 @@ class _Reader:
         sizes = set(Counter(rank.group for rank in listed.values()).values())
         if len(sizes) > 1:
             return None, "the ranks are in groups of different sizes"
-        (ratio,) = self.ratios if len(self.ratios) == 1 else (None,)
-        by_size = ratio if collective in _COUNTED_PER_RANK else None
+        by_size = self.ratio if collective in _COUNTED_PER_RANK else None
+        if by_size is None and collective is not None and self.ratio not in (None, 1):
+            return None, f"a size is {self.ratio} times its count, of {collective} it is the count"
         ranks = sizes.pop() if sizes else by_size
         if ranks is None:
             return None, "the log does not list the ranks"

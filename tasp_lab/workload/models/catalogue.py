@@ -83,6 +83,11 @@ _CONFIG_DEFAULTS: dict[str, dict[str, int]] = {
 """The values of ``model_type`` that are read (gated MLPs, one kind of layer), and what their missing fields mean."""
 
 
+_QUANTIZED = ("quantization_config", "compression_config", "quantization")
+"""Fields of quantized models: of Transformers (AWQ, GPTQ, FP8, bitsandbytes, compressed-tensors), an older one of
+compressed-tensors, and of MLX. Memory and matrix rates of such weights are not modelled."""
+
+
 class _Config(msgspec.Struct, frozen=True):
     """The fields of a configuration that are sizes."""
 
@@ -114,6 +119,12 @@ def model_of_config(config: Any, name: str) -> Model:
         what = "no model_type" if architecture is None else f"model_type {architecture!r}"
         raise ModelError(
             f"{what}, expected one of {', '.join(_CONFIG_DEFAULTS)}; others as a .toml file (docs/whole_steps.md)"
+        )
+    if quantized := next((config[key] for key in _QUANTIZED if config.get(key)), None):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise ModelError(
+            f"weights quantized{f' by {method}' if method else ''}, expected those of 16 or 32 bits: the config.json of the "
+            "original model; for attention alone --heads, --kv-heads and --head-dim"
         )
     sizes = converted(_CONFIG_DEFAULTS[architecture] | config, _Config)
     heads = sizes.num_attention_heads

@@ -11,11 +11,12 @@ import pytest
 import tasp_lab
 from tasp_lab.core.errors import FitError, RejectedFitError
 from tasp_lab.measure.calibrate import calibrate
-from tasp_lab.measure.fit.acceptance import FOLDS, Acceptance, folds
+from tasp_lab.measure.fit.acceptance import CHANCE, LEAST_ROWS, Acceptance, folds
 from tasp_lab.measure.fit.cases import Choice, Simulated, cases_of
 from tasp_lab.measure.fit.fit_profile import Calibrated
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.readers import MeasuredTable, read_nccl_tests
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import ROOT, Command
 from tests.measure.fit.test_fit_profile import H100, SIZES, made, table
 from tests.measure.fit.test_leave_one_out import csv
@@ -30,32 +31,63 @@ def exact(sizes: list[int]) -> MeasuredTable:
     return table("all_gather", Simulated(H100, [case])(H100.parameters), sizes)
 
 
-@pytest.mark.parametrize("count", range(12))
+@pytest.mark.parametrize("count", range(1, 40))
 def test_every_row_is_held_out_once(count: int) -> None:
+    """No fit to the others lacks more than half of the rows, and where rows are few none lacks more than one."""
     parts = folds(count)
-    assert len(parts) == FOLDS
     assert sorted(row for part in parts for row in part) == list(range(count))
+    assert max(map(len, parts)) == 1 if count <= 12 else max(map(len, parts)) <= count / 2
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "held_out", "accepted"),
+    ("before", "after", "held_out", "chance", "refusal"),
     [
-        (0.2, 0.1, 0.15, True),
-        (0.2, 0.1, 0.2, False),
-        (0.2, 0.1, 0.3, False),
-        (0.2, 0.3, 0.1, False),
-        (0.2, 0.1, None, True),
-        (0.2, 0.2, None, False),
-        (None, 0.5, 0.5, True),
+        (0.2, 0.1, 0.15, 0.01, ""),
+        (0.2, 0.1, 0.2, 0.01, "no better on rows it was not fitted to: mean error 20.0% before, 20.0% after"),
+        (0.2, 0.1, 0.3, 0.01, "no better"),
+        (0.2, 0.3, 0.1, 0.01, "no better"),
+        (0.2, 0.1, None, None, "cannot be checked on rows it was not fitted to: too few"),
+        (0.2, 0.1, 0.15, 0.06, "10 rows that improve by chance with a probability of 6% do not show"),
+        (2.0, 0.1, 0.6, 0.01, "miss it by 60%, expected 50% at most"),
+        (None, 0.1, 0.6, None, "miss it by 60%, expected 50% at most"),
+        (None, 0.1, None, None, "cannot be checked"),
+        (None, 0.4, 0.4, None, ""),
     ],
 )
-def test_both_errors_must_be_smaller(
-    before: float | None, after: float, held_out: float | None, accepted: bool
+def test_a_fit_is_better_also_on_held_out_rows_and_not_by_chance(
+    before: float | None, after: float, held_out: float | None, chance: float | None, refusal: str
 ) -> None:
-    found = Acceptance(10, before, after, held_out, "" if held_out else "too few")
-    assert found.accepted is accepted
+    found = Acceptance(10, before, after, held_out, chance, "" if held_out else "too few")
+    assert refusal in found.refusal()
+    assert found.accepted is (refusal == "")
     assert found.held_out_rows == (0 if held_out is None else 10)
-    assert found.line().startswith("accepted" if accepted else "not accepted")
+    assert found.line().startswith("not accepted" if refusal else "accepted")
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_few_rows_show_no_improvement(rows: int) -> None:
+    """If all are better, the chance is that of heads alone: 1 in 2 ** rows."""
+    measured_s, errors = np.ones(rows), np.linspace(1.3, 1.4, rows)
+    found = Acceptance.of(measured_s, errors, measured_s, 1 + (errors - 1) / 7)
+    assert found.chance == pytest.approx(2.0**-rows)
+    assert found.accepted is (rows >= LEAST_ROWS)
+    assert (f"it takes {LEAST_ROWS} rows or more" in found.refusal()) is (rows < LEAST_ROWS)
+    assert 2.0**-LEAST_ROWS <= CHANCE < 2.0 ** (1 - LEAST_ROWS)
+
+
+def test_noise_about_right_constants_seldom_passes_for_another_machine() -> None:
+    """The mean of the other rows predicts each. Of such tables one in five improves, and almost none is accepted."""
+    random, improved, accepted, tables = np.random.default_rng(0), 0, 0, 300
+    for _ in range(tables):
+        noisy = np.exp(random.normal(0, 0.1, 7))
+        held_out = np.exp((np.log(noisy).sum() - np.log(noisy)) / 6)
+        found = Acceptance.of(noisy, np.ones(7), np.full(7, noisy.mean()), held_out)
+        assert found.before is not None
+        assert found.held_out is not None
+        improved += found.held_out < found.before
+        accepted += found.accepted
+    assert improved > 0.1 * tables
+    assert accepted <= CHANCE * tables
 
 
 def test_a_machine_whose_protocols_are_all_slow_is_found() -> None:
@@ -138,16 +170,71 @@ def test_save_refuses_what_the_command_refuses(tmp_path: Path) -> None:
     assert issubclass(RejectedFitError, FitError)
 
 
-def test_few_rows_are_judged_by_themselves(tmp_path: Path) -> None:
+def test_a_fit_that_no_row_checks_is_not_written(tmp_path: Path) -> None:
     """Three rows determine two constants, but two of them do not."""
     path = tmp_path / "sendrecv.csv"
     path.write_text(csv(made("sendrecv", sizes=[2**14, 2**16, 2**33]), "h100-8"))
     found = calibrate(path, fit=["link_payload", "message_launch"])
     (judged,) = found.acceptances
     assert judged.held_out is None
-    assert judged.why.startswith("too few for a fit to 2 of them: 2 points cannot determine 2 parameters")
-    assert found.accepted
+    assert judged.why.startswith("too few rows for a fit to 2 of 3: 2 points cannot determine 2 parameters")
+    assert not found.accepted
     assert found.to_dict()["acceptance"]["held_out_rows"] == 0  # type: ignore[index]
+
+
+def spread(count: int) -> list[int]:
+    """So many of the sizes, from the smallest to the largest."""
+    return [SIZES[place] for place in np.linspace(0, len(SIZES) - 1, count).astype(int)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 7])
+@pytest.mark.parametrize("collective", ["all_gather", "sendrecv"])
+def test_what_is_written_was_checked_and_predicts_sizes_that_were_not_measured(
+    tmp_path: Path, collective: NcclTestsName, count: int
+) -> None:
+    """Tables of a machine with other constants; the others of its sizes are those that nobody measured."""
+    path = tmp_path / "table.csv"
+    path.write_text(csv(made(collective, noise=0.03, sizes=spread(count), seed=count), "h100-8"))
+    try:
+        found = calibrate(path)
+    except FitError as error:
+        assert count < LEAST_ROWS
+        assert f"1 row determines none, expected {LEAST_ROWS} or more" in str(error) or "interval" in str(error)
+        return
+    (judged,) = found.acceptances
+    if collective == "sendrecv":  # whose constants are far from the profile's
+        assert found.accepted is (count >= LEAST_ROWS)
+    assert found.accepted is (judged.held_out_rows == count and judged.held_out is not None and not judged.refusal())
+    other = [size for size in SIZES if size not in spread(count)]
+    if found.accepted and other:
+        (case,) = cases_of([made(collective, sizes=other)], Choice(H100, "8"))
+        predict, times_s = Simulated(H100, [case]), np.array([row.time_s for row in case.rows])
+        before, after = (
+            np.abs(predict(profile.parameters) / times_s - 1).mean() for profile in (H100, found.result.profile)
+        )
+        assert after < before
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 7, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_is_not_written(command: Command, count: int, seed: int) -> None:
+    """Times of the profile's own machine times noise: nothing is left to find. The seeds were not chosen."""
+    (case,) = cases_of([table("all_gather", np.ones(count), spread(count))], Choice(H100, "8"))
+    noise = np.exp(np.random.default_rng(seed).normal(0, 0.1, count))
+    measured_table = table("all_gather", Simulated(H100, [case])(H100.parameters) * noise, spread(count))
+    (command.folder / "all_gather.csv").write_text(csv(measured_table, "h100-8"))
+    done = command("calibrate", "all_gather.csv", "--output", "my.toml")
+    assert done.returncode == 2
+    assert len([line for line in done.stderr.splitlines() if line.startswith("tasp-lab:")]) == 1
+    assert not (command.folder / "my.toml").exists()
+
+
+def test_times_that_no_machine_has_are_not_written(command: Command) -> None:
+    """Drawn between 10 us and 10 ms whatever the size: the profile is far off, and no fit describes them."""
+    times_s = np.exp(np.random.default_rng(0).uniform(np.log(1e-5), np.log(1e-2), 8))
+    (command.folder / "all_gather.csv").write_text(csv(table("all_gather", times_s, spread(8)), "h100-8"))
+    assert command("calibrate", "all_gather.csv", "--output", "my.toml").returncode == 2
+    assert not (command.folder / "my.toml").exists()
 
 
 @pytest.mark.parametrize("options", [(), ("--fabric", "local", "--output", "my.toml"), ("--judge",)])

@@ -271,6 +271,90 @@ def test_a_row_that_other_output_cuts_is_left_out_and_named() -> None:
     assert table.warnings == (f"log, line {row + 1}: truncated row of size 4 skipped",)
 
 
+MESSAGES = [
+    "node00:41:88 [3] NCCL INFO comm 0x55 rank 3 nranks 8 - Abort COMPLETE",
+    "node00:41:88 [3] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read",
+    "gpu-7.cluster:9:9 NCCL WARN 3 # of 16 channels",
+    "node1:12:13 [0] misc/socket.cc:550 NCCL WARN Net : Call to recv failed",
+    "node1:12:13 [0] NCCL INFO nranks 8",
+    "node1:12:13 [0] NCCL INFO a messagenode2:12:13 [1] NCCL INFO float and another",
+    "[2026-01-15 12:00:01] node1:12:13 [0] NCCL INFO comm",
+]
+
+
+@given(
+    rows=counts_and_times,
+    collective=st.sampled_from(COLLECTIVES),
+    prefix=st.sampled_from(["", "[1,0]<stdout>:", "0: "]),
+    message=st.sampled_from(MESSAGES),
+    end=st.sampled_from(["", "\n", " "]),
+    data=st.data(),
+)
+def test_messages_of_nccl_anywhere_make_no_row_and_no_table(
+    rows: list[tuple[int, float]], collective: NcclTestsName, prefix: str, message: str, end: str, data: st.DataObject
+) -> None:
+    """A message at the edge of a line costs nothing; inside a line at most its row, with a warning."""
+    lines = [prefix + line for line in log(collective, rows)]
+    text = "\n".join(lines)
+    whole = only(text)
+    at = data.draw(st.integers(text.index(" Rank "), text.index("# Avg")))
+    table = only(text[:at] + message + end + text[at:])
+    lost = [row for row in whole.rows if row not in table.rows]
+    assert set(table.rows) <= set(whole.rows)
+    assert len(lost) <= 1
+    assert not lost or any("skipped" in warning for warning in table.warnings)
+    begin = text.rindex("\n", 0, at) + 1 + len(prefix)
+    if at == begin and end != "\n" and not message[-1].isdigit():
+        assert (table.rows, table.reason, table.ranks) == (whole.rows, "", whole.ranks)
+    if text[at] == "\n":
+        assert (table.rows, table.reason, table.ranks) == (whole.rows, "", whole.ranks)
+
+
+def test_a_message_before_a_row_makes_no_second_table() -> None:
+    path = Path(__file__).parent / "samples" / "h100-8-all_gather-messages.log"
+    (table,) = find_tables([path])
+    assert (table.collective, table.ranks, table.reason, len(table.rows)) == ("all_gather", 8, "", 11)
+    assert table.rows[4] == (16777216, pytest.approx(64.49e-6))
+
+
+def test_a_message_of_another_process_before_a_row() -> None:
+    lines = log("sendrecv", [(8, 8.0), (16, 9.0)], 3)
+    prefixed = [f"[1,{line.split()[2] if ' Rank ' in line else 0}]<stdout>:{line}" for line in lines]
+    row = next(place for place, line in enumerate(prefixed) if " float " in line)
+    prefixed[row] = f"[1,2]<stdout>:{MESSAGES[0]}{prefixed[row]}"
+    table = only(prefixed)
+    assert ([size for size, _ in table.rows], table.ranks, table.reason) == ([32, 64], 3, "")
+
+
+def test_other_output_before_a_row() -> None:
+    lines = log("sendrecv", [(8, 8.0), (16, 9.0)])
+    row = next(place for place, line in enumerate(lines) if " float " in line)
+    lines[row] = f"{NOISE[3]}{lines[row]}"
+    assert [size for size, _ in only(lines).rows] == [32, 64]
+
+
+def test_a_size_that_lost_digits_is_no_row() -> None:
+    lines = log("all_gather", [(2**18, 8.0), (2**19, 9.0), (2**20, 10.0)], 8)
+    row = next(place for place, line in enumerate(lines) if " float " in line)
+    lines[row : row + 1] = ["    838" + MESSAGES[0], "8608" + lines[row].partition("8388608")[2]]
+    table = only(lines)
+    assert [size for size, _ in table.rows] == [2**24, 2**25]
+    assert len(table.warnings) == 2
+    assert "a part of a row skipped" in table.warnings[0]
+    assert "size 8608 does not fit 262144 elements" in table.warnings[1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "read"),
+    [("#  size  count  type  redop  root  time  algbw", 2), ("#  size  count  type  redop  root  ti", 2)],
+)
+def test_a_line_of_columns_that_a_message_cuts(columns: str, read: int) -> None:
+    lines = log("sendrecv", [(8, 8.0), (16, 9.0)])
+    place = next(place for place, line in enumerate(lines) if "count  type" in line)
+    lines[place] = columns + MESSAGES[1]
+    assert len(only(lines).rows) == read
+
+
 def test_rows_of_no_bytes_are_left_out() -> None:
     table = only(
         [line.replace(f"{8:12}  {1:12}", f"{0:12}  {0:12}") for line in log("all_gather", [(1, 8.0), (2, 9.0)])]
@@ -334,7 +418,8 @@ def test_the_collective_is_that_of_the_command_line_or_the_file_where_the_log_do
     from_columns = only(lines)
     if collective in ("all_gather", "alltoall"):
         assert from_columns.collective is None
-        assert from_columns.reason == "the log does not name its collective"
+        assert "does not name its collective: expected a file name such as all_gather.log" in from_columns.reason
+        assert only([f"# collective: {collective}", *lines]).collective == collective
     else:
         assert from_columns.collective == collective
 
@@ -343,6 +428,31 @@ def test_a_command_line_is_of_the_next_run_only() -> None:
     lines = log("alltoall", [(8, 8.0)], program=False)[:-1]
     text = "\n".join(["./alltoall_perf", *lines, *lines, "./all_gather_perf", *lines])
     assert [table.collective for table in parse_nccl_tests(text, "log")] == ["alltoall", None, "all_gather"]
+
+
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        ("all_gather.log", "all_gather"),
+        ("runs/AllGather-h100.log.txt", "all_gather"),
+        ("all_gather/2026-01-15.log", "all_gather"),
+        ("sendrecv/all_gather.out", "all_gather"),
+        ("slurm-all-to-all_v100.out", "alltoall"),
+        ("alltoallv.log", None),
+        ("all_gather-alltoall/log.txt", None),
+        ("log.txt", None),
+    ],
+)
+def test_the_name_of_a_file_or_of_its_folders_is_the_collective(name: str, collective: str | None) -> None:
+    lines = log("all_gather", [(8, 8.0), (16, 9.0)], program=False)[:-1]
+    assert only(lines, name).collective == collective
+
+
+def test_a_name_that_its_columns_contradict_is_not_believed() -> None:
+    lines = log("all_reduce", [(8, 8.0)], program=False)[:-1]
+    assert only(lines, "sendrecv.log").reason == "it is called sendrecv, but its columns are those of all_reduce"
+    with pytest.raises(TableError, match="log, line 1: collective 'broadcast', expected one of all_gather"):
+        only(["# collective: broadcast", *lines])
 
 
 def test_another_collective_is_named() -> None:
