@@ -32,6 +32,7 @@ from tasp_lab.core.errors import (
     OverrideError,
     ProfileError,
     QuantityError,
+    ScheduleError,
     TaspLabError,
     TopologyError,
     WorkloadError,
@@ -783,11 +784,17 @@ def build(
             work = overridden_layer(work, question.overrides)
         question.options.check_layer(work)
     machine = on.machine_for(work)
-    if isinstance(schedule, Schedule):
-        kind = check_schedules([schedule], work, question.options.passes)
-        collective = collective or kind
-        schedule.check_routes(machine.topology)
-        return Built(question, on, work, (Candidate((schedule,), machine),), collective)
+    if not isinstance(schedule, str):
+        objects = schedule if isinstance(schedule, tuple) else (schedule,)
+        passes: tuple[Pass, ...] = (question.options.passes,)
+        if len(objects) > 1 and passes == ("both",):
+            passes = ("forward", "backward")
+        if len(objects) != len(passes):
+            raise ScheduleError(f"{len(objects)} schedules, expected one for each of the passes: {', '.join(passes)}")
+        for each, passing in zip(objects, passes, strict=True):
+            kind = check_schedules([each], work, passing)
+            each.check_routes(machine.topology)
+        return Built(question, on, work, (Candidate(objects, machine),), collective or kind)
     check_names([schedule], work)
     rings: Sequence[Decomposition | None] = on.rings(progress) if uses_rings(schedule) else [None]
     candidates = []

@@ -36,6 +36,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError, TopologyError, unknown
+from tasp_lab.core.files import write_whole
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.composition.layers import in_chunks
 from tasp_lab.schedule.composition.sequence import joined
@@ -413,8 +414,8 @@ def load(name: str) -> Program:
 
 
 def save(program: Program, path: Path) -> None:
-    """Write the program to a file of JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(program), indent=1) + b"\n")
+    """Write the program to a file of JSON. Raises `OutputError`; no partial file remains."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(program), indent=1) + b"\n")
 
 
 def spec(name: str) -> ScheduleSpec:

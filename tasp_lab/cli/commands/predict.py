@@ -272,6 +272,7 @@ def search(
     Example: tasp-lab predict h100-2x8 --schedule found.json --seq 64Ki --kv-heads 8 --mask causal --pass both
     """
     from tasp_lab.prediction.captions import caption
+    from tasp_lab.synthesis.search import NAME
     from tasp_lab.synthesis.search import search as find
 
     if output is not None:
@@ -280,7 +281,7 @@ def search(
     with limited_memory(), Progress(lines_only=True) as shown:
         machine, work = question.numbers.load(topology, question.library), question.layer.workload()
         found = find(machine, work, effort=effort, workers=jobs, progress=shown.line, events=plot is not None,
-                     **question.settings())  # fmt: skip
+                     name=NAME if output is None else str(output), **question.settings())  # fmt: skip
         document = found.to_dict() if json else {}
     if output is not None:
         found.save(output)

@@ -1,0 +1,127 @@
+"""Commands with all of their output options, and checks of what they print and write."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+from cyclopts import App
+from matplotlib.image import imread
+
+from tasp_lab.cli.app import app
+from tests.docs.documents import ROOT
+
+Document = dict[str, Any]
+
+WIDTH = 80
+"""Columns of the terminal."""
+
+ROWS = ("results", "predictions", "runs", "steps", "cells", "rows", "points", "topologies", "profiles", "tables")
+"""Fields of documents that hold rows, the first of which is there."""
+
+
+def commands(of: App = app, name: str = "") -> Iterator[tuple[str, App]]:
+    """The commands of an application and of its groups of commands, by what is typed."""
+    if name and of.default_command is not None:
+        yield name, of
+    for word in of:
+        if not word.startswith("-"):
+            yield from commands(of[word], f"{name} {word}".strip())
+
+
+def output_options(command: App) -> list[str]:
+    """The options of a command that are shown in the group Output."""
+    found = command.assemble_argument_collection()
+    return sorted(
+        each.name for each in found if each.parse and "Output" in {group.name for group in each.parameter.group or ()}
+    )
+
+
+def object_of(text: str) -> Document:
+    """The one JSON object of a text, on one line and without NaN and infinities."""
+    (line,) = text.splitlines()
+
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} in {line[:200]}")
+
+    document = json.loads(line, parse_constant=refuse)
+    assert isinstance(document, dict)
+    return document
+
+
+def rows_of(document: Document) -> list[Document]:
+    """The rows of an object, those of its parts one after the other."""
+    if "parts" in document:
+        return [row for part in document["parts"] for row in rows_of(part)]
+    rows = next((document[field] for field in ROWS if isinstance(document.get(field), list)), [])
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def undocumented(document: Document) -> list[str]:
+    """The fields of an object and of its rows that the documents do not have."""
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("json.md", "search.md"))
+    fields = dict.fromkeys(name for each in (document, *rows_of(document)) for name in each)
+    return [name for name in fields if f"`{name}`" not in text]
+
+
+def too_long(text: str, width: int = WIDTH) -> list[str]:
+    """The lines that are longer than a terminal although they could be broken."""
+    return [line for line in text.splitlines() if len(line) > width and " " in line.strip()[:width]]
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+def check_picture(path: Path) -> None:
+    """A picture can be opened, and is not of one colour."""
+    content = path.read_bytes()
+    if path.suffix == ".png":
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        pixels = imread(path)
+        assert pixels.ndim == 3
+        assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 2
+    elif path.suffix == ".svg":
+        root = ElementTree.fromstring(content)
+        assert root.tag.endswith("svg")
+        assert sum(each.tag.endswith(("path", "image", "use")) for each in root.iter()) > 10
+    else:
+        assert content.startswith(b"%PDF-")
+        assert content.rstrip().endswith(b"%%EOF")
+        streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", content, re.DOTALL)
+        assert any(len(zlib.decompress(each)) > 1000 for each in streams if each[:1] == b"x")
+
+
+def check_trace(path: Path) -> None:
+    """A Chrome trace has events, each with its times."""
+    events = json.loads(path.read_bytes())["traceEvents"]
+    bars = [each for each in events if each["ph"] == "X"]
+    assert bars
+    assert all(math.isfinite(each["ts"]) and each["dur"] >= 0 for each in bars)
+
+
+def check_csv(path: Path, document: Document) -> None:
+    """A table has the rows of the JSON object, with the same numbers."""
+    rows, expected = list(csv.DictReader(io.StringIO(path.read_text()))), rows_of(document)
+    assert len(rows) == len(expected)
+    assert csv.DictReader(io.StringIO(path.read_text())).fieldnames
+    for row, told in zip(rows, expected, strict=True):
+        assert None not in row
+        assert None not in row.values()
+        for name, text in row.items():
+            if not isinstance(value := told.get(name, ""), (list, dict)) and name in told:
+                assert _same(text, value), (name, text, value)
+
+
+def _same(text: str, value: object) -> bool:
+    if value is None:
+        return text == ""
+    if isinstance(value, (bool, str)):
+        return text == str(value)
+    return float(text) == value
