@@ -21,10 +21,12 @@ from tests.support.outputs import (
     Document,
     check_csv,
     check_picture,
+    check_report,
     check_trace,
     commands,
     object_of,
     output_options,
+    recorded,
     too_long,
     undocumented,
 )
@@ -133,18 +135,20 @@ def test_every_result_with_every_output_option(
 ) -> None:
     plain, as_object, narrow, all_of_it = (tmp_path / name for name in ("plain", "object", "narrow", "all"))
     out = _run(folder, plain, [case.line, *case.flags("--explain", "--force", "--pairs", "--top")], case, {})
-    assert [words for words in case.words if words not in out] == []
-    document = object_of(_run(folder, as_object, [case.line, "--json"], case, {}))
-    assert undocumented(document) == []
-    vector = (".svg", ".pdf")[len(case.line) % 2]
-    files = case.files(all_of_it, vector)
+    assert [words for words in case.words if words not in out] == [], out
+    with pytest.MonkeyPatch.context() as patches:
+        results = recorded(patches)
+        document = object_of(_run(folder, as_object, [case.line, "--json"], case, {}))
+    assert (missing := undocumented(document)) == [], missing
+    for result in results:
+        check_report(result)
+    files = case.files(all_of_it, (".png", ".svg", ".pdf")[CASES.index(case) % 3])
     line = [case.line, *case.flags(), *_given(files), "--json"]
-    document = object_of(_run(folder, all_of_it, line, case, files))
-    assert undocumented(document) == []
+    assert (missing := undocumented(object_of(_run(folder, all_of_it, line, case, files)))) == [], missing
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    files = case.files(narrow, ".png")
+    files = {option: path for option, path in case.files(narrow, "").items() if path.stem != "plot"}
     out = _run(folder, narrow, [case.line, *case.flags("--wide"), *_given(files)], case, files)
-    assert too_long(out) == []
+    assert (lines := too_long(out)) == [], lines
 
 
 def _given(files: Mapping[str, Path]) -> list[str]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import math
+import pkgutil
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 from cyclopts import App
 from matplotlib.image import imread
 
+import tasp_lab
 from tasp_lab.cli.app import app
+from tasp_lab.core.report import Report
 from tests.docs.documents import ROOT
 
 Document = dict[str, Any]
@@ -25,7 +30,7 @@ Document = dict[str, Any]
 WIDTH = 80
 """Columns of the terminal."""
 
-ROWS = ("results", "predictions", "runs", "steps", "cells", "rows", "points", "topologies", "profiles", "tables")
+ROWS = ("predictions", "runs", "steps", "smallest", "cells", "rows", "points", "topologies", "profiles", "tables")
 """Fields of documents that hold rows, the first of which is there."""
 
 
@@ -62,13 +67,15 @@ def rows_of(document: Document) -> list[Document]:
     """The rows of an object, those of its parts one after the other."""
     if "parts" in document:
         return [row for part in document["parts"] for row in rows_of(part)]
+    if "results" in document:
+        return [*document["results"], *document["not_simulated"]]
     rows = next((document[field] for field in ROWS if isinstance(document.get(field), list)), [])
     return [row for row in rows if isinstance(row, dict)]
 
 
 def undocumented(document: Document) -> list[str]:
-    """The fields of an object and of its rows that the documents do not have."""
-    text = "".join((ROOT / "docs" / name).read_text() for name in ("json.md", "search.md"))
+    """The fields of an object and of its rows that the guides do not have."""
+    text = "".join(each.read_text() for each in (ROOT / "docs").glob("*.md"))
     fields = dict.fromkeys(name for each in (document, *rows_of(document)) for name in each)
     return [name for name in fields if f"`{name}`" not in text]
 
@@ -76,6 +83,47 @@ def undocumented(document: Document) -> list[str]:
 def too_long(text: str, width: int = WIDTH) -> list[str]:
     """The lines that are longer than a terminal although they could be broken."""
     return [line for line in text.splitlines() if len(line) > width and " " in line.strip()[:width]]
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+def reports() -> list[type[Report]]:
+    """The classes of all results, of every module of tasp-lab."""
+    for found in pkgutil.walk_packages(tasp_lab.__path__, "tasp_lab."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    pending, classes = [Report], list[type[Report]]()
+    while pending:
+        below = pending.pop().__subclasses__()  # type: ignore[type-abstract]
+        pending += below
+        classes += below
+    return [each for each in classes if each.__module__.startswith("tasp_lab.")]
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
+    """A list that gets every result whose object is made."""
+    found = list[Report]()
+
+    def recording(to_dict: Callable[[Report], Document]) -> Callable[[Report], Document]:
+        def record(report: Report) -> Document:
+            found.append(report)
+            return to_dict(report)
+
+        return record
+
+    for each in reports():
+        monkeypatch.setattr(each, "to_dict", recording(each.to_dict))  # type: ignore[arg-type]
+    return found
+
+
+def check_report(report: Report) -> None:
+    """A result is shown in a notebook and on one line, and is a data frame with its rows."""
+    page = report._repr_html_()
+    assert page.count("<table>") == page.count("</table>")
+    assert "<table>" in page or "<div>" in page or not report.parts()
+    assert len(repr(report)) < 200
+    assert len(repr(report).splitlines()) == 1
+    assert len(report.to_pandas()) == len(report.records())
+    assert str(report)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
