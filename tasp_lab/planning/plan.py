@@ -421,7 +421,6 @@ class Plan(Report):
         return Table("Layouts that need least memory", ("layout", "memory", "too much"), rows)
 
     def to_dict(self) -> dict[str, object]:
-        found = self.found
         common: dict[str, object] = {
             "model": self.model.name,
             "topology": self.setting.machine.topology.name,

@@ -271,7 +271,10 @@ def _kernel_parts(machine: Machine) -> Iterator[Part]:
     from tasp_lab.machines.compute import kernels_on
 
     for number, kernel in enumerate(kernels_on(machine.accelerator)):
-        yield from ("", f"kernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs")
+        yield from (
+            "",
+            f"kernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs",
+        )
         for variant in kernel.file.variants:
             assumed = kernel.assumption(variant.passing, variant.head_dim)
             peak, rate = kernel.peak_rate(variant.passing, variant.head_dim), variant.rate

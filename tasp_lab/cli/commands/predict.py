@@ -177,7 +177,8 @@ def compare(
     with limit, Progress(lines_only=json) as shown:
         layer = question.layer
         if shard_bytes is not None:
-            layered = {"tune": tune, "all": every, "prefer": prefer != "memory", "versus": versus, "validate": validate}
+            layered = {"tune": tune, "all": every, "prefer": prefer != "memory", "versus": versus, "validate": validate,
+                       "search": search is not None}  # fmt: skip
             for name in (name for name, given in layered.items() if given):
                 raise QuantityError(f"{name}: applies to layers, not to a collective of --shard-bytes {shard_bytes}")
             size = layer.work(shard_bytes)
