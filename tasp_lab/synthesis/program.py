@@ -58,6 +58,9 @@ from tasp_lab.workload.sequence_layout import LAYOUTS, SequenceLayout
 
 MAX_FILE_BYTES = 64 * 2**20
 
+APPLYING = ("gradient_dtype", "result_dtype")
+"""The options that apply to a program; the others are decided by it."""
+
 SUM_BUFFERS = 3
 """Buffers for parts of results or gradients that go straight home: one fills, one is sent, one is received."""
 
@@ -428,4 +431,4 @@ def spec(name: str) -> ScheduleSpec:
     def layout(workload: Workload, world_size: int) -> SequenceLayout:
         return layout_of(program, workload, world_size)
 
-    return ScheduleSpec("softmax", builder, "as found by tasp-lab search", layout, ("gradient_dtype", "result_dtype"))
+    return ScheduleSpec("softmax", builder, "as found by tasp-lab search", layout, APPLYING)

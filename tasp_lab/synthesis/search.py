@@ -58,7 +58,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import NOT_APPLICABLE
 from tasp_lab.synthesis.explain import explained
 from tasp_lab.synthesis.moves import has_routes, neighbour, starts
-from tasp_lab.synthesis.program import Known, Plan, Program, build, build_pass, save
+from tasp_lab.synthesis.program import APPLYING, Known, Plan, Program, build, build_pass, save
 from tasp_lab.topology.derived import between_groups
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -354,7 +354,8 @@ class _Search:
 
     def _answer(self, program: Program, detail: Detail) -> Answer:
         schedules = build(program, self.name, self.machine.topology, self.work, self.options)
-        return build_question(replace(self.question, schedule=schedules), self.on).answer(detail)
+        found = build_question(replace(self.question, schedule=schedules), self.on).answer(detail)
+        return replace(found, applying=APPLYING)
 
     def _least_regret(self, choices: Sequence[tuple[Answer, Program | None]]) -> tuple[Answer | None, Program | None]:
         """The choice with the least expected regret, over common samples of the errors of all schedules."""

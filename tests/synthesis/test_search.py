@@ -164,7 +164,7 @@ def test_the_command_writes_a_schedule_that_others_take(tell: Tell, tmp_path: Pa
 
 
 @pytest.mark.parametrize("passes", ["forward", "both"])
-def test_what_is_found_has_a_question_of_its_own(passes: str) -> None:
+def test_what_is_found_has_a_question_of_its_own(passes: str, tmp_path: Path) -> None:
     """Its schedules have no name that others know: asked again, the same question has the same answer."""
     found = tasp_lab.search("ring:4", LAYER, effort=10, passes=passes)
     assert found.program.known is None
@@ -172,9 +172,15 @@ def test_what_is_found_has_a_question_of_its_own(passes: str) -> None:
     assert again.status == "ok"
     assert again.time_s == found.time_s
     assert len(again.passes) == (2 if passes == "both" else 1)
+    found.save(tmp_path / "found.json")
+    compared = tasp_lab.compare("ring:4", LAYER, [str(tmp_path / "found.json")], passes=passes)
     other = tasp_lab.search("ring:4", LAYER, effort=24, passes=passes)
     assert other.program != found.program
     assert other.answer.question.key() != found.answer.question.key()
+    (tmp_path / "found.json").unlink()  # what is there is shown without the file
+    (row,), told = compared.to_dict()["results"], found.to_dict()["found"]  # type: ignore[misc]
+    assert {name for name in row if row[name] != told[name]} <= {"schedule", "expected_regret"}  # type: ignore[index]
+    check_report(compared)
     for result in (found, replace(found, named=None), replace(found, named=None, interrupted=True)):
         json.dumps(result.to_dict(), allow_nan=False)
         check_report(result)
