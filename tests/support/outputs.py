@@ -33,6 +33,9 @@ WIDTH = 80
 ROWS = ("predictions", "runs", "steps", "smallest", "cells", "rows", "points", "topologies", "profiles", "tables")
 """Fields of documents that hold rows, the first of which is there."""
 
+OWN_AXES = ("n",)
+"""Axes of the studies of tests."""
+
 
 def commands(of: App = app, name: str = "") -> Iterator[tuple[str, App]]:
     """The commands of an application and of its groups of commands, by what is typed."""
@@ -77,7 +80,7 @@ def undocumented(document: Document) -> list[str]:
     """The fields of an object and of its rows that the guides do not have."""
     text = "".join(each.read_text() for each in (ROOT / "docs").glob("*.md"))
     fields = dict.fromkeys(name for each in (document, *rows_of(document)) for name in each)
-    return [name for name in fields if f"`{name}`" not in text]
+    return [name for name in fields if f"`{name}`" not in text and name not in OWN_AXES]
 
 
 def too_long(text: str, width: int = WIDTH) -> list[str]:
