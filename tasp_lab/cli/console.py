@@ -145,7 +145,10 @@ def tell(result: Report, json: bool, *, wide: bool = False) -> None:
 
 
 def print_parts(parts: Iterable[Part], *, wide: bool = False) -> None:
-    """Print tables and lines on standard output, as wide as the terminal, or as COLUMNS says; `wide` has no limit."""
+    """Print tables and lines on standard output, as wide as the terminal, or as COLUMNS says; `wide` has no limit.
+
+    A line that is broken goes on below its first word.
+    """
     from rich.console import Console
 
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
@@ -155,6 +158,8 @@ def print_parts(parts: Iterable[Part], *, wide: bool = False) -> None:
         if isinstance(part, Table):
             part.print_on(console)
         elif known and not wide:
-            print("\n".join(wrap(part, console.width, break_long_words=False, break_on_hyphens=False) or [""]))
+            below = " " * (len(part) - len(part.lstrip()))
+            print("\n".join(wrap(part, console.width, subsequent_indent=below,
+                                 break_long_words=False, break_on_hyphens=False) or [""]))  # fmt: skip
         else:
             print(part)

@@ -421,7 +421,6 @@ class Plan(Report):
         return Table("Layouts that need least memory", ("layout", "memory", "too much"), rows)
 
     def to_dict(self) -> dict[str, object]:
-        found = self.found
         common: dict[str, object] = {
             "model": self.model.name,
             "topology": self.setting.machine.topology.name,
@@ -431,11 +430,8 @@ class Plan(Report):
             **plan_fields(self),
         }
         if not self.fits:
-            smallest = [
-                {"layout": describe(each.plan), "memory_bytes": each.memory.total} for each in _varied(found.too_large)
-            ]
             return common | {"capacity_bytes": self.setting.rates.capacity_bytes, "would_fit": list(self.would_fit),
-                             "smallest": smallest}  # fmt: skip
+                             "smallest": self._smallest()}  # fmt: skip
         return common | {
             "recommended": describe(self.best.plan),
             "is_decided": self.is_decided,
@@ -449,8 +445,13 @@ class Plan(Report):
         }
 
     def records(self) -> list[dict[str, object]]:
-        """A row per simulated layout, the recommended one first."""
-        return [flat(each.to_dict()) for each in self.steps] if self.fits else []
+        """A row per simulated layout, the recommended one first; if nothing fits, one for each of the smallest."""
+        return [flat(each.to_dict()) for each in self.steps] if self.fits else self._smallest()
+
+    def _smallest(self) -> list[dict[str, object]]:
+        """The layouts that need least memory."""
+        smallest = _varied(self.found.too_large)
+        return [{"layout": describe(each.plan), "memory_bytes": each.memory.total} for each in smallest]
 
 
 PLAN_COLUMNS: tuple[Column[Plan], ...] = (

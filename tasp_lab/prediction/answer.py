@@ -32,6 +32,7 @@ from tasp_lab.core.errors import (
     OverrideError,
     ProfileError,
     QuantityError,
+    ScheduleError,
     TaspLabError,
     TopologyError,
     WorkloadError,
@@ -59,6 +60,7 @@ from tasp_lab.schedules.registry import (
     check_names,
     is_own,
     kind_of,
+    options_of,
     reason_of,
     uses_rings,
 )
@@ -278,6 +280,7 @@ class Answer:
     status, error : whether there is an answer, and if not, why.
     least_s : of a settled answer: the bound. Its passes are simulated as soon as their times are read.
     search_complete : whether a larger search budget would give the same rings; None where no rings were used.
+    applying : the names of the options that apply to the schedule; none of one that was given as an object.
     untuned_s : the time with the options as they were given, where they were tuned.
     first, expected_regret : the fastest answer of the ranking that this one is part of, and how much longer than the
         fastest one this schedule is expected to take, as a share (`tasp_lab.prediction.recommend`).
@@ -292,6 +295,7 @@ class Answer:
     error: TaspLabError | None = None
     least_s: float | None = None
     search_complete: bool | None = None
+    applying: tuple[str, ...] = ()
     untuned_s: float | None = None
     first: Answer | None = None
     expected_regret: float | None = None
@@ -726,7 +730,7 @@ class Built:
                 progress=self._shares(schedule, candidate.machine, progress),
             ))  # fmt: skip
         return Answer(self.question, self.on.machine_for(self.work), tuple(passes),
-                      search_complete=candidate.search_complete)  # fmt: skip
+                      search_complete=candidate.search_complete, applying=_applying(self.question))  # fmt: skip
 
     def _shares(self, schedule: Schedule, machine: Machine, progress: ProgressCallback) -> ShareCallback:
         """Reports how far a long simulation is; nothing of a short one."""
@@ -783,11 +787,17 @@ def build(
             work = overridden_layer(work, question.overrides)
         question.options.check_layer(work)
     machine = on.machine_for(work)
-    if isinstance(schedule, Schedule):
-        kind = check_schedules([schedule], work, question.options.passes)
-        collective = collective or kind
-        schedule.check_routes(machine.topology)
-        return Built(question, on, work, (Candidate((schedule,), machine),), collective)
+    if not isinstance(schedule, str):
+        objects = schedule if isinstance(schedule, tuple) else (schedule,)
+        passes: tuple[Pass, ...] = (question.options.passes,)
+        if len(objects) > 1 and passes == ("both",):
+            passes = ("forward", "backward")
+        if len(objects) != len(passes):
+            raise ScheduleError(f"{len(objects)} schedules, expected one for each of the passes: {', '.join(passes)}")
+        for each, passing in zip(objects, passes, strict=True):
+            kind = check_schedules([each], work, passing)
+            each.check_routes(machine.topology)
+        return Built(question, on, work, (Candidate(objects, machine),), collective or kind)
     check_names([schedule], work)
     rings: Sequence[Decomposition | None] = on.rings(progress) if uses_rings(schedule) else [None]
     candidates = []
@@ -919,7 +929,16 @@ def _answers(
 def refusal(question: Question, error: TaspLabError, on: PreparedMachine | None = None) -> Answer:
     """The answer where there are no numbers, and why."""
     status: Status = "does not apply" if isinstance(error, DOES_NOT_APPLY) else "failed"
-    return Answer(question, None if on is None else on.machine, status=status, error=error)
+    machine = None if on is None else on.machine
+    return Answer(question, machine, status=status, error=error, applying=_applying(question))
+
+
+def _applying(question: Question) -> tuple[str, ...]:
+    """The options that apply to a schedule by its name, looked up now: its file may be gone when they are shown."""
+    with suppress(ScheduleError):
+        if isinstance(question.schedule, str) and isinstance(question.work, Workload):
+            return options_of(question.schedule)
+    return ()
 
 
 # Parts of answers.

@@ -17,7 +17,6 @@ from tasp_lab.core.tables import Table
 from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.paired import setting_of
-from tasp_lab.schedules.registry import options_of
 
 View = Literal["collective", "layer", "ranking", "study"]
 """Where columns stand: in predictions of collectives, in predictions of layers, in a ranking of `compare`, or in the
@@ -121,14 +120,9 @@ def _is_hybrid(answer: Answer) -> bool:
     return answer.computes and answer.layer.kind == "hybrid"
 
 
-def _is_object(answer: Answer) -> bool:
-    return not isinstance(answer.question.schedule, str)
-
-
 def _options(answer: Answer) -> dict[str, object]:
-    """The options that apply to the schedule; of one that was given as an object its name does not say which."""
-    names = () if _is_object(answer) else options_of(answer.schedule)
-    return {name: getattr(answer.options, name) for name in names}
+    """The options that apply to the schedule; none of one that was given as an object."""
+    return {name: getattr(answer.options, name) for name in answer.applying}
 
 
 _PREDICTIONS: tuple[Column[Answer], ...] = (

@@ -436,7 +436,9 @@ class Ranking(Report):
         }
 
     def records(self) -> list[dict[str, object]]:
-        return [flat(fields_of(each, "ranking")) | {"options": each.options.arguments} for each in self.candidates]
+        """A row per schedule as in `parts`; of one that a bound settled its least time alone."""
+        rows = [flat(fields_of(each, "ranking")) | {"options": each.options.arguments} for each in self.candidates]
+        return rows + [{"schedule": each.schedule, "least_s": each.least_s} for each in self.settled]
 
     def parts(self) -> list[Part]:
         found: list[Part] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Unpack, overload
@@ -12,6 +12,7 @@ from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
+from tasp_lab.machines.libraries.nccl_tuning import Collective
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING
 from tasp_lab.prediction.answer import Answer, Detail, answer
@@ -38,7 +39,8 @@ from tasp_lab.prediction.inputs import (
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.question import Question, are_sought, prepare, question_of, with_machine
 from tasp_lab.prediction.recommend import NEAR, RINGS, TunedRing, has_few_channels, tuned_ring
-from tasp_lab.schedules.build import AnySchedule, check_schedules, names_in
+from tasp_lab.schedules.build import check_schedules, names_in
+from tasp_lab.schedules.collectives.kinds import CollectiveKind
 from tasp_lab.schedules.registry import COLLECTIVES, NOT_APPLICABLE, options_for, uses_rings
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.workload.layer import Workload
@@ -100,14 +102,18 @@ def predict(
         for each in chosen
     ]
     _check_some_apply(answers)
+    items = tuple(each for found in answers if found.applies for each in found.each_pass)
+    simulated = next(found.machine or on.machine for found in answers if found.applies)
+    has_rings = any(map(uses_rings, names))
+    provenance = provenance_of(
+        question, chosen, simulated, items,
+        rings=has_rings,
+        engines=tuple(sorted({engine_of(each.schedule, simulated, each.engine)
+                              for found in items for each in found.passes})),
+        search_complete=on.search_complete if has_rings else None,
+    )  # fmt: skip
     return Predictions(
-        tuple(each for found in answers if found.applies for each in found.each_pass),
-        next(found.machine or on.machine for found in answers if found.applies),
-        question,
-        chosen,
-        on.search_complete if any(map(uses_rings, names)) else None,
-        explain,
-        tuple(found for found in answers if not found.applies),
+        items, simulated, question, provenance, explain, tuple(each for each in answers if not each.applies)
     )
 
 
@@ -142,8 +148,8 @@ class Predictions(Report, Sequence[Answer]):
     ----------
     items : in the order of the schedules, without those that do not apply.
     machine : as it was simulated: with changed links and compute rates.
-    question : what was asked of each of the `schedules`.
-    search_complete : whether a larger search budget would give the same rings; None where no rings were used.
+    question : what was asked of each schedule.
+    provenance : version, inputs and their hash, constants, engine, search and date.
     explain : whether `to_dict` and the tables include what the time was spent on.
     refused : the schedules that do not apply.
     """
@@ -151,8 +157,7 @@ class Predictions(Report, Sequence[Answer]):
     items: tuple[Answer, ...]
     machine: Machine
     question: Question
-    schedules: tuple[AnySchedule, ...]
-    search_complete: bool | None = None
+    provenance: Provenance
     explain: bool = False
     refused: tuple[Answer, ...] = ()
 
@@ -170,17 +175,6 @@ class Predictions(Report, Sequence[Answer]):
     def library(self) -> str:
         """The name of the communication library."""
         return self.machine.comm_library.name
-
-    @cached_property
-    def provenance(self) -> Provenance:
-        """Version, inputs and their hash, constants, engine, search and date."""
-        simulated = [each for found in self.items if not found.is_sum for each in found.passes]
-        return provenance_of(
-            self.question, self.schedules, self.machine, self.items,
-            rings=any(map(uses_rings, names_in(self.schedules))),
-            engines=tuple(sorted({engine_of(each.schedule, self.machine, each.engine) for each in simulated})),
-            search_complete=self.search_complete,
-        )  # fmt: skip
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -226,12 +220,12 @@ class Predictions(Report, Sequence[Answer]):
 
     def _cliff(self, each: Answer) -> str:
         """A line about a size or version near a library's call where the library takes something else."""
-        spec = COLLECTIVES.get(each.schedule)
-        if spec is None or spec.library_call not in ("all_gather", "reduce_scatter", "all_reduce"):
+        if each.computes or not each.passes[0].schedule.fused:
             return ""
         from sim.library_calls import cliff_near  # calls of the library alone have cliffs
 
-        return cliff_near(spec.library_call, self.machine, each.shard_bytes * self.machine.topology.world_size)
+        size_bytes = each.shard_bytes * self.machine.topology.world_size
+        return cliff_near(_FUSED[each.collective], self.machine, size_bytes)
 
     def parts(self) -> list[Part]:
         if not self.items:
@@ -251,6 +245,12 @@ class Predictions(Report, Sequence[Answer]):
         if self.refused:
             parts.append(refused_table(self.refused))
         return parts
+
+
+_FUSED: Mapping[CollectiveKind, Collective] = {
+    "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "AllReduce": "all_reduce",
+}  # fmt: skip
+"""The collectives that a library runs as one call, by its names."""
 
 
 def explanation_fields(found: Answer) -> dict[str, object]:

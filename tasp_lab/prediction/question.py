@@ -47,6 +47,7 @@ from tasp_lab.prediction.inputs import (
 from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs, sha256
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.rings import Decomposition
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.build import AnySchedule, as_schedule, name_of
 from tasp_lab.schedules.files import content_name
@@ -120,8 +121,8 @@ class Question:
     Parameters
     ----------
     machine : a name, an expression or a file, as `tasp_lab.machines.catalogue.load_machine` takes it, or an object.
-    schedule : a name of `tasp_lab.schedules.registry`, a builder that is registered there, or a schedule that was
-        built for this machine and work.
+    schedule : a name of `tasp_lab.schedules.registry`, a builder that is registered there, a schedule that was built
+        for this machine and work, or one for each requested pass.
     work : a layer, or the bytes per rank of a collective.
     options : of the schedule; its passes among them.
     library, kernel, runtime, contention, compute, without_links, links : see
@@ -134,7 +135,7 @@ class Question:
     """
 
     machine: MachineLike
-    schedule: AnySchedule
+    schedule: AnySchedule | tuple[Schedule, ...]
     work: Work
     options: AttentionOptions = DEFAULT_OPTIONS
     library: str = "auto"
@@ -156,7 +157,7 @@ class Question:
     @property
     def name(self) -> str:
         """The name of the schedule."""
-        return name_of(self.schedule)
+        return name_of(self.schedule[0] if isinstance(self.schedule, tuple) else self.schedule)
 
     @property
     def layer(self) -> Workload:
@@ -172,7 +173,7 @@ class Question:
         """What is asked, by name, ready for JSON; fields that only some questions have are left out elsewhere."""
         found: dict[str, object] = {
             "machine": self.machine if isinstance(self.machine, str) else _name(self.machine),
-            "schedule": content_name(self.schedule) if isinstance(self.schedule, str) else self.schedule.digest,
+            "schedule": content_name(self.schedule) if isinstance(self.schedule, str) else _digest(self.schedule),
             "library": self.library,
             "kernel": self.kernel,
             "runtime": self.runtime.name if isinstance(self.runtime, Runtime) else self.runtime,
@@ -250,6 +251,10 @@ def question_of(
 def key_of(question: str, schedules: str) -> str:
     """The key of an answer: of a question and the hash of the schedules that were built for it."""
     return sha256([question, schedules])[:32]
+
+
+def _digest(schedule: Schedule | tuple[Schedule, ...]) -> str:
+    return " ".join(each.digest for each in schedule) if isinstance(schedule, tuple) else schedule.digest
 
 
 def _name(machine: Machine | Topology) -> str:

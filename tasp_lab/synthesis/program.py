@@ -36,6 +36,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError, TopologyError, unknown
+from tasp_lab.core.files import write_whole
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.composition.layers import in_chunks
 from tasp_lab.schedule.composition.sequence import joined
@@ -56,6 +57,9 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import LAYOUTS, SequenceLayout
 
 MAX_FILE_BYTES = 64 * 2**20
+
+APPLYING = ("gradient_dtype", "result_dtype")
+"""The options that apply to a program; the others are decided by it."""
 
 SUM_BUFFERS = 3
 """Buffers for parts of results or gradients that go straight home: one fills, one is sent, one is received."""
@@ -413,8 +417,8 @@ def load(name: str) -> Program:
 
 
 def save(program: Program, path: Path) -> None:
-    """Write the program to a file of JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(program), indent=1) + b"\n")
+    """Write the program to a file of JSON. Raises `OutputError`; no partial file remains."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(program), indent=1) + b"\n")
 
 
 def spec(name: str) -> ScheduleSpec:
@@ -427,4 +431,4 @@ def spec(name: str) -> ScheduleSpec:
     def layout(workload: Workload, world_size: int) -> SequenceLayout:
         return layout_of(program, workload, world_size)
 
-    return ScheduleSpec("softmax", builder, "as found by tasp-lab search", layout, ("gradient_dtype", "result_dtype"))
+    return ScheduleSpec("softmax", builder, "as found by tasp-lab search", layout, APPLYING)

@@ -37,13 +37,14 @@ from tasp_lab.core.units import format_size_about, format_time
 from tasp_lab.core.version import MODEL_VERSION
 from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.answer import Answer, Built, Candidate, Detail, answer
+from tasp_lab.machines.sampling import Sampling
+from tasp_lab.prediction.answer import Answer, Detail, answer
+from tasp_lab.prediction.answer import build as build_question
 from tasp_lab.prediction.captions import describe_layer, provenance_of, title_of
 from tasp_lab.prediction.columns import fields_of, table_of
 from tasp_lab.prediction.compare import Ranking, compare, is_too_large
 from tasp_lab.prediction.inputs import MachineLike, QuestionKeywords
 from tasp_lab.prediction.question import (
-    NO_SAMPLES,
     PreparedMachine,
     Question,
     prepare,
@@ -57,7 +58,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import NOT_APPLICABLE
 from tasp_lab.synthesis.explain import explained
 from tasp_lab.synthesis.moves import has_routes, neighbour, starts
-from tasp_lab.synthesis.program import Known, Plan, Program, build, build_pass, save
+from tasp_lab.synthesis.program import APPLYING, Known, Plan, Program, build, build_pass, save
 from tasp_lab.topology.derived import between_groups
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -130,7 +131,7 @@ def search(
     if workers < 1:
         raise QuantityError(f"workers: {workers}, expected 1 or more")
     asked = question_of(machine, work, settings)
-    asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
+    asked = replace(asked, sampling=asked.sampling or Sampling(0, settings.get("seed", 0)))
     if not isinstance(asked.work, Workload) or asked.work.kind != "softmax":
         kind = asked.work.kind if isinstance(asked.work, Workload) else "a collective"
         raise ScheduleError(f"search is for layers of softmax attention, not {kind}; tasp-lab compare ranks others")
@@ -174,7 +175,8 @@ class _Search:
         self.room_bytes = _room_bytes(applying[0]) if applying else None
         self.applying = [each for each in applying if not is_too_large(each)]
         self.named = self.applying[0] if self.applying else None
-        self.random = np.random.default_rng(question.sampling.seed if question.sampling else 0)
+        assert question.sampling is not None, "it has the seed"
+        self.random = np.random.default_rng(question.sampling.seed)
         self.times_s: dict[_Trial, float] = {}
         passes = self.options.passes
         self.backward = {"forward": (False,), "backward": (True,), "both": (False, True)}[passes]
@@ -352,8 +354,8 @@ class _Search:
 
     def _answer(self, program: Program, detail: Detail) -> Answer:
         schedules = build(program, self.name, self.machine.topology, self.work, self.options)
-        asked = replace(self.question, schedule=self.name)
-        return Built(asked, self.on, self.work, (Candidate(schedules, self.machine),)).answer(detail)
+        found = build_question(replace(self.question, schedule=schedules), self.on).answer(detail)
+        return replace(found, applying=APPLYING)
 
     def _least_regret(self, choices: Sequence[tuple[Answer, Program | None]]) -> tuple[Answer | None, Program | None]:
         """The choice with the least expected regret, over common samples of the errors of all schedules."""
@@ -458,8 +460,9 @@ class Found(Report):
             "effort": self.effort,
             "interrupted": self.interrupted,
             "explained": self.explained,
-            "provenance": provenance_of(self.question, [], self.answer.passes[0].machine, [], rings=False).to_dict(),
-        }
+            "provenance": provenance_of(self.question, [], self.answer.passes[0].machine, self.answers, rings=False,
+                                        more={"effort": self.effort}).to_dict(),
+        }  # fmt: skip
 
     def records(self) -> list[dict[str, object]]:
         return [flat(fields_of(each, "ranking")) for each in self.answers]

@@ -74,6 +74,9 @@ def test_short_layers_between_nodes_are_settled_by_bounds() -> None:
     found = compare("h100-2x8", Workload(16384, heads=32, kv_heads=8, mask="causal"), passes="both", screen=True)
     assert found.settled
     assert not {each.schedule for each in found.settled} & set(SINGLE_RINGS)
+    rows = {row["schedule"]: row.get("least_s") for row in found.records()}
+    assert rows.keys() == set(attention_names_on(16))
+    assert {name: rows[name] for name in rows if rows[name]} == {each.schedule: each.least_s for each in found.settled}
     assert [row["schedule"] for row in found.to_dict()["not_simulated"]] == [  # type: ignore[attr-defined]
         each.schedule for each in found.settled
     ]

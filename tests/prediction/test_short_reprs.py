@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
 
 import tasp_lab
@@ -13,6 +11,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
+from tests.support.outputs import reports
 
 MOST = 200
 LAYER = Workload(8192, heads=8, mask="causal")
@@ -53,18 +52,6 @@ def test_objects_have_one_short_line() -> None:
     }
     too_long = {name: text for name, text in shown.items() if len(text) >= MOST or "\n" in text}
     assert not too_long
-
-
-def reports() -> list[type]:
-    """All results, of every module of tasp-lab."""
-    for found in pkgutil.walk_packages(tasp_lab.__path__, "tasp_lab."):
-        if not found.name.endswith("__main__"):
-            importlib.import_module(found.name)
-    pending, classes = [Report], list[type]()
-    while pending:
-        pending += (below := pending.pop().__subclasses__())
-        classes += below
-    return [each for each in classes if each.__module__.startswith("tasp_lab.")]
 
 
 def test_every_result_has_the_line_of_reports() -> None:

@@ -17,6 +17,7 @@ from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.synthesis.search import frames
 from tasp_lab.topology.builders import nodes
 from tests.conftest import Tell
+from tests.support.outputs import check_report
 
 LAYER = tasp_lab.Workload(8192, heads=8, kv_heads=2, mask="causal")
 
@@ -160,6 +161,50 @@ def test_the_command_writes_a_schedule_that_others_take(tell: Tell, tmp_path: Pa
     assert code == 0
     (again,) = json.loads(out)["predictions"]
     assert again["time_s"] == pytest.approx(document["found"]["time_s"], rel=1e-12)
+
+
+@pytest.mark.parametrize("passes", ["forward", "both"])
+def test_what_is_found_has_a_question_of_its_own(passes: str, tmp_path: Path) -> None:
+    """Its schedules have no name that others know: asked again, the same question has the same answer."""
+    found = tasp_lab.search("ring:4", LAYER, effort=10, passes=passes)
+    assert found.program.known is None
+    again = tasp_lab.answer(found.answer.question)
+    assert again.status == "ok"
+    assert again.time_s == found.time_s
+    assert len(again.passes) == (2 if passes == "both" else 1)
+    found.save(tmp_path / "found.json")
+    compared = tasp_lab.compare("ring:4", LAYER, [str(tmp_path / "found.json")], passes=passes)
+    other = tasp_lab.search("ring:4", LAYER, effort=24, passes=passes)
+    assert other.program != found.program
+    assert other.answer.question.key() != found.answer.question.key()
+    (tmp_path / "found.json").unlink()  # what is there is shown without the file
+    (row,), told = compared.to_dict()["results"], found.to_dict()["found"]  # type: ignore[misc]
+    assert {name for name in row if row[name] != told[name]} <= {"schedule", "expected_regret"}  # type: ignore[index]
+    check_report(compared)
+    for result in (found, replace(found, named=None), replace(found, named=None, interrupted=True)):
+        json.dumps(result.to_dict(), allow_nan=False)
+        check_report(result)
+
+
+def test_a_question_with_schedules_has_one_for_each_pass() -> None:
+    found = tasp_lab.search("ring:4", LAYER, effort=10, passes="both").answer.question
+    assert isinstance(found.schedule, tuple)
+    for schedules, words in (
+        (found.schedule[:1], "is a forward pass"),
+        (found.schedule[::-1], "is a backward pass"),
+        ((*found.schedule, found.schedule[0]), "3 schedules, expected one for each of the passes: forward, backward"),
+    ):
+        refused = tasp_lab.answer(replace(found, schedule=schedules))
+        assert refused.status == "does not apply"
+        assert words in refused.reason
+
+
+def test_seeds_draw_other_changes() -> None:
+    """Also without samples of the parameters, and the provenance has the seed and the effort."""
+    found = [tasp_lab.search("ring:4", LAYER, effort=60, seed=seed) for seed in range(3)]
+    assert len({each.time_s for each in found}) > 1
+    (inputs,) = [each.to_dict()["provenance"]["inputs"] for each in found[1:2]]  # type: ignore[index]
+    assert (inputs["sampling"]["seed"], inputs["effort"]) == (1, 60)
 
 
 def test_what_is_known_is_not_predicted_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tasp_lab.cli.console import print_json, tell
+from tasp_lab.cli.console import print_json, print_parts, tell
 from tasp_lab.cli.options import (
     OUTPUT,
     RUN,
@@ -181,14 +181,9 @@ def doctor(*, json: Json = False) -> None:
 
 def print_examination(examination: Examination) -> None:
     """Print the examination as lines of name and finding."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False, soft_wrap=True)
     for name, finding in examination.items():
         if isinstance(finding, dict):
-            console.print(Text(name, style="bold"))
-            for key, value in finding.items():
-                console.print(Text(f"  {key}: {value if value is not None else 'not installed'}"))
+            installed = (f"  {key}: {'not installed' if value is None else value}" for key, value in finding.items())
+            print_parts([name, *installed])
         else:
-            console.print(Text.assemble((name, "bold"), f": {finding}"))
+            print_parts([f"{name}: {finding}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -160,8 +161,6 @@ def _show_machine(machine: Machine, json: bool) -> None:
 
 def _print_machine(machine: Machine) -> None:
     topology = machine.topology
-    if machine.summary:
-        print(machine.summary)
     kinds = Counter(
         (
             "rank to rank"
@@ -174,9 +173,11 @@ def _print_machine(machine: Machine) -> None:
     )
     rows = [(ends, str(count), bandwidth, latency) for (ends, bandwidth, latency), count in kinds.items()]
     title = f"{topology.name}: {topology.world_size} ranks"
-    print_parts([Table(title, ("links", "count", "bandwidth", "latency"), rows)])
+    parts: list[Part] = [machine.summary] if machine.summary else []
+    parts.append(Table(title, ("links", "count", "bandwidth", "latency"), rows))
     for constant in machine.parameters.values():
-        print(f"{constant.name} = {constant.value}\n    {constant.source}")
+        parts += [f"{constant.name} = {constant.value}", f"    {constant.source}"]
+    print_parts(parts)
 
 
 profile = App(name="profile", sort_key=8, help="Machines with their communication library, constant by constant.")
@@ -210,7 +211,7 @@ def show_profile(name: str, /, *, json: Json = False) -> None:
     if json:
         print_json(_profile_document(found, machine))
     else:
-        _print_profile(found, machine)
+        print_parts([*_profile_parts(found, machine), *_kernel_parts(machine)])
 
 
 def _profile_document(profile: Profile, machine: Machine) -> Document:
@@ -263,31 +264,33 @@ def _kernels(machine: Machine) -> list[Document]:
     ]
 
 
-def _print_profile(profile: Profile, machine: Machine) -> None:
+def _profile_parts(profile: Profile, machine: Machine) -> Iterator[Part]:
     """A profile for people."""
     from tasp_lab.machines.constants import CONSTANTS
     from tasp_lab.machines.intervals import interval_text
 
-    print(f"{machine.topology.name}: {machine.topology.world_size} ranks. {profile.summary}")
+    yield f"{machine.topology.name}: {machine.topology.world_size} ranks. {profile.summary}"
     for constant in profile.parameters.values():
         at = "" if constant.at is None else f" at {constant.at_text}"
         value = f"{constant.text}{at}{interval_text(constant)}"
-        print(f"\n{constant.name} = {value}    {CONSTANTS[constant.name].meaning}\n    {constant.source}")
-    _print_kernels(machine)
+        yield from ("", f"{constant.name} = {value}    {CONSTANTS[constant.name].meaning}", f"    {constant.source}")
 
 
-def _print_kernels(machine: Machine) -> None:
+def _kernel_parts(machine: Machine) -> Iterator[Part]:
     """The kernels, a line for each pass and head dimension; ``--json`` has all their constants."""
     from tasp_lab.core.units import format_flops, format_time
     from tasp_lab.machines.compute import kernels_on
 
     for number, kernel in enumerate(kernels_on(machine.accelerator)):
-        print(f"\nkernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs")
+        yield from (
+            "",
+            f"kernel {kernel.name}{'' if number else ' (default)'}    attention by shape: tiles over the SMs",
+        )
         for variant in kernel.file.variants:
             assumed = kernel.assumption(variant.passing, variant.head_dim)
             peak, rate = kernel.peak_rate(variant.passing, variant.head_dim), variant.rate
             low, high = (format_flops(peak * end / rate.value) for end in (rate.low, rate.high))
-            print(
+            yield (
                 f"    {variant.passing}, head dimension {variant.head_dim}: up to "
                 f"{format_flops(peak)} ({low} to {high}), tiles of "
                 f"{variant.design.rows} x {variant.design.columns}, launch {format_time(variant.launch_s.value)}; "

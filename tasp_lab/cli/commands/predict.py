@@ -177,7 +177,8 @@ def compare(
     with limit, Progress(lines_only=json) as shown:
         layer = question.layer
         if shard_bytes is not None:
-            layered = {"tune": tune, "all": every, "prefer": prefer != "memory", "versus": versus, "validate": validate}
+            layered = {"tune": tune, "all": every, "prefer": prefer != "memory", "versus": versus, "validate": validate,
+                       "search": search is not None}  # fmt: skip
             for name in (name for name, given in layered.items() if given):
                 raise QuantityError(f"{name}: applies to layers, not to a collective of --shard-bytes {shard_bytes}")
             size = layer.work(shard_bytes)
@@ -272,6 +273,7 @@ def search(
     Example: tasp-lab predict h100-2x8 --schedule found.json --seq 64Ki --kv-heads 8 --mask causal --pass both
     """
     from tasp_lab.prediction.captions import caption
+    from tasp_lab.synthesis.search import NAME
     from tasp_lab.synthesis.search import search as find
 
     if output is not None:
@@ -280,7 +282,7 @@ def search(
     with limited_memory(), Progress(lines_only=True) as shown:
         machine, work = question.numbers.load(topology, question.library), question.layer.workload()
         found = find(machine, work, effort=effort, workers=jobs, progress=shown.line, events=plot is not None,
-                     **question.settings())  # fmt: skip
+                     name=NAME if output is None else str(output), **question.settings())  # fmt: skip
         document = found.to_dict() if json else {}
     if output is not None:
         found.save(output)
