@@ -121,17 +121,17 @@ class Hosts:
 
     def _announce(self, ended: int, error: BaseException, during: str) -> None:
         what = f"rank {self._rank} raised {type(error).__name__}{f' in {during}' if during else ''}"
-        own = _End(self._rank, f"{what}: {first_line(error)}" if str(error) else what, is_over=False)
+        first = own = _End(self._rank, f"{what}: {first_line(error)}" if str(error) else what, is_over=False)
         store, end = self._store_of(ended), time.monotonic() + ALIKE_S
         try:
             with contextlib.suppress(Exception):  # the store may be gone with the process that has it
-                _first_end(store, own)
+                first = _first_end(store, own)
                 failed = store.add(_FAILED, 1)
                 while failed < self._world_size and time.monotonic() < end:
                     time.sleep(0.01)
                     failed = store.add(_FAILED, 0)
         finally:
-            self._close(ended, own)
+            self._close(ended, first)
 
     def _end_of_another(self, ended: int, error: LostRankError, during: str) -> RunError:
         own = _End(self._rank, f"{error}{f', in {during}' if during else ''}", not error.is_late)
