@@ -6,8 +6,8 @@
         run()
 
 A rank that fails leaves its error in the store of the group, then closes its links. That ends all waits for it; the
-ranks that waited find the error in the store, and close theirs. So an error reaches all ranks of a pass in the time of
-a few messages, and a pass without one costs none. The next call makes new links, on which nothing old can arrive.
+ranks that waited find the error in the store, and close theirs. So an error reaches all ranks of a pass within a
+second, and a pass without one costs nothing. The next call makes new links, on which nothing old can arrive.
 
 Every rank raises once for each failure, so ranks that repeat what has failed stay together: in the pass itself or, if
 it had its results already, in its next call. With a process that has ended the group has ended, too: later calls raise
@@ -40,7 +40,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store, _get_process_group_store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store
 
 from runtime.executor.kept import release_memory
 from runtime.executor.messages import Group, LostPeer, LostRankError, call_peers, group_of
@@ -57,11 +57,17 @@ PATIENCE_S = 2.0
 Assumed: a peer whose wait is over in time closes them a moment before it can announce why.
 """
 
+ALIKE_S = 0.5
+"""How long a rank that has failed lets the others fail by themselves, as all do that have no memory for a batch.
+
+Assumed: long beside the time in which ranks reach the same kernel call.
+"""
+
 _NEVER_SENT = AGREEMENT_TAG + 1
 """The tag of messages that are received and never sent."""
 
-_END = "end"
-"""The key of the first error with which links have ended."""
+_END, _FAILED = "end", "failed"
+"""The keys of the first error with which links have ended, and of how many ranks have failed by themselves."""
 
 _MAX_LETTERS = 2000
 
@@ -83,7 +89,7 @@ class Hosts:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = weakref.ref(group)
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
-        self._store = dist.PrefixStore("tasp_lab", _get_process_group_store(group))
+        self._store = PrefixStore("tasp_lab", _get_process_group_store(group))
         self._links: dist.ProcessGroup | None = None
         self._ended = 0  # how many links have ended so far, as many on all ranks that have raised
         self._last = _End(self._rank, "", is_over=False)
@@ -115,10 +121,17 @@ class Hosts:
 
     def _announce(self, ended: int, error: BaseException, during: str) -> None:
         what = f"rank {self._rank} raised {type(error).__name__}{f' in {during}' if during else ''}"
-        own = _End(self._rank, f"{what}: {first_line(error)}" if str(error) else what, is_over=False)
-        with contextlib.suppress(Exception):  # the store may be gone with the rank that has it
-            _first_end(self._store_of(ended), own)
-        self._close(ended, own)
+        first = own = _End(self._rank, f"{what}: {first_line(error)}" if str(error) else what, is_over=False)
+        store, end = self._store_of(ended), time.monotonic() + ALIKE_S
+        try:
+            with contextlib.suppress(Exception):  # the store may be gone with the process that has it
+                first = _first_end(store, own)
+                failed = store.add(_FAILED, 1)
+                while failed < self._world_size and time.monotonic() < end:
+                    time.sleep(0.01)
+                    failed = store.add(_FAILED, 0)
+        finally:
+            self._close(ended, first)
 
     def _end_of_another(self, ended: int, error: LostRankError, during: str) -> RunError:
         own = _End(self._rank, f"{error}{f', in {during}' if during else ''}", not error.is_late)
@@ -135,7 +148,7 @@ class Hosts:
 
     def _store_of(self, number: int) -> Store:
         """Where ranks meet to make links, and leave the error with which these end."""
-        return dist.PrefixStore(str(number), self._store)
+        return PrefixStore(str(number), self._store)
 
     def _close(self, ended: int, end: _End) -> None:
         """End all waits for messages on these links, in all threads and on all peers, unless a thread has done so.
@@ -225,7 +238,7 @@ def hosts_of(group: Group) -> Hosts:
 def _links(store: Store, rank: int, world_size: int, timeout_s: float) -> dist.ProcessGroup:
     """A process group of gloo that torch does not list: it has no name, on which ranks in other groups might differ."""
     made, backend = dist.ProcessGroup(store, rank, world_size), dist.ProcessGroup.BackendType.GLOO
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world_size, timedelta(seconds=timeout_s))
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, world_size, timedelta(seconds=timeout_s))
     made._set_default_backend(backend)
     made._register_backend(torch.device("cpu"), backend, gloo)
     return made
