@@ -39,10 +39,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 
-from runtime.executor.messages import Group, LostPeer, LostRankError, Message, Transport, Wait, call_peers, group_of
-from runtime.executor.transports import AGREEMENT_TAG, PointToPoint, beside
+from runtime.executor.messages import Group, LostPeer, LostRankError, Message, Transport, Wait, group_of
+from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
 from runtime.sequence_parallel.failures import announced, hosts_of, ranks_in_words
-from tasp_lab.core.errors import RunError, TaspLabError, first_line
+from tasp_lab.core.errors import RunError, first_line
 
 _MAX_BYTES = 2048
 """Fixed size of every rank's message; strings in it are truncated to `_MAX_LETTERS`."""

@@ -40,7 +40,7 @@ from runtime.sequence_parallel.arguments import (
 )
 from runtime.sequence_parallel.failures import hosts_of
 from tasp_lab.core.arguments import check_arguments
-from tasp_lab.core.errors import RunError, WorkloadError, first_line
+from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError, first_line
 from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -198,10 +198,11 @@ def agreed_passes(layer: LayerCall) -> tuple[LayerPasses | None, Call]:
         raise RunError("this process is not part of the group")
     hosts = hosts_of(layer.group)
     timeout_s = float(layer.timeout_s) if is_timeout(layer.timeout_s) else TIMEOUT_S
-    with hosts.together(lambda: "the preparation of a call", alike=True):
+    own: Proposal | Exception = {}
+    # What is wrong here is agreed on, so all ranks raise.
+    with hosts.together(lambda: "the preparation of a call", lambda e: isinstance(e, TaspLabError) or e is own):
         hosts.connect(timeout_s)  # after a failure, ranks also count their calls alike again
         call = Call(layer.group, timeout_s)
-        own: Proposal | Exception
         try:
             layer.check()
             own = layer.propose(call.number)

@@ -45,7 +45,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_
 from runtime.executor.kept import release_memory
 from runtime.executor.messages import Group, LostPeer, LostRankError, call_peers, group_of
 from runtime.executor.transports import AGREEMENT_TAG
-from tasp_lab.core.errors import RunError, TaspLabError, first_line
+from tasp_lab.core.errors import RunError, first_line
 from tasp_lab.core.process import at_once, leave
 from tasp_lab.core.progress import print_line
 
@@ -103,11 +103,13 @@ class Hosts:
         return self._links
 
     @contextlib.contextmanager
-    def together(self, during: Callable[[], str], alike: bool = False) -> Iterator[None]:
+    def together(
+        self, during: Callable[[], str], alike: Callable[[BaseException], bool] = lambda _: False
+    ) -> Iterator[None]:
         """End the links when this rank fails, or find out why they have ended; `during` names what the ranks do.
 
-        An error of this rank is raised unchanged, that of another one as a `RunError` that names it. With `alike`, all
-        ranks raise a `TaspLabError` of this rank, each by itself, so it ends nothing.
+        An error of this rank is raised unchanged, that of another one as a `RunError` that names it. An error that is
+        `alike` is raised by all ranks, each by itself, so it ends nothing.
         """
         ended = self._ended
         try:
@@ -115,7 +117,7 @@ class Hosts:
         except LostRankError as error:
             raise self._end_of_another(ended, error, during()) from None
         except BaseException as error:
-            if not (alike and isinstance(error, TaspLabError)) and ended == self._ended and not self._last.is_over:
+            if not alike(error) and ended == self._ended and not self._last.is_over:
                 self._announce(ended, error, during())
             raise
 
