@@ -68,7 +68,7 @@ def frozen(
         return values
     once = np.asarray(values)[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in values.strides)]
     if dtype is not np.bool_ and once.size and not np.can_cast(once.dtype, dtype):
-        limits = np.iinfo(dtype)
+        limits = np.iinfo(np.dtype(dtype).name)
         for value in (int(once.min()), int(once.max())):
             if not limits.min <= value <= limits.max:
                 raise error(f"{what} has {value}, expected {limits.min} to {limits.max}")

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasp_lab.core.arrays import IntArray, frozen
+from tasp_lab.core.arrays import IntArray, frozen, whole
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.tables import brief
 from tasp_lab.topology.cuts import all_gather_cut, ring_cut
@@ -317,6 +317,7 @@ def split_bytes(size_bytes: int, shares: Sequence[Fraction]) -> list[int]:
     >>> split_bytes(2**20, [Fraction(1, 3)] * 3), split_bytes(10, [Fraction(1, 4)] * 4)
     ([349536, 349520, 349520], [3, 3, 2, 2])
     """
+    size_bytes = whole("size in bytes", size_bytes)
     unit = unit_bytes(size_bytes, min(shares, default=Fraction(1)))
     return [unit * count for count in split_count(size_bytes // unit, shares)]
 

@@ -86,7 +86,7 @@ def test_a_call_of_an_unknown_kernel(name: str, expected: str) -> None:
         ("token-ring", lambda calls: replace(calls, params=np.full_like(calls.params, 2**62)),
          r"^step 0: rank 0 attends with queries 8 to keys 0 in the band 4611686018427387904 to 1, the mask is 0 to 1$"),
         ("ulysses", lambda calls: replace(calls, rank=calls.rank + 4), "^step 1: rank 4 computes, there are 4 ranks$"),
-        ("ulysses", lambda calls: replace(calls, rank=calls.rank / 2), "^calls of attend have columns of float64, exp"),
+        ("ulysses", lambda calls: replace(calls, rank=calls.rank / 2), "^calls of attend: rank is of float64, exp"),
         ("ulysses", lambda calls: replace(calls, lane=-1), "^calls of attend on compute lane -1, expected 0 or more$"),
         ("token-ring",
          lambda calls: replace(calls, operands=(BlockLists(calls.operands[0].offset + 1, calls.operands[0].block),)),
@@ -189,4 +189,4 @@ def test_schedules_of_different_world_sizes() -> None:
 
 
 def test_steps_of_what_are_no_numbers() -> None:
-    assert_refused("^a step's arrays are of float64, expected whole numbers$", lambda: Step(*np.zeros((4, 2))))
+    assert_refused("^a step's source is of float64, expected whole numbers$", lambda: Step(*np.zeros((4, 2))))

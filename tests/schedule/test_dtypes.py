@@ -21,7 +21,12 @@ from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.theorems import all_blocks, own_blocks
-from tasp_lab.schedules.collectives.all_gather import RingSteps, ring_all_gather
+from tasp_lab.schedules.collectives.all_gather import (
+    RingSteps,
+    direct_all_gather,
+    multi_ring_all_gather,
+    ring_all_gather,
+)
 from tasp_lab.schedules.collectives.ring_reductions import ring_reduce_scatter
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
@@ -172,6 +177,8 @@ def test_numbers_of_a_schedule_are_of_any_whole_type() -> None:
     assert type(Pool("keys", np.int8(3)).buffers) is int  # type: ignore[arg-type]
     assert Span(np.int8(100), np.int8(1), np.int8(100)).positions_end == 200  # type: ignore[arg-type]
     assert len(RingSteps(np.array([range(9)], dtype=np.int8), np.int8(100))) == 800  # type: ignore[arg-type]
+    for gather in (ring_all_gather, multi_ring_all_gather, direct_all_gather):
+        assert gather(full_mesh(4), np.int8(100)).digest == gather(full_mesh(4), 100).digest  # type: ignore[operator]
     assert Blocks.of_sums(np.array([8], dtype=np.int8), 200).parts.tolist() == [200]
 
 
@@ -180,6 +187,8 @@ REFUSALS: dict[str, tuple[Callable[[], object], type[TaspLabError]]] = {
     "a rank that is a flag": (lambda: Step.of([(True, 0, 0, 0)]), ScheduleError),
     "a rank of a call that is no whole number": (lambda: Calls.of("attend", [(0.5, [[0]], [])]), ScheduleError),  # type: ignore[list-item]
     "a block of a call that is no whole number": (lambda: BlockLists.of([[0, 1.5]]), ScheduleError),  # type: ignore[list-item]
+    "half a byte": (lambda: ring_all_gather(full_mesh(4), 8.5), ScheduleError),  # type: ignore[arg-type]
+    "half a byte in one step": (lambda: direct_all_gather(full_mesh(4), 8.5), ScheduleError),  # type: ignore[arg-type]
     "half a part": (lambda: Blocks.of_sums(np.array([8]), 2.5), ScheduleError),  # type: ignore[arg-type]
     "half a lane": (lambda: replace(scatter(), lanes=1.5), ScheduleError),
     "more lanes than keys have room for": (lambda: replace(scatter(), lanes=2**62), ScheduleError),

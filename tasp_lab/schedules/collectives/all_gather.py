@@ -180,7 +180,7 @@ def _all_gather(
         name=name,
         world_size=n,
         lanes=max(lanes, 1),
-        blocks=Blocks.of_data(np.tile(np.array(chunk_bytes, dtype=np.int64), n)),
+        blocks=Blocks.of_data(np.tile(np.array(chunk_bytes), n)),
         initial=own_blocks(n, chunks),
         final=all_blocks(n, n * chunks),
         steps=steps,
