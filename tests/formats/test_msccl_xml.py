@@ -424,3 +424,9 @@ def test_a_file_is_for_collectives_only(command: Command) -> None:
     (command.folder / "p.xml").write_text(GOOD)
     told = command.refused("compare", "full-mesh:2", "--seq", "4Ki", "--heads", "8", "--schedule", "p.xml")
     assert "schedule 'p.xml' is an AllGather, expected one for softmax attention" in told
+
+
+def test_a_plan_that_races_ends_the_command(command: Command) -> None:
+    (command.folder / "p.xml").write_text(PLANS["missing_dependency_3"])
+    told = command.refused("predict", "full-mesh:3", "--schedule", "p.xml", "--shard-bytes", "1MiB")
+    assert "p.xml: GPU 2, thread block 0, step 0 writes o1 and GPU 2, thread block 1, step 1 reads o1" in told
