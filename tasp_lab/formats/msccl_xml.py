@@ -500,7 +500,7 @@ class _Reader:
         # Whether steps race or wait for ever does not depend on what they move. So that comes first: what a step finds
         # in memory is an error of the file only if every order has it.
         order = self._order()
-        lanes = {}
+        lanes: dict[_Block, int] = {}
         for blocks in self.blocks:
             lanes |= {block: lane for lane, block in enumerate(block for block in blocks if block.send >= 0)}
         messages: dict[_Connection, deque[list[tuple[int, _Value]]]] = defaultdict(deque)
@@ -730,7 +730,7 @@ class _Reader:
             last[lane] = number
         # Ranks that exchange sums have transfers of which none may be later than the others: they are one component, at
         # one step. Only a cycle of which some transfer has to be later than another one has no steps.
-        graph = networkx.DiGraph()
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
         graph.add_nodes_from(range(len(after)))
         graph.add_edges_from((before, number) for number, befores in enumerate(after) for before, _ in befores)
         components = networkx.condensation(graph)

@@ -187,6 +187,38 @@ def faults(text: str, orders: int) -> Iterator[str]:
                 break
 
 
+Step = tuple[int, int, int]
+"""A GPU, a thread block and the number of a step."""
+
+
+def can_precede(text: str, first: Step, second: Step) -> bool:
+    """Whether some order has one step before the other: with the second held back, the first can be reached."""
+    _, gpus = parse(text)
+    done: dict[tuple[int, int], int] = dict.fromkeys(
+        ((rank, number) for rank in gpus for number in gpus[rank]["blocks"]), 0
+    )
+    messages: dict[tuple[int, int, int], int] = {}
+    before = -1
+    while before < sum(done.values()):
+        before = sum(done.values())
+        for rank, number in done:
+            block = gpus[rank]["blocks"][number]
+            while done[rank, number] < len(block["steps"]):
+                step = block["steps"][done[rank, number]]
+                receives, _, sends, _ = FUSED[step["type"]]
+                arriving, leaving = (block["recv"], rank, block["chan"]), (rank, block["send"], block["chan"])
+                if (
+                    (rank, number, done[rank, number]) == second
+                    or (step["depid"] >= 0 and done[rank, step["depid"]] <= step["deps"])
+                    or (receives and not messages.get(arriving))
+                ):
+                    break
+                messages[arriving] = messages.get(arriving, 0) - receives
+                messages[leaving] = messages.get(leaving, 0) + sends
+                done[rank, number] += 1
+    return done[first[:2]] > first[2]
+
+
 def start_value(kind: str, rank: int, number: int, total: int) -> int:
     """A contribution of a rank; sums of those of several ranks have one digit each."""
     return (number + 1) * 1000**rank if kind in ("allreduce", "reducescatter") else rank * total + number + 1
