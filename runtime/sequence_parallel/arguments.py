@@ -61,7 +61,8 @@ def is_timeout(timeout_s: object) -> bool:
     >>> is_timeout(2), is_timeout(float("nan")), is_timeout(-1), is_timeout("2")
     (True, False, False, False)
     """
-    return isinstance(timeout_s, Real) and not isinstance(timeout_s, bool) and bool(_LEAST_S <= timeout_s <= _MOST_S)
+    is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
+    return is_number and bool(_LEAST_S <= timeout_s <= _MOST_S)  # type: ignore[operator]
 
 
 def check_timeout(timeout_s: object) -> None:

@@ -177,7 +177,10 @@ def run_layer(passes: LayerPasses, call: Call | None, gradients: bool, *inputs: 
     anchor = None
     if not any(x is not None and x.requires_grad for x in inputs):  # but one of another rank does, which waits for this
         anchor = torch.empty(0, requires_grad=True)
-    outputs: tuple[Any, ...] = _Forward.apply(passes, call, anchor, *inputs)  # type: ignore[no-untyped-call]
+    # The apply of torch inspects signatures first, for torch.func, which costs the host more than all else it does.
+    is_transformed = torch._C._are_functorch_transforms_active()
+    apply = _Forward.apply if is_transformed else super(torch.autograd.Function, _Forward).apply
+    outputs: tuple[Any, ...] = apply(passes, call, anchor, *inputs)
     return outputs[: passes.outputs]
 
 

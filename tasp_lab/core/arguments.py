@@ -85,7 +85,7 @@ def check_arguments(given: Mapping[str, Any], types: Mapping[str, ArgumentType] 
     ``work="layer"``.
     """
     for name, value in given.items():
-        expected = types.get(other.get(name, name))
+        expected = types.get(other.get(name, name) if other else name)
         if expected is None:
             continue
         is_flag = isinstance(value, bool) and bool not in expected.types
