@@ -179,8 +179,10 @@ def run_layer(passes: LayerPasses, call: Call | None, gradients: bool, *inputs: 
         anchor = torch.empty(0, requires_grad=True)  # an input of another rank does, which needs this one to go back
     # The apply of torch inspects signatures first, for torch.func, which costs the host more than all else it does.
     is_transformed = torch._C._are_functorch_transforms_active()
-    apply = _Forward.apply if is_transformed else super(torch.autograd.Function, _Forward).apply
-    outputs: tuple[Any, ...] = apply(passes, call, anchor, *inputs)
+    apply: Callable[..., tuple[Any, ...]] = (
+        _Forward.apply if is_transformed else super(torch.autograd.Function, _Forward).apply
+    )
+    outputs = apply(passes, call, anchor, *inputs)
     return outputs[: passes.outputs]
 
 
