@@ -18,7 +18,7 @@ torch.Size([2, 16, 8, 64])
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, TypedDict, Unpack
@@ -85,7 +85,7 @@ class CallKeywords(TypedDict, total=False):
     timeout_s: float
 
 
-def check_keywords(keywords: Mapping[str, object]) -> None:
+def check_keywords(keywords: CallKeywords) -> None:
     """Raise `TaspLabError` for a keyword that `attention` does not have, and for one of a wrong type."""
     for name in keywords:
         if name not in CallKeywords.__annotations__:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
@@ -20,7 +21,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.messages import Group
-from tasp_lab.core.arguments import BOOL, NONE_TYPE, WHOLE, ArgumentType
+from tasp_lab.core.arguments import NONE_TYPE, WHOLE, ArgumentType
 from tasp_lab.core.arguments import TYPES as TYPES_OF_LAYERS
 from tasp_lab.core.errors import RunError, ScheduleError, TopologyError, WorkloadError, of_type
 from tasp_lab.schedule.schedule import Schedule
@@ -29,6 +30,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
+_FLAG = ArgumentType((bool, np.bool_), "True or False", WorkloadError)
 _LAYOUT = ArgumentType((SequenceLayout,), "a SequenceLayout, as tasp_lab.workload.sequence_layout makes", WorkloadError)
 
 TYPES: Mapping[str, ArgumentType] = {
@@ -40,7 +42,8 @@ TYPES: Mapping[str, ArgumentType] = {
     "kernel": ArgumentType((str,), "the name of a kernel", RunError),
     "transport": ArgumentType((str,), "the name of a transport", RunError),
     "options": ArgumentType((AttentionOptions,), "AttentionOptions", ScheduleError),
-    "return_final_state": BOOL._replace(error=WorkloadError),
+    "causal": _FLAG,
+    "return_final_state": _FLAG,
     "before": _LAYOUT,
     "after": _LAYOUT,
     "layout": _LAYOUT,
@@ -61,7 +64,8 @@ def is_timeout(timeout_s: object) -> bool:
     >>> is_timeout(2), is_timeout(float("nan")), is_timeout(-1), is_timeout("2")
     (True, False, False, False)
     """
-    return isinstance(timeout_s, Real) and not isinstance(timeout_s, bool) and bool(_LEAST_S <= timeout_s <= _MOST_S)
+    is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
+    return is_number and bool(_LEAST_S <= timeout_s <= _MOST_S)  # type: ignore[operator]
 
 
 def check_timeout(timeout_s: object) -> None:

@@ -177,9 +177,14 @@ def run_layer(passes: LayerPasses, call: Call, gradients: bool, *inputs: Any) ->
         with call.running(passes.transport):
             return passes.forward(*inputs)[0]
     anchor = None
-    if not any(x is not None and x.requires_grad for x in inputs):  # but one of another rank does, which waits for this
-        anchor = torch.empty(0, requires_grad=True)
-    outputs: tuple[Any, ...] = _Forward.apply(passes, call, anchor, *inputs)  # type: ignore[no-untyped-call]
+    if not any(x is not None and x.requires_grad for x in inputs):
+        anchor = torch.empty(0, requires_grad=True)  # an input of another rank does, which needs this one to go back
+    # The apply of torch inspects signatures first, for torch.func, which costs the host more than all else it does.
+    is_transformed = torch._C._are_functorch_transforms_active()
+    apply: Callable[..., tuple[Any, ...]] = (
+        _Forward.apply if is_transformed else super(torch.autograd.Function, _Forward).apply
+    )
+    outputs = apply(passes, call, anchor, *inputs)
     return outputs[: passes.outputs]
 
 
@@ -226,7 +231,7 @@ def cast_as_torch_does(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
 class _Forward(torch.autograd.Function):
     """The forward pass of a layer; its outputs are those of the layer, what else is kept, and the number of the call.
 
-    What is done apart from `setup_context` runs below `torch.func.grad` and `vjp`, on plain tensors.
+    With a `setup_context` of its own, `forward` runs on plain tensors also inside of `torch.func.grad` and `vjp`.
     """
 
     @staticmethod

@@ -7,6 +7,7 @@ tasp_lab.core.errors.WorkloadError: window: 8.7 of type float, expected a whole 
 
 Nothing is converted before it is checked: a window of 8.7 is an error, not 8. Whole numbers are of any type that Python
 counts among them, such as NumPy's, but True and False are none. Modules that have types of their own extend the table.
+This one imports nothing heavy, since the command line needs options.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from numbers import Integral
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from tasp_lab.core.errors import QuantityError, ScheduleError, TaspLabError, WorkloadError, of_type
 
@@ -30,8 +29,8 @@ class ArgumentType(NamedTuple):
 
 
 NONE_TYPE = type(None)
-BOOL = ArgumentType((bool, np.bool_), "True or False")
-MAYBE_BOOL = ArgumentType((bool, np.bool_, NONE_TYPE), "True, False or None")
+BOOL = ArgumentType((bool,), "True or False")
+MAYBE_BOOL = ArgumentType((bool, NONE_TYPE), "True, False or None")
 WHOLE = ArgumentType((Integral,), "a whole number")
 MAYBE_WHOLE = ArgumentType((Integral, NONE_TYPE), "a whole number or None")
 
@@ -55,7 +54,6 @@ TYPES: Mapping[str, ArgumentType] = {
     "kind": _TEXT_OF_LAYER,
     "decay": _TEXT_OF_LAYER,
     "layers": _TEXT_OF_LAYER._replace(expected="a pattern such as LLSLLS or 4xLLLS"),
-    "causal": BOOL._replace(error=WorkloadError),
     "trim": BOOL._replace(error=ScheduleError),
     "buffers": _WHOLE_OPTION,
     "tail_chunks": _WHOLE_OPTION,
@@ -72,8 +70,8 @@ TYPES: Mapping[str, ArgumentType] = {
 def is_whole(value: object) -> bool:
     """Whether a value is a whole number.
 
-    >>> is_whole(8), is_whole(np.int64(8)), is_whole(True), is_whole(8.0)
-    (True, True, False, False)
+    >>> is_whole(8), is_whole(True), is_whole(8.0)
+    (True, False, False)
     """
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -85,7 +83,7 @@ def check_arguments(given: Mapping[str, Any], types: Mapping[str, ArgumentType] 
     ``work="layer"``.
     """
     for name, value in given.items():
-        expected = types.get(other.get(name, name))
+        expected = types.get(other.get(name, name) if other else name)
         if expected is None:
             continue
         is_flag = isinstance(value, bool) and bool not in expected.types

@@ -313,7 +313,7 @@ def with_contention(machine: Machine, contention: bool | None) -> Machine:
             f"contention: {machine.topology.name} with the library {machine.comm_library.name} has no constants of it, "
             "expected a machine of a profile with sms and sms_per_channel, and its own library"
         )
-    return replace(machine, contention=NONE) if contention is not None and not contention else machine
+    return replace(machine, contention=NONE) if contention is False else machine
 
 
 def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:

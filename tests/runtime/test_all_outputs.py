@@ -113,13 +113,14 @@ def check(cases: Sequence[Case], world_size: int, most: float) -> None:
 def test_gradients_of_the_log_sum_exp_by_every_schedule(world_size: int) -> None:
     names = attention_names_on(world_size)
     cases: list[Case] = [(LAYERS[number % 2], name, LOSSES[0], {}) for number, name in enumerate(names)]
-    cases += [(LAYERS[0], name, LOSSES[1], {}) for name in names]
+    if world_size == 2:
+        cases += [(LAYERS[0], name, LOSSES[1], {}) for name in names]
     check(cases, world_size, 1e-5)
 
 
 def test_gradients_of_the_log_sum_exp_in_every_loss_and_layer() -> None:
-    every = product(LAYERS, ("tasp", "zigzag-token-ring"), LOSSES)
-    cases: list[Case] = [(work, name, loss, {}) for work, name, loss in every]
+    cases: list[Case] = [(work, "tasp", loss, {}) for work, loss in product(LAYERS, LOSSES)]
+    cases += [(LAYERS[0], "zigzag-token-ring", loss, {}) for loss in LOSSES]
     cases += [
         (LAYERS[0], "tasp", loss, {"options": AttentionOptions("both", dataflow=dataflow)})
         for loss, dataflow in product(LOSSES[:2], DATAFLOWS)

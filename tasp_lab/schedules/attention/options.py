@@ -96,7 +96,6 @@ class AttentionOptions:
 
     def __post_init__(self) -> None:
         check_arguments(vars(self))
-        object.__setattr__(self, "trim", bool(self.trim))
         for name, option in OPTIONS.items():
             if option.least is not None:
                 self._check_number(name, option.least)
