@@ -117,7 +117,7 @@ class Call:
 
     @contextlib.contextmanager
     def running(self, transport: Transport, computed_as: int | None = None, backward: bool = False) -> Iterator[None]:
-        """Around a pass: an error ends it on all ranks. Its messages go over those connections unless GPUs send them."""
+        """Around a pass: an error ends it on all ranks. Messages of hosts go over their own connections."""
 
         def during() -> str:
             return f"{_BACKWARD if backward else 'the forward pass of '}{self.described(computed_as)}"

@@ -97,7 +97,7 @@ class Hosts:
         self.calls = 0
 
     def connect(self, timeout_s: float) -> dist.ProcessGroup:
-        """The connections, which all ranks make in their first call. Raises `LostRankError` for ranks that are absent."""
+        """The connections, which all ranks make in their first call. Raises `LostRankError` for absent ranks."""
         if self._connections is None:
             self._connections = self._meet(timeout_s)
         return self._connections
