@@ -138,8 +138,8 @@ class Transport:
         """Equal for transports that an executor can use one after the other."""
         return id(self)
 
-    def use(self, links: dist.ProcessGroup) -> None:
-        """Send over these connections between the hosts of the group from now on."""
+    def use(self, connections: dist.ProcessGroup) -> None:
+        """Send over these connections of the hosts of the group from now on."""
 
     def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
         """The memory of a run, bytes of arbitrary content, for work in the current stream; a collective call."""

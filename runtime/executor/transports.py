@@ -60,8 +60,8 @@ class PointToPoint(Transport):
     def key(self) -> Hashable:
         return type(self), self._group, self._timeout
 
-    def use(self, links: dist.ProcessGroup) -> None:
-        self._group = links
+    def use(self, connections: dist.ProcessGroup) -> None:
+        self._group = connections
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         return self._post(self._group.recv, messages)
@@ -98,21 +98,21 @@ class Batched(Transport):
         self._timeout, self._group = _timeout(timeout_s, device), group
         self.waited_on_gpu = group_of(group) if self._on_gpu else None
         self._groups: list[Group] = [group]
-        self._links: dist.ProcessGroup | None = None
+        self._connections: dist.ProcessGroup | None = None
         self._receives: Sequence[Message] = ()
         self._batch = _Once()
 
     @property
     def key(self) -> Hashable:
-        return type(self), self._links or group_of(self._group), self._timeout, self.channels
+        return type(self), self._connections or group_of(self._group), self._timeout, self.channels
 
-    def use(self, links: dist.ProcessGroup) -> None:
-        self._links = links
+    def use(self, connections: dist.ProcessGroup) -> None:
+        self._connections = connections
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Make the communicators of channels. The first one is that of the group; further ones are made once."""
-        if self._links is not None:
-            self._groups = [self._links] * channels  # gloo matches messages by their tags
+        if self._connections is not None:
+            self._groups = [self._connections] * channels  # gloo matches messages by their tags
             return
         if channels > len(self._groups):
             self._groups = [self._group, *_further_groups(self._group, channels - 1)]
@@ -248,8 +248,8 @@ class AllToAll(Transport):
     def key(self) -> Hashable:
         return type(self), group_of(self._group), self._timeout
 
-    def use(self, links: dist.ProcessGroup) -> None:
-        self._group = links
+    def use(self, connections: dist.ProcessGroup) -> None:
+        self._group = connections
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         self._step = _Once()

@@ -119,7 +119,7 @@ class Call:
 
     @contextlib.contextmanager
     def running(self, transport: Transport, computed_as: int | None = None, backward: bool = False) -> Iterator[None]:
-        """Around a pass, whose messages go over the links of hosts unless GPUs send them; an error ends it on all."""
+        """Around a pass: an error ends it on all ranks. Messages of hosts go over their own connections."""
 
         def during() -> str:
             return f"{_BACKWARD if backward else 'the forward pass of '}{self.described(computed_as)}"

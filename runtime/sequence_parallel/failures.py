@@ -2,12 +2,12 @@
 
     hosts = hosts_of(group)
     with hosts.together(lambda: "the forward pass"):     # around what a rank does together with the others
-        links = hosts.connect(timeout_s)                 # a process group of gloo; the messages of hosts go over it
+        connections = hosts.connect(timeout_s)           # a process group of gloo, for the messages of hosts
         run()
 
-A rank that fails leaves its error in the store of the group, then closes its links. That ends all waits for it; the
+A rank that fails leaves its error in the store of the group, then closes its connections. That ends all waits for it:
 ranks that waited find the error in the store, and close theirs. So an error reaches all ranks of a pass within a
-second, and a pass without one costs nothing. The next call makes new links, on which nothing old can arrive.
+second, and a pass without one costs nothing. The next call makes new connections, on which nothing old can arrive.
 
 Every rank raises once for each failure, so ranks that repeat what has failed stay together: in the pass itself or, if
 it had its results already, in its next call. With a process that has ended the group has ended, too: later calls raise
@@ -52,9 +52,9 @@ from tasp_lab.core.progress import print_line
 LOOK_EVERY_S = 1.0
 
 PATIENCE_S = 2.0
-"""How long a rank looks for the error of a peer that has closed its links, before it takes the peer for lost.
+"""How long a rank looks for the error of a peer that has closed its connections, before it takes the peer for lost.
 
-Assumed: a peer whose wait is over in time closes them a moment before it can announce why.
+Assumed. A peer whose wait times out closes them a moment before it can announce why.
 """
 
 ALIKE_S = 0.5
@@ -67,13 +67,13 @@ _NEVER_SENT = AGREEMENT_TAG + 1
 """The tag of messages that are received and never sent."""
 
 _END, _FAILED = "end", "failed"
-"""The keys of the first error with which links have ended, and of how many ranks have failed by themselves."""
+"""The keys of the first error with which connections have ended, and of how many ranks have failed by themselves."""
 
 _MAX_LETTERS = 2000
 
 
 class _End(NamedTuple):
-    """Why links have ended: the rank that saw it first, in words, and whether a process has ended."""
+    """Why connections have ended: the rank that saw it first, in words, and whether a process has ended."""
 
     rank: int
     text: str
@@ -81,7 +81,7 @@ class _End(NamedTuple):
 
 
 class Hosts:
-    """The links between the hosts of a group, which all ranks make anew when they have ended; see `hosts_of`.
+    """The connections between the hosts of a group, which all ranks make anew when they have ended; see `hosts_of`.
 
     `calls` counts the calls of layers that all ranks have agreed on.
     """
@@ -90,23 +90,23 @@ class Hosts:
         self._group = weakref.ref(group)
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._store = PrefixStore("tasp_lab", _get_process_group_store(group))
-        self._links: dist.ProcessGroup | None = None
-        self._ended = 0  # how many links have ended so far, as many on all ranks that have raised
+        self._connections: dist.ProcessGroup | None = None
+        self._ended = 0  # how many connections have ended so far, as many on all ranks that have raised
         self._last = _End(self._rank, "", is_over=False)
         self._lock = threading.Lock()
         self.calls = 0
 
     def connect(self, timeout_s: float) -> dist.ProcessGroup:
-        """The links, which the first call of all ranks makes. Raises `LostRankError` for ranks that do not come."""
-        if self._links is None:
-            self._links = self._meet(timeout_s)
-        return self._links
+        """The connections, which all ranks make in their first call. Raises `LostRankError` for absent ranks."""
+        if self._connections is None:
+            self._connections = self._meet(timeout_s)
+        return self._connections
 
     @contextlib.contextmanager
     def together(
         self, during: Callable[[], str], alike: Callable[[BaseException], bool] = lambda _: False
     ) -> Iterator[None]:
-        """End the links when this rank fails, or find out why they have ended; `during` names what the ranks do.
+        """End the connections when this rank fails, or find out why they have ended; `during` names what the ranks do.
 
         An error of this rank is raised unchanged, that of another one as a `RunError` that names it. An error that is
         `alike` is raised by all ranks, each by itself, so it ends nothing.
@@ -149,27 +149,27 @@ class Hosts:
         return RunError(f"rank {self._rank}{here}: {first.text}")
 
     def _store_of(self, number: int) -> Store:
-        """Where ranks meet to make links, and leave the error with which these end."""
+        """Where ranks meet to make connections, and leave the error with which these end."""
         return PrefixStore(str(number), self._store)
 
     def _close(self, ended: int, end: _End) -> None:
-        """End all waits for messages on these links, in all threads and on all peers, unless a thread has done so.
+        """End all waits on these connections, in all threads and on all peers, unless another thread has done so.
 
-        Gloo has one way to do that, a wait that is over in time; its `abort` leaves waits alone.
+        In gloo a wait that times out does that. Its `abort` does not.
         """
         with self._lock:
             if ended != self._ended:
                 return
-            links, self._links = self._links, None
+            connections, self._connections = self._connections, None
             self._ended, self._last = ended + 1, end
         for peer in range(self._world_size):
-            if links is not None and peer != self._rank:
-                with contextlib.suppress(Exception):  # raised where a link is closed already, and by the wait itself
-                    links.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
-        release_memory()  # executors are kept with messages on these links
+            if connections is not None and peer != self._rank:
+                with contextlib.suppress(Exception):  # raised where one is closed already, and by the wait itself
+                    connections.recv([torch.empty(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
+        release_memory()  # executors are kept with messages on these connections
 
     def _meet(self, timeout_s: float) -> dist.ProcessGroup:
-        """Make links once all ranks have come. They meet in the store, where nobody is disturbed by who gives up."""
+        """Make connections once all ranks have come to the store."""
         if self._last.is_over:
             raise RunError(f"rank {self._rank}: the group has ended: {self._last.text}")
         store, ranks = self._store_of(self._ended), [str(rank) for rank in range(self._world_size)]
@@ -191,7 +191,7 @@ class Hosts:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
         try:
-            links = call_peers(False, _links, store, self._rank, self._world_size, timeout_s)
+            connections = call_peers(False, _gloo, store, self._rank, self._world_size, timeout_s)
         except LostPeer as error:
             raise LostRankError(
                 f"rank {self._rank}: hosts talk over gloo, which does not start ({error}); GLOO_SOCKET_IFNAME names "
@@ -199,7 +199,7 @@ class Hosts:
             ) from None  # fmt: skip
         if self._ended:  # ranks that have left a failed call earlier than others have counted fewer calls
             self.calls = max(int(store.get(rank)) for rank in ranks)
-        return links
+        return connections
 
     def absent(self, ranks: Sequence[int], timeout_s: float, hint: str = "") -> str:
         """The error of ranks that do not take part, in words."""
@@ -208,13 +208,13 @@ class Hosts:
 
     def lost(self, ranks: Sequence[int], reason: object) -> str:
         """The error of ranks that are lost before the start, in words."""
-        after = f", after {self._last.text}" if self._last.text and self._links is None else ""
+        after = f", after {self._last.text}" if self._last.text and self._connections is None else ""
         return f"rank {self._rank}: lost {ranks_in_words(ranks)} before the start ({reason}){after}"
 
     def _check_life(self, missing: Sequence[int]) -> None:
         """Raise `LostRankError` for a process that has ended, whose connections of a group of gloo are closed.
 
-        To post a message shows that; a wait for it would close them when it is over in time.
+        To post a message raises then. A wait for it would close the group's connections when it times out.
         """
         group = self._group()
         if group is None or "cpu:gloo" not in dist.get_backend_config(group):
@@ -237,7 +237,7 @@ def hosts_of(group: Group) -> Hosts:
     return _HOSTS[found]
 
 
-def _links(store: Store, rank: int, world_size: int, timeout_s: float) -> dist.ProcessGroup:
+def _gloo(store: Store, rank: int, world_size: int, timeout_s: float) -> dist.ProcessGroup:
     """A process group of gloo that torch does not list: it has no name, on which ranks in other groups might differ."""
     made, backend = dist.ProcessGroup(store, rank, world_size), dist.ProcessGroup.BackendType.GLOO
     gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, world_size, timedelta(seconds=timeout_s))
@@ -247,7 +247,7 @@ def _links(store: Store, rank: int, world_size: int, timeout_s: float) -> dist.P
 
 
 def _first_end(store: Store, own: _End, patience_s: float = 0.0) -> _End:
-    """The first error with which links have ended: this one, unless there is another, or one comes meanwhile."""
+    """The first error with which connections have ended: this one, unless there is another, or one comes meanwhile."""
     end = time.monotonic() + patience_s
     while not store.check([_END]) and time.monotonic() < end:
         time.sleep(0.02)

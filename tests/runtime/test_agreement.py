@@ -130,26 +130,26 @@ def test_ranks_that_mix_up_what_they_remember_are_told() -> None:
         assert all(seconds < 10 for _, seconds in found)
 
 
-def links_made() -> int:
-    """On a rank: how many links between hosts three exchanges make, which do without `dist.new_group`."""
+def connections_made() -> int:
+    """On a rank: how often three exchanges connect the hosts, without `dist.new_group`."""
     made = []
 
     def counted(*arguments: Any) -> dist.ProcessGroup:
         made.append(arguments)
-        return LINKS(*arguments)
+        return GLOO(*arguments)
 
-    with patch.object(failures, "_links", counted), patch.object(dist, "new_group", None):
+    with patch.object(failures, "_gloo", counted), patch.object(dist, "new_group", None):
         for at in range(3):
             found = exchange({"rank": dist.get_rank(), "at": at}, None, 20.0)
             assert found == [{"rank": rank, "at": at} for rank in range(dist.get_world_size())]
     return len(made)
 
 
-LINKS = failures._links
+GLOO = failures._gloo
 
 
-def test_hosts_are_linked_once() -> None:
-    assert on_ranks(links_made, 2) == [1, 1]
+def test_hosts_are_connected_once() -> None:
+    assert on_ranks(connections_made, 2) == [1, 1]
 
 
 def no_gloo() -> str:
@@ -158,7 +158,7 @@ def no_gloo() -> str:
     def refused(*_: Any, **__: Any) -> dist.ProcessGroup:
         raise RuntimeError("[enforce fail at device.cc:84] rp != nullptr. Unable to find address for: eth7")
 
-    with patch.object(failures, "_links", refused):
+    with patch.object(failures, "_gloo", refused):
         try:
             exchange({}, None, 20.0)
         except RunError as error:

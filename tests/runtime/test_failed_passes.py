@@ -204,7 +204,7 @@ def test_passes_without_gradients() -> None:
 
 
 def uses_of_the_store() -> list[str]:
-    """On a rank: what passes without a failure ask of the store, once links are made."""
+    """On a rank: what passes without a failure ask of the store, once hosts are connected."""
     here, asked = Shard(work(), "tasp"), list[str]()
     layer = prepare(*here.inputs, schedule="tasp", causal=True)
     here.run()
