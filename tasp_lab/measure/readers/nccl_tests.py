@@ -194,9 +194,9 @@ def _runs(text: str, name: str) -> list[_Run]:
         else:
             words, may_end_in_row = _without_time(line), is_shared and _TYPE.search(line)
             for prefix, run in open_runs.items():
-                if run.columns and not run.is_complete and words.startswith(prefix):
-                    if may_end_in_row or _PART_OF_ROW.fullmatch(words[len(prefix) :].strip()):
-                        run.parts.append(place)
+                is_part = may_end_in_row or _PART_OF_ROW.fullmatch(words.removeprefix(prefix).strip())
+                if is_part and run.columns and not run.is_complete and words.startswith(prefix):
+                    run.parts.append(place)
     _share_ranks(runs)
     return runs
 
