@@ -211,8 +211,8 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 
     A message begins a line of its own, with the launcher's prefix.
 
-    >>> list(_lines("0: # Avg busnode1:7:8 [0] NCCL INFO comm 0x1 - Init COMPLETE"))
-    [(1, '0: # Avg bus', True), (1, '0: node1:7:8 [0] NCCL INFO comm 0x1 - Init COMPLETE', True)]
+    >>> list(_lines("0:  8node1:7:8 [0] NCCL INFO comm"))
+    [(1, '0:  8', True), (1, '0:node1:7:8 [0] NCCL INFO comm', True)]
     """
     for number, line in enumerate(text.splitlines(), 1):
         starts = [message.start() for message in _MESSAGE.finditer(line)]
