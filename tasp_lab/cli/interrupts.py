@@ -10,7 +10,7 @@ import has ended; a second one does not wait. What happens before this module is
 
 from __future__ import annotations
 
-import _signal  # `signal` imports enum
+import _signal  # type: ignore[import-not-found]  # `signal` imports enum
 import sys
 
 TYPE_CHECKING = False  # without importing typing

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: exit 0 on success, 2 with one line on an error, 130 after Ctrl-C.
 
-    The code is `READER_LEFT` without a line if the reader of the output ended first, as in ``tasp-lab ... | head``. With ``--json`` an error is also one object on standard output, ``{"error": ...}``. By default
-    the arguments are those of this process.
+    If the reader of the output ended first, as in ``tasp-lab ... | head``, it is `READER_LEFT`, without a line. With
+    ``--json`` an error is also one object on standard output, ``{"error": ...}``. By default the arguments are those
+    of this process.
     """
     is_process = arguments is None
     given = sys.argv[1:] if arguments is None else list(arguments)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasp_lab import plan
+from tasp_lab import plan, predict_step
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.kernel_model.catalogue import kernel_names
 from tasp_lab.planning.candidates import candidates
 from tasp_lab.planning.plan import Plan
 from tasp_lab.planning.search import Search, Setting
@@ -92,12 +93,18 @@ def test_more_memory_buys_layouts_that_do_not_fit_as_is() -> None:
 def test_the_kernel_of_a_change_is_that_with_which_the_step_takes_least() -> None:
     """Deterministic kernels have the same rate forward, but take longer backward."""
     found = plan("gb200-4", "llama-3-8b", 8192, 4 * 8192, schedules="ulysses", simulations=1)
-    (kernel,) = [each.name.removeprefix("kernel ") for each in found.changes if each.name.startswith("kernel ")]
+    (kernel,) = [each.change.removeprefix("kernel ") for each in found.changes if each.change.startswith("kernel ")]
     best = found.best
 
     def time_s(name: str) -> float:
         step = predict_step(
-            "gb200-4", "llama-3-8b", 8192, best.plan.schedule, layout=best.plan.layout, batch=best.plan.batch, kernel=name
+            "gb200-4",
+            "llama-3-8b",
+            8192,
+            best.plan.schedule,
+            layout=best.plan.layout,
+            batch=best.plan.batch,
+            kernel=name,
         )
         return step.time_s
 

@@ -28,7 +28,12 @@ def written(folder: Path, config: object) -> str:
 
 @pytest.mark.parametrize(
     "more",
-    [{"quantization_config": None}, {"tie_word_embeddings": True}, {"num_key_value_heads": 4}, {"head_dim": 24, "num_key_value_heads": 2}],
+    [
+        {"quantization_config": None},
+        {"tie_word_embeddings": True},
+        {"num_key_value_heads": 4},
+        {"head_dim": 24, "num_key_value_heads": 2},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
@@ -50,8 +55,14 @@ def test_the_model_is_that_of_transformers(tmp_path: Path, architecture: str, mo
     ("change", "message"),
     [
         ({"model_type": "mixtral"}, "model_type 'mixtral', expected one of llama, mistral, qwen2, qwen3"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "weights quantized by awq, expected those of 16 or"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": 128}}, "by gptq.*of the original model"),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            "weights quantized by awq, expected those of 16 or",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": 128}},
+            "by gptq.*of the original model",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, "by fp8.*for attention alone --heads, --kv-heads"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantized by bitsandbytes"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quantized by compressed-tensors"),

@@ -28,7 +28,7 @@ from tasp_lab.core.report import View
 
 FOLDS = 3
 FEW_ROWS = 12
-"""Up to so many rows are left out one at a time, since a fit to two thirds of them is not the fit to all (assumption)."""
+"""Up to so many rows are left out one at a time: a fit to two thirds of them is not the fit to all (assumption)."""
 
 
 def folds(count: int) -> list[list[int]]:

@@ -163,7 +163,9 @@ def calibrate(
     chosen = [name for name in names if name not in whys]
     if not asked:  # as many as the rows can determine, those with the largest effect first
         rows, most = len(times_s), len(times_s) - 1
-        why = f"{rows} rows determine at most {most}" if most else f"1 row determines none, expected {LEAST_ROWS} or more"
+        why = (
+            f"{rows} rows determine at most {most}" if most else f"1 row determines none, expected {LEAST_ROWS} or more"
+        )
         whys |= dict.fromkeys(chosen[most:], why)
         chosen = chosen[:most]
     unknown = {

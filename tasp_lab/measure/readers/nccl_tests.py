@@ -194,9 +194,9 @@ def _runs(text: str, name: str) -> list[_Run]:
         else:
             words, may_end_in_row = _without_time(line), is_shared and _TYPE.search(line)
             for prefix, run in open_runs.items():
-                if run.columns and not run.is_complete and words.startswith(prefix):
-                    if may_end_in_row or _PART_OF_ROW.fullmatch(words[len(prefix) :].strip()):
-                        run.parts.append(place)
+                is_part = may_end_in_row or _PART_OF_ROW.fullmatch(words.removeprefix(prefix).strip())
+                if is_part and run.columns and not run.is_complete and words.startswith(prefix):
+                    run.parts.append(place)
     _share_ranks(runs)
     return runs
 
@@ -211,8 +211,8 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 
     A message begins a line of its own, with the launcher's prefix.
 
-    >>> list(_lines("0: # Avg busnode1:7:8 [0] NCCL INFO comm 0x1 - Init COMPLETE"))
-    [(1, '0: # Avg bus', True), (1, '0: node1:7:8 [0] NCCL INFO comm 0x1 - Init COMPLETE', True)]
+    >>> list(_lines("0:  8node1:7:8 [0] NCCL INFO comm"))
+    [(1, '0:  8', True), (1, '0:node1:7:8 [0] NCCL INFO comm', True)]
     """
     for number, line in enumerate(text.splitlines(), 1):
         starts = [message.start() for message in _MESSAGE.finditer(line)]

@@ -123,8 +123,8 @@ def model_of_config(config: Any, name: str) -> Model:
     if quantized := next((config[key] for key in _QUANTIZED if config.get(key)), None):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         raise ModelError(
-            f"weights quantized{f' by {method}' if method else ''}, expected those of 16 or 32 bits: the config.json of the "
-            "original model; for attention alone --heads, --kv-heads and --head-dim"
+            f"weights quantized{f' by {method}' if method else ''}, expected those of 16 or 32 bits: the config.json "
+            "of the original model; for attention alone --heads, --kv-heads and --head-dim"
         )
     sizes = converted(_CONFIG_DEFAULTS[architecture] | config, _Config)
     heads = sizes.num_attention_heads
