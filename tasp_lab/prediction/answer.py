@@ -789,12 +789,12 @@ def build(
     machine = on.machine_for(work)
     if not isinstance(schedule, str):
         objects = schedule if isinstance(schedule, tuple) else (schedule,)
-        passes: tuple[Pass, ...] = (question.options.passes,)
-        if len(objects) > 1 and passes == ("both",):
-            passes = ("forward", "backward")
-        if len(objects) != len(passes):
-            raise ScheduleError(f"{len(objects)} schedules, expected one for each of the passes: {', '.join(passes)}")
-        for each, passing in zip(objects, passes, strict=True):
+        asked: tuple[Pass, ...] = (question.options.passes,)
+        if len(objects) > 1 and asked == ("both",):
+            asked = ("forward", "backward")
+        if len(objects) != len(asked):
+            raise ScheduleError(f"{len(objects)} schedules, expected one for each of the passes: {', '.join(asked)}")
+        for each, passing in zip(objects, asked, strict=True):
             kind = check_schedules([each], work, passing)
             each.check_routes(machine.topology)
         return Built(question, on, work, (Candidate(objects, machine),), collective or kind)

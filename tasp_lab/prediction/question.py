@@ -152,7 +152,8 @@ class Question:
     labels: tuple[tuple[str, Value], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schedule", as_schedule(self.schedule))
+        if not isinstance(self.schedule, tuple):
+            object.__setattr__(self, "schedule", as_schedule(self.schedule))
 
     @property
     def name(self) -> str:
