@@ -24,7 +24,7 @@ from tasp_lab.core.errors import ProfileError, TopologyError
 from tasp_lab.core.records import data_names
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.constants import CONSTANTS, Kind
-from tasp_lab.machines.host_model.runtime import NO_PASSES, Passes
+from tasp_lab.machines.host import NO_PASSES, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing, constants_in
@@ -118,7 +118,7 @@ PARTS = {
 
 
 MERGE = "merge"
-"""What passes of a runtime over partial results and gradients take."""
+"""What passes over partial results and gradients take beside the kernels."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,15 @@ class KernelCompute:
     Calls in fp8 are assumed to take as long as those in 16 bit (`tasp_lab.machines.compute.AS_16_BIT`).
 
     `speed` is 1, the scale of an emulated fabric, or the factor of an override; another kernel keeps it. `passes` are
-    those of a runtime beside each call, on the same stream; without a runtime there are none: ours merges where the
-    kernel writes its result.
+    those of a host model beside each call, on the same stream; without one there are none: ours merges where the
+    kernel writes its result. `by_stack` is whether the stack of the machine may choose another kernel by the layer.
     """
 
     kernel: AttentionKernel
     rest: Compute
     speed: float = 1.0
     passes: Passes = NO_PASSES
+    by_stack: bool = False
 
     def time_s(self, shape: KernelShape) -> Number:
         if _has_kernel(shape.dtype, shape.kind):
@@ -247,7 +248,7 @@ def compute_on(parameters: Parameters, accelerator: str) -> Compute:
     own = [each for each in parameters.values() if each not in accelerator_parameters(accelerator)]
     if any(COMPUTE_RATES.get(each.name, ("fp32",))[0] != "fp32" for each in own):
         return rates
-    return KernelCompute(attention_kernel(accelerator), rates)
+    return KernelCompute(attention_kernel(accelerator), rates, by_stack=True)
 
 
 def kernels_on(accelerator: str) -> list[AttentionKernel]:
@@ -280,5 +281,7 @@ def with_kernel(machine: Machine, name: str | None) -> Machine:
             "or one whose file names its accelerator"
         )
     known = machine.compute
-    rest, speed = (known.rest, known.speed) if isinstance(known, KernelCompute) else (known, 1.0)
-    return replace(machine, compute=KernelCompute(attention_kernel(machine.accelerator, name), rest, speed))
+    kernel = attention_kernel(machine.accelerator, name)
+    if isinstance(known, KernelCompute):
+        return replace(machine, compute=replace(known, kernel=kernel, by_stack=False))
+    return replace(machine, compute=KernelCompute(kernel, known))

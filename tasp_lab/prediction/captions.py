@@ -15,12 +15,12 @@ from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,
     compute_constants,
+    host_constants,
     machine_constants,
     machine_inputs,
     overrides_inputs,
     plain,
     rings_inputs,
-    runtime_constants,
     schedules_inputs,
 )
 from tasp_lab.prediction.question import NO_SAMPLES, Question
@@ -52,14 +52,14 @@ def caption(work: Work, schedules: Sequence[str], topology: Topology, library: s
 
 
 def software(machine: Machine) -> str:
-    """The communication library and the runtime of a machine, as the end of a title.
+    """The communication library and the stack of a machine, as the end of a title.
 
     >>> from tasp_lab.machines.catalogue import load_machine
     >>> software(load_machine("h100-8")), software(load_machine("full-mesh:8"))
     (', nccl', '')
     """
     names = [machine.comm_library.name] if machine.comm_library.name != "ideal" else []
-    names += [f"runtime {machine.runtime.name}"] if not machine.runtime.is_instant else []
+    names += [f"stack {machine.stack}"] if machine.stack else []
     return "".join(f", {name}" for name in names)
 
 
@@ -180,7 +180,7 @@ def compute_of_passes(answers: Iterable[Answer]) -> dict[str, object] | None:
 def used_constants(machine: Machine, answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:
     """The constants of a machine, of its host and of the compute rates that answers of one work follow from."""
     of_machine = machine_constants(machine.parameters.values())
-    return of_machine + runtime_constants(machine.runtime) + layer_constants(answers)
+    return of_machine + host_constants(machine.host) + layer_constants(answers)
 
 
 def layer_constants(answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:

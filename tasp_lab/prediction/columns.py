@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
+from tasp_lab.machines.stack import shipping
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.paired import setting_of
 from tasp_lab.schedules.registry import options_of
@@ -117,6 +118,24 @@ def _share_of_bound(answer: Answer, _: Answer | None) -> str:
     return f"{ratio(answer.bound_s, answer.time_s):.1%}"
 
 
+def _shipped_by(answer: Answer) -> list[str]:
+    """The stacks that ship the schedule of an answer for its layer; none for one that was built elsewhere."""
+    if _is_object(answer):
+        return []
+    return [
+        stack.name for stack, _ in shipping(answer.schedule, answer.layer, answer.world_size, answer.options.passes)
+    ]
+
+
+MOST_NAMED = 3
+"""Stacks that a table names; of more, how many there are besides."""
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" +{len(names) - MOST_NAMED}" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more or "-"
+
+
 def _is_hybrid(answer: Answer) -> bool:
     return answer.computes and answer.layer.kind == "hybrid"
 
@@ -215,6 +234,9 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
            cell=lambda a, _: _error_text(a)),
     Column("", "of a tuned schedule", title="options", tables=RANKING, cell=lambda a, _: a.options.arguments,
            when=lambda a: a.untuned_s is not None),
+    Column("shipped_by", "the stacks that ship it for this layer, unless one was named", lambda a: _shipped_by(a),
+           RANKING, title="shipped by", cell=lambda a, _: _few(_shipped_by(a)),
+           when=lambda a: a.question.stack is None and not (a.machine and a.machine.stack)),
 )  # fmt: skip
 
 

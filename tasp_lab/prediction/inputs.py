@@ -25,8 +25,9 @@ from tasp_lab.core.units import parse_flops_per_s, parse_size_bytes
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute, with_kernel
 from tasp_lab.machines.contention import NONE
-from tasp_lab.machines.host_model.runtime import Runtime, load_runtime, runtime_names
+from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -94,7 +95,7 @@ _TYPES: Mapping[str, _Type] = {
     "explain": _BOOL,
     "events": _MAYBE_BOOL,
     "tune": _BOOL,
-    "runtime": _Type((Runtime, str, _NONE), "the name of a runtime", ProfileError),
+    "stack": _Type((str, _NONE), "the name of a stack", ProfileError),
     "measure": _WHOLE,
     "repeats": _WHOLE,
     "scale": _Type((Real, _NONE), "a number"),
@@ -187,14 +188,15 @@ class QuestionKeywords(RunKeywords, total=False):
     library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
     contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
         the machine has constants of it.
-    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.runtime`.
+    stack : the software that runs a layer, a name of `tasp_lab.machines.stack`: its kernels, and the host model of each
+        schedule. What it does not ship is refused, and `compare` leaves it out.
     samples, seed : of the constants, from which intervals are made, see `tasp_lab.prediction.uncertainty`; 0 samples
         for none.
     """
 
     library: str
     contention: bool | None
-    runtime: str | Runtime | None
+    stack: str | None
     samples: int
     seed: int
 
@@ -330,22 +332,39 @@ def with_contention(machine: Machine, contention: bool | None) -> Machine:
     return replace(machine, contention=NONE) if contention is False else machine
 
 
-def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:
-    """The machine with a runtime, by name or as it is, if any.
+def with_stack(machine: Machine, stack: str | None) -> Machine:
+    """The machine with a stack by name, if one is named. Raises `ProfileError` for an unknown one.
 
-    Raises `ProfileError` for an unknown name, and for what is neither a name nor a `Runtime`.
-
-    Ranks that compute at a rate have no memory bandwidth, so passes of the runtime take time beside kernels only.
+    Its kernel is that of the stack unless one was named or the machine states rates of its own.
     """
-    if runtime is None:
+    return machine if stack is None else replace(machine, stack=load_stack(stack).name)
+
+
+def run_by_stack(machine: Machine, layer: Workload, schedule: str = "", passes: Pass = "forward") -> Machine:
+    """The machine as its stack runs a schedule of a layer: with the kernel, and with the host model of the schedule.
+
+    Without a schedule it has the kernel alone. Raises `ScheduleError` where the stack does not run the schedule.
+    """
+    if not machine.stack:
         return machine
-    if not isinstance(runtime, str | Runtime):
-        raise ProfileError(f"runtime {runtime!r}: expected a name, one of {', '.join(runtime_names())}")
-    found = load_runtime(runtime) if isinstance(runtime, str) else runtime
+    stack, compute = load_stack(machine.stack), machine.compute
+    if schedule and (why := stack.refusal(schedule, layer, machine.topology.world_size, passes)):
+        raise ScheduleError(why)
+    if isinstance(compute, KernelCompute) and compute.by_stack:
+        kernel = stack.kernel(machine.accelerator, layer)
+        machine = machine if kernel is None else replace(machine, compute=replace(compute, kernel=kernel))
+    return with_host(machine, stack.host(schedule)) if schedule else machine
+
+
+def with_host(machine: Machine, host: HostModel) -> Machine:
+    """The machine with a host model.
+
+    Ranks that compute at a rate have no memory bandwidth, so passes of the host model take time beside kernels only.
+    """
     compute = machine.compute
-    compute = replace(compute, passes=found.passes) if isinstance(compute, KernelCompute) else compute
-    machine = with_pairs(machine) if found.communicators == "pairs" else machine
-    return replace(machine, runtime=found, compute=compute)
+    compute = replace(compute, passes=host.passes) if isinstance(compute, KernelCompute) else compute
+    machine = with_pairs(machine) if host.communicators == "pairs" else machine
+    return replace(machine, host=host, compute=compute)
 
 
 def with_pairs(machine: Machine) -> Machine:

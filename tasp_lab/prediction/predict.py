@@ -115,7 +115,7 @@ def _check_layer_only(question: Question) -> None:
     """Raise `QuantityError` for a collective with settings of layers."""
     if isinstance(question.work, Workload):
         return
-    for name in ("compute", "kernel", "contention", "runtime"):
+    for name in ("compute", "kernel", "contention", "stack"):
         if getattr(question, name) is not None:
             raise QuantityError(f"{name}: applies to attention layers only, not to collectives")
 
@@ -185,7 +185,7 @@ class Predictions(Report, Sequence[Answer]):
     def to_dict(self) -> dict[str, object]:
         return {
             "library": self.library,
-            "runtime": self.machine.runtime.name,
+            "stack": self.machine.stack or None,
             "changes": list(self.machine.changes),
             "compute": compute_of_passes(self),
             "predictions": [*map(self._fields, self.items), *map(self._refused_fields, self.refused)],

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tasp_lab.core.choices import FabricKind
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.machines.host_model.runtime import NO_RUNTIME
+from tasp_lab.machines.host import INSTANT_HOST
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.compare import SINGLE_RINGS, Ranking, Rankings
@@ -75,7 +75,7 @@ def run_best(
     _announce(groups, ranking.machine.topology, fabric, scale, repeats, progress)
     comparisons = tuple(
         validate(
-            replace(ranking.machine, comm_library=IDEAL, runtime=NO_RUNTIME), schedules=list(times_s),
+            replace(ranking.machine, comm_library=IDEAL, host=INSTANT_HOST), schedules=list(times_s),
             work=question.layer, options=used, decomposition=given[0] if given else None,
             compute=None if fabric == "emulated" else question.compute,
             fabric=fabric, scale=scale, repeats=repeats, progress=progress,

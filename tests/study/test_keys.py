@@ -16,7 +16,6 @@ import tasp_lab.study.evaluate as evaluation
 from tasp_lab import load_machine, load_study, predict
 from tasp_lab.core.errors import MissingPackageError
 from tasp_lab.machines.contention import Contention
-from tasp_lab.machines.host_model.runtime import load_runtime
 from tasp_lab.machines.kernel_model.constants import data_folder
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters
@@ -169,7 +168,7 @@ CHANGED: dict[str, Any] = {
     "parameters": Parameters([Parameter("link_latency", 3e-6, "a test")]),
     "accelerator": "a100",
     "contention": Contention(100, 3, 8),
-    "runtime": load_runtime("burst-attention"),
+    "stack": "megatron",
     "network": "cloud",
     "rank_speeds": (Fraction(1),) * 3 + (Fraction(1, 2),),
 }
