@@ -185,7 +185,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
     kernels: tuple[KernelRule, ...] = ()
     kernels_as: str = ""
     schedules: tuple[Shipped, ...] = ()
-    hosts: dict[str, HostRecord] = {}
+    hosts: dict[str, HostRecord] = msgspec.field(default_factory=dict)
     communication: str = ""
     memory: str = ""
     name: str = ""
@@ -293,10 +293,8 @@ def _check(found: Stack) -> None:
     places = [*gpus, *dict.fromkeys(map(architecture, gpus))]
     kernels = sorted({kernel for gpu in gpus for kernel in kernel_names(gpu)})
     for rule in found.kernels:
-        for what, name, known in (
-            ("kernel", rule.kernel, kernels),
-            *(("accelerator", each, places) for each in rule.accelerators),
-        ):
+        named = [("kernel", rule.kernel, kernels), *(("accelerator", each, places) for each in rule.accelerators)]
+        for what, name, known in named:
             if name not in known:
                 raise ProfileError(unknown(what, name, known))
     if found.kernels_as:
@@ -315,8 +313,12 @@ def _check(found: Stack) -> None:
             raise ProfileError(unknown("host", host, hosts))
 
 
-def shipping(schedule: str, layer: Workload, ranks: int, passes: Pass = "forward") -> Iterator[tuple[Stack, Shipped]]:
+def shipping(
+    schedule: str, layer: Workload, ranks: int, passes: Pass = "forward", accelerator: str = ""
+) -> Iterator[tuple[Stack, Shipped]]:
     """The stacks that ship a schedule for a layer, and how each turns it on; not tasp-lab itself, which has them all.
+
+    Of an accelerator whose kernels are known, those that have one there.
 
     >>> layer = Workload(8192, mask="causal")
     >>> [stack.name for stack, _ in shipping("direct-attention", layer, 8)]
@@ -325,5 +327,6 @@ def shipping(schedule: str, layer: Workload, ranks: int, passes: Pass = "forward
     for name in stack_names():
         stack = load_stack(name)
         found = None if name == OWN_STACK else stack.shipped(schedule, layer, ranks, passes)
-        if found is not None and found.text:
+        runs = gpu_alias(accelerator) not in gpu_names() or stack.kernel(accelerator, layer) is not None
+        if found is not None and found.text and runs:
             yield stack, found

@@ -122,9 +122,9 @@ def _shipped_by(answer: Answer) -> list[str]:
     """The stacks that ship the schedule of an answer for its layer; none for one that was built elsewhere."""
     if _is_object(answer):
         return []
-    return [
-        stack.name for stack, _ in shipping(answer.schedule, answer.layer, answer.world_size, answer.options.passes)
-    ]
+    accelerator = "" if answer.machine is None else answer.machine.accelerator
+    found = shipping(answer.schedule, answer.layer, answer.world_size, answer.options.passes, accelerator)
+    return [stack.name for stack, _ in found]
 
 
 MOST_NAMED = 3
@@ -234,9 +234,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
            cell=lambda a, _: _error_text(a)),
     Column("", "of a tuned schedule", title="options", tables=RANKING, cell=lambda a, _: a.options.arguments,
            when=lambda a: a.untuned_s is not None),
-    Column("shipped_by", "the stacks that ship it for this layer, unless one was named", lambda a: _shipped_by(a),
-           RANKING, title="shipped by", cell=lambda a, _: _few(_shipped_by(a)),
-           when=lambda a: a.question.stack is None and not (a.machine and a.machine.stack)),
+    Column("shipped_by", "the [stacks](stacks.md) that ship it for this layer", lambda a: _shipped_by(a), RANKING,
+           title="shipped by", cell=lambda a, _: "" if a.machine and a.machine.stack else _few(_shipped_by(a))),
 )  # fmt: skip
 
 
@@ -374,7 +373,7 @@ def table_of(
             titles.append(column.title)
             for row, cell in zip(rows, cells, strict=True):
                 row.append(cell)
-    texts = [position for position, name in enumerate(titles) if name in ("schedule", "pass", "options", "bottleneck")]
+    texts = [position for position, name in enumerate(titles) if name in ("schedule", "pass", "options", "bottleneck", "shipped by")]
     known = {name: place for place, name in enumerate(FIRST)}
     order = sorted(range(len(titles)), key=lambda place: (known.get(titles[place], len(known)), place))
     return Table(title, titles, rows, texts, order)

@@ -181,9 +181,9 @@ class Recommendation:
         """The stacks that ship the schedule of an answer, and how each turns it on; of a named stack that one alone."""
         if not isinstance(answer.question.schedule, str):
             return []
-        found = shipping(answer.schedule, answer.layer, answer.world_size, answer.options.passes)
-        asked = answer.passes[0].machine.stack
-        return [(stack, how) for stack, how in found if asked in ("", stack.name)]
+        machine = answer.passes[0].machine
+        found = shipping(answer.schedule, answer.layer, answer.world_size, answer.options.passes, machine.accelerator)
+        return [(stack, how) for stack, how in found if machine.stack in ("", stack.name)]
 
     # Robustness.
 

@@ -240,6 +240,18 @@ def test_what_was_only_measured_and_tasp_lab_itself_are_not_shipped() -> None:
     assert load_stack(OWN_STACK).shipped("tasp", LAYER, 8) is not None
 
 
+def test_a_stack_without_a_kernel_on_an_accelerator_ships_nothing_there() -> None:
+    """MagiAttention has kernels for NVIDIA alone, MindSpeed for Ascend alone, whose kernels are unknown here."""
+
+    def on(schedule: str, accelerator: str) -> set[str]:
+        return {stack.name for stack, _ in shipping(schedule, LAYER, 8, "forward", accelerator)}
+
+    assert on("direct-attention", "h100") == {"magi"}
+    assert on("direct-attention", "mi300x") == set()
+    assert "mindspeed" in on("ulysses", "") & on("ulysses", "ascend-910b")
+    assert "mindspeed" not in on("ulysses", "h100")
+
+
 def test_groups_of_names_fill_the_text() -> None:
     found = load_stack("megatron").shipped("usp:8x4", LAYER, 32)
     assert isinstance(found, Shipped)
