@@ -135,7 +135,7 @@ class LayerChoice:
         Parameter(
             group=LAYER,
             help="Kernel model, such as flash-attention-3; tasp-lab profile show lists those of a machine. Default: "
-            "that of the accelerator.",
+            "that of the stack, or else of PyTorch.",
             show_default=False,
         ),
     ] = None

@@ -25,12 +25,13 @@ from tasp_lab.core.records import data_names
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.constants import CONSTANTS, Kind
 from tasp_lab.machines.host import NO_PASSES, Passes
-from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
+from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing, constants_in
 from tasp_lab.machines.kernel_model.kernel import bound_s
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters, read_constants
+from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind
 
 COMPUTE_RATES: Mapping[str, Kind] = {name: spec.kind for name, spec in CONSTANTS.items() if spec.kind is not None}
@@ -238,24 +239,25 @@ def _text(name: str, value: float) -> str:
 
 
 def compute_on(parameters: Parameters, accelerator: str) -> Compute:
-    """How ranks compute that have these parameters: by the default kernel of their accelerator, if it has kernels.
+    """How ranks compute that have these parameters: by the kernel that `DEFAULT_STACK` runs, if there are kernels.
 
     Rates for 16 bit that the machine states itself, unlike its accelerator, hold instead.
     """
     rates = compute_of(parameters.values())
-    if not _kernels_of(accelerator):
+    kernels = _kernels_of(accelerator)
+    if not kernels:
         return rates
     own = [each for each in parameters.values() if each not in accelerator_parameters(accelerator)]
     if any(COMPUTE_RATES.get(each.name, ("fp32",))[0] != "fp32" for each in own):
         return rates
-    return KernelCompute(attention_kernel(accelerator), rates, by_stack=True)
+    return KernelCompute(attention_kernel(accelerator, kernels[0]), rates, by_stack=True)
 
 
 def kernels_on(accelerator: str) -> list[AttentionKernel]:
     """The kernels of an accelerator, the default one first; none of an unknown one.
 
     >>> kernels_on("h100")[0].name, kernels_on("gaudi2")
-    ('flash-attention-2', [])
+    ('cudnn', [])
     """
     return [attention_kernel(gpu_alias(accelerator), name) for name in _kernels_of(accelerator)]
 
@@ -264,7 +266,8 @@ def _kernels_of(accelerator: str) -> list[str]:
     """The names of `kernels_on`, whose files are not read."""
     gpu = gpu_alias(accelerator)
     names = kernel_names(gpu) if gpu in gpu_names() else []
-    return list(dict.fromkeys([default_kernel(gpu), *names])) if names else []
+    default = load_stack(DEFAULT_STACK).kernel(gpu)
+    return list(dict.fromkeys([*([] if default is None else [default.name]), *names]))
 
 
 def with_kernel(machine: Machine, name: str | None) -> Machine:

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from tasp_lab.core.choices import AttentionKind
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_time
+from tasp_lab.machines.compute import KernelCompute
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.prediction.answer import PASS_NAMES, Answer
 from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
 from tasp_lab.prediction.provenance import (
@@ -29,6 +31,7 @@ from tasp_lab.schedules.collectives.kinds import describe
 from tasp_lab.schedules.registry import kind_of
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Work, Workload
 
 MIN_SHARE = 0.0005
@@ -273,3 +276,40 @@ def _contention(timeline: Timeline) -> list[Part]:
         f"contention: {len(lost)} of {len(calls)} kernel calls lose {format_time(sum(lost) / len(lost))} on average to "
         f"messages in flight, {sum(lost) / took_s:.1%} of the time of all calls"
     ]
+
+
+LIBRARY_VERSIONS = {"nccl": "NCCL 2.29", "rccl": "RCCL 2.27"}
+"""Whose constants ``tasp_lab/machines/libraries/constants`` has, by name of the library."""
+
+
+def software_of(answer: Answer) -> list[str]:
+    """The line about the software of an answer; none of a collective."""
+    if not answer.computes:
+        return []
+    line = software_line(answer.passes[0].machine, answer.layer, [*answer.rates])
+    return [line] if line else []
+
+
+def software_line(machine: Machine, layer: Workload, passes: Iterable[Passing]) -> str:
+    """What runs a layer: its kernel, which library runs it, and what was measured; empty where no kernel is known.
+
+    >>> from tasp_lab.machines.catalogue import load_machine
+    >>> software_line(load_machine("h100-8"), Workload(8192), ["forward"])
+    'Software: cudnn, measured on h100, which PyTorch 2.13.0 runs; NCCL 2.29; no host times.'
+    """
+    compute = machine.compute
+    if not isinstance(compute, KernelCompute) or layer.kind == "linear":
+        return ""
+    assumed = {passing: compute.rate(layer.dtype, passing, "softmax", layer.head_dim).assumed for passing in passes}
+    gpu = machine.accelerator
+    known = {True: f"assumed on {gpu}", False: f"measured on {gpu}"}
+    found = [known[each] for each in dict.fromkeys(assumed.values())]
+    if len(found) > 1:
+        found = [f"{passing} {known[each]}" for passing, each in assumed.items()]
+    stack = load_stack(machine.stack or DEFAULT_STACK)
+    runs = f", which {stack.library} {stack.version.split(' (')[0]} runs" if compute.by_stack else ", as named"
+    library = LIBRARY_VERSIONS.get(machine.comm_library.name, machine.comm_library.name)
+    sources = [source for _, source in machine.host.sources]
+    hosts = "assumed" if all(each.startswith("assum") for each in sources) else "partly measured"
+    host = f"host times {hosts}" if sources else "no host times"
+    return f"Software: {compute.kernel.name}, {', '.join(found)}{runs}; {library}; {host}."

@@ -373,7 +373,8 @@ def table_of(
             titles.append(column.title)
             for row, cell in zip(rows, cells, strict=True):
                 row.append(cell)
-    texts = [position for position, name in enumerate(titles) if name in ("schedule", "pass", "options", "bottleneck", "shipped by")]
+    of_texts = ("schedule", "pass", "options", "bottleneck", "shipped by")
+    texts = [position for position, name in enumerate(titles) if name in of_texts]
     known = {name: place for place, name in enumerate(FIRST)}
     order = sorted(range(len(titles)), key=lambda place: (known.get(titles[place], len(known)), place))
     return Table(title, titles, rows, texts, order)

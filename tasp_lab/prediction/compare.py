@@ -35,6 +35,7 @@ from tasp_lab.prediction.captions import (
     provenance_of,
     ranks_text,
     software,
+    software_of,
     title_of,
 )
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of
@@ -461,7 +462,7 @@ class Ranking(Report):
         found: list[Part] = []
         first = self.best
         found += [self._none_fits] if self._none_fits else []
-        found += self.recommendation.lines() if self.recommendation is not None else []
+        found += self._decision
         found += [versus_table(self.versus)] if self.versus else []
         if first.applies:
             title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
@@ -478,6 +479,14 @@ class Ranking(Report):
         if refused:
             found.append(refused_table(refused))
         return found
+
+    @property
+    def _decision(self) -> list[str]:
+        """The recommendation; the software it is for follows the first two lines, what to use and how sure that is."""
+        if self.recommendation is None:
+            return []
+        lines = self.recommendation.lines()
+        return [*lines[:2], *software_of(self.recommendation.answer), *lines[2:]]
 
     @property
     def _none_fits(self) -> str:

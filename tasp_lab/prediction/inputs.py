@@ -27,7 +27,7 @@ from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute, with_kerne
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
-from tasp_lab.machines.stack import load_stack
+from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -343,16 +343,17 @@ def with_stack(machine: Machine, stack: str | None) -> Machine:
 def run_by_stack(machine: Machine, layer: Workload, schedule: str = "", passes: Pass = "forward") -> Machine:
     """The machine as its stack runs a schedule of a layer: with the kernel, and with the host model of the schedule.
 
-    Without a schedule it has the kernel alone. Raises `ScheduleError` where the stack does not run the schedule.
+    Without a schedule it has the kernel alone, and without a stack that of `DEFAULT_STACK`. Raises `ScheduleError`
+    where the stack does not run the schedule.
     """
-    if not machine.stack:
-        return machine
-    stack, compute = load_stack(machine.stack), machine.compute
+    stack, compute = load_stack(machine.stack or DEFAULT_STACK), machine.compute
+    schedule = schedule if machine.stack else ""
     if schedule and (why := stack.refusal(schedule, layer, machine.topology.world_size, passes)):
         raise ScheduleError(why)
     if isinstance(compute, KernelCompute) and compute.by_stack:
         kernel = stack.kernel(machine.accelerator, layer)
-        machine = machine if kernel is None else replace(machine, compute=replace(compute, kernel=kernel))
+        if kernel is not None and kernel != compute.kernel:
+            machine = replace(machine, compute=replace(compute, kernel=kernel))
     return with_host(machine, stack.host(schedule)) if schedule else machine
 
 

@@ -23,6 +23,7 @@ from tasp_lab.prediction.captions import (
     provenance_of,
     ranks_text,
     software,
+    software_of,
     title_of,
     whole,
 )
@@ -240,7 +241,7 @@ class Predictions(Report, Sequence[Answer]):
         first = {each.compared_by: each for each in reversed(self.items)}
         title = title_of(shown, f"{shown.topology}, {ranks_text(shown)}{software(self.machine)}")
         table = table_of(title, view_of(shown), self.items, lambda each: first[each.compared_by], self.explain)
-        parts: list[Part] = [table, *self.machine.changes, *assumptions(shown)]
+        parts: list[Part] = [*software_of(shown), table, *self.machine.changes, *assumptions(shown)]
         parts += [interval_line(shown.interval)] if shown.interval is not None else []
         parts += dict.fromkeys(line for each in self.items if (line := self._cliff(each)))
         if self.explain:

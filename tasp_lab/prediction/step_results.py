@@ -10,7 +10,7 @@ from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_four_digits, format_size_about, format_time
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.captions import interval_line, software
+from tasp_lab.prediction.captions import interval_line, software, software_line
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.provenance import Provenance
@@ -19,6 +19,7 @@ from tasp_lab.prediction.residuals import STEPS
 from tasp_lab.prediction.training_step.layout import KINDS, Layout, StepPlan
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
+from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.models.parameters import parameter_count
 
 LESS_CHECKED = (
@@ -187,6 +188,7 @@ class StepPrediction(Report):
     def parts(self) -> list[Part]:
         return [
             *self._answer(),
+            *self._software(),
             self._title(),
             *([] if not self.ranked else [Table("Whole steps", ("attention", "step", "memory"), self._ranked_rows())]),
             Table("Time", ("part", "time", "share"), self._time_rows()),
@@ -195,6 +197,11 @@ class StepPrediction(Report):
             *self._of_a_layer(),
             *self._lines(),
         ]
+
+    def _software(self) -> list[str]:
+        passes: tuple[Passing, ...] = ("forward", "backward") if self.plan.trains else ("forward",)
+        line = software_line(self.machine, self.plan.layer, passes)
+        return [line] if line else []
 
     def _answer(self) -> list[str]:
         """What to use, how long that takes, and whether it fits; else what would."""
