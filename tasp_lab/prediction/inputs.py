@@ -340,15 +340,17 @@ def with_stack(machine: Machine, stack: str | None) -> Machine:
     return machine if stack is None else replace(machine, stack=load_stack(stack).name)
 
 
-def run_by_stack(machine: Machine, layer: Workload, schedule: str = "", passes: Pass = "forward") -> Machine:
+def run_by_stack(
+    machine: Machine, layer: Workload, schedule: str = "", passes: Pass = "forward", ranks: int | None = None
+) -> Machine:
     """The machine as its stack runs a schedule of a layer: with the kernel, and with the host model of the schedule.
 
-    Without a schedule it has the kernel alone, and without a stack that of `DEFAULT_STACK`. Raises `ScheduleError`
-    where the stack does not run the schedule.
+    Without a schedule it has the kernel alone, and without a stack that of `DEFAULT_STACK`. `ranks` share the sequence,
+    by default all. Raises `ScheduleError` where the stack does not run the schedule.
     """
     stack, compute = load_stack(machine.stack or DEFAULT_STACK), machine.compute
     schedule = schedule if machine.stack else ""
-    if schedule and (why := stack.refusal(schedule, layer, machine.topology.world_size, passes)):
+    if schedule and (why := stack.refusal(schedule, layer, ranks or machine.topology.world_size, passes)):
         raise ScheduleError(why)
     if isinstance(compute, KernelCompute) and compute.by_stack:
         kernel = stack.kernel(machine.accelerator, layer)

@@ -162,7 +162,7 @@ def predict_step(
 
     def step_of(name: str) -> StepPrediction:
         own = replace(plan, schedule=name)
-        on = run_by_stack(machine, own.layer, name, passes)
+        on = run_by_stack(machine, own.layer, name, passes, layout.cp)
         on = with_assumptions(on, own.layer) if compute is None else on
         beside = rates or step_rates(on, matrix_dtype, _rate(matrix_rate))
         step = _Step(replace(on, compute=StepCompute(on.compute, beside)), own, beside, layers, progress)

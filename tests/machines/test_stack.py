@@ -16,8 +16,12 @@ from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.host import INSTANT_HOST, HostModel
 from tasp_lab.machines.kernel_model import attention_kernel
 from tasp_lab.machines.kernel_model.catalogue import gpu_names, kernel_names
+from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.stack import OWN_STACK, Shipped, load_stack, shipping, stack_names
+from tasp_lab.prediction.inputs import run_by_stack
+from tasp_lab.prediction.training_step.layout import Layout
 from tasp_lab.schedules.registry import ATTENTION
+from tasp_lab.validation import fabric_runs
 from tasp_lab.workload.kernel_shapes import KernelShape, Passing
 from tasp_lab.workload.layer import Workload
 from tests.conftest import Tell
@@ -321,6 +325,34 @@ def test_a_schedule_that_was_named_and_is_not_shipped_does_not_apply() -> None:
 def test_a_stack_that_ships_nothing_for_a_layer_is_one_line(stack: str, passes: Any) -> None:
     with pytest.raises(TaspLabError, match=f"the stack {stack} runs"):
         compare("h100-8", LAYER, stack=stack, passes=passes)
+
+
+def test_the_ranks_of_a_context_group_count_in_steps() -> None:
+    """Llama 3 8B has 8 KV heads: Megatron's Ulysses takes 8 ranks, not 16; two groups have 8 each."""
+    with pytest.raises(ScheduleError, match="KV heads are a multiple of 16"):
+        predict_step("h100-2x8", "llama-3-8b", 16384, "ulysses", stack="megatron")
+    layout = Layout(cp=8, dp=2)
+    assert predict_step("h100-2x8", "llama-3-8b", 16384, "ulysses", stack="megatron", layout=layout).time_s > 0
+
+
+@pytest.mark.parametrize("stack", ["magi", "vllm-omni"])
+def test_the_fabric_has_the_kernel_of_the_stack_and_hosts_of_its_own(
+    stack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Machine] = []
+
+    def validate(machine: Machine, **given: Any) -> None:
+        asked.append(machine)
+        raise ScheduleError("not run")
+
+    monkeypatch.setattr(fabric_runs, "validate", validate)
+    ranked = compare("h100-8", Workload(16384, heads=16), stack=stack)
+    with pytest.raises(ScheduleError, match="not run"):
+        fabric_runs.run_best(ranked, 1)
+    kernel = ranked.best.rates["forward"].kernel
+    assert run_by_stack(asked[0], LAYER, "ulysses").rate_of(LAYER, "forward").kernel == kernel
+    assert asked[0].host == INSTANT_HOST
+    assert not asked[0].stack
 
 
 def test_steps_take_one_too() -> None:
