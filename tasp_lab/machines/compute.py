@@ -184,7 +184,7 @@ class KernelCompute:
         """All that distinguishes kernels, as plain values."""
         gpu, file = (msgspec.to_builtins(each) for each in (self.kernel.gpu, self.kernel.file))
         passes = {"passes": msgspec.to_builtins(self.passes)} if self.passes else {}
-        return {"gpu": gpu, "kernel": file, "speed": self.speed, **passes}
+        return {"gpu": gpu, "kernel": file, "speed": self.speed, "by_stack": self.by_stack, **passes}
 
 
 def passes_s(passes: Passes, gpu: Gpu, shape: KernelShape) -> float:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -169,7 +170,7 @@ def machine_content(machine: Machine) -> dict[str, object]:
     """
     from tasp_lab.prediction.training_step.rates import step_rates  # only questions that are stored need it
 
-    stack = {"stack": msgspec.to_builtins(load_stack(machine.stack))} if machine.stack else {}
+    stack = {"stack": _numbers_of(msgspec.to_builtins(load_stack(machine.stack)))} if machine.stack else {}
     return (
         machine_inputs(machine, compute=True)
         | stack
@@ -182,6 +183,17 @@ def machine_content(machine: Machine) -> dict[str, object]:
             "capacity_bytes": plain(step_rates(machine).capacity_bytes),
         }
     )
+
+
+_TEXTS = {"summary", "library", "version", "source", "host_source", "text", "communication", "memory", "name"}
+"""What a stack has for people."""
+
+
+def _numbers_of(stack: Any) -> Any:
+    """What predictions follow from in a stack, or in a part of it."""
+    if isinstance(stack, dict):
+        return {key: _numbers_of(value) for key, value in stack.items() if key not in _TEXTS}
+    return [_numbers_of(each) for each in stack] if isinstance(stack, list | tuple) else stack
 
 
 def _rates(compute: Compute) -> object:
