@@ -41,6 +41,9 @@ OWN_STACK = "tasp-lab"
 """The stack that runs every schedule."""
 
 
+_PASSES: tuple[Passing, Passing] = ("forward", "backward")
+
+
 class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
     """Which attention kernel runs; of several rules that hold, the first one with a kernel on the accelerator counts.
 
@@ -219,27 +222,31 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
 
         Passes with different kernels have the constants of each, under both names.
         """
-        if self.kernels_as:
-            return load_stack(self.kernels_as).kernel(accelerator, layer)
-        gpu = gpu_alias(accelerator)
-        if gpu not in gpu_names():
+        gpu, rules = gpu_alias(accelerator), self.rules(accelerator, layer)
+        if not rules:
             return None
-        passes: tuple[Passing, Passing] = ("forward", "backward")
-        rules = [next((each for each in self.kernels if each.holds(gpu, passing, layer)), None) for passing in passes]
-        if rules[0] is None or rules[1] is None:
-            return None
-        forward, backward = (attention_kernel(gpu, rule.kernel) for rule in rules if rule is not None)
+        forward, backward = (attention_kernel(gpu, rule.kernel) for rule in rules)
         if forward == backward:
             return forward
         variants = tuple(
             variant
-            for kernel, passing in zip((forward, backward), passes, strict=True)
+            for kernel, passing in zip((forward, backward), _PASSES, strict=True)
             for variant in kernel.file.variants
             if variant.passing == passing
         )
         names = f"{forward.name} and {backward.name}"
         notes = "; ".join(dict.fromkeys(each.note for each in (forward, backward) if each.note))
         return AttentionKernel(forward.gpu, KernelFile(gpu, names, variants), notes)
+
+    def rules(self, accelerator: str, layer: Workload | None = None) -> tuple[KernelRule, ...]:
+        """The rules of both passes by which its kernels follow; none where a pass has no kernel."""
+        if self.kernels_as:
+            return load_stack(self.kernels_as).rules(accelerator, layer)
+        gpu = gpu_alias(accelerator)
+        if gpu not in gpu_names():
+            return ()
+        held = [[rule for rule in self.kernels if rule.holds(gpu, passing, layer)][:1] for passing in _PASSES]
+        return tuple(rule for rules in held for rule in rules) if all(held) else ()
 
     def _entry(self, schedule: str) -> Shipped | None:
         return next((each for each in self.schedules if each.matches(schedule)), None)

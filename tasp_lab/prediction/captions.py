@@ -307,7 +307,10 @@ def software_line(machine: Machine, layer: Workload, passes: Iterable[Passing]) 
     if len(found) > 1:
         found = [f"{passing} {known[each]}" for passing, each in assumed.items()]
     stack = load_stack(machine.stack or DEFAULT_STACK)
-    runs = f", which {stack.library} {stack.version.split(' (')[0]} runs" if compute.by_stack else ", as named"
+    runs, version = ", as named", f"{stack.library} {stack.version.split(' (')[0]}"
+    if compute.by_stack:
+        is_assumed = any(rule.source.startswith("assum") for rule in stack.rules(gpu, layer))
+        runs = f", in place of what {version} runs" if is_assumed else f", which {version} runs"
     library = LIBRARY_VERSIONS.get(machine.comm_library.name, machine.comm_library.name)
     sources = [source for _, source in machine.host.sources]
     hosts = "assumed" if all(each.startswith("assum") for each in sources) else "partly measured"

@@ -276,6 +276,27 @@ def test_predictions_name_their_stack_and_the_sources_of_its_host() -> None:
     assert plain[0].time_s < found[0].time_s
 
 
+@pytest.mark.parametrize(
+    ("machine", "settings", "words"),
+    [
+        ("h100-8", {}, "cudnn, measured on h100, which PyTorch 2.13.0 runs; NCCL 2.29; no host times"),
+        ("b200-8", {}, "cudnn, assumed on b200, which PyTorch 2.13.0 runs;"),
+        ("mi300x-8", {}, "flash-attention-2-ck, measured on mi300x, in place of what PyTorch 2.13.0 runs; RCCL 2.27;"),
+        ("h100-8", {"kernel": "flash-attention-3"}, "flash-attention-3, measured on h100, as named;"),
+        ("h100-8", {"stack": "megatron"}, "which Megatron-LM with Transformer Engine d98e8a64, 2026-08-22"),
+        ("h100-8", {"stack": "megatron"}, "host times assumed."),
+        ("h100-8", {"stack": "ring-flash-attn"}, "host times partly measured."),
+    ],
+)
+def test_answers_begin_with_the_software_and_what_of_it_was_measured(
+    machine: str, settings: dict[str, Any], words: str
+) -> None:
+    found = predict(machine, "zigzag-ring-attention", LAYER, samples=0, **settings)
+    assert words in str(found.parts()[0])
+    ranked = compare(machine, LAYER, ["zigzag-ring-attention"], **settings)
+    assert words in str(ranked.parts()[2])
+
+
 def test_a_named_kernel_stays_with_the_host_of_the_stack() -> None:
     found = predict("h100-8", "zigzag-ring-attention", LAYER, stack="megatron", kernel="flash-attention-3")[0]
     assert found.rates["forward"].kernel == "flash-attention-3"
