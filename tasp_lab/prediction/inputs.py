@@ -346,7 +346,8 @@ def run_by_stack(
     """The machine as its stack runs a schedule of a layer: with the kernel, and with the host model of the schedule.
 
     Without a schedule it has the kernel alone, and without a stack that of `DEFAULT_STACK`. `ranks` share the sequence,
-    by default all. Raises `ScheduleError` where the stack does not run the schedule.
+    by default all. Raises `ScheduleError` where the stack does not run the schedule, and `ProfileError` where none of
+    its kernels is known.
     """
     stack, compute = load_stack(machine.stack or DEFAULT_STACK), machine.compute
     schedule = schedule if machine.stack else ""
@@ -354,6 +355,9 @@ def run_by_stack(
         raise ScheduleError(why)
     if isinstance(compute, KernelCompute) and compute.by_stack:
         kernel = stack.kernel(machine.accelerator, layer)
+        if kernel is None and machine.stack:
+            where = f"no kernel on {machine.accelerator} is known for {layer.mask} masks and heads of {layer.head_dim}"
+            raise ProfileError(f"stack {machine.stack!r}: {where}, expected a kernel by name beside it")
         if kernel is not None and kernel != compute.kernel:
             machine = replace(machine, compute=replace(compute, kernel=kernel))
     return with_host(machine, stack.host(schedule)) if schedule else machine

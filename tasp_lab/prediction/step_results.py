@@ -10,6 +10,7 @@ from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_four_digits, format_size_about, format_time
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.captions import interval_line, software, software_line
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.interval import Interval, residual_interval
@@ -293,7 +294,9 @@ class StepPrediction(Report):
         elementwise = "element-wise work takes no time, as no memory bandwidth is known"
         if self.rates.memory_bytes_per_s is not None:
             elementwise = f"element-wise work at {float(self.rates.memory_bytes_per_s) / 1e12:.3g} TB/s"
+        saves = load_stack(self.machine.stack).memory if self.machine.stack else ""
         return [
+            *([f"left out of the memory: {saves}"] if saves else []),
             f"matrices: {format_flops(float(rate.flops_per_s or 0))} in {self.plan.matrix_dtype}, {rate.source}; "
             f"{elementwise}; set --matrix-rate",
             f"layers simulated: {simulated}; the others take as long as the last of them",

@@ -129,6 +129,19 @@ source = "here/mine"
 """
 
 
+@pytest.mark.parametrize(
+    ("stack", "machine"), [("trt-llm", "mi300x-8"), ("mindspeed", "h100-8"), ("magi", "l20-8-pcie")]
+)
+def test_a_stack_without_a_kernel_there_is_refused_unless_one_is_named(stack: str, machine: str) -> None:
+    layer = Workload(16384, heads=16)
+    for ask in (compare, lambda *a, **k: predict(a[0], "ulysses", a[1], **k)):
+        with pytest.raises(ProfileError, match=f"stack '{stack}': no kernel on "):
+            ask(machine, layer, stack=stack)
+    kernel = kernel_names(load_machine(machine).accelerator)[0]
+    name = "direct-attention" if stack == "magi" else "ulysses"
+    assert predict(machine, name, layer, stack=stack, kernel=kernel, samples=0)[0].rates["forward"].kernel == kernel
+
+
 def test_passes_may_have_kernels_of_their_own(tmp_path: Path) -> None:
     (file := tmp_path / "mine.toml").write_text(MINE)
     stack = load_stack(str(file))
@@ -380,5 +393,7 @@ def test_steps_take_one_too() -> None:
     plain = predict_step("h100-8", "llama-3-8b", 16384, "zigzag-ring-attention", kernel="cudnn")
     of_stack = predict_step("h100-8", "llama-3-8b", 16384, "zigzag-ring-attention", stack="trl")
     assert of_stack.time_s > plain.time_s, "its host and its merges take time"
+    assert "left out of the memory: fsdp_activation_checkpointing_offload" in str(of_stack)
+    assert "left out of the memory" not in str(plain)
     with pytest.raises(ScheduleError, match="the stack trl does not ship tasp"):
         predict_step("h100-8", "llama-3-8b", 16384, "tasp", stack="trl")
