@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from tasp_lab.core.choices import AttentionKind
@@ -282,15 +282,18 @@ LIBRARY_VERSIONS = {"nccl": "NCCL 2.29", "rccl": "RCCL 2.27"}
 """Whose constants ``tasp_lab/machines/libraries/constants`` has, by name of the library."""
 
 
+_PASSES: tuple[Passing, ...] = ("forward", "backward")
+
+
 def software_of(answer: Answer) -> list[str]:
     """The line about the software of an answer; none of a collective."""
     if not answer.computes:
         return []
-    line = software_line(answer.passes[0].machine, answer.layer, [*answer.rates])
+    line = software_line(answer.passes[0].machine, answer.layer, answer.rates)
     return [line] if line else []
 
 
-def software_line(machine: Machine, layer: Workload, passes: Iterable[Passing]) -> str:
+def software_line(machine: Machine, layer: Workload, passes: Collection[str]) -> str:
     """What runs a layer: its kernel, which library runs it, and what was measured; empty where no kernel is known.
 
     >>> from tasp_lab.machines.catalogue import load_machine
@@ -300,7 +303,8 @@ def software_line(machine: Machine, layer: Workload, passes: Iterable[Passing]) 
     compute = machine.compute
     if not isinstance(compute, KernelCompute) or layer.kind == "linear":
         return ""
-    assumed = {passing: compute.rate(layer.dtype, passing, "softmax", layer.head_dim).assumed for passing in passes}
+    asked: list[Passing] = [each for each in _PASSES if each in passes]
+    assumed = {each: compute.rate(layer.dtype, each, "softmax", layer.head_dim).assumed for each in asked}
     gpu = machine.accelerator
     known = {True: f"assumed on {gpu}", False: f"measured on {gpu}"}
     found = [known[each] for each in dict.fromkeys(assumed.values())]

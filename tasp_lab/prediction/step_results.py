@@ -20,7 +20,6 @@ from tasp_lab.prediction.residuals import STEPS
 from tasp_lab.prediction.training_step.layout import KINDS, Layout, StepPlan
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
-from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.models.parameters import parameter_count
 
 LESS_CHECKED = (
@@ -200,8 +199,9 @@ class StepPrediction(Report):
         ]
 
     def _software(self) -> list[str]:
-        passes: tuple[Passing, ...] = ("forward", "backward") if self.plan.trains else ("forward",)
-        line = software_line(self.machine, self.plan.layer, passes)
+        line = software_line(
+            self.machine, self.plan.layer, ("forward", "backward") if self.plan.trains else ("forward",)
+        )
         return [line] if line else []
 
     def _answer(self) -> list[str]:
