@@ -2,12 +2,12 @@
 
 ::
 
-    derived = messages_under(schedule, machine.runtime)         # messages, calls and what they wait for
-    issued = issue_times(schedule, derived, machine.runtime)    # when the hosts have issued them
+    derived = messages_under(schedule, machine.host)         # messages, calls and what they wait for
+    issued = issue_times(schedule, derived, machine.host)    # when the hosts have issued them
     busy_s(schedule, machine.compute)                           # seconds of kernel calls of each rank
 
 **Messages that wait for kernel calls.** Where a rank sends on a block that it also computes with, both are ready at
-once. Under a runtime without priority of messages over kernels (`Runtime.overlaps` is false), the kernel goes first, at
+once. Without priority of messages over kernels (`HostModel.overlaps` is false), the kernel goes first, at
 either end: GPUs hand out the thread blocks of the older kernel first, and the message gets multiprocessors once none of
 them waits. That is at once if all fit, and most of the time of a call of many waves. Gradients of keys that leave while
 the next call begins are ready with it, too. A backward call begins with a short kernel (row sums of dO * O), behind
@@ -15,7 +15,7 @@ which the first message gets in; a second one finds the main kernel before it.
 
 Most libraries wait for all messages of a step at once, their own sends among them, so calls wait for sends, too.
 
-**Two tensors as two messages.** Some runtimes send keys and values, or their gradients, one by one. A shard that goes
+**Two tensors as two messages.** Some libraries send keys and values, or their gradients, one by one. A shard that goes
 as several messages, as gradients that become ready one after another do, is left so.
 
 **Issue times.** Hosts do not wait, so the times follow from the schedule alone: what a rank has issued before, in
@@ -33,7 +33,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.units import Number
-from tasp_lab.machines.host_model.runtime import Runtime
+from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.blocks import Kind
 from tasp_lab.schedule.calls import ranges
@@ -56,19 +56,19 @@ def busy_s(schedule: Schedule, compute: Compute, rank_speeds: Sequence[Number] =
     return [sum_s / speed for sum_s, speed in zip(sums_s, rank_speeds, strict=True)]
 
 
-def messages_under(schedule: Schedule, runtime: Runtime) -> MessageDependencies:
-    """The messages of a schedule, and what messages and calls wait for, under a runtime.
+def messages_under(schedule: Schedule, host: HostModel) -> MessageDependencies:
+    """The messages of a schedule, and what messages and calls wait for, under a host model.
 
-    A runtime that posts a batch for each kind of block has no message of two kinds.
+    A host model that posts a batch for each kind of block has no message of two kinds.
     """
-    derived = message_dependencies(schedule, kinds_apart=runtime.batches == "kind")
-    derived = with_separate_messages(schedule, derived, runtime)
+    derived = message_dependencies(schedule, kinds_apart=host.batches == "kind")
+    derived = with_separate_messages(schedule, derived, host)
     if not len(derived.calls.step):
         return derived
     edges = [derived.edges]
-    if not runtime.overlaps:
+    if not host.overlaps:
         edges += _after_calls(schedule, derived)
-    if runtime.waits_for_sends:
+    if host.waits_for_sends:
         edges.append(_after_sends(schedule, derived))
     return replace(derived, edges=Edges.joined(edges))
 
@@ -136,12 +136,12 @@ def _calls_of(
     return which, order[place] + derived.first_call
 
 
-def with_separate_messages(schedule: Schedule, derived: MessageDependencies, runtime: Runtime) -> MessageDependencies:
+def with_separate_messages(schedule: Schedule, derived: MessageDependencies, host: HostModel) -> MessageDependencies:
     """The dependencies with two messages of equal size for each one that carries two tensors of a shard.
 
     They follow one another, and whoever waits for one of them waits for both.
     """
-    if schedule.task is None or schedule.task.passing not in runtime.separate:
+    if schedule.task is None or schedule.task.passing not in host.separate:
         return derived
     count = np.ones(len(derived), dtype=np.int64)
     count[: derived.first_call] += _carry_two_tensors(schedule, derived.messages)
@@ -202,21 +202,21 @@ class _Issued(NamedTuple):
     calls: IntArray
 
 
-def issue_times(schedule: Schedule, derived: MessageDependencies, runtime: Runtime) -> IssueTimes | None:
+def issue_times(schedule: Schedule, derived: MessageDependencies, host: HostModel) -> IssueTimes | None:
     """When each message and call has been issued; None if nothing waits for the host.
 
     Collectives are single calls of a library, so only schedules with kernel calls wait.
     """
-    if runtime.is_instant or schedule.task is None or not len(derived.calls.step):
+    if host.is_instant or schedule.task is None or not len(derived.calls.step):
         return None
-    seconds = runtime.batch_s, runtime.of_call_s(schedule.task.passing)
-    return _times(_issued(schedule, derived, runtime), derived.first_call, *seconds)
+    seconds = host.batch_s, host.of_call_s(schedule.task.passing)
+    return _times(_issued(schedule, derived, host), derived.first_call, *seconds)
 
 
-def _issued(schedule: Schedule, derived: MessageDependencies, runtime: Runtime) -> tuple[_Issued, _Issued, _Issued]:
+def _issued(schedule: Schedule, derived: MessageDependencies, host: HostModel) -> tuple[_Issued, _Issued, _Issued]:
     """What has been issued with each message at its source, at its destination, and with each call."""
     moved, calls = derived.messages, derived.calls
-    kinds = 1 if runtime.batches == "step" else len(schedule.blocks.kinds)
+    kinds = 1 if host.batches == "step" else len(schedule.blocks.kinds)
     kind = schedule.blocks.kind[moved.blocks.first] if kinds > 1 else np.zeros_like(moved.step)
     posted = np.zeros((schedule.world_size, len(schedule.steps), kinds), dtype=np.int64)
     posted[moved.source, moved.step, kind] = posted[moved.destination, moved.step, kind] = 1

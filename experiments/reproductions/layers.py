@@ -15,13 +15,13 @@ from experiments.common import markdown_table
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.contention import NONE
-from tasp_lab.machines.host_model.runtime import NO_PASSES
+from tasp_lab.machines.host import NO_PASSES
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.sampling import FEW_SAMPLES
 from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
 from tasp_lab.measure.accuracy.layer import LayerEvaluator, RowRun, check_row, groups_of, is_right, row_run
 from tasp_lab.measure.readers import LayerTable, find_all_tables
-from tasp_lab.prediction.inputs import with_runtime
+from tasp_lab.prediction.inputs import with_host
 
 Change = Callable[[RowRun], RowRun]
 """What is changed in how a row is run: its machine, its layer."""
@@ -167,7 +167,7 @@ def links_alone(run: RowRun) -> RowRun:
 
 def with_overlap(run: RowRun) -> RowRun:
     """Messages run beside the kernel calls on their block."""
-    return replace(run, machine=replace(run.machine, runtime=replace(run.machine.runtime, overlaps=True)))
+    return replace(run, machine=replace(run.machine, host=replace(run.machine.host, overlaps=True)))
 
 
 def with_full_mask(run: RowRun) -> RowRun:
@@ -177,5 +177,5 @@ def with_full_mask(run: RowRun) -> RowRun:
 
 def without_merges(run: RowRun) -> RowRun:
     """Partial results are merged in no time."""
-    machine = with_runtime(run.machine, replace(run.machine.runtime, passes=NO_PASSES))
+    machine = with_host(run.machine, replace(run.machine.host, passes=NO_PASSES))
     return replace(run, machine=machine)

@@ -12,6 +12,7 @@ from msgspec.structs import replace as changed
 
 from tasp_lab import Layout, load_machine, load_model, predict_step
 from tasp_lab.core.choices import MatrixDtype
+from tasp_lab.machines.compute import with_kernel
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.prediction.training_step.rates import StepRates, step_rates
@@ -135,8 +136,11 @@ MATRICES, MEMORY_BYTES_PER_S = {"bf16": 0.6 * 989e12, "fp8": 0.6 * 1979e12}, 0.9
 
 
 def _grand_teton(gpus: int) -> Machine:
-    """H100 with a lower limit of power: attention follows its cube root, as voltage follows the clock (assumed)."""
-    machine = load_machine("h100-8" if gpus == 8 else f"h100-{gpus // 8}x8")
+    """H100 with a lower limit of power: attention follows its cube root, as voltage follows the clock (assumed).
+
+    PyTorch of that time ran FlashAttention-2.
+    """
+    machine = with_kernel(load_machine("h100-8" if gpus == 8 else f"h100-{gpus // 8}x8"), "flash-attention-2")
     return replace(machine, compute=machine.compute.scaled(POWER ** (1 / 3)))
 
 
@@ -260,7 +264,7 @@ _MODELS = {"FLUX": "flux-1-dev", "HunyuanVideo": "hunyuan-video", "ConsisID": "c
 
 
 def _xdit(cells: Cells) -> PublishedStep:
-    """A denoising step: all layers forward, all parameters at each rank."""
+    """A denoising step: all layers forward, all parameters at each rank; FlashAttention-2, as yunchang calls it."""
     what = cells["what"]
     if "H20" in what:
         return _row("xDiT", cells, None, None, NO_H20)
@@ -276,6 +280,7 @@ def _xdit(cells: Cells) -> PublishedStep:
         layout=Layout(cp=gpus // split, zero=0),
         batch=int(cells["batch"]),
         passes="forward",
+        kernel="flash-attention-2",
     )
     return _row("xDiT", cells, step, float(cells["time_us"]) / 1e6)
 

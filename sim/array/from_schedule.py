@@ -148,7 +148,7 @@ def _issues(
 ) -> tuple[IntArray, Edges]:
     """What waits for hosts: an operation that takes until then for each time at which one has issued something."""
     nothing = np.zeros(0, dtype=np.int64)
-    issued = issue_times(schedule, derived, machine.runtime)
+    issued = issue_times(schedule, derived, machine.host)
     if issued is None:
         return nothing, Edges.of(nothing, nothing, ARRIVED, HOST)
     costs = [table.number(Cost(float(time_s), 0.0, 0.0, None, "")) for time_s in issued.times_s]

@@ -42,7 +42,7 @@ from tasp_lab.workload.kernel_shapes import KernelShape
 def are_alike(one: Machine, other: Machine) -> bool:
     """Whether a `RepeatedRun` on one machine gives the times of the other: only library and compute rates differ."""
     same = one.topology is other.topology or one.topology == other.topology
-    fixed = (one.contention, one.runtime, one.rank_speeds) == (other.contention, other.runtime, other.rank_speeds)
+    fixed = (one.contention, one.host, one.rank_speeds) == (other.contention, other.host, other.rank_speeds)
     return same and fixed and type(one.comm_library) is type(other.comm_library)
 
 
@@ -305,7 +305,7 @@ def _fixed(machine: Machine) -> tuple[object, ...]:
     """What machines have in common that differ in numbers, whatever the schedule."""
     library, topology = machine.comm_library, machine.topology
     links = topology.world_size, len(topology.links), len(topology.shared)
-    return links, machine.contention.slows, machine.runtime, machine.rank_speeds, type(library)
+    return links, machine.contention.slows, machine.host, machine.rank_speeds, type(library)
 
 
 _FIRST = 2**40

@@ -128,16 +128,16 @@ def _power_of_2(number: int) -> int:
 
 def _is_simple(schedule: Schedule, machine: Machine) -> bool:
     """Whether nothing at the first look forbids it."""
-    runtime, task = machine.runtime, schedule.task
+    host, task = machine.host, schedule.task
     return (
         task is not None
         and len(schedule.blocks.pools) == 1
         and schedule.initial_part is None
-        and runtime.is_instant
-        and runtime.overlaps
-        and runtime.batches == "step"
-        and not runtime.waits_for_sends
-        and task.passing not in runtime.separate
+        and host.is_instant
+        and host.overlaps
+        and host.batches == "step"
+        and not host.waits_for_sends
+        and task.passing not in host.separate
     )
 
 

@@ -57,7 +57,7 @@ def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Tim
     """
     schedule.check_routes(machine.topology)
     _check_fits(schedule, schedule.transfers)
-    derived = messages_under(schedule, machine.runtime)
+    derived = messages_under(schedule, machine.host)
     _check_fits(schedule, derived.first_call, len(derived.calls.step))
     with without_garbage_collection():
         timeline = _Run(schedule, machine, derived, explain).run()
@@ -118,7 +118,7 @@ class _Run:
         self._hosts = [Host(self._env) for _ in range(schedule.world_size)]
         self._gpus = [Gpu(self._env, machine.contention) for _ in self._hosts] if machine.contention.slows else []
         self._progress = Progress(self._env, derived)
-        self._issued = issue_times(schedule, derived, machine.runtime)
+        self._issued = issue_times(schedule, derived, machine.host)
         self._events: list[Event] = []
 
     def run(self) -> Timeline:

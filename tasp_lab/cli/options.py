@@ -125,6 +125,15 @@ ComputeOfStep = Annotated[
 KernelOfStep = Annotated[
     str | None, Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False)
 ]
+StackName = Annotated[
+    str | None,
+    Parameter(
+        group=LAYER,
+        help="Software that runs attention, such as torch, megatron or trl, or a .toml file: its kernel, the host "
+        "model of each schedule, and the schedules that it ships. Default: none, no host times.",
+        show_default=False,
+    ),
+]
 Contention = Annotated[
     Literal["on", "off"] | None,
     Parameter(

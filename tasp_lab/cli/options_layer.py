@@ -23,6 +23,7 @@ from tasp_lab.cli.options import (
     Overrides,
     RingChoice,
     SamplingChoice,
+    StackName,
     option,
     quantity,
     whole,
@@ -134,19 +135,11 @@ class LayerChoice:
         Parameter(
             group=LAYER,
             help="Kernel model, such as flash-attention-3; tasp-lab profile show lists those of a machine. Default: "
-            "that of the accelerator.",
+            "that of the stack, or else of PyTorch.",
             show_default=False,
         ),
     ] = None
-    runtime: Annotated[
-        str | None,
-        Parameter(
-            group=LAYER,
-            help="Host model of a library, such as ring-flash-attention-zigzag, yunchang or transformer-engine: adds "
-            "its launch overhead (predict and compare).",
-            show_default=False,
-        ),
-    ] = None
+    stack: StackName = None
     dataflow: Annotated[
         Dataflow,
         Parameter(
@@ -361,7 +354,7 @@ class PredictionChoice(QuestionChoice):
 
     def settings(self) -> dict[str, Any]:
         contention = None if self.contention is None else self.contention == "on"
-        return super().settings() | {"contention": contention, "runtime": self.layer.runtime} | self.sampling.given
+        return super().settings() | {"contention": contention, "stack": self.layer.stack} | self.sampling.given
 
 
 DEFAULT_QUESTION, DEFAULT_PREDICTION = QuestionChoice(), PredictionChoice()

@@ -24,13 +24,14 @@ from tasp_lab.core.errors import ProfileError, TopologyError
 from tasp_lab.core.records import data_names
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.constants import CONSTANTS, Kind
-from tasp_lab.machines.host_model.runtime import NO_PASSES, Passes
-from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, default_kernel, gpu_names, kernel_names
+from tasp_lab.machines.host import NO_PASSES, Passes
+from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing, constants_in
 from tasp_lab.machines.kernel_model.kernel import bound_s
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters, read_constants
+from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind
 
 COMPUTE_RATES: Mapping[str, Kind] = {name: spec.kind for name, spec in CONSTANTS.items() if spec.kind is not None}
@@ -118,7 +119,7 @@ PARTS = {
 
 
 MERGE = "merge"
-"""What passes of a runtime over partial results and gradients take."""
+"""What passes over partial results and gradients take beside the kernels."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +129,15 @@ class KernelCompute:
     Calls in fp8 are assumed to take as long as those in 16 bit (`tasp_lab.machines.compute.AS_16_BIT`).
 
     `speed` is 1, the scale of an emulated fabric, or the factor of an override; another kernel keeps it. `passes` are
-    those of a runtime beside each call, on the same stream; without a runtime there are none: ours merges where the
-    kernel writes its result.
+    those of a host model beside each call, on the same stream; without one there are none: ours merges where the
+    kernel writes its result. `by_stack` is whether the stack of the machine may choose another kernel by the layer.
     """
 
     kernel: AttentionKernel
     rest: Compute
     speed: float = 1.0
     passes: Passes = NO_PASSES
+    by_stack: bool = False
 
     def time_s(self, shape: KernelShape) -> Number:
         if _has_kernel(shape.dtype, shape.kind):
@@ -182,7 +184,7 @@ class KernelCompute:
         """All that distinguishes kernels, as plain values."""
         gpu, file = (msgspec.to_builtins(each) for each in (self.kernel.gpu, self.kernel.file))
         passes = {"passes": msgspec.to_builtins(self.passes)} if self.passes else {}
-        return {"gpu": gpu, "kernel": file, "speed": self.speed, **passes}
+        return {"gpu": gpu, "kernel": file, "speed": self.speed, "by_stack": self.by_stack, **passes}
 
 
 def passes_s(passes: Passes, gpu: Gpu, shape: KernelShape) -> float:
@@ -237,24 +239,25 @@ def _text(name: str, value: float) -> str:
 
 
 def compute_on(parameters: Parameters, accelerator: str) -> Compute:
-    """How ranks compute that have these parameters: by the default kernel of their accelerator, if it has kernels.
+    """How ranks compute that have these parameters: by the kernel that `DEFAULT_STACK` runs, if there are kernels.
 
     Rates for 16 bit that the machine states itself, unlike its accelerator, hold instead.
     """
     rates = compute_of(parameters.values())
-    if not _kernels_of(accelerator):
+    kernels = _kernels_of(accelerator)
+    if not kernels:
         return rates
     own = [each for each in parameters.values() if each not in accelerator_parameters(accelerator)]
     if any(COMPUTE_RATES.get(each.name, ("fp32",))[0] != "fp32" for each in own):
         return rates
-    return KernelCompute(attention_kernel(accelerator), rates)
+    return KernelCompute(attention_kernel(accelerator, kernels[0]), rates, by_stack=True)
 
 
 def kernels_on(accelerator: str) -> list[AttentionKernel]:
     """The kernels of an accelerator, the default one first; none of an unknown one.
 
     >>> kernels_on("h100")[0].name, kernels_on("gaudi2")
-    ('flash-attention-2', [])
+    ('cudnn', [])
     """
     return [attention_kernel(gpu_alias(accelerator), name) for name in _kernels_of(accelerator)]
 
@@ -263,7 +266,8 @@ def _kernels_of(accelerator: str) -> list[str]:
     """The names of `kernels_on`, whose files are not read."""
     gpu = gpu_alias(accelerator)
     names = kernel_names(gpu) if gpu in gpu_names() else []
-    return list(dict.fromkeys([default_kernel(gpu), *names])) if names else []
+    default = load_stack(DEFAULT_STACK).kernel(gpu)
+    return list(dict.fromkeys([*([] if default is None else [default.name]), *names]))
 
 
 def with_kernel(machine: Machine, name: str | None) -> Machine:
@@ -280,5 +284,7 @@ def with_kernel(machine: Machine, name: str | None) -> Machine:
             "or one whose file names its accelerator"
         )
     known = machine.compute
-    rest, speed = (known.rest, known.speed) if isinstance(known, KernelCompute) else (known, 1.0)
-    return replace(machine, compute=KernelCompute(attention_kernel(machine.accelerator, name), rest, speed))
+    kernel = attention_kernel(machine.accelerator, name)
+    if isinstance(known, KernelCompute):
+        return replace(machine, compute=replace(known, kernel=kernel, by_stack=False))
+    return replace(machine, compute=KernelCompute(kernel, known))

@@ -12,7 +12,7 @@ from tasp_lab.core.tables import brief
 from tasp_lab.core.units import Number
 from tasp_lab.machines.constants import Kind
 from tasp_lab.machines.contention import NONE, Contention
-from tasp_lab.machines.host_model.runtime import NO_RUNTIME, Runtime
+from tasp_lab.machines.host import INSTANT_HOST, HostModel
 from tasp_lab.machines.libraries.library import IDEAL as IDEAL
 from tasp_lab.machines.libraries.library import CommLibrary as CommLibrary
 from tasp_lab.machines.parameters import NO_PARAMETERS, Parameter, Parameters
@@ -126,7 +126,8 @@ class Machine:
     """A topology, its communication library, how fast its ranks compute, and its parameters with their sources.
 
     `accelerator` is the name of its GPUs or other accelerators, empty if they are unknown. `contention` is what
-    messages take from the kernel calls of a rank, and `runtime` what layers take on its host. `network` says whether
+    messages take from the kernel calls of a rank, and `host` what layers take on its host. `stack` is the name of the
+    software that runs layers (`tasp_lab.machines.stack`), empty if none is named. `network` says whether
     the network between and inside its nodes is documented, or that of a cloud. `system` builds topology and library
     from other numbers; None where they are fixed. `rank_speeds` are how many times as fast as `compute` each rank
     computes, empty if all ranks are equal. `changes` are lines about the numbers that overrides changed.
@@ -139,7 +140,8 @@ class Machine:
     parameters: Parameters = NO_PARAMETERS
     accelerator: str = ""
     contention: Contention = NONE
-    runtime: Runtime = NO_RUNTIME
+    host: HostModel = INSTANT_HOST
+    stack: str = ""
     network: NetworkKind = "documented"
     rank_speeds: tuple[Number, ...] = ()
     system: System | None = field(default=None, compare=False, repr=False)

@@ -1,6 +1,6 @@
 """The flags of a layout in libraries that train with it: Megatron-Core, NeMo (Megatron Bridge) and torchtitan.
 
-    for each in flags_of(step.plan, "causal", sequences=8):
+    for each in flags_of(step.plan, sequences=8):
         print(each.library, each.text)
 
 Facts about flags were read in the sources named by `VERSIONS`; what a library lacks is stated in the text.
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tasp_lab.planning.search import CONTEXT_LIBRARIES
-from tasp_lab.prediction.recommend import switches_of
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.training_step.layout import StepPlan
 
 MEGATRON, NEMO, TORCHTITAN = "Megatron-Core", "NeMo", "torchtitan"
@@ -27,6 +26,9 @@ VERSIONS = {
 """What was read, by library."""
 
 
+_STACKS = ("megatron", "torchtitan")
+
+
 class Flags(NamedTuple):
     """The flags of a library, and the version that was read."""
 
@@ -35,22 +37,20 @@ class Flags(NamedTuple):
     source: str
 
 
-def flags_of(plan: StepPlan, mask: str, sequences: int) -> list[Flags]:
+def flags_of(plan: StepPlan, sequences: int) -> list[Flags]:
     """The flags of each library.
 
     Parameters
     ----------
     plan : the layout, and the attention schedule of each context group.
-    mask : of the model.
     sequences : of a step, over all data-parallel groups.
     """
     layout, schedule = plan.layout, plan.schedule
     assert layout.cp is not None, "a plan has all degrees"
-    attention = {each.library: each.text for each in switches_of(schedule, mask, layout.cp)} if layout.cp > 1 else {}
-    context = attention.get(CONTEXT_LIBRARIES[0], "")
-    megatron = _megatron(plan, context, sequences)
-    missing = f"; it does not ship {schedule}" if layout.cp > 1 and not context else ""
-    titan_missing = "" if layout.cp == 1 or CONTEXT_LIBRARIES[1] in attention else f"; it does not ship {schedule}"
+    lacks = f"; it does not ship {schedule}"
+    context, titan = (load_stack(name).shipped(schedule, plan.layer, layout.cp, "both") for name in _STACKS)
+    megatron = _megatron(plan, context.text if context is not None and layout.cp > 1 else "", sequences)
+    missing, titan_missing = ("" if layout.cp == 1 or how else lacks for how in (context, titan))
     texts = {
         MEGATRON: " ".join(f"--{name} {value}".rstrip() for name, value in megatron) + missing,
         NEMO: _keywords(megatron) + missing,

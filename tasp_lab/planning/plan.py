@@ -42,6 +42,7 @@ from tasp_lab.prediction.inputs import (
     parse_compute,
     with_compute,
     with_contention,
+    with_stack,
 )
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
@@ -109,6 +110,7 @@ def plan(
     library: str = "auto",
     compute: ComputeLike | None = None,
     kernel: str | None = None,
+    stack: str | None = None,
     contention: bool | None = None,
     overrides: Sequence[str] = (),
     simulations: int | None = SIMULATIONS,
@@ -124,10 +126,10 @@ def plan(
     ----------
     machine, model : see `tasp_lab.prediction.predict_step.predict_step`.
     sequence, batch_tokens : positions of a sequence, and of a step over all sequences.
-    schedules : of attention, to choose from; by default those that Megatron-Core or PyTorch ships.
+    schedules : of attention, to choose from; by default those that the stack, or Megatron-Core or PyTorch ships.
     checkpointing : what is computed again; by default all choices are searched.
     logit_chunks, offload : see `tasp_lab.prediction.training_step.layout.Layout`.
-    matrix_dtype, matrix_rate, library, compute, kernel, contention, overrides : see `predict_step`.
+    matrix_dtype, matrix_rate, library, compute, kernel, stack, contention, overrides : see `predict_step`.
     simulations : the most layouts that are simulated; None for all that bounds do not exclude.
     every : whether layouts that bounds exclude are simulated, too.
     changes : whether to search again with more memory, faster NICs, another kernel and one node more.
@@ -153,7 +155,7 @@ def plan(
 
     def on(machine: MachineLike) -> Setting:
         found = chosen_machine(machine, library, compute, kernel, overrides, (), ())
-        found = with_contention(with_compute(found), contention)
+        found = with_stack(with_contention(with_compute(found), contention), stack)
         rate = parse_compute(matrix_rate)
         rates = step_rates(found, matrix_dtype, rate if isinstance(rate, float) else None)
         return Setting(found, rates, names, matrix_dtype, matrix_rate)
@@ -281,7 +283,7 @@ class Plan(Report):
         """The flags of the recommended layout in each library."""
         step = self.best
         sequences = self.batch_tokens // self.sequence
-        return flags_of(step.plan, self.model.mask, sequences)
+        return flags_of(step.plan, sequences)
 
     @cached_property
     def expected_regret(self) -> float:

@@ -22,11 +22,12 @@ from tasp_lab.core.errors import TaspLabError, first_line
 from tasp_lab.core.progress import CountCallback
 from tasp_lab.core.workers import in_order
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.planning.candidates import Bounds, Speeds, bounds_of
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import ComputeLike
 from tasp_lab.prediction.predict_step import context_machine, predict_step
-from tasp_lab.prediction.recommend import TIE, switches_of
+from tasp_lab.prediction.recommend import TIE
 from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
@@ -40,8 +41,8 @@ LAYERS = 4
 ROUND = 2
 """Layouts that are simulated before bounds are compared again."""
 
-CONTEXT_LIBRARIES = ("Megatron-LM with Transformer Engine", "PyTorch")
-"""Where Megatron-Core, NeMo and torchtitan have their context parallelism from."""
+CONTEXT_STACKS = ("megatron", "torch")
+"""Those that train with tensor and pipeline parallelism: NeMo has the context parallelism of Megatron-Core."""
 
 DEGREES = ("tp", "cp", "pp", "dp")
 
@@ -57,7 +58,7 @@ class Setting:
     ----------
     machine : with its kernel, contention and overrides.
     rates : what is no attention, and the memory of a GPU.
-    schedules : of attention, to choose from; those of `CONTEXT_LIBRARIES` if None.
+    schedules : of attention, to choose from; those of `CONTEXT_STACKS`, or of the stack of the machine, if None.
     matrix_dtype, matrix_rate : see `tasp_lab.prediction.predict_step.predict_step`.
     """
 
@@ -278,7 +279,8 @@ def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:
     if cp == 1 and layer.kind == "softmax":
         return ((ALONE if names is None else names[0], 0),)
     if names is None:
-        names = tuple(name for name in layer_names_on(cp, layer) if is_shipped(name, layer.mask, cp))
+        stacks = (setting.machine.stack,) if setting.machine.stack else CONTEXT_STACKS
+        names = tuple(name for name in layer_names_on(cp, layer) if is_shipped(name, layer, cp, stacks))
     try:
         part = context_machine(setting.machine, replace(plan.layout, pp=1, interleave=1, dp=None))
         ranking = compare(part, layer, names or None, passes="both")
@@ -291,13 +293,14 @@ def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:
     return tuple((each.schedule, int(each.buffer_bytes)) for each in (best.answer, *others))
 
 
-def is_shipped(name: str, mask: str, ranks: int) -> bool:
-    """Whether a library that trains with tensor and pipeline parallelism has an attention schedule.
+def is_shipped(name: str, layer: Workload, ranks: int, stacks: Sequence[str] = CONTEXT_STACKS) -> bool:
+    """Whether one of these stacks, by default those of tensor and pipeline parallelism, runs a schedule of a layer.
 
-    >>> is_shipped("usp:2x4", "causal", 8), is_shipped("tasp", "causal", 8)
+    >>> layer = Workload(8192, mask="causal")
+    >>> is_shipped("usp:2x4", layer, 8), is_shipped("tasp", layer, 8)
     (True, False)
     """
-    return any(each.library in CONTEXT_LIBRARIES for each in switches_of(name, mask, ranks))
+    return any(load_stack(each).shipped(name, layer, ranks, "both") is not None for each in stacks)
 
 
 def describe(plan: StepPlan) -> str:

@@ -726,10 +726,10 @@ class Built:
             recorded = detail or ("events" if few else "times")
             passes.append(PassAnswer(
                 candidate.machine, schedule, self.work, self.question.options, self.question.engine, recorded,
-                self.on.uncertainty_for(self.work), most, self.collective,
+                self.on.uncertainty_for(self.work, candidate.machine), most, self.collective,
                 progress=self._shares(schedule, candidate.machine, progress),
             ))  # fmt: skip
-        return Answer(self.question, self.on.machine_for(self.work), tuple(passes),
+        return Answer(self.question, candidate.machine, tuple(passes),
                       search_complete=candidate.search_complete, applying=_applying(self.question))  # fmt: skip
 
     def _shares(self, schedule: Schedule, machine: Machine, progress: ProgressCallback) -> ShareCallback:
@@ -786,7 +786,7 @@ def build(
 
             work = overridden_layer(work, question.overrides)
         question.options.check_layer(work)
-    machine = on.machine_for(work)
+    machine = on.machine_for(work, question.name, question.options.passes)
     if not isinstance(schedule, str):
         objects = schedule if isinstance(schedule, tuple) else (schedule,)
         asked: tuple[Pass, ...] = (question.options.passes,)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from tasp_lab.core.choices import AttentionKind
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_time
+from tasp_lab.machines.compute import KernelCompute
 from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.prediction.answer import PASS_NAMES, Answer
 from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
 from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,
     compute_constants,
+    host_constants,
     machine_constants,
     machine_inputs,
     overrides_inputs,
     plain,
     rings_inputs,
-    runtime_constants,
     schedules_inputs,
 )
 from tasp_lab.prediction.question import NO_SAMPLES, Question
@@ -29,6 +31,7 @@ from tasp_lab.schedules.collectives.kinds import describe
 from tasp_lab.schedules.registry import kind_of
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Work, Workload
 
 MIN_SHARE = 0.0005
@@ -52,14 +55,14 @@ def caption(work: Work, schedules: Sequence[str], topology: Topology, library: s
 
 
 def software(machine: Machine) -> str:
-    """The communication library and the runtime of a machine, as the end of a title.
+    """The communication library and the stack of a machine, as the end of a title.
 
     >>> from tasp_lab.machines.catalogue import load_machine
     >>> software(load_machine("h100-8")), software(load_machine("full-mesh:8"))
     (', nccl', '')
     """
     names = [machine.comm_library.name] if machine.comm_library.name != "ideal" else []
-    names += [f"runtime {machine.runtime.name}"] if not machine.runtime.is_instant else []
+    names += [f"stack {machine.stack}"] if machine.stack else []
     return "".join(f", {name}" for name in names)
 
 
@@ -180,7 +183,7 @@ def compute_of_passes(answers: Iterable[Answer]) -> dict[str, object] | None:
 def used_constants(machine: Machine, answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:
     """The constants of a machine, of its host and of the compute rates that answers of one work follow from."""
     of_machine = machine_constants(machine.parameters.values())
-    return of_machine + runtime_constants(machine.runtime) + layer_constants(answers)
+    return of_machine + host_constants(machine.host) + layer_constants(answers)
 
 
 def layer_constants(answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:
@@ -273,3 +276,47 @@ def _contention(timeline: Timeline) -> list[Part]:
         f"contention: {len(lost)} of {len(calls)} kernel calls lose {format_time(sum(lost) / len(lost))} on average to "
         f"messages in flight, {sum(lost) / took_s:.1%} of the time of all calls"
     ]
+
+
+LIBRARY_VERSIONS = {"nccl": "NCCL 2.29", "rccl": "RCCL 2.27"}
+"""Whose constants ``tasp_lab/machines/libraries/constants`` has, by name of the library."""
+
+
+_PASSES: tuple[Passing, ...] = ("forward", "backward")
+
+
+def software_of(answer: Answer) -> list[str]:
+    """The line about the software of an answer; none of a collective."""
+    if not answer.computes:
+        return []
+    line = software_line(answer.passes[0].machine, answer.layer, answer.rates)
+    return [line] if line else []
+
+
+def software_line(machine: Machine, layer: Workload, passes: Collection[str]) -> str:
+    """What runs a layer: its kernel, which library runs it, and what was measured; empty where no kernel is known.
+
+    >>> from tasp_lab.machines.catalogue import load_machine
+    >>> software_line(load_machine("h100-8"), Workload(8192), ["forward"])
+    'Software: cudnn, measured on h100, which PyTorch 2.13.0 runs; NCCL 2.29; no host times.'
+    """
+    compute = machine.compute
+    if not isinstance(compute, KernelCompute) or layer.kind == "linear":
+        return ""
+    asked: list[Passing] = [each for each in _PASSES if each in passes]
+    assumed = {each: compute.rate(layer.dtype, each, "softmax", layer.head_dim).assumed for each in asked}
+    gpu = machine.accelerator
+    known = {True: f"assumed on {gpu}", False: f"measured on {gpu}"}
+    found = [known[each] for each in dict.fromkeys(assumed.values())]
+    if len(found) > 1:
+        found = [f"{passing} {known[each]}" for passing, each in assumed.items()]
+    stack = load_stack(machine.stack or DEFAULT_STACK)
+    runs, version = ", as named", f"{stack.library} {stack.version.split(' (')[0]}"
+    if compute.by_stack:
+        is_assumed = any(rule.source.startswith("assum") for rule in stack.rules(gpu, layer))
+        runs = f", in place of what {version} runs" if is_assumed else f", which {version} runs"
+    library = LIBRARY_VERSIONS.get(machine.comm_library.name, machine.comm_library.name)
+    sources = [source for _, source in machine.host.sources]
+    hosts = "assumed" if all(each.startswith("assum") for each in sources) else "partly measured"
+    host = f"host times {hosts}" if sources else "no host times"
+    return f"Software: {compute.kernel.name}, {', '.join(found)}{runs}; {library}; {host}."

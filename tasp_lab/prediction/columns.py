@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
+from tasp_lab.machines.stack import shipping
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.paired import setting_of
 
@@ -116,6 +117,24 @@ def _share_of_bound(answer: Answer, _: Answer | None) -> str:
     return f"{ratio(answer.bound_s, answer.time_s):.1%}"
 
 
+def _shipped_by(answer: Answer) -> list[str]:
+    """The stacks that ship the schedule of an answer for its layer; none for one that was built elsewhere."""
+    if not isinstance(answer.question.schedule, str):
+        return []
+    accelerator = "" if answer.machine is None else answer.machine.accelerator
+    found = shipping(answer.schedule, answer.layer, answer.world_size, answer.options.passes, accelerator)
+    return [stack.name for stack, _ in found]
+
+
+MOST_NAMED = 3
+"""Stacks that a table names; of more, how many there are besides."""
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" +{len(names) - MOST_NAMED}" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more or "-"
+
+
 def _is_hybrid(answer: Answer) -> bool:
     return answer.computes and answer.layer.kind == "hybrid"
 
@@ -209,6 +228,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
            cell=lambda a, _: _error_text(a)),
     Column("", "of a tuned schedule", title="options", tables=RANKING, cell=lambda a, _: a.options.arguments,
            when=lambda a: a.untuned_s is not None),
+    Column("shipped_by", "the [stacks](stacks.md) that ship it for this layer", lambda a: _shipped_by(a), RANKING,
+           title="shipped by", cell=lambda a, _: "" if a.machine and a.machine.stack else _few(_shipped_by(a))),
 )  # fmt: skip
 
 
@@ -346,7 +367,8 @@ def table_of(
             titles.append(column.title)
             for row, cell in zip(rows, cells, strict=True):
                 row.append(cell)
-    texts = [position for position, name in enumerate(titles) if name in ("schedule", "pass", "options", "bottleneck")]
+    of_texts = ("schedule", "pass", "options", "bottleneck", "shipped by")
+    texts = [position for position, name in enumerate(titles) if name in of_texts]
     known = {name: place for place, name in enumerate(FIRST)}
     order = sorted(range(len(titles)), key=lambda place: (known.get(titles[place], len(known)), place))
     return Table(title, titles, rows, texts, order)

@@ -18,7 +18,7 @@ from multiprocessing.sharedctypes import RawValue
 from typing import Any, TypeVar, Unpack, overload
 
 from sim.simulate import Engine
-from tasp_lab.core.choices import AttentionKind, Preference
+from tasp_lab.core.choices import AttentionKind, Pass, Preference
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
@@ -27,6 +27,7 @@ from tasp_lab.core.units import format_size_about
 from tasp_lab.core.workers import deal
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.answer import Answer, answer, build, refusal
 from tasp_lab.prediction.captions import (
     assumptions,
@@ -34,6 +35,7 @@ from tasp_lab.prediction.captions import (
     provenance_of,
     ranks_text,
     software,
+    software_of,
     title_of,
 )
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of
@@ -161,6 +163,13 @@ def compare(
     alone = _names_alone(work, world_size) if schedules is None else {}
     chosen: Sequence[AnySchedule]
     chosen = layer_names_on(world_size, work, variants=tune) if schedules is None else as_schedules(schedules)
+    left_out = 0
+    if schedules is None and machine.stack:
+        every, chosen = chosen, _shipped(machine.stack, names_in(chosen), work, world_size, options.passes)
+        alone = {
+            kind: _shipped(machine.stack, names, work, world_size, options.passes) for kind, names in alone.items()
+        }
+        left_out = len(every) - len(chosen)
     check_schedules(chosen, work, options.passes)
     _find_rings(on, asked.rings, [*names_in(chosen), *chain(*alone.values())], progress)
     count = count or count_lines(progress)
@@ -199,7 +208,17 @@ def compare(
                         jobs=jobs, progress=progress, count=count, **(settings | {"overrides": overrides}))  # fmt: skip
         others.append(Versus.of(change_name(change), recommendation, found.recommendation, found.candidates[0].reason))
     return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation,
-                   versus=tuple(others), settled=tuple(settled))  # fmt: skip
+                   versus=tuple(others), settled=tuple(settled), left_out=left_out)  # fmt: skip
+
+
+def _shipped(stack: str, names: Sequence[str], work: Workload, ranks: int, passes: Pass) -> list[str]:
+    """The schedules that a stack runs for a layer. Raises `ScheduleError` if there are none."""
+    reasons = {name: load_stack(stack).refusal(name, work, ranks, passes) for name in names}
+    found = [name for name, why in reasons.items() if not why]
+    if not found:
+        limited = next((why for why in reasons.values() if "does not ship" not in why), "")
+        raise ScheduleError(limited or f"the stack {stack} ships no schedule of this layer")
+    return found
 
 
 def _screened(
@@ -377,11 +396,11 @@ def _choice(
 class Ranking(Report):
     """All answers, the fastest first; then those that do not fit into a GPU, and those that do not apply last.
 
-    `settled` are those that a bound settled (see `compare`), the least bound first. `question` is what was asked of
-    each schedule. Of a hybrid `choice` says which stacks are compared, None if they were given. `recommendation` is
-    None if no schedule applies; `versus` are the changes that it is compared with. `fabric` are the comparisons of the
-    schedules that were run, one for each set of options. `is_reporter` is False on the ranks of a torchrun group that
-    leave the output to rank 0.
+    `settled` are those that a bound settled (see `compare`), the least bound first, and `left_out` is how many the
+    stack does not run. `question` is what was asked of each schedule. Of a hybrid `choice` says which stacks of layers
+    are compared, None if they were given. `recommendation` is None if no schedule applies; `versus` are the changes
+    that it is compared with. `fabric` are the comparisons of the schedules that were run, one for each set of options.
+    `is_reporter` is False on the ranks of a torchrun group that leave the output to rank 0.
     """
 
     question: Question
@@ -394,6 +413,7 @@ class Ranking(Report):
     recommendation: Recommendation | None = None
     versus: tuple[Versus, ...] = ()
     settled: tuple[Answer, ...] = ()
+    left_out: int = 0
 
     @property
     def kind(self) -> AttentionKind:
@@ -424,7 +444,7 @@ class Ranking(Report):
         return {
             "computes": COMPUTES[self.kind],
             "library": self.machine.comm_library.name,
-            "runtime": self.machine.runtime.name,
+            "stack": self.machine.stack or None,
             "changes": list(self.machine.changes),
             **({} if self.recommendation is None else self.recommendation.to_dict()),
             **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
@@ -444,7 +464,7 @@ class Ranking(Report):
         found: list[Part] = []
         first = self.best
         found += [self._none_fits] if self._none_fits else []
-        found += self.recommendation.lines() if self.recommendation is not None else []
+        found += self._decision
         found += [versus_table(self.versus)] if self.versus else []
         if first.applies:
             title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
@@ -452,6 +472,7 @@ class Ranking(Report):
             found.append(table_of(title, "ranking", rows, lambda _: self.single_ring))
             found += [self._too_large] if self._too_large else []
             found += [self._settled_line] if self.settled else []
+            found += [self._left_out_line] if self.left_out else []
             found += self.machine.changes
             found += [] if self.choice is None else [str(self.choice)]
             found += assumptions(first)
@@ -460,6 +481,14 @@ class Ranking(Report):
         if refused:
             found.append(refused_table(refused))
         return found
+
+    @property
+    def _decision(self) -> list[str]:
+        """The recommendation; the software it is for follows the first two lines, what to use and how sure that is."""
+        if self.recommendation is None:
+            return []
+        lines = self.recommendation.lines()
+        return [*lines[:2], *software_of(self.recommendation.answer), *lines[2:]]
 
     @property
     def _none_fits(self) -> str:
@@ -483,6 +512,11 @@ class Ranking(Report):
         times, count = self.settled[0].rank_s / float(self.best.time_s), len(self.settled)
         rows = "the last row" if count == 1 else f"the last {count} rows"
         return f"not simulated, as bounds are at least {times:.2f} times the time of {self.best.schedule}: {rows}"
+
+    @property
+    def _left_out_line(self) -> str:
+        """How many schedules the stack does not run."""
+        return f"left out, as {self.machine.stack} does not run them for this layer: {self.left_out} schedules"
 
 
 @dataclass(frozen=True, repr=False)

@@ -34,8 +34,9 @@ from tasp_lab.core.units import parse_flops_per_s, parse_size_bytes
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute, with_kernel
 from tasp_lab.machines.contention import NONE
-from tasp_lab.machines.host_model.runtime import Runtime, load_runtime, runtime_names
+from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -96,7 +97,7 @@ _TYPES: Mapping[str, ArgumentType] = {
     "explain": BOOL,
     "events": MAYBE_BOOL,
     "tune": BOOL,
-    "runtime": ArgumentType((Runtime, str, NONE_TYPE), "the name of a runtime", ProfileError),
+    "stack": ArgumentType((str, NONE_TYPE), "the name of a stack", ProfileError),
     "measure": WHOLE,
     "repeats": WHOLE,
     "scale": ArgumentType((Real, NONE_TYPE), "a number"),
@@ -173,14 +174,15 @@ class QuestionKeywords(RunKeywords, total=False):
     library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
     contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
         the machine has constants of it.
-    runtime : what the library that runs a layer takes on the host, a name of `tasp_lab.machines.host_model.runtime`.
+    stack : the software that runs a layer, a name of `tasp_lab.machines.stack`: its kernels, and the host model of each
+        schedule. What it does not ship is refused, and `compare` leaves it out.
     samples, seed : of the constants, from which intervals are made, see `tasp_lab.prediction.uncertainty`; 0 samples
         for none.
     """
 
     library: str
     contention: bool | None
-    runtime: str | Runtime | None
+    stack: str | None
     samples: int
     seed: int
 
@@ -316,22 +318,46 @@ def with_contention(machine: Machine, contention: bool | None) -> Machine:
     return replace(machine, contention=NONE) if contention is False else machine
 
 
-def with_runtime(machine: Machine, runtime: str | Runtime | None) -> Machine:
-    """The machine with a runtime, by name or as it is, if any.
+def with_stack(machine: Machine, stack: str | None) -> Machine:
+    """The machine with a stack by name, if one is named. Raises `ProfileError` for an unknown one.
 
-    Raises `ProfileError` for an unknown name, and for what is neither a name nor a `Runtime`.
-
-    Ranks that compute at a rate have no memory bandwidth, so passes of the runtime take time beside kernels only.
+    Its kernel is that of the stack unless one was named or the machine states rates of its own.
     """
-    if runtime is None:
-        return machine
-    if not isinstance(runtime, str | Runtime):
-        raise ProfileError(f"runtime {runtime!r}: expected a name, one of {', '.join(runtime_names())}")
-    found = load_runtime(runtime) if isinstance(runtime, str) else runtime
+    return machine if stack is None else replace(machine, stack=load_stack(stack).name)
+
+
+def run_by_stack(
+    machine: Machine, layer: Workload, schedule: str = "", passes: Pass = "forward", ranks: int | None = None
+) -> Machine:
+    """The machine as its stack runs a schedule of a layer: with the kernel, and with the host model of the schedule.
+
+    Without a schedule it has the kernel alone, and without a stack that of `DEFAULT_STACK`. `ranks` share the sequence,
+    by default all. Raises `ScheduleError` where the stack does not run the schedule, and `ProfileError` where none of
+    its kernels is known.
+    """
+    stack, compute = load_stack(machine.stack or DEFAULT_STACK), machine.compute
+    schedule = schedule if machine.stack else ""
+    if schedule and (why := stack.refusal(schedule, layer, ranks or machine.topology.world_size, passes)):
+        raise ScheduleError(why)
+    if isinstance(compute, KernelCompute) and compute.by_stack:
+        kernel = stack.kernel(machine.accelerator, layer)
+        if kernel is None and machine.stack:
+            where = f"no kernel on {machine.accelerator} is known for {layer.mask} masks and heads of {layer.head_dim}"
+            raise ProfileError(f"stack {machine.stack!r}: {where}, expected a kernel by name beside it")
+        if kernel is not None and kernel != compute.kernel:
+            machine = replace(machine, compute=replace(compute, kernel=kernel))
+    return with_host(machine, stack.host(schedule)) if schedule else machine
+
+
+def with_host(machine: Machine, host: HostModel) -> Machine:
+    """The machine with a host model.
+
+    Ranks that compute at a rate have no memory bandwidth, so passes of the host model take time beside kernels only.
+    """
     compute = machine.compute
-    compute = replace(compute, passes=found.passes) if isinstance(compute, KernelCompute) else compute
-    machine = with_pairs(machine) if found.communicators == "pairs" else machine
-    return replace(machine, runtime=found, compute=compute)
+    compute = replace(compute, passes=host.passes) if isinstance(compute, KernelCompute) else compute
+    machine = with_pairs(machine) if host.communicators == "pairs" else machine
+    return replace(machine, host=host, compute=compute)
 
 
 def with_pairs(machine: Machine) -> Machine:

@@ -24,6 +24,7 @@ from tasp_lab.prediction.captions import (
     provenance_of,
     ranks_text,
     software,
+    software_of,
     title_of,
     whole,
 )
@@ -121,7 +122,7 @@ def _check_layer_only(question: Question) -> None:
     """Raise `QuantityError` for a collective with settings of layers."""
     if isinstance(question.work, Workload):
         return
-    for name in ("compute", "kernel", "contention", "runtime"):
+    for name in ("compute", "kernel", "contention", "stack"):
         if getattr(question, name) is not None:
             raise QuantityError(f"{name}: applies to attention layers only, not to collectives")
 
@@ -179,7 +180,7 @@ class Predictions(Report, Sequence[Answer]):
     def to_dict(self) -> dict[str, object]:
         return {
             "library": self.library,
-            "runtime": self.machine.runtime.name,
+            "stack": self.machine.stack or None,
             "changes": list(self.machine.changes),
             "compute": compute_of_passes(self),
             "predictions": [*map(self._fields, self.items), *map(self._refused_fields, self.refused)],
@@ -234,7 +235,7 @@ class Predictions(Report, Sequence[Answer]):
         first = {each.compared_by: each for each in reversed(self.items)}
         title = title_of(shown, f"{shown.topology}, {ranks_text(shown)}{software(self.machine)}")
         table = table_of(title, view_of(shown), self.items, lambda each: first[each.compared_by], self.explain)
-        parts: list[Part] = [table, *self.machine.changes, *assumptions(shown)]
+        parts: list[Part] = [*software_of(shown), table, *self.machine.changes, *assumptions(shown)]
         parts += [interval_line(shown.interval)] if shown.interval is not None else []
         parts += dict.fromkeys(line for each in self.items if (line := self._cliff(each)))
         if self.explain:

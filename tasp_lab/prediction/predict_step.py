@@ -25,9 +25,11 @@ from tasp_lab.prediction.inputs import (
     check_arguments,
     chosen_machine,
     parse_compute,
+    run_by_stack,
     with_assumptions,
     with_compute,
     with_contention,
+    with_stack,
 )
 from tasp_lab.prediction.provenance import (
     Provenance,
@@ -104,6 +106,7 @@ def predict_step(
     library: str = "auto",
     compute: ComputeLike | None = None,
     kernel: str | None = None,
+    stack: str | None = None,
     contention: bool | None = None,
     overrides: Sequence[str] = (),
     layers: int = MOST_LAYERS,
@@ -129,7 +132,7 @@ def predict_step(
     rates : of all that is no attention, such as those measured on your GPU, instead of `matrix_rate` and the rates of
         the accelerator.
     options : of the schedule, besides the passes.
-    library, compute, kernel, contention : see `tasp_lab.prediction.predict.predict`.
+    library, compute, kernel, stack, contention : see `tasp_lab.prediction.predict.predict`.
     overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; the layer is the
         model's.
     layers : the most layers of a run of equal ones that are simulated; the others take as long as the last of them.
@@ -153,13 +156,14 @@ def predict_step(
         check_names([schedule], model.layer(sequence, batch))
     _check_overrides(overrides)
     machine = chosen_machine(machine, library, compute, kernel, overrides, (), ())
-    machine = with_contention(with_compute(machine), contention)
+    machine = with_stack(with_contention(with_compute(machine), contention), stack)
     layout = layout.on(machine.topology.world_size)
     plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype)
 
     def step_of(name: str) -> StepPrediction:
         own = replace(plan, schedule=name)
-        on = with_assumptions(machine, own.layer) if compute is None else machine
+        on = run_by_stack(machine, own.layer, name, passes, layout.cp)
+        on = with_assumptions(on, own.layer) if compute is None else on
         beside = rates or step_rates(on, matrix_dtype, _rate(matrix_rate))
         step = _Step(replace(on, compute=StepCompute(on.compute, beside)), own, beside, layers, progress)
         return StepPrediction(

@@ -17,16 +17,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.core.version import VERSION
 from tasp_lab.machines.compute import COMPUTE_RATES, KernelCompute
-from tasp_lab.machines.host_model.runtime import Runtime
+from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.machine import Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.parameters import Parameter
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.files import content_name
@@ -153,8 +156,8 @@ def machine_inputs(machine: Machine, *, compute: bool) -> dict[str, object]:
         return found
     if machine.contention.slows:
         found["contention"] = plain(machine.contention)
-    if not machine.runtime.is_instant:
-        found["runtime"] = plain(machine.runtime)
+    if not machine.host.is_instant:
+        found["host"] = plain(machine.host)
     if machine.rank_speeds:
         found["rank_speeds"] = plain(machine.rank_speeds)
     return found | {"compute": _rates(machine.compute)}
@@ -167,12 +170,30 @@ def machine_content(machine: Machine) -> dict[str, object]:
     """
     from tasp_lab.prediction.training_step.rates import step_rates  # only questions that are stored need it
 
-    return machine_inputs(machine, compute=True) | {
-        "constants": [[each.name, each.value, each.at, each.low, each.high] for each in machine.parameters.values()],
-        "accelerator": machine.accelerator,
-        "network": machine.network,
-        "capacity_bytes": plain(step_rates(machine).capacity_bytes),
-    }
+    stack = {"stack": _numbers_of(msgspec.to_builtins(load_stack(machine.stack)))} if machine.stack else {}
+    return (
+        machine_inputs(machine, compute=True)
+        | stack
+        | {
+            "constants": [
+                [each.name, each.value, each.at, each.low, each.high] for each in machine.parameters.values()
+            ],
+            "accelerator": machine.accelerator,
+            "network": machine.network,
+            "capacity_bytes": plain(step_rates(machine).capacity_bytes),
+        }
+    )
+
+
+_TEXTS = {"summary", "library", "version", "source", "host_source", "text", "communication", "memory", "name"}
+"""What a stack has for people."""
+
+
+def _numbers_of(stack: Any) -> Any:
+    """What predictions follow from in a stack, or in a part of it."""
+    if isinstance(stack, dict):
+        return {key: _numbers_of(value) for key, value in stack.items() if key not in _TEXTS}
+    return [_numbers_of(each) for each in stack] if isinstance(stack, list | tuple) else stack
 
 
 def _rates(compute: Compute) -> object:
@@ -235,16 +256,16 @@ def machine_constants(constants: Iterable[Parameter], prefix: str = "") -> tuple
     )
 
 
-def runtime_constants(runtime: Runtime) -> tuple[UsedConstant, ...]:
-    """The constants of a runtime."""
+def host_constants(host: HostModel) -> tuple[UsedConstant, ...]:
+    """The constants of a host model."""
     of_host = [
-        UsedConstant(f"{runtime.name} {field}", format_time(getattr(runtime, field)), source)
-        for field, source in runtime.sources
+        UsedConstant(f"{host.name} {field}", format_time(getattr(host, field)), source)
+        for field, source in host.sources
     ]
-    passes = runtime.passes
+    passes = host.passes
     moved = {each.name: getattr(passes, each.name) for each in fields(passes) if each.name.endswith("_bytes")}
     of_passes = [
-        UsedConstant(f"{runtime.name} {name}", f"{size:g} B per element", passes.source)
+        UsedConstant(f"{host.name} {name}", f"{size:g} B per element", passes.source)
         for name, size in moved.items()
         if size
     ]

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
-from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
+from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET, Pass
 from tasp_lab.core.errors import NoDecompositionError, TaspLabError
 from tasp_lab.core.files import file_sha256
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.version import MODEL_VERSION
-from tasp_lab.machines.host_model.runtime import Runtime
+from tasp_lab.machines.compute import KernelCompute
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.inputs import (
@@ -39,10 +39,11 @@ from tasp_lab.prediction.inputs import (
     as_options,
     as_work,
     chosen_machine,
+    run_by_stack,
     with_assumptions,
     with_compute,
     with_contention,
-    with_runtime,
+    with_stack,
 )
 from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs, sha256
 from tasp_lab.prediction.uncertainty import Uncertainty
@@ -125,7 +126,7 @@ class Question:
         for this machine and work, or one for each requested pass.
     work : a layer, or the bytes per rank of a collective.
     options : of the schedule; its passes among them.
-    library, kernel, runtime, contention, compute, without_links, links : see
+    library, kernel, stack, contention, compute, without_links, links : see
         `tasp_lab.prediction.inputs.QuestionKeywords`.
     overrides : texts such as ``nic.bandwidth=x2``, applied in order, see `tasp_lab.machines.overrides`.
     sampling : of the constants, for the interval; no samples for an interval of residuals alone, None for no interval.
@@ -140,7 +141,7 @@ class Question:
     options: AttentionOptions = DEFAULT_OPTIONS
     library: str = "auto"
     kernel: str | None = None
-    runtime: str | Runtime | None = None
+    stack: str | None = None
     contention: bool | None = None
     overrides: tuple[str, ...] = ()
     sampling: Sampling | None = NO_SAMPLES
@@ -177,7 +178,7 @@ class Question:
             "schedule": content_name(self.schedule) if isinstance(self.schedule, str) else _digest(self.schedule),
             "library": self.library,
             "kernel": self.kernel,
-            "runtime": self.runtime.name if isinstance(self.runtime, Runtime) else self.runtime,
+            "stack": self.stack,
             "contention": self.contention,
         }
         if isinstance(self.work, Workload):
@@ -273,7 +274,7 @@ class PreparedMachine:
     ) -> None:
         self.machine, self.sampling, self._rings, self._assumes = machine, sampling, rings, assumes
         self._found: Sequence[Decomposition] | NoDecompositionError | None = None
-        self._uncertainties: dict[str, Uncertainty] = {}
+        self._uncertainties: dict[object, Uncertainty] = {}
 
     def rings(self, progress: ProgressCallback = no_progress) -> Sequence[Decomposition]:
         """The rings that may be fastest. Raises `NoDecompositionError`; the search runs once in either case."""
@@ -304,32 +305,41 @@ class PreparedMachine:
         """The hash of all of this machine that answers follow from."""
         return sha256(machine_content(self.machine))
 
-    def machine_for(self, work: Work) -> Machine:
-        """The machine with the assumptions for this work."""
-        return with_assumptions(self.machine, work) if self._assumes and isinstance(work, Workload) else self.machine
+    def machine_for(self, work: Work, schedule: str = "", passes: Pass = "forward") -> Machine:
+        """The machine with the assumptions for this work, as its stack runs this schedule of it.
 
-    def uncertainty_for(self, work: Work) -> Uncertainty | None:
-        """What makes the intervals of times of this work; None where none are asked for."""
+        Raises `ScheduleError` for a schedule that the stack does not run.
+        """
+        if not isinstance(work, Workload):
+            return self.machine
+        machine = run_by_stack(self.machine, work, schedule, passes)
+        return with_assumptions(machine, work) if self._assumes else machine
+
+    def uncertainty_for(self, work: Work, machine: Machine | None = None) -> Uncertainty | None:
+        """What makes the intervals of times of this work on `machine_for` it; None where none are asked for."""
         if self.sampling is None:
             return None
+        machine = machine or self.machine_for(work)
         # Machines for different kinds of layers differ in what is assumed, and so in what is sampled.
         kind = f"{work.kind}{'L' in work.layers}" if isinstance(work, Workload) else ""
-        if kind not in self._uncertainties:
-            self._uncertainties[kind] = Uncertainty(self.machine_for(work), self.sampling)
-        return self._uncertainties[kind]
+        kernel = machine.compute.kernel if isinstance(machine.compute, KernelCompute) else None
+        key = kind, machine.host.name, kernel
+        if key not in self._uncertainties:
+            self._uncertainties[key] = Uncertainty(machine, self.sampling)
+        return self._uncertainties[key]
 
 
 def machine_of(question: Question) -> Machine:
     """The machine of a question with all that it changes. Raises `TaspLabError`."""
     machine = chosen_machine(question.machine, question.library, question.compute, question.kernel, question.overrides,
                              question.without_links, question.links)  # fmt: skip
-    return with_runtime(with_contention(with_compute(machine), question.contention), question.runtime)
+    return with_stack(with_contention(with_compute(machine), question.contention), question.stack)
 
 
 def with_machine(question: Question, machine: Machine) -> Question:
     """The question on a machine that has all the changes of the question already; overrides of the layer, too."""
     return replace(
-        question, machine=machine, library="auto", kernel=None, runtime=None, contention=None, overrides=(),
+        question, machine=machine, library="auto", kernel=None, stack=None, contention=None, overrides=(),
         without_links=(), links=(),
     )  # fmt: skip
 
@@ -340,13 +350,13 @@ def prepared(question: Question) -> PreparedMachine:
         return prepare(question)
     # Questions that differ in their schedules and layers have the same machine.
     alike = replace(question, schedule="", work=0, options=DEFAULT_OPTIONS, engine="auto", labels=())
-    files = file_sha256(question.machine), file_sha256(question.kernel)
+    files = file_sha256(question.machine), file_sha256(question.kernel), file_sha256(question.stack)
     return _prepared(alike, files)
 
 
 @lru_cache(maxsize=64)
-def _prepared(question: Question, files: tuple[str, str]) -> PreparedMachine:
-    """`files` are the hashes of the files that machine and kernel name: an edited file is another machine."""
+def _prepared(question: Question, files: tuple[str, ...]) -> PreparedMachine:
+    """`files` are the hashes of the files that machine, kernel and stack name: an edited file is another machine."""
     return prepare(question)
 
 

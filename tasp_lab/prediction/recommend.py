@@ -18,14 +18,11 @@ recommendation names what to measure::
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from importlib.resources import files
+from functools import cached_property
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from sim.host import busy_s
@@ -37,6 +34,7 @@ from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.stack import OWN_STACK, Shipped, Stack, shipping
 from tasp_lab.prediction.answer import Answer, answer
 from tasp_lab.prediction.inputs import with_pairs
 from tasp_lab.prediction.interval import DECIDED
@@ -65,60 +63,6 @@ SHORTER = (1 / 16, 1 / 4)
 
 OTHER_KERNEL = 0.2
 """Another kernel of the GPU is named if it changes the time of the recommendation by more than this."""
-
-
-class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a library runs a schedule.
-
-    Attributes
-    ----------
-    schedules : a regular expression that matches the whole name of a schedule.
-    library, version : the library, and the version whose code or documents were read.
-    text : the flags or calls; groups of the expression and {ranks} fill it.
-    source : where that stands.
-    masks : the masks that it is for; all if empty.
-    """
-
-    schedules: str
-    library: str
-    version: str
-    text: str
-    source: str
-    masks: tuple[str, ...] = ()
-
-    def filled(self, name: str, mask: str, ranks: int) -> Switch | None:
-        """The switch of a schedule; None if it is not for it."""
-        match = re.fullmatch(self.schedules, name)
-        if match is None or (self.masks and mask not in self.masks):
-            return None
-        groups = {group: value or "" for group, value in match.groupdict().items()}
-        return msgspec.structs.replace(self, text=self.text.format(ranks=ranks, **groups))
-
-    def to_dict(self) -> dict[str, str]:
-        """The object of ``--json``."""
-        return {"library": self.library, "version": self.version, "text": self.text, "source": self.source}
-
-
-class _Switches(msgspec.Struct, frozen=True):
-    switches: tuple[Switch, ...]
-
-
-@cache
-def _switches() -> tuple[Switch, ...]:
-    data = (files("tasp_lab.prediction") / "switches.toml").read_bytes()
-    return msgspec.toml.decode(data, type=_Switches).switches
-
-
-def switches_of(name: str, mask: str, ranks: int) -> list[Switch]:
-    """What switches a schedule on in libraries that ship it; empty if none does.
-
-    >>> [each.text for each in switches_of("usp:8x4", "causal", 32)][0].split(" --")[1:]
-    ['cp-comm-type a2a+p2p', 'hierarchical-context-parallel-sizes 8 4']
-    >>> switches_of("tasp", "causal", 8)
-    []
-    """
-    filled = (each.filled(name, mask, ranks) for each in _switches())
-    return [each for each in filled if each is not None]
 
 
 class CostsOf(NamedTuple):
@@ -198,7 +142,7 @@ class Recommendation:
 
         def costs_of(number: int) -> CostsOf:
             one = self.answers[number]
-            shipped = bool(self.switches_of(one))
+            shipped = bool(self.shipped(one))
             return CostsOf(one.buffer_bytes, one.link_bytes, shipped, float(one.time_s), one.schedule)
 
         return choose(self.expected_regrets, costs_of, self.prefer)
@@ -233,11 +177,13 @@ class Recommendation:
         """The answers whose predicted time is within `NEAR` of the shortest."""
         return [each for each in self.answers if each.time_s <= (1 + NEAR) * self.answers[0].time_s]
 
-    def switches_of(self, answer: Answer) -> list[Switch]:
-        """What switches the schedule of an answer on in libraries that ship it."""
+    def shipped(self, answer: Answer) -> list[tuple[Stack, Shipped]]:
+        """The stacks that ship the schedule of an answer, and how each turns it on; of a named stack that one alone."""
         if not isinstance(answer.question.schedule, str):
             return []
-        return switches_of(answer.schedule, answer.layer.mask, answer.world_size)
+        machine = answer.passes[0].machine
+        found = shipping(answer.schedule, answer.layer, answer.world_size, answer.options.passes, machine.accelerator)
+        return [(stack, how) for stack, how in found if machine.stack in ("", stack.name)]
 
     # Robustness.
 
@@ -405,10 +351,11 @@ class Recommendation:
             took = format_time(float(self.answer.time_s))
             found.append(f"With --kernel {name} it would take {format_time(time_s)} instead of {took}.")
         found += [] if self.tuned_ring is None else [self.tuned_ring.line]
-        switches = self.switches_of(self.answer)
-        found += [f"{each.library}: {each.text}" for each in switches]
-        if isinstance(self.answer.question.schedule, str):
-            ships = "" if switches else "No library that is known here ships it. "
+        shipped = self.shipped(self.answer)
+        found += [f"{stack.library}: {how.text}" for stack, how in shipped]
+        asked = self.answer.passes[0].machine.stack
+        if isinstance(self.answer.question.schedule, str) and asked in ("", OWN_STACK):
+            ships = "" if shipped or asked else "No library that is known here ships it. "
             found.append(f'{ships}tasp-lab: runtime.attention(q, k, v, schedule="{self.schedule}")')
         return found
 
@@ -452,7 +399,11 @@ class Recommendation:
             "tuned_ring": None if self.tuned_ring is None else self.tuned_ring.to_dict(),
             "to_measure": None if self.is_decided or not what else what,
             "expected_regret_then": None if self.is_decided or not what else after,
-            "switches": [each.to_dict() for each in self.switches_of(self.answer)],
+            "switches": [
+                {"stack": stack.name, "library": stack.library, "version": stack.version}
+                | {"text": how.text, "source": how.source}
+                for stack, how in self.shipped(self.answer)
+            ],
         }
 
 

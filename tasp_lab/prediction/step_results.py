@@ -10,7 +10,8 @@ from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_four_digits, format_size_about, format_time
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.captions import interval_line, software
+from tasp_lab.machines.stack import load_stack
+from tasp_lab.prediction.captions import interval_line, software, software_line
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.provenance import Provenance
@@ -187,6 +188,7 @@ class StepPrediction(Report):
     def parts(self) -> list[Part]:
         return [
             *self._answer(),
+            *self._software(),
             self._title(),
             *([] if not self.ranked else [Table("Whole steps", ("attention", "step", "memory"), self._ranked_rows())]),
             Table("Time", ("part", "time", "share"), self._time_rows()),
@@ -195,6 +197,12 @@ class StepPrediction(Report):
             *self._of_a_layer(),
             *self._lines(),
         ]
+
+    def _software(self) -> list[str]:
+        line = software_line(
+            self.machine, self.plan.layer, ("forward", "backward") if self.plan.trains else ("forward",)
+        )
+        return [line] if line else []
 
     def _answer(self) -> list[str]:
         """What to use, how long that takes, and whether it fits; else what would."""
@@ -286,7 +294,9 @@ class StepPrediction(Report):
         elementwise = "element-wise work takes no time, as no memory bandwidth is known"
         if self.rates.memory_bytes_per_s is not None:
             elementwise = f"element-wise work at {float(self.rates.memory_bytes_per_s) / 1e12:.3g} TB/s"
+        saves = load_stack(self.machine.stack).memory if self.machine.stack else ""
         return [
+            *([f"left out of the memory: {saves}"] if saves else []),
             f"matrices: {format_flops(float(rate.flops_per_s or 0))} in {self.plan.matrix_dtype}, {rate.source}; "
             f"{elementwise}; set --matrix-rate",
             f"layers simulated: {simulated}; the others take as long as the last of them",

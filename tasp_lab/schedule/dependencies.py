@@ -37,11 +37,11 @@ from tasp_lab.workload.kernel_shapes import KernelName, KernelShape, ShapeRows, 
 
 SENT, ARRIVED, HANDED_OUT = 0, 1, 2
 """The event that an edge waits for: the last byte has left, or has arrived; for calls and releases both coincide. Or a
-call leaves multiprocessors to other kernels (`tasp_lab.machines.host_model`; no edge of a schedule)."""
+call leaves multiprocessors to other kernels (`tasp_lab.machines.host`; no edge of a schedule)."""
 
 LANE, BLOCK, BUFFER, HOST = 0, 1, 2, 3
 """The cause of an edge: the previous operation on the lane, a block, memory that is in use, or a host that has not
-issued it yet (`tasp_lab.machines.host_model`; no edge of a schedule)."""
+issued it yet (`tasp_lab.machines.host`; no edge of a schedule)."""
 
 RESIDENT = -1
 """In place of an arrival step: the copy is resident."""

@@ -153,7 +153,7 @@ def _refused(points: Sequence[Point]) -> dict[str, int]:
     errors: dict[tuple[str, ...], TaspLabError] = {}
     machines = {}
     for point in points:
-        asked = point.machine, point.library, point.kernel, point.runtime, point.overrides
+        asked = point.machine, point.library, point.kernel, point.stack, point.overrides
         if asked not in machines:
             machines[asked] = _error_of(point)
         error = machines[asked]
@@ -228,7 +228,7 @@ def estimate_of(
 
 
 def _machine_of(point: Point) -> Machine:
-    rest = point.library, point.kernel, point.runtime, point.contention, point.sampling
+    rest = point.library, point.kernel, point.stack, point.contention, point.sampling
     return point.machine, point.overrides, *rest
 
 

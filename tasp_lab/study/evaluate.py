@@ -79,7 +79,7 @@ def groups(points: Iterable[Point]) -> Iterator[list[Point]]:
     """Points in groups that differ in their schedules and options only, in order."""
 
     def question(point: Point) -> tuple[object, ...]:
-        rest = point.library, point.kernel, point.runtime, point.contention, point.sampling
+        rest = point.library, point.kernel, point.stack, point.contention, point.sampling
         return point.machine, point.overrides, point.layer, rest
 
     for _, group in groupby(points, key=question):
@@ -191,6 +191,7 @@ def _planned(point: Point, job: Job, question: str, cells: dict[str, Value], kno
             schedules=None if point.schedule == ANY else point.schedule,
             library=point.library,
             kernel=point.kernel,
+            stack=point.stack,
             contention=point.contention,
             overrides=point.overrides,
             changes=False,

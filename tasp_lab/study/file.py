@@ -21,7 +21,6 @@ SECTIONS = ("study", "machine", "layer", "plan", "schedule", "what-if", "where",
 _STUDY = ("name", "seed", "samples", "zip")
 _FIND = ("crossover", "sensitivity")
 
-OF_MACHINES = tuple(name for name in SETTINGS if name != "runtime")
 OF_MODELS = ("model", "seq")
 """Axes of machines and layers in studies of plans."""
 
@@ -134,7 +133,7 @@ def _axes(sections: Mapping[str, Mapping[str, Any]]) -> tuple[Axis, ...]:
         ("schedule", (*OPTIONS, "baseline")),
     )
     if plans := bool(sections["plan"]):
-        kinds = (("machine", OF_MACHINES), ("layer", OF_MODELS), ("plan", PLAN), ("schedule", ("name",)))
+        kinds = (("machine", SETTINGS), ("layer", OF_MODELS), ("plan", PLAN), ("schedule", ("name",)))
     for section, _ in kinds:
         for name, given in sections[section].items():
             if (section, name) != ("schedule", "baseline"):

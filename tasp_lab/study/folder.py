@@ -39,7 +39,7 @@ from tasp_lab.core.version import VERSION
 from tasp_lab.machines.intervals import interval_ends
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.predict_step import step_constants
-from tasp_lab.prediction.provenance import UsedConstant, compute_constants, machine_constants, runtime_constants
+from tasp_lab.prediction.provenance import UsedConstant, compute_constants, host_constants, machine_constants
 from tasp_lab.prediction.question import prepared
 from tasp_lab.prediction.training_step.rates import step_rates
 from tasp_lab.study.evaluate import labelled
@@ -271,7 +271,8 @@ def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str,
     for point in points:
         name = " with ".join([point.machine, *point.overrides])
         step = point.job and (point.job.matrix_dtype, point.job.offload)
-        if (asked := (name, point.layer.dtype, point.kernel, point.runtime, step)) in constants:
+        software = point.kernel, point.stack, point.schedule if point.stack else ""
+        if (asked := (name, point.layer.dtype, *software, step)) in constants:
             continue
         constants[asked] = {}
         for each, ends in _constants(point):
@@ -300,14 +301,14 @@ NO_ENDS: Ends = (None, None)
 
 def _constants(point: Point) -> Sequence[tuple[UsedConstant, Ends]]:
     """The constants of the machine of a point with their intervals, and of its kernels; none if it is refused."""
+    asked, job = point.options.passes, point.job
     try:
-        machine: Machine = prepared(point).machine
+        machine: Machine = prepared(point).machine_for(point.layer, point.schedule if point.stack else "", asked)
     except TaspLabError:
         return ()
-    asked, job = point.options.passes, point.job
     passes: tuple[Passing, ...] = ("forward", "backward") if asked == "both" or job is not None else (asked,)
     rates: dict[str, ComputeRate] = {each: machine.rate_of(point.layer, each) for each in passes}
-    others = [*runtime_constants(machine.runtime), *compute_constants(point.layer.dtype, rates)]
+    others = [*host_constants(machine.host), *compute_constants(point.layer.dtype, rates)]
     if job is not None:
         others += step_constants(step_rates(machine, job.matrix_dtype), job.matrix_dtype, job.offload)
     own = [

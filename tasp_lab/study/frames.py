@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import MissingPackageError, StudyError, unknown
 from tasp_lab.core.units import format_count, format_size_about, format_time
+from tasp_lab.machines.stack import shipping
 from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.paired import Rival, paired_errors, quantile_t
-from tasp_lab.prediction.recommend import CostsOf, choose, switches_of
+from tasp_lab.prediction.recommend import CostsOf, choose
 from tasp_lab.study.point import COLUMNS, OF_PLANS, POINT_COLUMNS, PREDICTED, STATUSES
 from tasp_lab.study.where import Expression
+from tasp_lab.workload.layer import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -471,5 +473,7 @@ def with_regrets(
 
 def costs_of(row: Cells) -> CostsOf:
     """What decides between schedules that are expected to be equally fast."""
-    shipped = bool(switches_of(row["schedule"], str(row["mask"]), int(row["ranks"] or 0)))
+    heads = int(row["heads"] or 1)
+    layer = Workload(int(row["seq"] or 1), heads=heads, kv_heads=int(row["kv_heads"] or heads), mask=str(row["mask"]))
+    shipped = any(shipping(row["schedule"], layer, int(row["ranks"] or 0), row["pass"]))
     return CostsOf(_number(row, "buffer_bytes"), _number(row, "link_bytes"), shipped, row["time_s"], row["schedule"])

@@ -59,7 +59,7 @@ NONE = 65535
 FLAGS = {
     "machine": "", "model": "--model", "seq": "--seq", "batch": "--batch", "heads": "--heads", "kv_heads": "--kv-heads",
     "head_dim": "--head-dim", "dtype": "--dtype", "mask": "--mask", "window": "--window", "kind": "--kind",
-    "passes": "--pass", "library": "--library", "kernel": "--kernel", "runtime": "--runtime",
+    "passes": "--pass", "library": "--library", "kernel": "--kernel", "stack": "--stack",
     "contention": "--contention", "cached_keys": "--cached-keys",
 }  # fmt: skip
 """The options of `tasp-lab compare` by column, in the order of the command; the machine has no name."""

@@ -47,7 +47,7 @@ LAYER = ("model", "seq", *LAYER_FIELDS, "pass")
 OPTIONS = tuple(each.name for each in fields(AttentionOptions) if each.name != "passes")
 """Axes of the section ``[schedule]``, beside its name."""
 
-_EXAMPLES = {"library": "nccl", "kernel": "flash-attention-3", "runtime": "ring-flash-attention-zigzag"}
+_EXAMPLES = {"library": "nccl", "kernel": "flash-attention-3", "stack": "megatron"}
 SETTINGS = (*_EXAMPLES, "contention")
 """Axes of the section ``[machine]``, beside its name."""
 
@@ -98,7 +98,7 @@ def options_of(values: Mapping[str, Value]) -> AttentionOptions:
 
 
 def settings_of(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Library, kernel, runtime and contention. Raises `StudyError`."""
+    """Library, kernel, stack and contention. Raises `StudyError`."""
     found: dict[str, Any] = {name: values[name] for name in SETTINGS if name in values}
     for name, example in _EXAMPLES.items():
         if not isinstance(found.get(name, ""), str):

@@ -33,6 +33,7 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.machines.sampling import Sampling, log_normal, rate_ends, varied
 from tasp_lab.prediction.answer import PassAnswer, answer
+from tasp_lab.prediction.inputs import with_host
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
 from tasp_lab.study.frames import needed
@@ -391,7 +392,12 @@ def find_sensitivity(
     def times_of(logs: Logs, schedules: Iterable[str] = ()) -> Times:
         """The times of schedules with these factors, of all unless some are given."""
         now = changed(machine, logs)
-        return {name: sum(float(each.on(now).time_s) for each in passes[name]) for name in schedules or passes}
+
+        def time_s(one: PassAnswer) -> float:
+            on = now if one.machine.host == machine.host else with_host(now, one.machine.host)
+            return float(one.on(on).time_s)
+
+        return {name: sum(map(time_s, passes[name])) for name in schedules or passes}
 
     def shown(value: float) -> str:
         return format_time(value) if len(names) == 1 else f"{value:.3g}x"

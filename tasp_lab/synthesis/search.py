@@ -132,6 +132,8 @@ def search(
         raise QuantityError(f"workers: {workers}, expected 1 or more")
     asked = question_of(machine, work, settings)
     asked = replace(asked, sampling=asked.sampling or Sampling(0, settings.get("seed", 0)))
+    if asked.stack is not None:
+        raise ScheduleError(f"stack {asked.stack!r}: no stack ships what a search finds, expected none; see --kernel")
     if not isinstance(asked.work, Workload) or asked.work.kind != "softmax":
         kind = asked.work.kind if isinstance(asked.work, Workload) else "a collective"
         raise ScheduleError(f"search is for layers of softmax attention, not {kind}; tasp-lab compare ranks others")

@@ -33,7 +33,7 @@ class Event(NamedTuple):
     `bound_by` names what took most of that time: a constraint of the topology, ``latency`` or ``launch`` (empty if
     unknown, as in measurements). `waited_for` names the last condition for its start: ``lane`` (the previous message),
     ``block`` (the arrival of its last block), ``buffer`` (the release of the buffer at its receiver) or ``host`` (a
-    host that had not issued it, see `tasp_lab.machines.host_model`); empty if it did not wait.
+    host that had not issued it, see `tasp_lab.machines.host`); empty if it did not wait.
 
     A kernel call (kind `ATTEND` or `DIFFERENTIATE`) is on lane `COMPUTE_LANE`, its `peer` is its own rank, its `block`
     the first of its circulating blocks, and its `bytes` are 0; it is bound by ``compute``, and waits for a ``block``,

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tasp_lab.core.choices import FabricKind
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.machines.host_model.runtime import NO_RUNTIME
+from tasp_lab.machines.compute import KernelCompute
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.compare import SINGLE_RINGS, Ranking, Rankings
@@ -73,9 +73,13 @@ def run_best(
     for each in {each.schedule: each for each in applying[:count] + single[:1]}.values():
         groups.setdefault(each.options, {})[each.schedule] = float(each.time_s)
     _announce(groups, ranking.machine.topology, fabric, scale, repeats, progress)
+    # the hosts of ranks are those of this computer; the kernel stays that of the stack
+    compute = ranking.machine.compute
+    compute = replace(compute, by_stack=False) if isinstance(compute, KernelCompute) else compute
+    machine = replace(ranking.machine, comm_library=IDEAL, stack="", compute=compute)
     comparisons = tuple(
         validate(
-            replace(ranking.machine, comm_library=IDEAL, runtime=NO_RUNTIME), schedules=list(times_s),
+            machine, schedules=list(times_s),
             work=question.layer, options=used, decomposition=given[0] if given else None,
             compute=None if fabric == "emulated" else question.compute,
             fabric=fabric, scale=scale, repeats=repeats, progress=progress,

@@ -24,7 +24,7 @@ def test_json_has_every_field(tell: Tell) -> None:
     code, out, _ = tell("compare", "full-mesh:6", *LAYER, "--json")
     assert code == 0
     found = json.loads(out)
-    always = {"computes", "library", "runtime", "changes", "versus", "results", "not_simulated", "fabric", "provenance"}
+    always = {"computes", "library", "stack", "changes", "versus", "results", "not_simulated", "fabric", "provenance"}
     decision = {
         "recommended", "why", "prefer", "expected_regret", "margin", "is_decided", "near", "network_share",
         "below_network_share", "down_to_sequence", "shorter_sequence", "faster_at_shorter_sequence", "other_kernel",

@@ -284,7 +284,7 @@ def test_json_has_the_rate_of_each_pass_and_its_source(tell: Tell, dtype: str) -
     compute = load_machine("h100-8").compute
     assert found["compute"] == {"dtype": dtype} | {
         passing: {"flops_per_s": rate.flops_per_s, "source": rate.source, "assumed": rate.assumed}
-        | ({"kernel": "flash-attention-2"} if dtype != "fp32" else {})
+        | ({"kernel": "cudnn"} if dtype != "fp32" else {})
         for passing in PASSES
         for rate in [compute.rate(dtype, passing)]
     }
@@ -321,7 +321,7 @@ def test_the_title_has_the_rate_of_each_pass(tell: Tell) -> None:
     assert "8 ranks at 67 TFLOP/s" in out
     rates = [format_flops(load_machine("h100-8").compute.rate("bf16", each).flops_per_s or 0) for each in PASSES]
     out = " ".join(tell("predict", "h100-8", *LAYER, "--pass", "both")[1].split())
-    assert f"8 ranks with flash-attention-2, up to {rates[0]} forward and {rates[1]} backward" in out
+    assert f"8 ranks with cudnn, up to {rates[0]} forward and {rates[1]} backward" in out
     out = " ".join(tell("predict", "h100-8", *LAYER, "--pass", "both", "--compute", "timed:1TFLOP/s")[1].split())
     assert "8 ranks at 1 TFLOP/s" in out
     assert "backward at" not in out

@@ -118,7 +118,7 @@ def test_one_rank_takes_the_time_of_its_call_in_both_engines() -> None:
     shape = KernelShape("attend", "softmax", "forward", "bf16", 1, 16, 16, 128, 8192, 8192, 0, 8191, 0)
     (p,) = predict(machine, ["ring-attention"], layer)
     assert isinstance(p, Answer)
-    assert p.time_s == p.compute_s == attention_kernel("h100").time_s(shape)
+    assert p.time_s == p.compute_s == attention_kernel("h100", "cudnn").time_s(shape)
     assert p.compute_flops_per_s == p.flops / p.compute_s
 
 
@@ -182,9 +182,10 @@ def document(tell: Tell, *arguments: str) -> dict[str, Any]:
 
 def test_json_has_the_kernel_and_its_constants_with_their_sources(tell: Tell) -> None:
     two, three = (
-        document(tell, "predict", "h100-8", *LAYER, *kernel) for kernel in ([], ["--kernel", "flash-attention-3"])
+        document(tell, "predict", "h100-8", *LAYER, "--kernel", kernel)
+        for kernel in ("flash-attention-2", "flash-attention-3")
     )
-    assert two["compute"]["forward"]["kernel"] == "flash-attention-2"
+    assert document(tell, "predict", "h100-8", *LAYER)["compute"]["forward"]["kernel"] == "cudnn"
     assert three["compute"]["forward"]["kernel"] == "flash-attention-3"
     assert three["predictions"][0]["compute_s"] < two["predictions"][0]["compute_s"]
     assert two["provenance"]["inputs_sha256"] != three["provenance"]["inputs_sha256"]
@@ -212,7 +213,7 @@ def test_an_explanation_splits_calls_into_their_parts(tell: Tell) -> None:
 def test_the_profile_lists_kernels_with_their_constants(tell: Tell) -> None:
     found = document(tell, "profile", "show", "h100-8")["kernels"]
     assert {each["name"] for each in found} == set(kernel_names("h100"))
-    assert {each["name"] for each in found if each["default"]} == {"flash-attention-2"}
+    assert {each["name"] for each in found if each["default"]} == {"cudnn"}
     assert all(constant["source"] for each in found for constant in each["constants"])
     code, out, _ = tell("profile", "show", "h100-8")
     assert code == 0
@@ -230,10 +231,10 @@ def test_a_machine_reads_the_file_of_its_own_kernel_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(catalogue, "read_kernel_file", count)
     catalogue._kernel.cache_clear()
     parameters = load_machine("h100-8").parameters
-    one, two = compute_on(parameters, "h100"), attention_kernel("h100", "flash-attention-2")
+    one, two = compute_on(parameters, "h100"), attention_kernel("h100", "cudnn")
     assert isinstance(one, KernelCompute)
     assert one.kernel is two
-    assert read == ["flash-attention-2"]
+    assert read == ["cudnn"]
 
 
 def test_a_constant_whose_source_is_not_in_the_file_is_refused(tmp_path: Path) -> None:

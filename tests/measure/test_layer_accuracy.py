@@ -16,11 +16,12 @@ from sim.simulate import simulate
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import with_kernel
-from tasp_lab.machines.host_model.runtime import Runtime
+from tasp_lab.machines.host import HostModel
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, evaluate, own_tables
 from tasp_lab.measure.accuracy.layer import HOST_SHARE, TIE, LayerEvaluator, ranking
 from tasp_lab.measure.readers import LayerTable, find_all_tables, parse_any_table
-from tasp_lab.prediction.inputs import with_runtime
+from tasp_lab.prediction.inputs import with_host
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.workload.layer import Workload
@@ -52,11 +53,11 @@ def predicted_s(
     schedule: str,
     options: AttentionOptions,
     machine: str = "h100-8",
-    runtime: str = "ring-flash-attention-zigzag",
+    stack: str = "ring-flash-attn",
     **layer: object,
 ) -> float:
     """The sum of the passes by the event engine."""
-    known = with_runtime(with_kernel(load_machine(machine), "flash-attention-2"), runtime)
+    known = with_host(with_kernel(load_machine(machine), "flash-attention-2"), load_stack(stack).host(schedule))
     work = Workload(**{"sequence": 65536, "heads": 8, "head_dim": 128, "mask": "causal"} | layer)  # type: ignore[arg-type]
     schedules = build_schedules(schedule, known.topology, work, None, options)
     return sum(float(simulate(each, known, "simpy").time_s) for each in schedules)
@@ -93,7 +94,7 @@ def test_a_rate_is_a_time_where_the_convention_is_stated() -> None:
 
 def test_one_gpu_makes_one_kernel_call() -> None:
     found = evaluated(row(gpus=1, system="FlashAttention", variant="single GPU", seq_total=8192)).rows[0]
-    expected = predicted_s("ring-attention", AttentionOptions(), "h100-1", "none", sequence=8192)
+    expected = predicted_s("ring-attention", AttentionOptions(), "h100-1", "tasp-lab", sequence=8192)
     assert found.predicted_s == pytest.approx(expected, rel=1e-9)
 
 
@@ -185,7 +186,7 @@ def test_a_row_whose_host_takes_long_is_host_bound_without_a_header() -> None:
 
 
 def test_rows_that_gave_host_times_never_count() -> None:
-    """The sources of the runtimes name them: one head on 32 A800, causal, the five smallest of each schedule."""
+    """The sources of the host models name them: one head on 32 A800, causal, the five smallest of each schedule."""
     table = next(each for each in find_all_tables([own_tables() / "layers"]) if "a800_4x8_causal" in each.name)
     assert isinstance(table, LayerTable)
     sequences = sorted({each.sequence for each in table.rows if each.sequence and each.heads == 1})
@@ -197,15 +198,15 @@ def test_rows_that_gave_host_times_never_count() -> None:
     assert found.in_scope
 
 
-def test_rows_of_other_runtimes_are_other_rows() -> None:
-    """TransformerEngine's ring and its Ulysses have runtimes of their own; so has what issues in no time."""
+def test_rows_of_other_host_models_are_other_rows() -> None:
+    """TransformerEngine's ring and its Ulysses have host models of their own; so has what issues in no time."""
     evaluator = LayerEvaluator()
     table = parse_any_table(HEAD + row() + "\n", "t.csv")
     assert isinstance(table, LayerTable)
     evaluator.evaluate(table)
-    names = {each.name for key in evaluator.known for each in key if isinstance(each, Runtime)}
-    hosts = {each.is_instant for key in evaluator.known for each in key if isinstance(each, Runtime)}
-    assert (names, hosts) == ({"ring-flash-attention-zigzag"}, {True, False})
+    names = {each.name for key in evaluator.known for each in key if isinstance(each, HostModel)}
+    hosts = {each.is_instant for key in evaluator.known for each in key if isinstance(each, HostModel)}
+    assert (names, hosts) == ({"ring-flash-attn/zigzag"}, {True, False})
     assert HOST_SHARE < 1
 
 

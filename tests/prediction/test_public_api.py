@@ -184,7 +184,7 @@ def schedule(**changed: object) -> Schedule:
         (lambda: PREDICT("full-mesh:4", "multi-ring", 64, decomposition=[1]), NoDecompositionError, "1 of type int"),
         (lambda: PREDICT("full-mesh:4", "multi-ring", 64, lanes="2"), QuantityError, "lanes: '2' of type str"),
         (lambda: PREDICT("h100-8", "tasp", LAYER, kernel=5), ProfileError, "kernel: 5 of type int"),
-        (lambda: PREDICT("h100-8", "tasp", LAYER, runtime=5), ProfileError, "runtime: 5 of type int"),
+        (lambda: PREDICT("h100-8", "tasp", LAYER, stack=5), ProfileError, "stack: 5 of type int"),
         (lambda: PREDICT("h100-8", "tasp", LAYER, contention="on"), QuantityError, "expected True, False or None"),
         (lambda: COMPARE("full-mesh:4", 64), WorkloadError, "work: 64 of type int, expected an attention layer"),
         (lambda: DECOMPOSE(None), TopologyError, "topology: None of type NoneType"),

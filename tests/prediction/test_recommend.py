@@ -13,8 +13,7 @@ from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.compare import Ranking, compare
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.question import Question
-from tasp_lab.prediction.recommend import TIE, Recommendation, switches_of
-from tasp_lab.schedules.registry import ATTENTION
+from tasp_lab.prediction.recommend import TIE, Recommendation
 from tasp_lab.workload.layer import Workload
 
 LAYER = Workload(16384, heads=16, kv_heads=8, mask="causal")
@@ -39,7 +38,7 @@ def test_the_preferred_of_those_that_tie(ranking: Ranking, prefer: Preference) -
     costs = {
         "memory": lambda answer: answer.buffer_bytes,
         "bytes": lambda answer: answer.link_bytes,
-        "library": lambda answer: not found.switches_of(answer),
+        "library": lambda answer: not found.shipped(answer),
         "time": lambda answer: answer.time_s,
     }
     assert costs[prefer](found.answer) == min(map(costs[prefer], tied))
@@ -118,31 +117,6 @@ def test_a_measurement_lowers_the_regret_of_an_open_question(ranking: Ranking) -
     what, after = ranking.recommendation.to_measure  # type: ignore[union-attr]
     assert what
     assert 0 <= after <= ranking.recommendation.expected_regret  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("name", "mask", "library"),
-    [
-        ("zigzag-ring-attention", "causal", "Megatron-LM with Transformer Engine"),
-        ("ring-attention", "full", "ring-flash-attn"),
-        ("kv-all-gather", "causal", "PyTorch"),
-        ("usp:4x2", "causal", "yunchang"),
-        ("direct-attention", "causal", "MagiAttention"),
-    ],
-)
-def test_libraries_ship_schedules(name: str, mask: str, library: str) -> None:
-    assert library in {each.library for each in switches_of(name, mask, 8)}
-
-
-def test_every_switch_is_of_a_schedule_and_has_a_source() -> None:
-    from tasp_lab.prediction.recommend import _switches
-
-    names = [*ATTENTION, "usp:2x4", "usp:2x4:zigzag-ring-attention", "kv-all-gather"]
-    for switch in _switches():
-        filled = [switch.filled(name, mask, 8) for name in names for mask in ("causal", "full")]
-        assert any(filled), switch.schedules
-        assert switch.source
-        assert all("{" not in each.text for each in filled if each)
 
 
 def test_a_layer_of_one_position_is_recommended_a_schedule() -> None:

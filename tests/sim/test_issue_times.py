@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim.simulate import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
-from tasp_lab.machines.host_model.runtime import NO_RUNTIME, Runtime
+from tasp_lab.machines.host import INSTANT_HOST, HostModel
 from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.dependencies import dependencies
@@ -31,12 +31,12 @@ from tests.support.strategies import attention_layers
 NAMES = [name for name in attention_names_on(4) if not name.startswith(("double", "trees"))]
 
 seconds = st.fractions(Fraction(0), Fraction(3), max_denominator=8)
-runtimes = st.builds(Runtime, st.just("test"), seconds, seconds, seconds, st.sampled_from(["step", "kind"]))
+host_models = st.builds(HostModel, st.just("test"), seconds, seconds, seconds, st.sampled_from(["step", "kind"]))
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
-    """A pass of a small layer on four ranks, with a runtime."""
+    """A pass of a small layer on four ranks, with a host model."""
     layer, name = draw(attention_layers(packed=False)), draw(st.sampled_from(NAMES))
     topology = draw(st.sampled_from([full_mesh, switch]))(4, Fraction(64), Fraction(1, 4))
     try:
@@ -44,11 +44,11 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
     except ScheduleError:
         passes = attention_schedules("ring-attention", topology, layer, None, AttentionOptions("both"))
     library = CommLibrary("serial", draw(st.sampled_from([Fraction(0), Fraction(1, 8)])))
-    machine = Machine(topology, library, ComputeRate(Fraction(10_000)), runtime=draw(runtimes))
+    machine = Machine(topology, library, ComputeRate(Fraction(10_000)), host=draw(host_models))
     return draw(st.sampled_from(passes)), machine
 
 
-def host_clocks(schedule: Schedule, runtime: Runtime) -> dict[tuple[object, ...], Fraction]:
+def host_clocks(schedule: Schedule, host: HostModel) -> dict[tuple[object, ...], Fraction]:
     """When each rank has issued each batch (rank, step, kind) and its last call of a step: a clock per rank."""
     clock: dict[int, Fraction] = defaultdict(Fraction)
     issued = {}
@@ -57,23 +57,23 @@ def host_clocks(schedule: Schedule, runtime: Runtime) -> dict[tuple[object, ...]
         rows = list(step.rows())
         for kind in range(len(schedule.blocks.kinds)):
             posts = {end for source, destination, _, block in rows for end in (source, destination)
-                     if runtime.batches == "step" or schedule.blocks.kind[block] == kind}  # fmt: skip
-            for rank in posts if kind == 0 or runtime.batches == "kind" else ():
-                clock[rank] += Fraction(runtime.batch_s)
+                     if host.batches == "step" or schedule.blocks.kind[block] == kind}  # fmt: skip
+            for rank in posts if kind == 0 or host.batches == "kind" else ():
+                clock[rank] += Fraction(host.batch_s)
                 issued[rank, index, kind] = clock[rank]
         for calls in step.calls:
             for rank in calls.rank.tolist():
-                clock[rank] += Fraction(runtime.of_call_s(schedule.task.passing))
+                clock[rank] += Fraction(host.of_call_s(schedule.task.passing))
                 issued[rank, index, "calls"] = clock[rank]
     return issued
 
 
-def check_order(timeline: Timeline, schedule: Schedule, runtime: Runtime) -> None:
+def check_order(timeline: Timeline, schedule: Schedule, host: HostModel) -> None:
     """Check every event against the clocks of hosts; of several calls in a step, the last one."""
-    issued, last_call = host_clocks(schedule, runtime), {}
+    issued, last_call = host_clocks(schedule, host), {}
     for event in timeline.events:
         if event.kind == SEND:
-            kind = int(schedule.blocks.kind[event.block]) if runtime.batches == "kind" else 0
+            kind = int(schedule.blocks.kind[event.block]) if host.batches == "kind" else 0
             assert event.start_s >= max(issued[rank, event.step, kind] for rank in (event.rank, event.peer))
         else:
             key = event.rank, event.step
@@ -86,7 +86,7 @@ def check_order(timeline: Timeline, schedule: Schedule, runtime: Runtime) -> Non
 @given(cases())
 def test_nothing_starts_before_both_hosts_have_issued_it(case: tuple[Schedule, Machine]) -> None:
     schedule, machine = case
-    check_order(simulate(schedule, machine, "simpy"), schedule, machine.runtime)
+    check_order(simulate(schedule, machine, "simpy"), schedule, machine.host)
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,8 +105,8 @@ def test_engines_agree(case: tuple[Schedule, Machine]) -> None:
 @given(cases(), st.sampled_from(["simpy", "array"]))
 def test_a_host_that_takes_no_time_changes_nothing(case: tuple[Schedule, Machine], engine: str) -> None:
     schedule, machine = case
-    instant = replace(machine, runtime=Runtime("instant"))
-    without = replace(machine, runtime=NO_RUNTIME)
+    instant = replace(machine, host=HostModel("instant"))
+    without = replace(machine, host=INSTANT_HOST)
     assert simulate(schedule, instant, engine) == simulate(schedule, without, engine)  # type: ignore[arg-type]
 
 
@@ -120,7 +120,7 @@ def test_a_ring_bound_by_its_host_takes_n_calls_and_n_less_one_batches(
     """T = n c + (n-1) b + K where neither a hop nor a kernel call K takes longer than the host's time c for a call."""
     kernel_s = kernel * call_s
     topology = ring(n, 4 / (hop * call_s), Fraction(0))
-    machine = Machine(topology, compute=ComputeRate(4 / kernel_s), runtime=Runtime("host", call_s, call_s, batch_s))
+    machine = Machine(topology, compute=ComputeRate(4 / kernel_s), host=HostModel("host", call_s, call_s, batch_s))
     schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1))
     assert simulate(schedule, machine, "simpy").time_s == n * call_s + (n - 1) * batch_s + kernel_s
 
@@ -128,14 +128,14 @@ def test_a_ring_bound_by_its_host_takes_n_calls_and_n_less_one_batches(
 def test_collectives_are_calls_of_their_library() -> None:
     mesh = full_mesh(4, 50e9, 1e-6)
     schedule = collective("multi-ring", mesh, 2**20)
-    slow = Machine(mesh, runtime=Runtime("host", 1.0, 1.0, 1.0))
+    slow = Machine(mesh, host=HostModel("host", 1.0, 1.0, 1.0))
     for engine in ("simpy", "array"):
         assert simulate(schedule, slow, engine).time_s == simulate(schedule, Machine(mesh), engine).time_s  # type: ignore[arg-type]
 
 
 def test_a_path_that_begins_at_the_host_explains_all_of_the_time() -> None:
     mesh = full_mesh(4, 50e9, 1e-6)
-    machine = Machine(mesh, compute=ComputeRate(300e12), runtime=Runtime("host", 1e-3, 1e-3, 1e-4))
+    machine = Machine(mesh, compute=ComputeRate(300e12), host=HostModel("host", 1e-3, 1e-3, 1e-4))
     schedule = attention("zigzag-ring-attention", mesh, Workload(1024, mask="causal"))
     for engine in ("simpy", "array"):
         timeline = simulate(schedule, machine, engine, explain=True)  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_without_priority_a_ring_adds_up_its_hops_and_calls(
 ) -> None:
     """T = K + (n-1) max(K, C) beside each other, K + (n-1) (K + C) one after the other."""
     topology = ring(n, 4 / hop_s, Fraction(0))
-    machine = Machine(topology, compute=ComputeRate(4 / call_s), runtime=Runtime("one stream", overlaps=overlaps))
+    machine = Machine(topology, compute=ComputeRate(4 / call_s), host=HostModel("one stream", overlaps=overlaps))
     schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1))
     step_s = max(call_s, hop_s) if overlaps else call_s + hop_s
     assert simulate(schedule, machine, "simpy").time_s == call_s + (n - 1) * step_s
@@ -160,7 +160,7 @@ def test_without_priority_a_ring_adds_up_its_hops_and_calls(
 @given(cases())
 def test_messages_that_do_not_overlap_follow_the_calls_on_their_block(case: tuple[Schedule, Machine]) -> None:
     schedule, machine = case
-    serial = replace(machine, runtime=replace(machine.runtime, overlaps=False))
+    serial = replace(machine, host=replace(machine.host, overlaps=False))
     exact, array = (simulate(schedule, serial, each) for each in ("simpy", "array"))
     assert array.time_s == pytest.approx(float(exact.time_s), rel=1e-9)
     derived = dependencies(schedule)

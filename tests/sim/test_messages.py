@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.array.engine import run
 from sim.simulate import Engine, simulate
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.host_model.runtime import Batches, Runtime
+from tasp_lab.machines.host import Batches, HostModel
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.messages import message_dependencies
@@ -87,12 +87,12 @@ def test_collectives_send_block_by_block(name: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_runtime_sends_the_two_tensors_of_a_shard_one_by_one(engine: Engine) -> None:
+def test_a_host_model_sends_the_two_tensors_of_a_shard_one_by_one(engine: Engine) -> None:
     """The halves of a zigzag are sent together: keys of both, then values of both."""
     n = 4
     layer = Workload(32 * n, heads=1, head_dim=8)
     (schedule,) = attention_schedules("zigzag-ring-attention", full_mesh(n), layer)
-    machine = Machine(full_mesh(n), runtime=Runtime("two messages", separate=("forward",)))
+    machine = Machine(full_mesh(n), host=HostModel("two messages", separate=("forward",)))
     sent = [event for event in simulate(schedule, machine, engine).events if event.kind == SEND]
     assert len(sent) == 2 * n * (n - 1)
     assert {(event.bytes, len(event.blocks)) for event in sent} == {(int(schedule.bytes_sent().sum()) // len(sent), 2)}
@@ -106,6 +106,6 @@ def test_a_batch_per_kind_has_no_message_of_two_kinds(engine: Engine, batches: B
     grid = load_machine("torus:4x4").topology  # around it, ranks are not in the order of their numbers
     layer = Workload(64, heads=1, head_dim=8, mask="causal")
     (schedule,) = attention_schedules("ring-attention", grid, layer, None, options)
-    machine = Machine(grid, runtime=Runtime("test", batches=batches))
+    machine = Machine(grid, host=HostModel("test", batches=batches))
     events = [event for event in simulate(schedule, machine, engine).events if event.kind == SEND]
     assert max(len(set(schedule.blocks.kind[list(event.blocks)].tolist())) for event in events) == most

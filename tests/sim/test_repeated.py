@@ -25,7 +25,8 @@ from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.machines.parameters import Change, changed
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.machines.sampling import Sampling, machine_samples
-from tasp_lab.prediction.inputs import with_runtime
+from tasp_lab.machines.stack import load_stack
+from tasp_lab.prediction.inputs import with_host
 from tasp_lab.prediction.question import Question, machine_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -165,14 +166,14 @@ def test_a_prediction_of_six_rings_takes_few_calls() -> None:
 @given(
     st.sampled_from(["h100-4", "mi300x-4", "h100-2x2"]),
     st.sampled_from(["tasp", "zigzag-ring-attention", "ulysses", "kv-all-gather"]),
-    st.sampled_from(["none", "ring-flash-attention-zigzag"]),
+    st.sampled_from(["", "zigzag-ring-attention"]),
     st.lists(st.floats(0.2, 5.0), min_size=1, max_size=2),
 )
 def test_layers_on_samples_take_what_each_takes_alone(
-    name: str, schedule: str, runtime: str, factors: list[float]
+    name: str, schedule: str, host: str, factors: list[float]
 ) -> None:
     """Messages with channels slow kernel calls, and hosts issue both; the event engine is the specification."""
-    machine = with_runtime(load_machine(name), runtime)
+    machine = with_host(load_machine(name), load_stack("ring-flash-attn").host(host))
     layer = Workload(4096, heads=8, mask="causal")
     passes = build_schedules(schedule, machine.topology, layer, None, AttentionOptions("both"))
     drawn = machine_samples(machine, Sampling(len(factors))).machines
@@ -201,11 +202,14 @@ def test_machines_that_differ_in_more_than_numbers_are_simulated_one_by_one() ->
     assert times_on([Machine(fast), Machine(slow)], [collective("ring", fast, 8)]).tolist() == [[12], [24]]
 
 
+EAGER = with_host(load_machine("h100-4"), load_stack("ring-flash-attn").host("zigzag-ring-attention"))
+"""Its hosts take time."""
+
 VARIANTS = [
     *(Question(name, "", 0, overrides=overrides) for name in ("h100-4", "mi300x-4", "h100-2x2")
       for overrides in ((), ("link.bandwidth=x0.1",), ("link.latency=x7",), ("rank.0.link.bandwidth=x0.5",))),
     Question("h200-4", "", 0), Question("b200-4", "", 0, contention=False), Question("h100-4", "", 0, library="ideal"),
-    Question("h100-4", "", 0, runtime="ring-flash-attention-zigzag"), Question("h100-4", "", 0, compute=1e15),
+    Question(EAGER, "", 0), Question("h100-4", "", 0, compute=1e15),
 ]  # fmt: skip
 """Machines of four ranks: they differ in numbers, or in links, routes, contention, library or host, too."""
 

@@ -16,11 +16,12 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.contention import NONE, Contention
-from tasp_lab.machines.host_model.runtime import Runtime, load_runtime
+from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.libraries.channels import PairLibrary
 from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.prediction.inputs import with_runtime
+from tasp_lab.machines.stack import load_stack
+from tasp_lab.prediction.inputs import with_host
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective
@@ -49,7 +50,7 @@ class Waves(ComputeRate):
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
-    """A pass of a small layer on four ranks, under a runtime whose messages and calls wait for one another."""
+    """A pass of a small layer on four ranks, under a host model whose messages and calls wait for one another."""
     layer, name = draw(attention_layers(packed=False)), draw(st.sampled_from(NAMES))
     topology = draw(st.sampled_from([full_mesh, switch]))(4, Fraction(64), Fraction(0))
     try:
@@ -58,12 +59,12 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
         passes = attention_schedules("ring-attention", topology, layer, None, AttentionOptions("both"))
     separate = draw(st.sampled_from([(), ("backward",), ("forward", "backward")]))
     waits_for_sends = draw(st.booleans())
-    runtime = Runtime("test", overlaps=False, waits_for_sends=waits_for_sends, separate=separate)
+    host = HostModel("test", overlaps=False, waits_for_sends=waits_for_sends, separate=separate)
     contention = draw(st.sampled_from([NONE, Contention(Fraction(8), Fraction(1), Fraction(2))]))
     compute = Waves(Fraction(10_000), share=draw(shares))
     library = CommLibrary("posts", Fraction(0))
     speeds = draw(st.just(()) | st.tuples(*[st.fractions(Fraction(1, 4), Fraction(2), max_denominator=4)] * 4))
-    machine = Machine(topology, library, compute, runtime=runtime, contention=contention, rank_speeds=speeds)
+    machine = Machine(topology, library, compute, host=host, contention=contention, rank_speeds=speeds)
     return draw(st.sampled_from(passes)), machine
 
 
@@ -82,7 +83,7 @@ def test_both_engines_agree_and_all_bytes_are_sent(case: tuple[Schedule, Machine
 @given(cases())
 def test_calls_follow_what_their_rank_has_sent(case: tuple[Schedule, Machine]) -> None:
     schedule, machine = case
-    waiting = replace(machine, runtime=replace(machine.runtime, waits_for_sends=True))
+    waiting = replace(machine, host=replace(machine.host, waits_for_sends=True))
     events = simulate(schedule, waiting, "simpy").events
     is_sum = [bool(kind.join) for kind in schedule.blocks.kinds]
     sent: dict[tuple[int, int], Number] = {}
@@ -99,30 +100,30 @@ def test_a_ring_overlaps_what_is_left_of_a_call_once_it_has_been_handed_out(
 ) -> None:
     """T = K + (n-1) max(K, s K + C): the message begins after a share s of the call, the next call after both."""
     topology = ring(n, 4 / hop_s, Fraction(0))
-    runtime = Runtime("one stream", overlaps=False)
+    host = HostModel("one stream", overlaps=False)
     schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1))[0]
-    machine = Machine(topology, compute=Waves(4 / call_s, share=share), runtime=runtime)
+    machine = Machine(topology, compute=Waves(4 / call_s, share=share), host=host)
     step_s = max(call_s, share * call_s + hop_s)
     for engine in ("simpy", "array"):
         found = simulate(schedule, machine, engine).time_s  # type: ignore[arg-type]
         assert float(found) == pytest.approx(float(call_s + (n - 1) * step_s))
 
 
-def backward_ring(n: int, runtime: Runtime, call_s: Fraction, hop_s: Fraction) -> Sequence[Event]:
+def backward_ring(n: int, host: HostModel, call_s: Fraction, hop_s: Fraction) -> Sequence[Event]:
     """The backward pass of a ring of one head, whose keys take `hop_s` per hop and whose gradients as long."""
     topology = ring(n, 4 / hop_s, Fraction(0))
     options = AttentionOptions(
         "backward", trim=False, dataflow="rotate-kv", gradient_dtype="input", direction="ascending"
     )
     schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1), None, options)[0]
-    machine = Machine(topology, compute=Waves(10 / call_s, share=1), runtime=runtime)
+    machine = Machine(topology, compute=Waves(10 / call_s, share=1), host=host)
     return simulate(schedule, machine, "simpy").events
 
 
 @given(st.integers(3, 6), seconds, seconds)
 def test_the_second_gradient_waits_for_the_next_call(n: int, call_s: Fraction, hop_s: Fraction) -> None:
-    runtime = Runtime("two messages", overlaps=False, separate=("backward",))
-    events = backward_ring(n, runtime, call_s, hop_s)
+    host = HostModel("two messages", overlaps=False, separate=("backward",))
+    events = backward_ring(n, host, call_s, hop_s)
     ends = {(event.rank, event.step): event.end_s for event in events if event.kind != SEND}
     sent = [event for event in events if event.kind == SEND]
     cells = {(each.rank, each.step, each.block) for each in sent}
@@ -139,7 +140,7 @@ def test_the_second_gradient_waits_for_the_next_call(n: int, call_s: Fraction, h
 def test_a_message_of_its_own_for_each_tensor_takes_no_longer_to_send() -> None:
     """With a launch of nothing, two halves take as long as the whole."""
     one, two = (
-        backward_ring(4, Runtime("test", overlaps=True, separate=separate), Fraction(1), Fraction(2))
+        backward_ring(4, HostModel("test", overlaps=True, separate=separate), Fraction(1), Fraction(2))
         for separate in ((), ("backward",))
     )
     assert max(each.end_s for each in one) == max(each.end_s for each in two)
@@ -148,7 +149,7 @@ def test_a_message_of_its_own_for_each_tensor_takes_no_longer_to_send() -> None:
 
 def test_pairs_have_all_channels_where_a_world_has_few() -> None:
     machine = load_machine("h800-2x8")
-    pairs = with_runtime(machine, load_runtime("ultraattn-ring")).comm_library
+    pairs = with_host(machine, load_stack("ultraattn").host("ring-attention")).comm_library
     assert isinstance(pairs, PairLibrary)
     inside, between = pairs.places(np.array([0, 0]), np.array([1, 8])).tolist()
     few, many = (each.message(inside, 2**23, 1, first=False) for each in (machine.comm_library, pairs))
@@ -159,9 +160,10 @@ def test_pairs_have_all_channels_where_a_world_has_few() -> None:
 
 
 @pytest.mark.parametrize("name", ["ring", "multi-ring", "library-ring", "all-to-all"])
-def test_communication_alone_knows_no_runtime(name: str) -> None:
+def test_communication_alone_knows_no_host(name: str) -> None:
     for world in ("h800-8", "a800-2x8"):
         machine = load_machine(world)
         schedule = collective(name, machine.topology, 2**20)
-        plain, run = (simulate(schedule, each).time_s for each in (machine, with_runtime(machine, "ultraattn-striped")))
+        eager = with_host(machine, load_stack("ultraattn").host("striped-ring-attention"))
+        plain, run = (simulate(schedule, each).time_s for each in (machine, eager))
         assert plain == run

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
+import tasp_lab
 import tasp_lab.study.evaluate as evaluation
 from tasp_lab import load_machine, load_study, predict
 from tasp_lab.core.errors import MissingPackageError
 from tasp_lab.machines.contention import Contention
-from tasp_lab.machines.host_model.runtime import load_runtime
 from tasp_lab.machines.kernel_model.constants import data_folder
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.answer import Built, build
 from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.schedules.build import attention_layout, attention_schedules
@@ -169,7 +170,8 @@ CHANGED: dict[str, Any] = {
     "parameters": Parameters([Parameter("link_latency", 3e-6, "a test")]),
     "accelerator": "a100",
     "contention": Contention(100, 3, 8),
-    "runtime": load_runtime("burst-attention"),
+    "host": load_stack("burst").host("burst"),
+    "stack": "megatron",
     "network": "cloud",
     "rank_speeds": (Fraction(1),) * 3 + (Fraction(1, 2),),
 }
@@ -192,6 +194,18 @@ def test_ends_of_intervals_are_in_the_hash_and_sources_are_not() -> None:
         return PreparedMachine(replace(machine, parameters=parameters)).constants_sha256
 
     assert hash_with(low=1e-6) != hash_with() == hash_with(source="another page")
+
+
+def test_a_stack_of_yours_is_in_the_hash_by_its_content_and_sources_are_not(tmp_path: Path) -> None:
+    def hash_with(old: str, new: str) -> str:
+        text = (Path(tasp_lab.__file__).parent / "machines/stacks/ring-flash-attn.toml").read_text()
+        assert old in text
+        (tmp_path / "mine.toml").write_text(text.replace(old, new))
+        return PreparedMachine(replace(load_machine(MACHINE), stack=str(tmp_path / "mine.toml"))).constants_sha256
+
+    same = hash_with("168us", "168us")
+    assert hash_with("168us", "169us") != same
+    assert hash_with("README", "another page") == same
 
 
 def test_an_edited_machine_file_is_another_machine_in_the_same_process(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_bad_study_is_refused(document: dict[str, Any], said: str) -> None:
         (study_of(machine={"contention": "maybe"}), "contention: 'maybe', expected 'on' or 'off'"),
         (study_of(machine={"kernel": 1}), "kernel: 1, expected a text such as 'flash-attention-3'"),
         (study_of(machine={"kernel": [1, 2]}), "kernel: 1, expected a text"),
-        (study_of(machine={"runtime": 1.5}), "runtime: 1.5, expected a text"),
+        (study_of(machine={"stack": 1.5}), "stack: 1.5, expected a text"),
         (study_of(machine={"library": True}), "library 'True' is unknown: expected auto, nccl"),
         (study_of(layer={"layers": 3}), "layers: 3 of type int, expected a pattern such as LLSLLS"),
         (plans_of(layer={"model": "lama-3-8b"}), "did you mean 'llama-3-8b'"),
@@ -162,7 +162,7 @@ def test_bad_points_are_refused_before_anything_runs(document: dict[str, Any], s
         check_study(load_study(document), estimate=False)
 
 
-@pytest.mark.parametrize("given", [{"kernel": 1}, {"runtime": 1.5}])
+@pytest.mark.parametrize("given", [{"kernel": 1}, {"stack": 1.5}])
 def test_a_run_refuses_what_is_no_name_and_keeps_nothing(tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(StudyError, match="expected a text"):
         run_study(load_study(study_of(machine=given)), tmp_path)
@@ -174,7 +174,7 @@ def test_a_run_refuses_what_is_no_name_and_keeps_nothing(tmp_path: Path, given: 
     [
         ({"kernel": 1}, "kernel: 1 of type int, expected the name of a kernel"),
         ({"kernel": ["flash-attention-2"]}, "kernel: ['flash-attention-2'] of type list, expected the name"),
-        ({"runtime": 1.5}, "runtime: 1.5 of type float, expected the name of a runtime"),
+        ({"stack": 1.5}, "stack: 1.5 of type float, expected the name of a stack"),
     ],
 )
 def test_predict_refuses_what_is_no_name(given: dict[str, Any], said: str) -> None:

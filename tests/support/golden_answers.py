@@ -50,7 +50,7 @@ LAYERS: Mapping[str, Point] = {
     "direct, rates without kernels": Point("gaudi2-8", "direct-attention", LLAMA, BOTH),
     "grid, window": Point("h100-8", "grid:2x4", Workload(32768, heads=8, mask="causal", window=4096)),
     "no contention": Point("h100-8", "tasp", LLAMA, contention=False),
-    "host model": Point("h100-8", "zigzag-ring-attention", LLAMA, BOTH, runtime="ring-flash-attention-zigzag"),
+    "host model": Point("h100-8", "zigzag-ring-attention", LLAMA, BOTH, stack="ring-flash-attn"),
     "kernel by name": Point("h100-8", "burst", LLAMA, BOTH, kernel="flash-attention-3"),
     "slow rank": Point("h100-8", "ulysses", LLAMA, overrides=("rank.3.compute=x0.5",)),
     "gloo": Point("full-mesh:4", "striped-ring-attention", Workload(4096, heads=4, mask="causal"), library="gloo"),

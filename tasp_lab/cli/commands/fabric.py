@@ -72,8 +72,8 @@ def validate(
     machine = question.numbers.load(topology, "ideal")  # the fabric has a library of its own
     work = layer.work(shard_bytes)
     check_names(schedule, work)
-    if layer.runtime is not None:
-        raise ProfileError(f"runtime {layer.runtime!r}: ranks run on their own, expected none; see predict and compare")
+    if layer.stack is not None:
+        raise ProfileError(f"stack {layer.stack!r}: ranks run on their own, expected none; see predict and compare")
     check_outputs(trace=trace, plot=plot, topology=topology)
     found = comparison.validate(
         machine,

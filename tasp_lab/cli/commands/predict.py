@@ -30,6 +30,7 @@ from tasp_lab.cli.options import (
     Scale,
     Schedules,
     ShardBytes,
+    StackName,
     TopologyText,
     Trace,
     Wide,
@@ -324,6 +325,7 @@ def step(
     matrix_rate: MatrixRateOfStep = None,
     compute: ComputeOfStep = None,
     kernel: KernelOfStep = None,
+    stack: StackName = None,
     buffers: Annotated[int, whole("Receive buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
     stages: Annotated[
         int, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
@@ -364,6 +366,7 @@ def step(
             options=AttentionOptions(buffers=buffers, stages=stages),
             compute=compute,
             kernel=kernel,
+            stack=stack,
             overrides=overrides,
             contention=None if contention is None else contention == "on",
             progress=print_progress,

@@ -7,7 +7,7 @@
 Constants are in ``data/``: a file per GPU and kernel, each constant with its value, interval and source.
 """
 
-from tasp_lab.machines.kernel_model.catalogue import attention_kernel, default_kernel, gpu_names, kernel_names
+from tasp_lab.machines.kernel_model.catalogue import attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel, TimeParts
 
-__all__ = ["AttentionKernel", "TimeParts", "attention_kernel", "default_kernel", "gpu_names", "kernel_names"]
+__all__ = ["AttentionKernel", "TimeParts", "attention_kernel", "gpu_names", "kernel_names"]

@@ -39,7 +39,6 @@ _KERNEL_ALIASES = {
     "aiter-asm-a32": "aiter-asm",
     "tlx-fa": "triton-tlx",
 }
-_DEFAULTS = {"mi300x": "flash-attention-2-ck", "mi355x": "aiter-asm"}
 _WIDER = 0.26
 """A rate taken from another GPU by data sheets is known within this share, as 39 of 42 kernels are whose GPU was left
 out (experiments/results/kernel_accuracy.md)."""
@@ -100,14 +99,7 @@ def kernel_names(gpu: str) -> list[str]:
     return list(names | derived)
 
 
-def default_kernel(gpu: str) -> str:
-    """The kernel used where none is named: FlashAttention-2, on MI355X, which has no tables of it, aiter's assembly."""
-    names = kernel_names(gpu)
-    wanted = _DEFAULTS.get(gpu, "flash-attention-2")
-    return wanted if wanted in names or not names else names[0]
-
-
-def attention_kernel(gpu: str, name: str = "") -> AttentionKernel:
+def attention_kernel(gpu: str, name: str) -> AttentionKernel:
     """A kernel on a GPU. A name that ends in ``.toml`` is a file, as ``tasp-lab calibrate --kernels`` writes it.
 
     >>> attention_kernel("h100", "flash-attention-3").name
@@ -125,9 +117,9 @@ def attention_kernel(gpu: str, name: str = "") -> AttentionKernel:
         return AttentionKernel(found.gpu_constants, found)
     if key not in gpus():
         raise ProfileError(unknown("GPU", gpu, gpu_names()))
-    kernel = kernel_alias(name) if name else default_kernel(key)
+    kernel = kernel_alias(name)
     if kernel not in kernel_names(key):
-        raise ProfileError(unknown(f"kernel of {key}", name or kernel, kernel_names(key)))
+        raise ProfileError(unknown(f"kernel of {key}", name, kernel_names(key)))
     return _kernel(key, kernel)
 
 

@@ -1,7 +1,7 @@
 """Tables of whole layers beside their predictions.
 
 A row is predicted as its system runs it on the machine of its header: ``systems.toml`` maps system and variant of a
-table to a schedule, options, a runtime and a kernel, with a source for each entry; what cannot be simulated has a
+table to a schedule, options, a stack and a kernel, with a source for each entry; what cannot be simulated has a
 reason there. Rows that cannot be predicted, or should not count, are kept with the reason.
 
 Measured groups of the same work also show which schedule is the fastest, and whether predictions name it.
@@ -30,13 +30,14 @@ from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, Worklo
 from tasp_lab.machines.compute import with_kernel
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, NORMAL_95, Sampling, rate_ends
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.measure.readers.kernel_table import attention_flops
 from tasp_lab.measure.readers.layer_table import PASSES
 from tasp_lab.prediction.answer import build_once
-from tasp_lab.prediction.inputs import with_compute, with_runtime
+from tasp_lab.prediction.inputs import with_compute, with_host
 from tasp_lab.prediction.interval import residual_interval
 from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.residuals import layer_regime
@@ -60,7 +61,7 @@ class LibraryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     systems, variants, sources : regular expressions of the rows that it is for.
     schedule : the name of an attention schedule; empty if none of ours is the same.
     fields : fields of `AttentionOptions` other than their defaults, in the file ``options``.
-    runtime : the name of a runtime (`tasp_lab.machines.host_model.runtime`).
+    stack : the stack whose host model of the schedule it has (`tasp_lab.machines.stack`); none if empty.
     kernels : attention kernels by accelerator; ``default`` is that of all others.
     source : the place in the library's code.
     reason : why it cannot be simulated; empty if it can.
@@ -71,7 +72,7 @@ class LibraryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: str = ".*"
     schedule: str = ""
     fields: dict[str, bool | int | str] = msgspec.field(default_factory=dict, name="options")
-    runtime: str = "none"
+    stack: str = ""
     kernels: dict[str, str] = {}
     source: str = ""
     reason: str = ""
@@ -125,7 +126,7 @@ def _run(entry: LibraryRun, groups: Mapping[str, str], causal: bool, ranks: int)
     fields = {name: rings.get(value.lower(), value) for name, value in groups.items()}
     fields |= {"ring": rings["zigzag" if causal else "ring"], "ranks": str(ranks)}
     ring = fields.get("kind", fields["ring"])
-    fields |= {"style": ring.partition("-")[0], "direction": _systems().directions.get(ring, "auto")}
+    fields |= {"direction": _systems().directions.get(ring, "auto")}
 
     def filled(text: str) -> str:
         return _FIELD.sub(lambda field: _value(fields, field[1], field[2]), text)
@@ -133,7 +134,7 @@ def _run(entry: LibraryRun, groups: Mapping[str, str], causal: bool, ranks: int)
     name = filled(entry.schedule)
     check_attention([name] if name else [])
     options = {field: filled(value) if isinstance(value, str) else value for field, value in entry.fields.items()}
-    return msgspec.structs.replace(entry, schedule=name, fields=options, runtime=filled(entry.runtime))
+    return msgspec.structs.replace(entry, schedule=name, fields=options)
 
 
 def _value(fields: Mapping[str, str], name: str, divisor: str | None) -> str:
@@ -161,18 +162,18 @@ class RowRun:
 
     Parameters
     ----------
-    machine : with the kernel and the runtime of the library.
+    machine : with the kernel and the host model of the library.
     schedule : the name of the schedule.
     options : how the library runs it.
     layers : the layer; of packed documents one for each packing, which are averaged.
-    runtime, kernel : their names, None for none.
+    stack, kernel : their names, None for none.
     """
 
     machine: Machine
     schedule: str
     options: AttentionOptions
     layers: tuple[Workload, ...]
-    runtime: str | None
+    stack: str | None
     kernel: str | None
 
     def passes(self, layer: Workload) -> tuple[Schedule, ...]:
@@ -182,11 +183,11 @@ class RowRun:
     def key(self, layer: Workload) -> tuple[object, ...]:
         """What the time of a layer depends on."""
         named = (self.machine.topology.name, self.schedule, self.options, layer, self.kernel)
-        return (*named, self.machine.runtime)
+        return (*named, self.machine.host)
 
     def with_instant_host(self) -> RowRun:
         """The run with a host that issues in no time."""
-        return replace(self, machine=replace(self.machine, runtime=self.machine.runtime.with_instant_host()))
+        return replace(self, machine=replace(self.machine, host=self.machine.host.with_instant_host()))
 
 
 def row_run(table: LayerTable, row: LayerRow, layers: tuple[Workload, ...]) -> RowRun:
@@ -200,9 +201,9 @@ def row_run(table: LayerTable, row: LayerRow, layers: tuple[Workload, ...]) -> R
     machine = with_compute(machine_for(profile, row.gpus, row.nodes or 1, Path(table.name).parent))
     kernel = table.kernel or run.kernel(machine.accelerator)
     machine = with_kernel(machine, kernel) if machine.accelerator else machine
-    machine = with_runtime(machine, run.runtime)
+    machine = with_host(machine, load_stack(run.stack).host(run.schedule)) if run.stack else machine
     options = run.options(OUR_PASSES[PASSES[row.passing]])
-    return RowRun(machine, run.schedule, options, layers, run.runtime or None, kernel)
+    return RowRun(machine, run.schedule, options, layers, run.stack or None, kernel)
 
 
 def check_row(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
@@ -280,7 +281,7 @@ def shape_of(table: LayerTable, row: LayerRow) -> dict[str, object]:
     named = {"passing": "pass", "sequence": "seq_total"}
     left_out = ("time_s", "flops_per_s", "gpu")
     shape = {named.get(name, name): value for name, value in asdict(row).items() if name not in left_out}
-    return {"profile": table.profile or row.gpu or None, **shape, "schedule": None, "runtime": None, "kernel": None}
+    return {"profile": table.profile or row.gpu or None, **shape, "schedule": None, "stack": None, "kernel": None}
 
 
 TIE = 0.03
@@ -331,7 +332,7 @@ def ranking(rows: Sequence[MeasuredRow]) -> tuple[float | None, int]:
 
 
 HOST_SHARE = 0.1
-"""A row is host-bound if the host times of its runtime make its predicted time longer by more than this share."""
+"""A row is host-bound if its host times make its predicted time longer by more than this share."""
 
 
 @dataclass
@@ -368,7 +369,7 @@ class LayerEvaluator:
         except TaspLabError as error:
             return MeasuredRow(measured_s, None, stated or reason_of(error), regime, shape)
         reason, regime = _regime(table, row, predicted_s / device_s - 1)
-        shape |= {"schedule": run.schedule, "runtime": run.runtime, "kernel": run.kernel}
+        shape |= {"schedule": run.schedule, "stack": run.stack, "kernel": run.kernel}
         work = (run.machine.topology.name, run.options.passes, *layers)
         costs = self.costs(run, predicted_s) if regime == "gpu-bound" else None
         interval = None
@@ -419,15 +420,15 @@ class LayerEvaluator:
 def _regime(table: LayerTable, row: LayerRow, host_share: float) -> tuple[str, Regime]:
     """Why a predicted row does not count, empty if it does, and its regime.
 
-    `host_share` is how much longer its predicted time is with the host times of its runtime, if that matters.
+    `host_share` is how much longer its predicted time is with its host times, if that matters.
     """
     if (row.sequence or 0) < table.from_sequence:
         return f"shorter than {table.from_sequence} positions, from which on the table counts", "gpu-bound"
     work = (row.batch or 1) * (row.sequence or 0) * (row.heads or 1) // (row.gpus or 1)
     if work < table.host_bound_below:
         return f"host-bound: fewer than {table.host_bound_below} positions x heads per GPU, by its header", "host-bound"
-    if row.heads == 1 and (row.sequence or 0) <= table.fits_runtime_up_to:
-        return "gave the host times of its runtime", "host-bound"
+    if row.heads == 1 and (row.sequence or 0) <= table.fits_host_up_to:
+        return "gave the host times of its library", "host-bound"
     if host_share > HOST_SHARE:
         return f"host-bound: predicted {host_share:.0%} longer than with a host that takes no time", "host-bound"
     return "", "gpu-bound"

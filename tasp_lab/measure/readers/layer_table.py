@@ -13,8 +13,7 @@ member. ``kernel`` names the kernel. ``flops`` states how rates are counted (`ta
 ``documents`` are the lengths of packed documents, packings apart by ``|``; they are scaled to `seq_total`.
 ``out_of_scope`` gives the reason why no row counts, ``from_seq_total`` the length below which none does, because the
 source itself doubts them, and ``host_bound_below`` the positions times heads per GPU below which, by the source, the
-host takes the time. Rows of one head with at most ``fits_runtime_up_to`` positions gave host times of runtimes, and do
-not count.
+host takes the time. Rows of one head with at most ``fits_host_up_to`` positions gave host times, and do not count.
 
 Cells may be empty; whether a row says enough to be predicted is decided where it is predicted.
 """
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from tasp_lab.measure.readers.file_position import CsvText, FilePosition, quoted
 from tasp_lab.measure.readers.kernel_table import CountedPairs, counted_pairs
 
-UNIQUE = ("profile", "kernel", "flops", "documents", "from_seq_total", "host_bound_below", "fits_runtime_up_to")
+UNIQUE = ("profile", "kernel", "flops", "documents", "from_seq_total", "host_bound_below", "fits_host_up_to")
 """Headers that a table has once."""
 
 REQUIRED = ("system", "variant", "pass", "mask", "gpus", "nodes", "seq_total", "heads", "head_dim", "dtype")
@@ -81,7 +80,7 @@ class LayerTable:
     documents: tuple[tuple[int, ...], ...] = ()
     from_sequence: int = 0
     host_bound_below: int = 0
-    fits_runtime_up_to: int = 0
+    fits_host_up_to: int = 0
     reason: str = ""
 
 
@@ -111,7 +110,7 @@ def layer_table(content: CsvText) -> LayerTable:
         _documents(content),
         _limit(content, "from_seq_total"),
         _limit(content, "host_bound_below"),
-        _limit(content, "fits_runtime_up_to"),
+        _limit(content, "fits_host_up_to"),
         ", ".join(missing) or ("" if rows else "no rows"),
     )
 

@@ -76,7 +76,7 @@ def test_a_full_band_equals_no_mask(kernel: AttentionKernel, shape: KernelShape)
 
 def test_an_empty_band_takes_no_time() -> None:
     shape = attention_shape("forward", "bf16", 1, 8, 8, 128, 512, 512, causal=False)
-    assert attention_kernel("h100").time_s(shape._replace(low=5, high=4, flops=0)) == 0
+    assert attention_kernel("h100", "flash-attention-2").time_s(shape._replace(low=5, high=4, flops=0)) == 0
 
 
 def test_tiles_backward_are_of_keys() -> None:
@@ -134,5 +134,5 @@ def test_unknown_names_are_one_line(gpu: str, name: str, message: str) -> None:
 
 def test_float32_has_no_tensor_cores() -> None:
     shape = attention_shape("forward", "fp32", 1, 8, 8, 128, 4096, 4096, causal=False)
-    kernel = attention_kernel("a100")
+    kernel = attention_kernel("a100", "flash-attention-2")
     assert kernel.time_s(shape) == shape.flops / kernel.gpu.vector_flops.value

@@ -1,23 +1,19 @@
-"""A runtime: how long the host of a rank takes to issue the kernel calls and messages of a layer.
+"""Host models: how long the host of a rank takes to issue the kernel calls and messages of a layer.
 
 The host of a rank issues in program order: at each step the messages of the step, as one or more batches, then its
 kernel calls. It never waits for the GPU, so what it issues starts at once, or later if the GPU is not ready; and
-nothing starts before it was issued. Small layers are bound by their hosts.
+nothing starts before it was issued. Small layers are bound by their hosts. `tasp_lab.machines.stack` has the numbers of
+each library, and `sim.host` follows from them when each message and call of a schedule is issued.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cache
-from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
-
-from tasp_lab.core.errors import ProfileError, QuantityError, unknown
-from tasp_lab.core.records import data_names
-from tasp_lab.core.units import Number, parse_time_s
+from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.units import Number
 
 Batches = Literal["step", "kind"]
 """Messages of a step are one batch together, or one per kind of block: keys, gradients of keys, queries, ..."""
@@ -64,8 +60,8 @@ NO_PASSES = Passes()
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """What a library takes to run a layer.
+class HostModel:
+    """What a library takes to run a layer, and how it sends.
 
     Parameters
     ----------
@@ -86,7 +82,7 @@ class Runtime:
 
     Raises `QuantityError` for times that are negative or not finite.
 
-    >>> NO_RUNTIME.is_instant, Runtime("eager", call_s=1e-4).is_instant
+    >>> INSTANT_HOST.is_instant, HostModel("eager", call_s=1e-4).is_instant
     (True, False)
     """
 
@@ -105,10 +101,10 @@ class Runtime:
     def __post_init__(self) -> None:
         for each in (field.name for field in fields(self) if field.name.endswith("_s")):
             if not (math.isfinite(value := getattr(self, each)) and value >= 0):
-                raise QuantityError(f"runtime {self.name!r}: {each} is {value}, expected 0 or more seconds")
+                raise QuantityError(f"host model {self.name!r}: {each} is {value}, expected 0 or more seconds")
 
-    def with_instant_host(self) -> Runtime:
-        """The same runtime, whose host takes no time."""
+    def with_instant_host(self) -> HostModel:
+        """The same with a host that takes no time."""
         return replace(self, call_s=0, backward_call_s=0, batch_s=0)
 
     @property
@@ -121,54 +117,5 @@ class Runtime:
         return self.backward_call_s if passing == "backward" else self.call_s
 
 
-NO_RUNTIME = Runtime()
+INSTANT_HOST = HostModel()
 """The host takes no time."""
-
-
-_FOLDER = files("tasp_lab.machines.host_model") / "data"
-
-
-class _Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    value: str
-    source: str
-
-
-class _RuntimeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    summary: str
-    batches: Batches
-    overlaps: bool
-    call: _Number
-    backward_call: _Number
-    batch: _Number
-    waits_for_sends: bool = False
-    communicators: Communicators = "all"
-    separate: tuple[Literal["forward", "backward"], ...] = ()
-    passes: Passes = NO_PASSES
-
-
-def runtime_names() -> list[str]:
-    """The runtimes of tasp-lab, in alphabetical order; ``none`` takes no time.
-
-    >>> "none" in runtime_names()
-    True
-    """
-    return sorted([*data_names("tasp_lab.machines.host_model", "data"), NO_RUNTIME.name])
-
-
-@cache
-def load_runtime(name: str) -> Runtime:
-    """The runtime of a name. Raises `ProfileError` for an unknown one.
-
-    >>> load_runtime("none").is_instant
-    True
-    """
-    if name == NO_RUNTIME.name:
-        return NO_RUNTIME
-    if name not in runtime_names():
-        raise ProfileError(unknown("runtime", name, runtime_names()))
-    record = msgspec.toml.decode((_FOLDER / f"{name}.toml").read_bytes(), type=_RuntimeFile)
-    numbers = {"call_s": record.call, "backward_call_s": record.backward_call, "batch_s": record.batch}
-    same = ("batches", "overlaps", "waits_for_sends", "communicators", "separate", "passes")
-    times_s: dict[str, Any] = {field: parse_time_s(each.value) for field, each in numbers.items()}
-    sources = tuple((field, each.source) for field, each in numbers.items())
-    return Runtime(name, **times_s, **{field: getattr(record, field) for field in same}, sources=sources)

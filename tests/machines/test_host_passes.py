@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import MERGE, KernelCompute, with_kernel
-from tasp_lab.machines.host_model.runtime import Passes, Runtime, load_runtime, runtime_names
+from tasp_lab.machines.host import INSTANT_HOST, HostModel, Passes
 from tasp_lab.machines.kernel_model.kernel import ELEMENTWISE_LAUNCH
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.prediction.inputs import with_runtime
+from tasp_lab.machines.stack import load_stack, stack_names
+from tasp_lab.prediction.inputs import with_host
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.kernel_shapes import KernelShape, Passing
 
 LAUNCH_S = ELEMENTWISE_LAUNCH.value
+RECORDS = {f"{stack}/{name}": each for stack in stack_names() for name, each in load_stack(stack).hosts.items()}
+HOSTS = [INSTANT_HOST, *(each.model(name, "") for name, each in RECORDS.items())]
 
 
 def shape(passing: Passing, queries: int, keys: int, heads: int = 8, kv_heads: int = 4) -> KernelShape:
@@ -29,7 +32,7 @@ def shape(passing: Passing, queries: int, keys: int, heads: int = 8, kv_heads: i
 def extra_s(passes: Passes, call: KernelShape) -> float:
     """How much longer a call takes with the passes."""
     plain = load_machine("h100-8")
-    passing = with_runtime(plain, Runtime("test", passes=passes))
+    passing = with_host(plain, HostModel("test", passes=passes))
     return float(passing.compute.time_s(call)) - float(plain.compute.time_s(call))
 
 
@@ -61,24 +64,24 @@ def test_backward_the_three_gradients_are_added(queries: int, keys: int, per_que
     assert extra_s(passes, shape("forward", queries, keys)) == 0
 
 
-@pytest.mark.parametrize("name", runtime_names())
+@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
 @pytest.mark.parametrize("passing", ["forward", "backward"])
-def test_parts_add_up_and_name_the_merge(name: str, passing: Passing) -> None:
-    compute = with_runtime(with_kernel(load_machine("a100-8"), "flash-attention-2"), name).compute
+def test_parts_add_up_and_name_the_merge(host: HostModel, passing: Passing) -> None:
+    compute = with_host(with_kernel(load_machine("a100-8"), "flash-attention-2"), host).compute
     call = shape(passing, 4096, 8192)
     parts = dict(compute.parts(call))
     assert math.fsum(float(each) for each in parts.values()) == pytest.approx(float(compute.time_s(call)))
-    assert (MERGE in parts) == bool(load_runtime(name).passes)
+    assert (MERGE in parts) == bool(host.passes)
     doubled = compute.scaled(2.0)
     assert float(doubled.time_s(call)) == pytest.approx(float(compute.time_s(call)) / 2)
 
 
-def test_without_a_runtime_and_at_a_rate_there_are_none() -> None:
+def test_without_a_host_model_and_at_a_rate_there_are_none() -> None:
     compute = load_machine("h100-8").compute
     assert isinstance(compute, KernelCompute)
     assert not compute.passes
     rated = Machine(full_mesh(4, 1e9, 1e-6), compute=ComputeRate(1e12))
-    assert with_runtime(rated, "yunchang").compute == rated.compute
+    assert with_host(rated, load_stack("yunchang").host("usp:2x2")).compute == rated.compute
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
@@ -88,6 +91,6 @@ def test_bytes_that_are_none_are_refused(value: float) -> None:
 
 
 def test_passes_state_their_source() -> None:
-    found = [load_runtime(name).passes for name in runtime_names()]
+    found = [host.passes for host in HOSTS]
     assert any(found)
     assert all("/" in each.source for each in found if each)

@@ -1,0 +1,339 @@
+"""Stacks: the software that runs a layer, by name: its kernels, its hosts, and the schedules that it ships.
+
+    stack = load_stack("megatron")
+    stack.kernel("h100", layer).name                    # the attention kernel on an accelerator
+    stack.host("zigzag-ring-attention").call_s          # what its host takes per kernel call
+    stack.shipped("ulysses", layer, 8).text             # the flags that turn a schedule on
+
+A stack is one file, ``tasp_lab/machines/stacks/NAME.toml``, or a file of yours. What is not known is marked: a source
+that begins with ``assum`` marks an assumption. A schedule has a host model of its own, since a ring that PyTorch issues
+step by step costs the host more than one all-to-all; a stack may take that of another one (``host = "megatron/ring"``).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from string import Formatter
+from typing import Any, Literal
+
+import msgspec
+
+from tasp_lab.core.choices import Pass
+from tasp_lab.core.errors import ProfileError, TaspLabError, first_line, unknown
+from tasp_lab.core.records import Count, Record, Text, converted, data_names
+from tasp_lab.core.units import parse_time_s
+from tasp_lab.machines.host import INSTANT_HOST, NO_PASSES, Batches, Communicators, HostModel, Passes
+from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
+from tasp_lab.machines.kernel_model.catalogue import gpu_alias
+from tasp_lab.machines.kernel_model.constants import KernelFile, Passing
+from tasp_lab.machines.kernel_model.designs import architecture
+from tasp_lab.workload.layer import Workload
+
+DEFAULT_STACK = "torch"
+"""The stack whose kernels run where none is named."""
+
+OWN_STACK = "tasp-lab"
+"""The stack that runs every schedule."""
+
+
+_PASSES: tuple[Passing, Passing] = ("forward", "backward")
+
+
+class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
+    """Which attention kernel runs; of several rules that hold, the first one with a kernel on the accelerator counts.
+
+    Attributes
+    ----------
+    kernel : its name in `tasp_lab.machines.kernel_model`.
+    source : where the choice stands.
+    accelerators : GPUs, or their generations, such as ``hopper``; any if empty.
+    passes, masks : any if empty.
+    most_head_dim : the largest head dimension that it runs; no limit if None.
+    """
+
+    kernel: str
+    source: Text
+    accelerators: tuple[str, ...] = ()
+    passes: tuple[Passing, ...] = ()
+    masks: tuple[str, ...] = ()
+    most_head_dim: Count | None = None
+
+    def holds(self, gpu: str, passing: Passing, layer: Workload | None) -> bool:
+        """Whether it is for this GPU, pass and layer; without a layer, for causal heads of 128."""
+        mask, head_dim = ("causal", 128) if layer is None else (layer.mask, layer.head_dim)
+        return (
+            (not self.accelerators or gpu in self.accelerators or architecture(gpu) in self.accelerators)
+            and (not self.passes or passing in self.passes)
+            and (not self.masks or mask in self.masks)
+            and (not self.most_head_dim or head_dim <= self.most_head_dim)
+            and self.kernel in kernel_names(gpu)
+        )
+
+
+class Shipped(Record, frozen=True, forbid_unknown_fields=True):
+    """A schedule that a stack ships.
+
+    Attributes
+    ----------
+    schedules : a regular expression that matches the whole name of a schedule.
+    source : where that stands.
+    text : the flags or calls that turn it on; groups of the expression and {ranks} fill it. Empty for what was measured
+        and is nothing to use.
+    host : the host model: a table of ``hosts``, or STACK/TABLE of another one; none is known if empty.
+    host_source : why a host model of another stack is assumed.
+    masks : the masks that it is for; all if empty.
+    backward, documents, window : whether it has a backward pass, takes packed documents, takes a window.
+    heads_over : what KV heads must be a multiple of: a group of the expression, or ``ranks``; nothing if empty.
+    multiple : positions must be a multiple of so many times the ranks.
+    """
+
+    schedules: str
+    source: Text
+    text: str = ""
+    host: str = ""
+    host_source: str = ""
+    masks: tuple[str, ...] = ()
+    backward: bool = True
+    documents: bool = True
+    window: bool = True
+    heads_over: str = ""
+    multiple: Count = 1
+
+    def filled(self, name: str, ranks: int) -> Shipped:
+        """With its text for a schedule that it matches."""
+        return msgspec.structs.replace(self, text=self.text.format(**self._groups(name, ranks)))
+
+    def matches(self, name: str) -> bool:
+        """Whether it is for schedules of this name."""
+        return re.fullmatch(self.schedules, name) is not None
+
+    def limit(self, name: str, layer: Workload, ranks: int, passes: Pass) -> str:
+        """What the stack lacks to run the schedule for a layer; empty if nothing."""
+        if self.masks and layer.mask not in self.masks:
+            return f"with the mask {' or '.join(self.masks)} only"
+        if not self.backward and passes != "forward":
+            return "forward only"
+        if not self.documents and layer.documents is not None:
+            return "without packed documents only"
+        if not self.window and layer.window is not None:
+            return "without a window only"
+        groups = self._groups(name, ranks)
+        if self.heads_over and layer.kv_head_count % (divisor := int(groups[self.heads_over])):
+            return f"where KV heads are a multiple of {divisor} only, got {layer.kv_head_count}"
+        if layer.sequence % (self.multiple * ranks if self.multiple > 1 else 1):
+            return f"for a multiple of {self.multiple * ranks} positions only, got {layer.sequence}"
+        return ""
+
+    def _groups(self, name: str, ranks: int) -> dict[str, str]:
+        match = re.fullmatch(self.schedules, name)
+        assert match is not None, "it matches the schedule"
+        return {group: value or "" for group, value in match.groupdict().items()} | {"ranks": str(ranks)}
+
+
+class _Number(Record, frozen=True, forbid_unknown_fields=True):
+    value: str
+    source: Text
+
+
+class HostRecord(Record, frozen=True, forbid_unknown_fields=True):
+    """A host model as a file states it, see `tasp_lab.machines.host.HostModel`."""
+
+    batches: Batches
+    overlaps: bool
+    call: _Number
+    backward_call: _Number
+    batch: _Number
+    waits_for_sends: bool = False
+    communicators: Communicators = "all"
+    separate: tuple[Literal["forward", "backward"], ...] = ()
+    passes: Passes = NO_PASSES
+
+    def model(self, name: str, assumed: str) -> HostModel:
+        """The numbers in seconds; `assumed` is why another stack is assumed to have them."""
+        numbers = {"call_s": self.call, "backward_call_s": self.backward_call, "batch_s": self.batch}
+        times_s: dict[str, Any] = {field: parse_time_s(each.value) for field, each in numbers.items()}
+        before = f"{assumed}; " if assumed else ""
+        sources = tuple((field, before + each.source) for field, each in numbers.items())
+        same = ("batches", "overlaps", "waits_for_sends", "communicators", "separate", "passes")
+        return HostModel(name, **times_s, **{field: getattr(self, field) for field in same}, sources=sources)
+
+
+class Stack(Record, frozen=True, forbid_unknown_fields=True):
+    """Software that runs layers.
+
+    Attributes
+    ----------
+    summary : what it is, in a line.
+    library : its name for people.
+    version : what was read, with its date.
+    source : where.
+    communication : the communication library and its version, if the stack fixes one.
+    memory : what it does to save memory, with the source; predictions leave it out.
+    kernels : which attention kernel runs.
+    kernels_as : the stack whose kernels run instead.
+    schedules : those that it ships; the first entry that matches a name counts.
+    hosts : host models by name.
+    name : of the file.
+    """
+
+    summary: Text
+    library: Text
+    version: Text
+    source: Text
+    kernels: tuple[KernelRule, ...] = ()
+    kernels_as: str = ""
+    schedules: tuple[Shipped, ...] = ()
+    hosts: dict[str, HostRecord] = msgspec.field(default_factory=dict)
+    communication: str = ""
+    memory: str = ""
+    name: str = ""
+
+    def shipped(self, schedule: str, layer: Workload, ranks: int, passes: Pass = "forward") -> Shipped | None:
+        """How the stack runs a schedule for a layer; None where it does not."""
+        found = self._entry(schedule)
+        if found is None or found.limit(schedule, layer, ranks, passes):
+            return None
+        return found.filled(schedule, ranks)
+
+    def refusal(self, schedule: str, layer: Workload, ranks: int, passes: Pass) -> str:
+        """Why it does not run a schedule for a layer, on one line; empty if it does."""
+        found = self._entry(schedule)
+        if found is None:
+            return f"the stack {self.name} does not ship {schedule}"
+        limit = found.limit(schedule, layer, ranks, passes)
+        return f"the stack {self.name} runs {schedule} {limit}" if limit else ""
+
+    def host(self, schedule: str) -> HostModel:
+        """The host model of a schedule; that of a host that takes no time where none is known."""
+        found = self._entry(schedule)
+        if found is None or not found.host:
+            return INSTANT_HOST
+        stack, _, name = found.host.rpartition("/")
+        record = (load_stack(stack) if stack else self).hosts[name]
+        return record.model(f"{stack or self.name}/{name}", found.host_source)
+
+    def kernel(self, accelerator: str, layer: Workload | None = None) -> AttentionKernel | None:
+        """The attention kernel on an accelerator; None if no rule has one there.
+
+        Passes with different kernels have the constants of each, under both names.
+        """
+        gpu, rules = gpu_alias(accelerator), self.rules(accelerator, layer)
+        if not rules:
+            return None
+        forward, backward = (attention_kernel(gpu, rule.kernel) for rule in rules)
+        if forward == backward:
+            return forward
+        variants = tuple(
+            variant
+            for kernel, passing in zip((forward, backward), _PASSES, strict=True)
+            for variant in kernel.file.variants
+            if variant.passing == passing
+        )
+        names = f"{forward.name} and {backward.name}"
+        notes = "; ".join(dict.fromkeys(each.note for each in (forward, backward) if each.note))
+        return AttentionKernel(forward.gpu, KernelFile(gpu, names, variants), notes)
+
+    def rules(self, accelerator: str, layer: Workload | None = None) -> tuple[KernelRule, ...]:
+        """The rules of both passes by which its kernels follow; none where a pass has no kernel."""
+        if self.kernels_as:
+            return load_stack(self.kernels_as).rules(accelerator, layer)
+        gpu = gpu_alias(accelerator)
+        if gpu not in gpu_names():
+            return ()
+        held = [[rule for rule in self.kernels if rule.holds(gpu, passing, layer)][:1] for passing in _PASSES]
+        return tuple(rule for rules in held for rule in rules) if all(held) else ()
+
+    def _entry(self, schedule: str) -> Shipped | None:
+        return next((each for each in self.schedules if each.matches(schedule)), None)
+
+
+def stack_names() -> list[str]:
+    """The stacks of tasp-lab, in alphabetical order.
+
+    >>> "megatron" in stack_names()
+    True
+    """
+    return data_names("tasp_lab.machines", "stacks")
+
+
+def load_stack(name: str) -> Stack:
+    """A stack by name, or from a file whose name ends in ``.toml``. Raises `ProfileError` for an unknown or wrong one.
+
+    >>> load_stack("yunchang").library
+    'yunchang'
+    """
+    if not isinstance(name, str):
+        raise ProfileError(f"stack {name!r}: expected a name, one of {', '.join(stack_names())}, or a .toml file")
+    if name.endswith(".toml"):  # read each time: it may have been edited
+        try:
+            return _read(Path(name).read_bytes(), name)
+        except OSError as error:
+            raise ProfileError(f"{name}: cannot be read: {error.strerror}") from error
+    if name not in stack_names():
+        raise ProfileError(unknown("stack", name, stack_names()))
+    return _own(name)
+
+
+@cache
+def _own(name: str) -> Stack:
+    return _read((files("tasp_lab.machines") / "stacks" / f"{name}.toml").read_bytes(), name)
+
+
+def _read(content: bytes, name: str) -> Stack:
+    """The stack of a file. Raises `ProfileError`."""
+    try:
+        found = msgspec.structs.replace(converted(tomllib.loads(content.decode("utf-8-sig")), Stack), name=name)
+        _check(found)
+    except (TaspLabError, msgspec.ValidationError, ValueError, re.error) as error:
+        raise ProfileError(f"{name}: no stack: {first_line(error)}") from error
+    return found
+
+
+def _check(found: Stack) -> None:
+    """Raise a `TaspLabError` for names that nothing has, and for quantities that are none."""
+    gpus = gpu_names()
+    places = [*gpus, *dict.fromkeys(map(architecture, gpus))]
+    kernels = sorted({kernel for gpu in gpus for kernel in kernel_names(gpu)})
+    for rule in found.kernels:
+        named = [("kernel", rule.kernel, kernels), *(("accelerator", each, places) for each in rule.accelerators)]
+        for what, name, known in named:
+            if name not in known:
+                raise ProfileError(unknown(what, name, known))
+    if found.kernels_as:
+        load_stack(found.kernels_as)
+    for host in found.hosts:
+        found.hosts[host].model(host, "")
+    for how in found.schedules:
+        groups = [*re.compile(how.schedules).groupindex, "ranks"]
+        fields = [field for _, field, _, _ in Formatter().parse(how.text) if field is not None]
+        for group in (*fields, *([how.heads_over] if how.heads_over else ())):
+            if group not in groups:
+                raise ProfileError(unknown("group", group, groups))
+        stack, _, host = how.host.rpartition("/")
+        hosts = load_stack(stack).hosts if stack else found.hosts
+        if how.host and host not in hosts:
+            raise ProfileError(unknown("host", host, hosts))
+
+
+def shipping(
+    schedule: str, layer: Workload, ranks: int, passes: Pass = "forward", accelerator: str = ""
+) -> Iterator[tuple[Stack, Shipped]]:
+    """The stacks that ship a schedule for a layer, and how each turns it on; not tasp-lab itself, which has them all.
+
+    Of an accelerator whose kernels are known, those that have one there.
+
+    >>> layer = Workload(8192, mask="causal")
+    >>> [stack.name for stack, _ in shipping("direct-attention", layer, 8)]
+    ['magi']
+    """
+    for name in stack_names():
+        stack = load_stack(name)
+        found = None if name == OWN_STACK else stack.shipped(schedule, layer, ranks, passes)
+        runs = gpu_alias(accelerator) not in gpu_names() or stack.kernel(accelerator, layer) is not None
+        if found is not None and found.text and runs:
+            yield stack, found
