@@ -150,7 +150,7 @@ def predict_step(
     if not isinstance(layout, Layout):
         raise ScheduleError(of_type("layout", layout, "a Layout, such as Layout(tp=2)"))
     (schedule,) = [""] if schedule is None else as_names(schedule)
-    check_arguments(locals())
+    check_arguments(locals(), layers="samples")  # a number, not the pattern of a layer
     model = load_model(model) if isinstance(model, str) else model
     if schedule:
         check_names([schedule], model.layer(sequence, batch))

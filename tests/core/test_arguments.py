@@ -26,7 +26,7 @@ class Two(IntEnum):
 
 OTHERS: list[Any] = [
     8.0, 8.7, float("nan"), "8", b"8", True, np.bool_(True), np.float32(8), np.array(8), np.array([8]), Fraction(8),
-    Decimal(8), 8j, (127, 0), [8], {8}, {"keys": 8}, object(), int,
+    Decimal(8), 8j, (127, 0), [8], {8}, {"keys": 8}, ..., int,
 ]  # fmt: skip
 """What is no whole number, though Python converts some of it to one."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.theorems import all_blocks, own_blocks
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS, AttentionTask
 from tasp_lab.schedules.collectives.all_gather import (
     RingSteps,
     direct_all_gather,
@@ -29,7 +30,8 @@ from tasp_lab.schedules.collectives.all_gather import (
 )
 from tasp_lab.schedules.collectives.ring_reductions import ring_reduce_scatter
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.sequence_layout import SequenceLayout, Span
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.sequence_layout import SequenceLayout, Span, contiguous
 from tests.support import dtypes
 from tests.support.dtypes import DTYPES, NAMES, REFUSED, RIGHT, WRONG_DTYPES
 
@@ -75,6 +77,47 @@ def gather(dtype: str, n: int = 11, per: int = 4) -> Schedule:
 def test_products_do_not_wrap_around(dtype: str) -> None:
     assert gather(dtype).digest == gather("i8").digest
     assert gather(dtype).bytes_by_rank().tolist() == [10 * 4 * 8] * 11
+
+
+def late_sums(dtype: str, *, at_once: bool, n: int = 12, length: int = 8) -> Schedule:
+    """Each rank computes the results of the next one, and sends them home after the last tile; or beside it on rank 9.
+
+    The product of rank 9 and a block has no room in 8 bits.
+    """
+    ranks, layer = np.arange(n), Workload(sequence=n * length, heads=2, kv_heads=2, head_dim=8, dtype="fp32")
+    columns = {"tensor": np.repeat([KEYS, QUERIES, RESULTS], n), "owner": np.tile(ranks, 3)}
+    places = {"start": np.tile(ranks * length, 3), "count": np.full(3 * n, length)}
+    task = AttentionTask(layer, contiguous(layer.sequence, n), **columns, **places)
+    keys, queries, results = (task.blocks_of(each) for each in (KEYS, QUERIES, RESULTS))
+
+    def step(rows: Sequence[tuple[int, ...]], calls: Sequence[tuple[int, int]] = ()) -> Step:
+        table = np.array([(*row, 0)[:5] for row in rows], dtype=np.int64).reshape(-1, 5).T
+        band = (1 - length, length - 1)
+        called = [(rank, [[int(queries[(rank + 1) % n])], [key]], band) for rank, key in calls]
+        columns = (each.astype(dtype) for each in table[:4])
+        return Step(*columns, table[4].astype(bool), (Calls.of("attend", called),) if called else ())
+
+    everyone = [(r, to, 0, block) for r in range(n) for to in range(n) if r != to for block in (keys[r], queries[r])]
+    home = [(rank, (rank + 1) % n, 0, results[(rank + 1) % n], True) for rank in range(n)]
+    late = [(rank, int(keys[-1])) for rank in range(n)]
+    steps = [step(everyone), step([], [(rank, int(key)) for rank in range(n) for key in keys[:-1]])]
+    if at_once:
+        steps.append(step([], [each for each in late if each[0] != 9]))
+        steps.append(step([home[9]], [late[9]]))
+    else:
+        steps.append(step([], late))
+    steps.append(step(home[:9] + home[10:] if at_once else home))
+    kept = task.owned()
+    kept[:, keys] = kept[:, queries] = True
+    start, end = task.owned(KEYS, QUERIES), task.owned(RESULTS)
+    return Schedule("late", n, 1, task.blocks({}, ()), start, end, steps, task, kept=kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_added_while_it_is_sent_is_refused_in_every_dtype(dtype: str) -> None:
+    assert late_sums(dtype, at_once=False).transfers == 12 * 11 * 2 + 12
+    with pytest.raises(ScheduleError, match=r"rank 9 computes parts of block 34 .*sent or read at the same step"):
+        late_sums(dtype, at_once=True)
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,11 @@ class Acceptance:
         why: str = "", what: str = "",
     ) -> Acceptance:  # fmt: skip
         """The acceptance by the measured and predicted seconds of all rows."""
-        before, after, held_out = (
+        before, held_out = (
             None if predicted_s is None else np.abs(predicted_s / measured_s - 1)
-            for predicted_s in (before_s, after_s, held_out_s)
+            for predicted_s in (before_s, held_out_s)
         )
+        after = np.abs(after_s / measured_s - 1)
         means = [None if errors is None else float(errors.mean()) for errors in (before, held_out)]
         chance = None if before is None or held_out is None else _chance(before - held_out)
         return cls(len(measured_s), means[0], float(after.mean()), means[1], chance, why, what)
