@@ -473,7 +473,8 @@ def with_regrets(
 
 def costs_of(row: Cells) -> CostsOf:
     """What decides between schedules that are expected to be equally fast."""
-    heads = int(row["heads"] or 1)
-    layer = Workload(int(row["seq"] or 1), heads=heads, kv_heads=int(row["kv_heads"] or heads), mask=str(row["mask"]))
-    shipped = any(shipping(row["schedule"], layer, int(row["ranks"] or 0), row["pass"]))
+    numbers = (_number(row, name) for name in ("seq", "heads", "kv_heads", "ranks"))
+    seq, heads, kv_heads, ranks = (1 if math.isnan(each) else int(each) for each in numbers)
+    layer = Workload(seq, heads=heads, kv_heads=kv_heads, mask=str(row["mask"]))
+    shipped = any(shipping(row["schedule"], layer, ranks, row["passes"]))
     return CostsOf(_number(row, "buffer_bytes"), _number(row, "link_bytes"), shipped, row["time_s"], row["schedule"])
