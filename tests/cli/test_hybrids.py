@@ -27,7 +27,7 @@ def test_a_prediction_names_the_layers_and_shows_re_layouts(tell: Tell) -> None:
     line = ("predict", "h100-8", *LAYER, "--layers", "2xLS", "--decay", "scalar", "--pass", "both")
     code, out, _ = tell(*line, "--schedule", PUBLISHED, "--schedule", "lasp-2+ulysses")
     assert code == 0
-    assert out.startswith("Causal hybrid LSLS (decay: scalar), forward and backward, 2048 positions")
+    assert "Causal hybrid LSLS (decay: scalar), forward and backward, 2048 positions" in out
     assert "assumed of linear layers: as softmax attention (FlashAttention" in out
     assert "re-layout" in out
     rows = parsed(tell, *line, "--schedule", PUBLISHED, "--schedule", "lasp-2+ulysses")["predictions"]
