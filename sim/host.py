@@ -37,7 +37,7 @@ from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.blocks import Kind
 from tasp_lab.schedule.calls import ranges
-from tasp_lab.schedule.dependencies import BLOCK, HANDED_OUT, LANE, SENT, CallTable, Edges, shapes_by_rank
+from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, HANDED_OUT, LANE, SENT, CallTable, Edges, shapes_by_rank
 from tasp_lab.schedule.messages import MessageDependencies, Messages, message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 
@@ -77,12 +77,26 @@ def _after_calls(schedule: Schedule, derived: MessageDependencies) -> list[Edges
     """Messages wait for calls at both ends: keys for those of their step, the second half of sums for the next ones."""
     moved = derived.messages
     waits = [(np.flatnonzero(_reads_beside(schedule, derived)), 0), (np.flatnonzero(_second_sums(schedule, moved)), 1)]
+    follows = _follows_sums(schedule, derived)
     edges = []
     for which, later in waits:
         for end in (moved.source, moved.destination):
             transfer, call = _calls_of(schedule, derived, end[which], moved.step[which] + later)
-            edges.append(Edges.of(call, which[transfer], HANDED_OUT, BLOCK))
+            before = np.flatnonzero(~follows[call]) if later else slice(None)
+            edges.append(Edges.of(call[before], which[transfer[before]], HANDED_OUT, BLOCK))
     return edges
+
+
+def _follows_sums(schedule: Schedule, derived: MessageDependencies) -> BoolArray:
+    """Whether each operation is a call that waits for sums of the step before, so that the sums have left by then."""
+    found = np.zeros(len(derived), dtype=bool)
+    arrives = (derived.edges.event == ARRIVED) & (derived.edges.before < derived.first_call)
+    before, after = derived.edges.before[arrives], derived.edges.after[arrives]
+    is_sum = _is_sum(schedule, derived.messages)[before] & (after >= derived.first_call) & (after < derived.first_buffer)
+    call = after[is_sum]
+    last = derived.calls.step[call - derived.first_call] == derived.messages.step[before[is_sum]] + 1
+    found[call[last]] = True
+    return found
 
 
 def _after_sends(schedule: Schedule, derived: MessageDependencies) -> Edges:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from msgspec import structs
 
 from tasp_lab import Layout, compare, predict_step
+from tasp_lab.core.choices import Dataflow
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.prediction.training_step.rates import HOST_BYTES_PER_S, HOST_LINK_BYTES_PER_S, step_rates
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Attention
@@ -27,6 +30,14 @@ def test_parts_add_up_and_tokens_are_those_of_all_groups() -> None:
     assert found.tokens == 4096 * 2 * 2 * 3
     assert found.tokens_per_s == found.tokens / found.time_s
     assert 0 < times.exposed_s < found.time_s
+
+
+@pytest.mark.parametrize("stack", ["trl", "megatron"])
+@pytest.mark.parametrize("dataflow", get_args(Dataflow))
+def test_sums_that_the_next_layer_waits_for_do_not_wait_for_its_calls(stack: str, dataflow: Dataflow) -> None:
+    options = AttentionOptions("both", dataflow=dataflow)
+    found = predict_step("h100-8", "llama-3-8b", 4096, "zigzag-ring-attention", stack=stack, layers=2, options=options)
+    assert found.times.exposed_s >= 0
 
 
 def test_model_flops_are_6_per_parameter_and_3_times_attention() -> None:
