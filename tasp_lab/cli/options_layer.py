@@ -30,7 +30,6 @@ from tasp_lab.cli.options import (
 )
 from tasp_lab.core.choices import (
     DEFAULT_BUFFERS,
-    DEFAULT_STAGES,
     Checkpointing,
     Dataflow,
     Decay,
@@ -164,8 +163,13 @@ class LayerChoice:
     )
     tail_chunks: Annotated[int, whole("Pieces of the last results of TokenRing.", PASSES)] = 1
     stages: Annotated[
-        int, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
-    ] = DEFAULT_STAGES
+        int | None,
+        whole(
+            "Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses; the fastest of 1, 2, 4 "
+            "and 8 unless given.",
+            PASSES,
+        ),
+    ] = None
     groups: Annotated[
         str,
         Parameter(

@@ -57,7 +57,7 @@ TYPES: Mapping[str, ArgumentType] = {
     "trim": BOOL._replace(error=ScheduleError),
     "buffers": _WHOLE_OPTION,
     "tail_chunks": _WHOLE_OPTION,
-    "stages": _WHOLE_OPTION,
+    "stages": MAYBE_WHOLE._replace(error=ScheduleError),
     "pieces": MAYBE_WHOLE._replace(error=ScheduleError),
     **dict.fromkeys(
         ("passes", "dataflow", "direction", "gradient_dtype", "result_dtype", "groups", "travels"),

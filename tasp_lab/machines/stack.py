@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tasp_lab.core.arguments import TYPES, check_arguments
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ProfileError, TaspLabError, first_line, unknown
 from tasp_lab.core.records import Count, Record, Text, converted, data_names
@@ -86,6 +87,8 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
         and is nothing to use.
     host : the host model: a table of ``hosts``, or STACK/TABLE of another one; none is known if empty.
     host_source : why a host model of another stack is assumed.
+    options : fields of `tasp_lab.schedules.attention.options.AttentionOptions` as the stack runs the schedule; what is
+        left out is taken as the fastest.
     masks : the masks that it is for; all if empty.
     backward, documents, window : whether it has a backward pass, takes packed documents, takes a window.
     heads_over : what KV heads must be a multiple of: a group of the expression, or ``ranks``; nothing if empty.
@@ -97,6 +100,7 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
     text: str = ""
     host: str = ""
     host_source: str = ""
+    options: dict[str, str | int | bool] = {}
     masks: tuple[str, ...] = ()
     backward: bool = True
     documents: bool = True
@@ -217,6 +221,11 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
         record = (load_stack(stack) if stack else self).hosts[name]
         return record.model(f"{stack or self.name}/{name}", found.host_source)
 
+    def options(self, schedule: str) -> Mapping[str, str | int | bool]:
+        """The options with which it runs a schedule."""
+        found = self._entry(schedule)
+        return {} if found is None else found.options
+
     def kernel(self, accelerator: str, layer: Workload | None = None) -> AttentionKernel | None:
         """The attention kernel on an accelerator; None if no rule has one there.
 
@@ -309,6 +318,9 @@ def _check(found: Stack) -> None:
     for host in found.hosts:
         found.hosts[host].model(host, "")
     for how in found.schedules:
+        if wrong := [name for name in how.options if name not in TYPES]:
+            raise ProfileError(unknown("option", wrong[0], list(TYPES)))
+        check_arguments(how.options)  # their values are checked where a schedule is built with them
         groups = [*re.compile(how.schedules).groupindex, "ranks"]
         fields = [field for _, field, _, _ in Formatter().parse(how.text) if field is not None]
         for group in (*fields, *([how.heads_over] if how.heads_over else ())):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from importlib import import_module
+from itertools import product
 from operator import add
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
@@ -44,6 +45,7 @@ from tasp_lab.core.units import Number, format_time
 from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.interval import Interval
 from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
 from tasp_lab.prediction.provenance import sha256
@@ -639,10 +641,11 @@ def answer_schedule(
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """The passes of a schedule around some rings (or none); `search_complete` is None without rings."""
+    """The passes of a schedule with some options, around some rings or none; without, `search_complete` is None."""
 
     passes: tuple[Schedule, ...]
     machine: Machine
+    options: AttentionOptions
     search_complete: bool | None = None
 
     @property
@@ -658,7 +661,8 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """The schedules of a question, around each of the rings that may be fastest, that with the fewest transfers first.
+    """The schedules of a question: around each of the rings that may be fastest, and with each value of the options
+    that it leaves open. First that with the least bound.
 
     `collective` is what a schedule of a collective does.
     """
@@ -687,7 +691,7 @@ class Built:
         first, *others = self.candidates
         best = self._simulated(first, detail, progress)
         for other in others:
-            if other.least_s <= float(best.time_s):
+            if other.least_s < float(best.time_s):
                 best = min(best, self._simulated(other, detail, progress), key=lambda found: found.time_s)
         return best
 
@@ -711,7 +715,7 @@ class Built:
         found = self._passes(candidate, detail, progress)
         long = [each for each in found.passes if each.progress is not no_share]
         for each in long:
-            what = label(each.schedule, self.question.options)
+            what = label(each.schedule, candidate.options)
             progress(f"simulating {each.schedule.transfers:,} transfers of {what}; this may take a while")
         _simulate_at_once(long)
         for each in found.passes:
@@ -725,12 +729,13 @@ class Built:
             few = schedule.transfers <= MANY_EVENTS
             recorded = detail or ("events" if few else "times")
             passes.append(PassAnswer(
-                candidate.machine, schedule, self.work, self.question.options, self.question.engine, recorded,
+                candidate.machine, schedule, self.work, candidate.options, self.question.engine, recorded,
                 self.on.uncertainty_for(self.work, candidate.machine), most, self.collective,
                 progress=self._shares(schedule, candidate.machine, progress),
             ))  # fmt: skip
-        return Answer(self.question, candidate.machine, tuple(passes),
-                      search_complete=candidate.search_complete, applying=_applying(self.question))  # fmt: skip
+        question = replace(self.question, options=candidate.options)
+        return Answer(question, candidate.machine, tuple(passes),
+                      search_complete=candidate.search_complete, applying=_applying(question))  # fmt: skip
 
     def _shares(self, schedule: Schedule, machine: Machine, progress: ProgressCallback) -> ShareCallback:
         """Reports how far a long simulation is; nothing of a short one."""
@@ -797,18 +802,34 @@ def build(
         for each, passing in zip(objects, asked, strict=True):
             kind = check_schedules([each], work, passing)
             each.check_routes(machine.topology)
-        return Built(question, on, work, (Candidate(objects, machine),), collective or kind)
+        return Built(question, on, work, (Candidate(objects, machine, question.options),), collective or kind)
     check_names([schedule], work)
     rings: Sequence[Decomposition | None] = on.rings(progress) if uses_rings(schedule) else [None]
-    candidates = []
-    for found in rings:
-        if (ranks := machine.topology.world_size) >= MANY_RANKS:
-            progress(f"building {schedule} for {ranks:,} ranks; this may take a while")
-        make = build_once if is_own(schedule) else _build
-        passes = make(schedule, machine.topology, work, found, question.options)
-        candidates.append(Candidate(passes, machine, None if found is None else found.search_complete))
-    candidates.sort(key=lambda each: each.transfers)
+    if (ranks := machine.topology.world_size) >= MANY_RANKS:
+        progress(f"building {schedule} for {ranks:,} ranks; this may take a while")
+    make = build_once if is_own(schedule) else _build
+    candidates: list[Candidate] = []
+    errors: list[TaspLabError] = []
+    for found, options in product(rings, _ways(question, machine)):
+        try:
+            passes = make(schedule, machine.topology, work, found, options)
+        except NOT_APPLICABLE as error:  # such as a dataflow that needs links in both directions
+            errors.append(error)
+            continue
+        candidates.append(Candidate(passes, machine, options, None if found is None else found.search_complete))
+    if not candidates:
+        raise errors[0]
+    candidates.sort(key=lambda each: each.least_s if len(candidates) > 1 else 0)
     return Built(question, on, work, tuple(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
+
+
+def _ways(question: Question, machine: Machine) -> list[AttentionOptions]:
+    """The options of a question: as its stack runs the schedule, else with each value of those that are left open."""
+    if not isinstance(question.work, Workload):
+        return [question.options]
+    if machine.stack and (stated := load_stack(machine.stack).options(question.name)):
+        return [question.options.with_defaults(stated)]
+    return question.options.opened(options_of(question.name))
 
 
 def _build(

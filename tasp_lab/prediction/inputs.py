@@ -133,7 +133,7 @@ class AttentionKeywords(TypedDict, total=False):
     gradient_dtype: WireDtype
     result_dtype: WireDtype
     tail_chunks: int
-    stages: int
+    stages: int | None
     groups: str
     travels: Travelling
     pieces: int | None

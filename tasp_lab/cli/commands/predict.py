@@ -40,7 +40,7 @@ from tasp_lab.cli.options import (
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYOUT, DEFAULT_PREDICTION, LayoutChoice, PredictionChoice
 from tasp_lab.cli.outputs import check_outputs, check_schedule_file, write_rows, write_timelines
-from tasp_lab.core.choices import DEFAULT_BUFFERS, DEFAULT_STAGES, FabricKind, Preference
+from tasp_lab.core.choices import DEFAULT_BUFFERS, FabricKind, Preference
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.files import check_writable
 from tasp_lab.core.process import usable_cores
@@ -328,8 +328,8 @@ def step(
     stack: StackName = None,
     buffers: Annotated[int, whole("Receive buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
     stages: Annotated[
-        int, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
-    ] = DEFAULT_STAGES,
+        int | None, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
+    ] = None,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     overrides: Overrides = (),
     library: Library = "auto",

@@ -165,17 +165,17 @@ def direct_pass(
     """One pass, for any layout of the sequence."""
     dtype = options.wire_dtype(workload.dtype, backward=backward, sums=False)
     spans = span_task(workload, layout, dtype if backward else "fp32", backward=backward)
-    task, stage = in_stages(replace(spans, home_dtype="fp32"), options.stages)
+    task, stage = in_stages(replace(spans, home_dtype="fp32"), options.stage_count)
     n = topology.world_size
     circulation = Circulation(task, np.arange(n)[None], np.zeros_like(stage))
     uses = _uses(circulation, stage)
     pools: dict[int, Pool | None] = {KEYS: Pool("keys", options.buffers)}
     kept = None
-    if options.stages <= options.buffers:
+    if options.stage_count <= options.buffers:
         pools[KEYS], kept = None, no_copies(n, len(task.tensor))
         kept[uses.rank, circulation.blocks[uses.block]] = True
     if backward:
-        pools[KEY_GRADIENTS] = Pool("key gradients", min(options.buffers, options.stages + 1))
+        pools[KEY_GRADIENTS] = Pool("key gradients", min(options.buffers, options.stage_count + 1))
     steps = _steps(circulation, uses, backward)
     lanes = max((n - 1) * (1 + backward), 1)
     return owner_schedule(name, topology, task, steps, lanes=lanes, circulating=pools, kept=kept)

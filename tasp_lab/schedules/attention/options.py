@@ -34,21 +34,28 @@ class Option(NamedTuple):
     """What is known of an option, stated once, beside its field.
 
     `choices` are its values if they have names, `least` is the least value of a number. `tried` are the values that are
-    searched for the fastest (`tasp_lab.prediction.tune`); none of what changes the numbers that a layer computes.
+    searched for the fastest (`tasp_lab.prediction.tune`); none of what changes the numbers that a layer computes. `open`
+    are those of which every prediction takes the fastest where the option is left at its default; where no machine is
+    known, the schedule itself chooses by bytes.
     """
 
     choices: tuple[str, ...] = ()
     least: int | None = None
     tried: tuple[object, ...] = ()
+    open: tuple[object, ...] = ()
 
 
 _LISTS = re.compile(r"\d{1,6}(,\d{1,6})*(\|\d{1,6}(,\d{1,6})*)*", re.ASCII)
 
 
 def _about(
-    choices: tuple[str, ...] = (), *, least: int | None = None, tried: tuple[object, ...] = ()
+    choices: tuple[str, ...] = (),
+    *,
+    least: int | None = None,
+    tried: tuple[object, ...] = (),
+    open: tuple[object, ...] = (),  # noqa: A002
 ) -> Mapping[str, Option]:
-    return {"option": Option(choices, least, tried)}
+    return {"option": Option(choices, least, tried, open)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class AttentionOptions:
     tail_chunks : in how many pieces the last results of TokenRing return, see
         `tasp_lab.schedules.attention.token_ring`; 1, as published, unless given: every piece is a message at each step.
     stages : in how many parts keys arrive, see `tasp_lab.schedules.attention.direct_attention`; or heads, see
-        `tasp_lab.schedules.attention.ulysses`.
+        `tasp_lab.schedules.attention.ulysses`. The fastest number if None; where no machine is known, `DEFAULT_STAGES`.
     groups : the ranks of each group of a family with a split such as ``usp:UxR``: ``consecutive`` ranks; ``strided``,
         of R groups the ranks r, r + R, r + 2 R, ...; or lists of ranks such as ``0,2|1,3``, group by group. ``auto``
         chooses by the topology, see `tasp_lab.schedules.attention.rank_order`, and without one is ``consecutive``.
@@ -84,13 +91,13 @@ class AttentionOptions:
     passes: Pass = field(default="forward", metadata=_about(get_args(Pass)))
     trim: bool = field(default=True, metadata=_about(tried=(True, False)))
     buffers: int = field(default=DEFAULT_BUFFERS, metadata=_about(least=2, tried=(2, 3, 4, 6)))
-    dataflow: Dataflow = field(default="auto", metadata=_about(get_args(Dataflow), tried=get_args(Dataflow)))
+    dataflow: Dataflow = field(default="auto", metadata=_about(get_args(Dataflow), open=get_args(Dataflow)[1:]))
     gradient_dtype: WireDtype = field(default="auto", metadata=_about(get_args(WireDtype)))
     result_dtype: WireDtype = field(default="auto", metadata=_about(get_args(WireDtype)))
     tail_chunks: int = field(default=1, metadata=_about(least=1, tried=(1, 2, 4)))
-    stages: int = field(default=DEFAULT_STAGES, metadata=_about(least=1, tried=(1, 2, 4, 8)))
+    stages: int | None = field(default=None, metadata=_about(least=1, open=(1, 2, 4, 8)))
     groups: str = field(default="auto", metadata=_about(tried=GROUPS))
-    travels: Travelling = field(default="auto", metadata=_about(get_args(Travelling), tried=get_args(Travelling)))
+    travels: Travelling = field(default="auto", metadata=_about(get_args(Travelling), open=get_args(Travelling)[1:]))
     pieces: int | None = field(default=None, metadata=_about(least=1, tried=(None, 1, 2, 4, 8)))
     direction: Direction = field(default="auto", metadata=_about(get_args(Direction)))
 
@@ -135,6 +142,11 @@ class AttentionOptions:
             )
 
     @property
+    def stage_count(self) -> int:
+        """The stages, `DEFAULT_STAGES` where their number is left open."""
+        return DEFAULT_STAGES if self.stages is None else self.stages
+
+    @property
     def forward_only(self) -> AttentionOptions:
         """The same options for the forward pass only.
 
@@ -168,6 +180,28 @@ class AttentionOptions:
         True
         """
         return AttentionOptions(self.passes, **{name: getattr(self, name) for name in names})
+
+    def with_defaults(self, values: Mapping[str, object]) -> AttentionOptions:
+        """These values in place of defaults, without those of a backward pass if there is none.
+
+        >>> AttentionOptions("both", buffers=4).with_defaults({"buffers": 2, "dataflow": "rotate-kv"}).arguments
+        '--buffers 4 --dataflow rotate-kv'
+        """
+        open_now = {name for name in values if getattr(self, name) == getattr(DEFAULT_OPTIONS, name)}
+        open_now -= {"dataflow", "gradient_dtype"} if self.passes == "forward" else set()
+        return replace(self, **{name: values[name] for name in open_now})  # type: ignore[arg-type]
+
+    def opened(self, names: Iterable[str]) -> list[AttentionOptions]:
+        """The options with each combination of the values that are `open`, of these names.
+
+        >>> [each.dataflow for each in AttentionOptions("both").opened(["buffers", "dataflow"])]
+        ['rotate-kv', 'rotate-kv-back', 'rotate-q']
+        """
+        found = [self]
+        for name in names:
+            changed = [each.with_defaults({name: value}) for each in found for value in OPTIONS[name].open]
+            found = list(dict.fromkeys(changed)) or found
+        return found
 
     def check_known(self, schedule: str, names: Iterable[str]) -> None:
         """Raise `ScheduleError` if any but these options, which a schedule has, are other than the defaults."""
@@ -209,7 +243,7 @@ class AttentionOptions:
 OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(AttentionOptions)}
 """The options of `AttentionOptions`, in the order of its fields."""
 
-NUMBERS = tuple(sorted(each.name for each in fields(AttentionOptions) if type(each.default) is int))
-"""The options that are numbers and have one as their default."""
+NUMBERS = tuple(sorted(name for name, option in OPTIONS.items() if option.least is not None))
+"""The options that are numbers."""
 
 DEFAULT_OPTIONS = AttentionOptions()
