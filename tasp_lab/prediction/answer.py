@@ -827,9 +827,10 @@ def _ways(question: Question, machine: Machine) -> list[AttentionOptions]:
     """The options of a question: as its stack runs the schedule, else with each value of those that are left open."""
     if not isinstance(question.work, Workload):
         return [question.options]
-    if machine.stack and (stated := load_stack(machine.stack).options(question.name)):
-        return [question.options.with_defaults(stated)]
-    return question.options.opened(options_of(question.name))
+    names, stated = options_of(question.name), {}
+    if machine.stack:
+        stated = {name: value for name, value in load_stack(machine.stack).options(question.name).items() if name in names}
+    return question.options.with_defaults(stated).opened(names)
 
 
 def _build(

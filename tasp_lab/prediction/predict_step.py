@@ -16,7 +16,7 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth, format_flops, format_size
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.answer import PassAnswer
+from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import (
     ComputeLike,
@@ -39,6 +39,7 @@ from tasp_lab.prediction.provenance import (
     machine_inputs,
     overrides_inputs,
 )
+from tasp_lab.prediction.question import Question
 from tasp_lab.prediction.recommend import TIE, Recommendation
 from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
 from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, output_flops
@@ -68,7 +69,7 @@ from tasp_lab.prediction.training_step.rates import (
 )
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.registry import check_names
+from tasp_lab.schedules.registry import check_names, names_of, options_of
 from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.models.catalogue import load_model
@@ -161,7 +162,7 @@ def predict_step(
     plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype)
 
     def step_of(name: str) -> StepPrediction:
-        own = replace(plan, schedule=name)
+        own = replace(plan, schedule=name, options=_best_options(machine, plan, name))
         on = run_by_stack(machine, own.layer, name, passes, layout.cp)
         on = with_assumptions(on, own.layer) if compute is None else on
         beside = rates or step_rates(on, matrix_dtype, _rate(matrix_rate))
@@ -199,6 +200,20 @@ def _leaders(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> tu
         raise ScheduleError(f"no schedule applies: {ranking.best.reason}")
     names = [best.schedule, *(each.schedule for each in ranking.candidates if each.applies)]
     return best, list(dict.fromkeys(names))[:LEADERS]
+
+
+def _best_options(machine: Machine, plan: StepPlan, schedule: str) -> AttentionOptions:
+    """The options with which a layer, alone on a context group, is fastest; those of the plan where it does not apply.
+
+    Then the step is refused for the same reason.
+    """
+    layer = plan.layer
+    if layer.kind == "hybrid":  # the layers of linear attention leave nothing open
+        schedule, layer = names_of(schedule).of("S"), layer.of("S")
+    if plan.options.opened(options_of(schedule)) == [plan.options] and not machine.stack:
+        return plan.options
+    chosen = answer(Question(context_machine(machine, plan.layout), schedule, layer, plan.options)).options
+    return replace(plan.options, **{name: getattr(chosen, name) for name in options_of(schedule)})
 
 
 def context_machine(machine: Machine, layout: Layout) -> Machine:

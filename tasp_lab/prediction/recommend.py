@@ -124,8 +124,16 @@ class Recommendation:
 
     @cached_property
     def _relative(self) -> FloatArray:
-        """Times over the least one in each common sample, less one, a float array (draws, answers)."""
-        return self._errors.relative_times(self._rivals, self.setting) - 1
+        """Times over the least one in each common sample, less one, a float array (draws, answers).
+
+        Schedules that send the same in the same time share all errors: with one stage, staged-ulysses is ulysses.
+        """
+        answers = (*self.answers, *self.settled)
+        sent = [(f"{each.rank_s:.9g}", each.steps, each.bytes_sent, each.link_bytes) for each in answers]
+        first = list(dict.fromkeys(sent))
+        rivals = [self._rivals[sent.index(key)] for key in first]
+        relative = self._errors.relative_times(rivals, self.setting) - 1
+        return relative[:, [first.index(key) for key in sent]]
 
     @cached_property
     def _rivals(self) -> list[Rival]:
@@ -356,7 +364,9 @@ class Recommendation:
         asked = self.answer.passes[0].machine.stack
         if isinstance(self.answer.question.schedule, str) and asked in ("", OWN_STACK):
             ships = "" if shipped or asked else "No library that is known here ships it. "
-            found.append(f'{ships}tasp-lab: runtime.attention(q, k, v, schedule="{self.schedule}")')
+            options = self.answer.options
+            how = f", options={options.expression}" if options.arguments else ""
+            found.append(f'{ships}tasp-lab: runtime.attention(q, k, v, schedule="{self.schedule}"{how})')
         return found
 
     def _sureness(self) -> str:

@@ -49,8 +49,6 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import MASKS
 
 _FIELD = re.compile(r"\{(\w+)(?:/(\w+))?\}")
-_BACKWARD = ("dataflow", "gradient_dtype")
-"""Options that a forward pass refuses."""
 
 
 class LibraryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,8 +58,8 @@ class LibraryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ----------
     systems, variants, sources : regular expressions of the rows that it is for.
     schedule : the name of an attention schedule; empty if none of ours is the same.
-    fields : fields of `AttentionOptions` other than their defaults, in the file ``options``.
-    stack : the stack whose host model of the schedule it has (`tasp_lab.machines.stack`); none if empty.
+    fields : fields of `AttentionOptions` other than those of its stack, in the file ``options``.
+    stack : the stack with whose options and host model it runs (`tasp_lab.machines.stack`); none if empty.
     kernels : attention kernels by accelerator; ``default`` is that of all others.
     source : the place in the library's code.
     reason : why it cannot be simulated; empty if it can.
@@ -79,8 +77,8 @@ class LibraryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def options(self, passes: Pass) -> AttentionOptions:
         """The options for these passes; without those of the backward pass if they have none."""
-        left_out = _BACKWARD if passes == "forward" else ()
-        return AttentionOptions(passes, **{k: v for k, v in self.fields.items() if k not in left_out})  # type: ignore[arg-type]
+        of_stack = load_stack(self.stack).options(self.schedule) if self.stack else {}
+        return AttentionOptions(passes).with_defaults({**of_stack, **self.fields})
 
     def kernel(self, accelerator: str | None) -> str | None:
         """The attention kernel on an accelerator, like ``h100``; None if nothing is known."""

@@ -173,6 +173,18 @@ class AttentionOptions:
                 )
         return " ".join(found)
 
+    @property
+    def expression(self) -> str:
+        """The Python expression of these options.
+
+        >>> AttentionOptions("both", dataflow="rotate-q").expression
+        'AttentionOptions("both", dataflow="rotate-q")'
+        """
+        changed = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+        passes = [f'"{changed.pop("passes")}"'] if "passes" in changed else []
+        given = [f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in changed.items()]
+        return f"AttentionOptions({', '.join(passes + given)})"
+
     def only(self, names: Iterable[str]) -> AttentionOptions:
         """The same passes and these options; the defaults in place of all others.
 
