@@ -92,7 +92,9 @@ def _follows_sums(schedule: Schedule, derived: MessageDependencies) -> BoolArray
     found = np.zeros(len(derived), dtype=bool)
     arrives = (derived.edges.event == ARRIVED) & (derived.edges.before < derived.first_call)
     before, after = derived.edges.before[arrives], derived.edges.after[arrives]
-    is_sum = _is_sum(schedule, derived.messages)[before] & (after >= derived.first_call) & (after < derived.first_buffer)
+    is_sum = (
+        _is_sum(schedule, derived.messages)[before] & (after >= derived.first_call) & (after < derived.first_buffer)
+    )
     call = after[is_sum]
     last = derived.calls.step[call - derived.first_call] == derived.messages.step[before[is_sum]] + 1
     found[call[last]] = True

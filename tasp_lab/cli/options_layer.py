@@ -165,8 +165,8 @@ class LayerChoice:
     stages: Annotated[
         int | None,
         whole(
-            "Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses; the fastest of 1, 2, 4 "
-            "and 8 unless given.",
+            "Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses: the fastest of 1, 2, "
+            "4 and 8 unless given.",
             PASSES,
         ),
     ] = None

@@ -100,7 +100,7 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
     text: str = ""
     host: str = ""
     host_source: str = ""
-    options: dict[str, str | int | bool] = {}
+    options: dict[str, str | int | bool] = msgspec.field(default_factory=dict)
     masks: tuple[str, ...] = ()
     backward: bool = True
     documents: bool = True

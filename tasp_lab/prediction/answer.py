@@ -829,7 +829,9 @@ def _ways(question: Question, machine: Machine) -> list[AttentionOptions]:
         return [question.options]
     names, stated = options_of(question.name), {}
     if machine.stack:
-        stated = {name: value for name, value in load_stack(machine.stack).options(question.name).items() if name in names}
+        stated = {
+            name: value for name, value in load_stack(machine.stack).options(question.name).items() if name in names
+        }
     return question.options.with_defaults(stated).opened(names)
 
 

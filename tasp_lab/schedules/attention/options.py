@@ -34,9 +34,9 @@ class Option(NamedTuple):
     """What is known of an option, stated once, beside its field.
 
     `choices` are its values if they have names, `least` is the least value of a number. `tried` are the values that are
-    searched for the fastest (`tasp_lab.prediction.tune`); none of what changes the numbers that a layer computes. `open`
-    are those of which every prediction takes the fastest where the option is left at its default; where no machine is
-    known, the schedule itself chooses by bytes.
+    searched for the fastest (`tasp_lab.prediction.tune`); none of what changes the numbers that a layer computes.
+    `open` are those of which every prediction takes the fastest where the option is left at its default; where no
+    machine is known, the schedule itself chooses by bytes.
     """
 
     choices: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ def _about(
     *,
     least: int | None = None,
     tried: tuple[object, ...] = (),
-    open: tuple[object, ...] = (),  # noqa: A002
+    open: tuple[object, ...] = (),
 ) -> Mapping[str, Option]:
     return {"option": Option(choices, least, tried, open)}
 
@@ -182,7 +182,9 @@ class AttentionOptions:
         """
         changed = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
         passes = [f'"{changed.pop("passes")}"'] if "passes" in changed else []
-        given = [f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in changed.items()]
+        given = [
+            f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in changed.items()
+        ]
         return f"AttentionOptions({', '.join(passes + given)})"
 
     def only(self, names: Iterable[str]) -> AttentionOptions:

@@ -70,7 +70,9 @@ def staged_ulysses(
     """
     whole, n = ulysses(name, topology, workload, options), topology.world_size
     heads, keys = workload.heads // n, max(workload.kv_head_count // n, 1)
-    divides = (each for each in range(1, options.stage_count + 1) if heads % each == 0 and keys % each * (each % keys) == 0)
+    divides = (
+        each for each in range(1, options.stage_count + 1) if heads % each == 0 and keys % each * (each % keys) == 0
+    )
     stages = max(divides)
     return tuple(in_chunks(each, stages) for each in whole)
 
