@@ -43,6 +43,7 @@ experiments: $(INSTALLED)
 	$(BIN)/python -m experiments.tables.decomposition --measure
 	$(BIN)/python -m experiments.tables.attention_curve
 	$(BIN)/python -m experiments.tables.contention
+	$(BIN)/python -m experiments.tables.other_kernels
 	$(BIN)/python -m experiments.tables.passes
 	$(BIN)/python -m experiments.tables.layer_errors
 	$(BIN)/python -m experiments.tables.dtypes

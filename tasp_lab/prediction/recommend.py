@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -31,10 +31,9 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Preference
 from tasp_lab.core.units import format_count, format_size_about, format_time
 from tasp_lab.machines.compute import KernelCompute, with_kernel
-from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.stack import OWN_STACK, Shipped, Stack, shipping
+from tasp_lab.machines.stack import OWN_STACK, Shipped, Stack, load_stack, shipping, stack_names
 from tasp_lab.prediction.answer import Answer, answer
 from tasp_lab.prediction.inputs import with_pairs
 from tasp_lab.prediction.interval import DECIDED
@@ -42,6 +41,7 @@ from tasp_lab.prediction.paired import PairedErrors, Rival, Setting, paired_erro
 from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import baselines, is_attention
+from tasp_lab.workload.layer import Workload
 
 TIE = 0.01
 """Schedules whose expected regret is within this of the least are taken to be equally fast."""
@@ -60,9 +60,6 @@ MOST_TRANSFERS = 40_000
 
 SHORTER = (1 / 16, 1 / 4)
 """Sequence lengths, as shares of the real one, at which the recommendation is checked, until it holds."""
-
-OTHER_KERNEL = 0.2
-"""Another kernel of the GPU is named if it changes the time of the recommendation by more than this."""
 
 
 class CostsOf(NamedTuple):
@@ -94,6 +91,20 @@ def by_costs(costs: CostsOf, prefer: Preference = "memory") -> tuple[object, ...
     keys = {"memory": costs.buffer_bytes, "bytes": costs.link_bytes, "library": not costs.is_shipped}
     first = keys.pop(prefer, costs.time_s)
     return (first, *keys.values(), costs.schedule)
+
+
+class Otherwise(NamedTuple):
+    """The recommendation and the fastest schedule under another kernel, or another host; times in seconds."""
+
+    condition: str
+    time_s: float
+    schedule: str
+    fastest_s: float
+
+    @property
+    def regret(self) -> float:
+        """How much longer than the fastest the recommendation takes, as a share."""
+        return self.time_s / self.fastest_s - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +183,13 @@ class Recommendation:
 
     @property
     def is_decided(self) -> bool:
-        """Whether that is at most `DECIDED`."""
-        return self.expected_regret <= DECIDED
+        """Whether that is at most `DECIDED`, whatever kernel runs of those that may, and whatever was assumed of hosts."""
+        return self.expected_regret <= DECIDED and not self.overturned
+
+    @property
+    def overturned(self) -> list[Otherwise]:
+        """Where the recommendation loses more than `DECIDED` under what was not asked for."""
+        return [each for each in self.otherwise if each.regret > DECIDED]
 
     @property
     def margin(self) -> float:
@@ -254,32 +270,50 @@ class Recommendation:
         return float(answer(shorter, on=self.on).time_s)
 
     @cached_property
-    def other_kernel(self) -> tuple[str, float] | None:
-        """The fastest other kernel of this GPU, and the time of the recommendation with it.
+    def otherwise(self) -> tuple[Otherwise, ...]:
+        """The recommendation beside what may be faster under what was not asked for, but assumed.
 
-        None if no other changes that by more than `OTHER_KERNEL`, or if the kernel is unknown.
+        That is the kernel, unless it or the stack was named: each other one that a stack runs here. And a host model
+        that is assumed: a host that takes no time instead.
         """
-        passes = self.answer.passes
-        machine = passes[0].machine
-        if not isinstance(machine.compute, KernelCompute) or self.answer.layer.kind != "softmax":
-            return None
-        found: dict[str, Machine] = {}
-        for name in kernel_names(str(machine.accelerator)):
-            kernel = attention_kernel(str(machine.accelerator), name)
-            serves = any(variant.design.key_bytes for variant in kernel.file.variants)  # copies keys into a cache
-            measured = not kernel.note  # else its rate is that of another GPU, in proportion to the peaks
-            if measured and name != machine.compute.kernel.file.kernel and not serves:
-                found[name] = with_kernel(machine, name)
-        if not found:
-            return None
+        machine, layer = self.answer.passes[0].machine, self.answer.layer
+        large = any(each.schedule.transfers > MOST_TRANSFERS for each in self.answer.passes)
+        if large or not isinstance(machine.compute, KernelCompute) or layer.kind != "softmax":
+            return ()
+        changes: list[tuple[str, Callable[[Machine], Machine]]] = []
+        if machine.compute.by_stack and not machine.stack:
+            for name in _kernels_run(machine.accelerator, layer):
+                if name != machine.compute.kernel.file.kernel:
+                    changes.append((f"--kernel {name}", partial(with_kernel, name=name)))
+        if any(source.startswith("assum") for _, source in machine.host.sources):
+            changes.append(("a host that takes no time", _with_instant_host))
+        return tuple(self._under(name, change) for name, change in changes)
 
-        def compute_s(name: str) -> float:
-            return sum(float(max(busy_s(each.schedule, found[name].compute, machine.rank_speeds))) for each in passes)
+    def _under(self, condition: str, change: Callable[[Machine], Machine]) -> Otherwise:
+        """What a change does to the recommendation, and to the few that can be faster then.
 
-        fastest = min(found, key=compute_s)
-        time_s = sum(float(simulated_s(self.answer, each.schedule, found[fastest])) for each in passes)
-        changes = abs(time_s / float(self.answer.time_s) - 1) > OTHER_KERNEL
-        return (fastest, time_s) if changes else None
+        No schedule is faster than its busiest rank computes, and few messages become hidden that are exposed now.
+        """
+
+        def busiest_s(found: Answer) -> float:
+            calls = (
+                busy_s(each.schedule, change(each.machine).compute, each.machine.rank_speeds) for each in found.passes
+            )
+            return sum(float(max(times_s)) for times_s in calls)
+
+        def time_s(found: Answer) -> float:
+            return sum(simulated_s(found, each.schedule, change(each.machine)) for each in found.passes)
+
+        least_s = {each.schedule: busiest_s(each) for each in self.answers}
+        own_s = time_s(self.answer)
+        rivals = [each for each in self.answers if each is not self.answer and least_s[each.schedule] < own_s]
+        rivals.sort(key=lambda each: least_s[each.schedule] + float(each.exposed_s))
+        times_s = {self.schedule: own_s}
+        for each in rivals[:CHECKED]:
+            if each.passes[0].schedule.transfers <= MOST_TRANSFERS:
+                times_s[each.schedule] = time_s(each)
+        fastest = min(times_s, key=lambda name: times_s[name])
+        return Otherwise(condition, own_s, fastest, times_s[fastest])
 
     @cached_property
     def tuned_ring(self) -> TunedRing | None:
@@ -338,6 +372,9 @@ class Recommendation:
         """The recommendation as lines: what to use and why, how sure that is, what changes it, how to switch it on."""
         found = [f"Use {self.schedule}: {self.why}."]
         found.append(self._sureness())
+        for each in self.overturned:
+            times = f"{format_time(each.fastest_s)} instead of {format_time(each.time_s)}"
+            found.append(f"With {each.condition} use {each.schedule}: {times}.")
         share, rival = self.slower if len(self.answers) > 1 else (None, "")
         if rival and share is not None:
             at = "as it is" if share == 1 else f"at least {share:g} times as fast"
@@ -354,10 +391,9 @@ class Recommendation:
             found.append(f"It holds {at}; at {format_count(below)} {rival} is faster.")
         elif length is not None and length > 1:
             found.append(f"It holds down to {format_count(length)} positions.")
-        if self.other_kernel is not None:
-            name, time_s = self.other_kernel
-            took = format_time(float(self.answer.time_s))
-            found.append(f"With --kernel {name} it would take {format_time(time_s)} instead of {took}.")
+        if holds := [each for each in self.otherwise if each not in self.overturned]:
+            named = ", ".join(f"{each.condition} ({format_time(each.time_s)})" for each in holds)
+            found.append(f"It also holds with {named}.")
         found += [] if self.tuned_ring is None else [self.tuned_ring.line]
         shipped = self.shipped(self.answer)
         found += [f"{stack.library}: {how.text}" for stack, how in shipped]
@@ -375,6 +411,8 @@ class Recommendation:
         regret = f"expected regret {self.expected_regret:.1%}"
         if self.is_decided:
             return f"Decided: {regret}."
+        if self.expected_regret <= DECIDED:
+            return f"Open: {regret}, but other software changes the answer."
         what, after = self.to_measure
         rival = max((each for each in self.answers if each is not self.answer), key=self._chance)
         low, high = self._errors.ratio(self.answer.rival, rival.rival, self.setting)
@@ -404,8 +442,7 @@ class Recommendation:
             "down_to_sequence": length,
             "shorter_sequence": below or None,
             "faster_at_shorter_sequence": faster or None,
-            "other_kernel": None if self.other_kernel is None else self.other_kernel[0],
-            "other_kernel_time_s": None if self.other_kernel is None else self.other_kernel[1],
+            "otherwise": [each._asdict() for each in self.otherwise],
             "tuned_ring": None if self.tuned_ring is None else self.tuned_ring.to_dict(),
             "to_measure": None if self.is_decided or not what else what,
             "expected_regret_then": None if self.is_decided or not what else after,
@@ -415,6 +452,16 @@ class Recommendation:
                 for stack, how in self.shipped(self.answer)
             ],
         }
+
+
+def _kernels_run(accelerator: str, layer: Workload) -> list[str]:
+    """The kernels that any stack runs on an accelerator."""
+    rules = (rule for name in stack_names() for rule in load_stack(name).rules(accelerator, layer))
+    return list(dict.fromkeys(rule.kernel for rule in rules))
+
+
+def _with_instant_host(machine: Machine) -> Machine:
+    return replace(machine, host=machine.host.with_instant_host())
 
 
 def _time_s(answer: Answer, share: float) -> float:

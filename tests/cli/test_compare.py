@@ -27,8 +27,8 @@ def test_json_has_every_field(tell: Tell) -> None:
     always = {"computes", "library", "stack", "changes", "versus", "results", "not_simulated", "fabric", "provenance"}
     decision = {
         "recommended", "why", "prefer", "expected_regret", "margin", "is_decided", "near", "network_share",
-        "below_network_share", "down_to_sequence", "shorter_sequence", "faster_at_shorter_sequence", "other_kernel",
-        "other_kernel_time_s", "tuned_ring", "to_measure", "expected_regret_then", "switches",
+        "below_network_share", "down_to_sequence", "shorter_sequence", "faster_at_shorter_sequence", "otherwise",
+        "tuned_ring", "to_measure", "expected_regret_then", "switches",
     }  # fmt: skip
     assert always | decision == set(found)
     assert all(set(row) == FIELDS for row in found["results"])

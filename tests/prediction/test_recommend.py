@@ -47,7 +47,7 @@ def test_the_preferred_of_those_that_tie(ranking: Ranking, prefer: Preference) -
 def test_it_is_decided_by_the_expected_regret(ranking: Ranking) -> None:
     found = ranking.recommendation
     assert found is not None
-    assert found.is_decided == (found.expected_regret <= DECIDED)
+    assert found.is_decided == (found.expected_regret <= DECIDED and not found.overturned)
     assert found.margin >= 0
     assert found.schedule in [each.schedule for each in found.answers]
 
@@ -63,6 +63,33 @@ def test_json_has_the_decision_and_the_regret_of_each_row(ranking: Ranking) -> N
 
 def test_the_recommendation_comes_first(ranking: Ranking) -> None:
     assert ranking.parts()[0].startswith(f"Use {ranking.recommendation.schedule}: ")  # type: ignore
+
+
+@pytest.mark.parametrize("sequence", [8192, 65536])
+def test_other_kernels_that_stacks_run_are_tried(sequence: int) -> None:
+    layer = Workload(sequence, heads=32, kv_heads=8, mask="causal")
+    names = ["ulysses", "zigzag-ring-attention", "direct-kv-all-gather"]
+    found = compare("h100-8", layer, names, passes="both").recommendation
+    assert found is not None
+    tried = {each.condition.removeprefix("--kernel "): each for each in found.otherwise}
+    assert {"flash-attention-2", "triton"} <= set(tried)
+    assert "cudnn" not in tried
+    for kernel, other in tried.items():
+        times_s = {
+            each.schedule: float(answer(replace(each.question, machine="h100-8", kernel=kernel)).time_s)
+            for each in found.answers
+        }
+        assert other.time_s == pytest.approx(times_s[found.schedule])
+        assert other.fastest_s == pytest.approx(min(times_s.values()))
+        assert times_s[other.schedule] == pytest.approx(other.fastest_s)
+    assert not (found.is_decided and found.overturned)
+
+
+def test_a_kernel_or_a_stack_that_is_named_is_not_doubted() -> None:
+    for settings in ({"kernel": "cudnn"}, {"stack": "tasp-lab"}):
+        found = compare("h100-8", LAYER, ["ulysses", "zigzag-ring-attention"], **settings).recommendation  # type: ignore
+        assert found is not None
+        assert found.otherwise == ()
 
 
 def test_ideal_links_are_exact() -> None:
