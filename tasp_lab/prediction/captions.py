@@ -8,7 +8,7 @@ from types import MappingProxyType
 from tasp_lab.core.choices import AttentionKind
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_time
-from tasp_lab.machines.compute import KernelCompute
+from tasp_lab.machines.compute import PARTS, KernelCompute
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.prediction.answer import PASS_NAMES, Answer
@@ -233,6 +233,12 @@ def interval_line(interval: Interval) -> str:
     return f"interval: should hold 9 of 10 runs ({measured}: {found.regime}){borrowed}"
 
 
+TILES_AND_WAVES = (
+    f"{PARTS['waves_s']}: a GPU computes whole tiles of queries and keys, some of which are part-filled or cut by the "
+    "mask, and some multiprocessors idle while the last tiles are computed"
+)
+
+
 def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
     """The critical path of a schedule, whose shares add up to its time, and the constraints that bound its events.
 
@@ -261,6 +267,7 @@ def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
         went,
         Table(f"what bound {timeline.schedule}", columns, rows),
         f"busy time adds up all {counted} of all ranks, which overlap; the critical path alone sets the time",
+        *([TILES_AND_WAVES] if any(what == PARTS["waves_s"] for what, *_ in path) else []),
         *_contention(timeline),
     ]
 

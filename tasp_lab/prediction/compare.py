@@ -39,6 +39,7 @@ from tasp_lab.prediction.captions import (
     title_of,
 )
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of
+from tasp_lab.prediction.explain import Explanation
 from tasp_lab.prediction.inputs import (
     MachineLike,
     QuestionKeywords,
@@ -72,6 +73,7 @@ from tasp_lab.schedules.registry import (
     Names,
     baselines,
     by_kind,
+    check_names,
     layer_names_on,
     names_of,
     options_for,
@@ -435,6 +437,29 @@ class Ranking(Report):
     def single_ring_s(self) -> float | None:
         """Its time in seconds."""
         return None if self.single_ring is None else float(self.single_ring.time_s)
+
+    def explain(self, schedule: str) -> Explanation:
+        """Where a schedule spends its time, beside the recommended one; that beside the fastest other one.
+
+        The schedule need not be among those that were compared. Raises `ScheduleError` for an unknown name, and for a
+        schedule that does not apply.
+        """
+        known = {each.schedule: each for each in reversed(self.candidates)}
+        on = None if self.recommendation is None else self.recommendation.on
+        if schedule not in known:
+            check_names([schedule], self.question.layer)
+            options = options_for(schedule, self.question.options)
+            known[schedule] = answer(replace(self.question, schedule=schedule, options=options), on=on)
+        found = known[schedule]
+        if found.error is not None:
+            raise ScheduleError(f"explain: {schedule} does not apply: {found.reason}")
+        if self.recommendation is None:
+            raise ScheduleError(f"explain: no other schedule than {schedule} applies, expected one that is recommended")
+        best = self.recommendation.answer
+        if schedule == best.schedule:
+            rest = [each for each in self._applying if each.schedule != schedule]
+            return Explanation(best, rest[0] if rest else None, schedule)
+        return Explanation(best, found, schedule)
 
     @property
     def _applying(self) -> list[Answer]:
