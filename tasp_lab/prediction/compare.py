@@ -444,6 +444,7 @@ class Ranking(Report):
         The schedule need not be among those that were compared. Raises `ScheduleError` for an unknown name, and for a
         schedule that does not apply.
         """
+        check_arguments({"schedule": schedule})
         known = {each.schedule: each for each in reversed(self.candidates)}
         on = None if self.recommendation is None else self.recommendation.on
         if schedule not in known:

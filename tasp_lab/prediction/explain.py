@@ -142,10 +142,7 @@ class PassExplanation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation(Report):
-    """A schedule beside the recommended one, or the recommended one beside the fastest of the others; alone, if no other applies.
-
-    Times are in seconds. `plot` draws the two timelines on one time axis.
-    """
+    """A schedule beside the recommended one; that beside the fastest of the others, or alone if no other applies."""
 
     recommended: Answer
     other: Answer | None

@@ -150,7 +150,7 @@ def compare(
     explain: Annotated[
         str | None,
         Parameter(
-            group=OUTPUT,
+            group=PASSES,
             show_default=False,
             help="Also show where this schedule, such as tasp, spends its time beside the recommended one.",
         ),
@@ -242,20 +242,20 @@ def compare(
             found = comparison.compare(machine, layers[0], schedule, **settings)
         found = run_best(found, validate, fabric, scale, repeat, shown.line) if validate else found
         # What only the output needs is simulated while it is made.
-        explained = found.explain(explain) if isinstance(found, comparison.Ranking) and explain is not None else None
-        if explained is not None and plot is not None and found.is_reporter:
-            write_picture(explained.plot(), plot)
         if csv is not None and found.is_reporter:
             write_rows(found.records(), csv)
-        output = (found.to_dict() if json else found.parts()) if found.is_reporter else None
-        if explained is not None and isinstance(output, dict):
-            output["explained"] = explained.to_dict()
-        elif explained is not None and output is not None:
-            output += explained.parts()
-    if isinstance(output, dict):
-        print_json(output)
-    elif output is not None:
-        print_parts(output, wide=wide)
+        document = found.to_dict() if found.is_reporter and json else {}
+        parts = found.parts() if found.is_reporter and not json else []
+        if explain is not None and found.is_reporter and isinstance(found, comparison.Ranking):
+            explained = found.explain(explain)
+            if plot is not None:
+                write_picture(explained.plot(), plot)
+            document |= {"explained": explained.to_dict()} if json else {}
+            parts += [] if json else explained.parts()
+    if document:
+        print_json(document)
+    elif parts:
+        print_parts(parts, wide=wide)
 
 
 def _compare_collectives(
