@@ -77,6 +77,7 @@ from tasp_lab.schedules.registry import (
     layer_names_on,
     names_of,
     options_for,
+    reason_of,
 )
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import LAYER_KINDS, Workload
@@ -394,6 +395,20 @@ def _choice(
     return choice
 
 
+def question_about(schedule: str, question: Question, on: PreparedMachine | None = None) -> Question:
+    """The question about a schedule that is to be explained, which need not be among those that were compared.
+
+    Raises `ScheduleError` for an unknown name, and for a schedule that does not apply.
+    """
+    check_names([schedule], question.layer)
+    asked = replace(question, schedule=schedule, options=options_for(schedule, question.options))
+    try:
+        build(asked, on)
+    except NOT_APPLICABLE as error:
+        raise ScheduleError(f"explain: {schedule} does not apply: {reason_of(error, schedule)}") from error
+    return asked
+
+
 @dataclass(frozen=True, repr=False)
 class Ranking(Report):
     """All answers, the fastest first; then those that do not fit into a GPU, and those that do not apply last.
@@ -445,15 +460,11 @@ class Ranking(Report):
         schedule that does not apply.
         """
         check_arguments({"schedule": schedule})
-        known = {each.schedule: each for each in reversed(self.candidates)}
+        known = {each.schedule: each for each in reversed(self.candidates) if each.applies}
         on = None if self.recommendation is None else self.recommendation.on
-        if schedule not in known:
-            check_names([schedule], self.question.layer)
-            options = options_for(schedule, self.question.options)
-            known[schedule] = answer(replace(self.question, schedule=schedule, options=options), on=on)
-        found = known[schedule]
+        found = known.get(schedule) or answer(question_about(schedule, self.question, on), on=on)
         if found.error is not None:
-            raise ScheduleError(f"explain: {schedule} does not apply: {found.reason}")
+            raise found.error
         if self.recommendation is None:
             raise ScheduleError(f"explain: no other schedule than {schedule} applies, expected one that is recommended")
         best = self.recommendation.answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -180,7 +180,7 @@ def compare(
     Example: tasp-lab compare torus:4x4 --shard-bytes 4MiB
     """
     from tasp_lab.prediction import compare as comparison
-    from tasp_lab.schedules.registry import check_names
+    from tasp_lab.prediction.question import question_of
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
@@ -209,7 +209,8 @@ def compare(
             if layer.kind == "all":
                 raise ScheduleError("explain: kind all has several rankings, expected softmax, linear or hybrid")
             if search is None or explain != str(search):  # a file that the search will write
-                check_names([explain], layers[0])
+                given: Any = question.settings()
+                comparison.question_about(explain, question_of(machine, layers[0], given))
         settings = question.settings() | {"tune": tune, "screen": not every, "prefer": prefer}
         # what runs ranks may have started threads, which copies of this process would lack
         settings |= {"jobs": 1 if validate else min(2, usable_cores())}
