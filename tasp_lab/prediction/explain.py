@@ -39,8 +39,8 @@ LEAST_SHARE = 0.01
 SAME = 0.001
 """Times that differ by a smaller share are the same: there is nothing to explain."""
 
-ROUNDING = 1e-12
-"""Smaller parts of a time are 0: sums of floats differ by as much."""
+ROUNDING = 1e-9
+"""Smaller shares of a time are 0: a timeline adds up floats in another order."""
 
 
 class TimeOfPass(NamedTuple):
@@ -271,10 +271,10 @@ def _messages_in_words(fast: PassExplanation, slow: PassExplanation) -> str:
             f"{fast.schedule} {shares[1]} of {alone[1]}"
         )
     if slow.bandwidth_s - fast.bandwidth_s >= longer_s / 2:
-        sizes = [format_size_about(each.bytes_per_rank) for each in (slow, fast)]
+        sizes = [format_size_about(each.link_bytes) for each in (slow, fast)]
         return (
             f"{subject} have more bytes for one link or lane: they take {format_time(slow.bandwidth_s)} there "
-            f"({sizes[0]} of the busiest rank) where {fast.schedule} takes {format_time(fast.bandwidth_s)} ({sizes[1]})"
+            f"({sizes[0]} on the busiest link) where {fast.schedule} takes {format_time(fast.bandwidth_s)} ({sizes[1]})"
         )
     return (
         f"{subject} wait for each other: alone they take {alone[0]} in {slow.steps} steps where {fast.schedule} takes "
