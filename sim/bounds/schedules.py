@@ -37,11 +37,11 @@ def least_of_schedule_s(schedule: Schedule, machine: Machine) -> float:
     [12.0, 15.0]
     """
     busiest_s = max(map(float, busy_s(schedule, machine.compute, machine.rank_speeds)))
-    return max(busiest_s, _messages_s(schedule, machine))
+    return max(busiest_s, least_of_messages_s(schedule, machine))
 
 
-def _messages_s(schedule: Schedule, machine: Machine) -> float:
-    """The time of the busiest link or lane."""
+def least_of_messages_s(schedule: Schedule, machine: Machine) -> float:
+    """The time of the bytes on the busiest link or lane, in seconds, without latency."""
     source, destination, lane, size_bytes, most_bytes = schedule.traffic
     if not size_bytes.any():
         return 0.0

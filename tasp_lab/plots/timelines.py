@@ -94,7 +94,9 @@ def render(figure: Figure, suffix: str) -> bytes:
 # ---------------------------------------------------------------------------------------------------- timelines
 
 
-def draw_timelines(timelines: Sequence[Timeline], title: str, intervals: Sequence[str] = ()) -> Figure:
+def draw_timelines(
+    timelines: Sequence[Timeline], title: str, intervals: Sequence[str] = (), one_axis: bool = False
+) -> Figure:
     """Draw timelines one above the other.
 
     `intervals` are those of their times in words, if there are any, in the heading of each.
@@ -104,12 +106,12 @@ def draw_timelines(timelines: Sequence[Timeline], title: str, intervals: Sequenc
     scale per pass. The time of the last event is above the end of each panel. With more than `MAX_BARS` events, the
     lanes of a rank are merged into one row of busy intervals.
 
-    The panels share a time axis if the shortest timeline takes at least half as long as the longest. Otherwise each
-    panel has its own axis and unit, and the title states this.
+    The panels share a time axis with `one_axis`, or if the shortest timeline takes at least half as long as the
+    longest. Otherwise each panel has its own axis and unit, and the title states this.
     """
     merged = sum(len(timeline.events) for timeline in timelines) > MAX_BARS
     spans_s = [float(timeline.time_s) for timeline in timelines]
-    shared = len(spans_s) < 2 or 2 * min(spans_s) >= max(spans_s)
+    shared = one_axis or len(spans_s) < 2 or 2 * min(spans_s) >= max(spans_s)
     if shared:
         spans_s = [max(spans_s)] * len(spans_s) if spans_s else []
     else:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from tasp_lab.core.choices import AttentionKind
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_time
-from tasp_lab.machines.compute import KernelCompute
+from tasp_lab.machines.compute import PARTS, KernelCompute
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.prediction.answer import PASS_NAMES, Answer
@@ -233,34 +233,23 @@ def interval_line(interval: Interval) -> str:
     return f"interval: should hold 9 of 10 runs ({measured}: {found.regime}){borrowed}"
 
 
-def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
-    """The critical path of a schedule, whose shares add up to its time, and the constraints that bound its events.
+TILES_AND_WAVES = (
+    f"{PARTS['waves_s']}: a GPU computes whole tiles of queries and keys, some of which are part-filled or cut by the "
+    "mask, and some multiprocessors idle while the last tiles are computed"
+)
 
-    Events of several ranks and lanes overlap, so their shares are of the *busy time*, the sum of all durations.
-    """
+
+def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
+    """The critical path of a schedule, whose shares add up to its time, and what its calls lose to contention."""
     from tasp_lab.timeline.critical_path import time_by_kind
 
     whole_s = float(timeline.time_s) or 1.0
     parts = [(what, s) for what, s in time_by_kind(timeline, topology) if s / whole_s >= MIN_SHARE]
     path = [(what, format_time(s), f"{s / whole_s:.1%}") for what, s in parts]
     went = Table(f"where the time of {timeline.schedule} went", ("critical path", "time", "share of time"), path)
-    total = sum(float(event.end_s - event.start_s) for event in timeline.events) or 1.0
-    by_bound: dict[str, tuple[int, float]] = {}
-    for event in timeline.events:
-        count, seconds = by_bound.get(event.bound_by, (0, 0.0))
-        by_bound[event.bound_by] = (count + 1, seconds + float(event.end_s - event.start_s))
-    ranked = sorted(by_bound.items(), key=lambda item: -item[1][1])
-    rows = [(name, str(count), format_time(s / count), f"{s / total:.1%}") for name, (count, s) in ranked[:20]]
-    if len(ranked) > 20:
-        rest = [values for _, values in ranked[20:]]
-        count, seconds = sum(c for c, _ in rest), sum(s for _, s in rest)
-        rows.append((f"{len(rest)} others", str(count), format_time(seconds / count), f"{seconds / total:.1%}"))
-    counted = "transfers" if all(event.kind == SEND for event in timeline.events) else "events"
-    columns = ("bound by", counted, "mean time", "share of busy time")
     return [
         went,
-        Table(f"what bound {timeline.schedule}", columns, rows),
-        f"busy time adds up all {counted} of all ranks, which overlap; the critical path alone sets the time",
+        *([TILES_AND_WAVES] if any(what == PARTS["waves_s"] for what, *_ in path) else []),
         *_contention(timeline),
     ]
 

@@ -39,6 +39,7 @@ from tasp_lab.prediction.captions import (
     title_of,
 )
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of
+from tasp_lab.prediction.explain import Explanation
 from tasp_lab.prediction.inputs import (
     MachineLike,
     QuestionKeywords,
@@ -72,9 +73,11 @@ from tasp_lab.schedules.registry import (
     Names,
     baselines,
     by_kind,
+    check_names,
     layer_names_on,
     names_of,
     options_for,
+    reason_of,
 )
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import LAYER_KINDS, Workload
@@ -392,6 +395,20 @@ def _choice(
     return choice
 
 
+def question_about(schedule: str, question: Question, on: PreparedMachine | None = None) -> Question:
+    """The question about a schedule that is to be explained, which need not be among those that were compared.
+
+    Raises `ScheduleError` for an unknown name, and for a schedule that does not apply.
+    """
+    check_names([schedule], question.layer)
+    asked = replace(question, schedule=schedule, options=options_for(schedule, question.options))
+    try:
+        build(asked, on)
+    except NOT_APPLICABLE as error:
+        raise ScheduleError(f"explain: {schedule} does not apply: {reason_of(error, schedule)}") from error
+    return asked
+
+
 @dataclass(frozen=True, repr=False)
 class Ranking(Report):
     """All answers, the fastest first; then those that do not fit into a GPU, and those that do not apply last.
@@ -435,6 +452,26 @@ class Ranking(Report):
     def single_ring_s(self) -> float | None:
         """Its time in seconds."""
         return None if self.single_ring is None else float(self.single_ring.time_s)
+
+    def explain(self, schedule: str) -> Explanation:
+        """Where a schedule spends its time, beside the recommended one; that beside the fastest other one.
+
+        The schedule need not be among those that were compared. Raises `ScheduleError` for an unknown name, and for a
+        schedule that does not apply.
+        """
+        check_arguments({"schedule": schedule})
+        known = {each.schedule: each for each in reversed(self.candidates) if each.applies}
+        on = None if self.recommendation is None else self.recommendation.on
+        found = known.get(schedule) or answer(question_about(schedule, self.question, on), on=on)
+        if found.error is not None:
+            raise found.error
+        if self.recommendation is None:
+            raise ScheduleError(f"explain: no other schedule than {schedule} applies, expected one that is recommended")
+        best = self.recommendation.answer
+        if schedule == best.schedule:
+            rest = [each for each in self._applying if each.schedule != schedule]
+            return Explanation(best, rest[0] if rest else None, schedule)
+        return Explanation(best, found, schedule)
 
     @property
     def _applying(self) -> list[Answer]:

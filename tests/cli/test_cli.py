@@ -117,8 +117,6 @@ def test_explain_says_what_bound_each_transfer(command: Command) -> None:
     assert {row["bound_by"] for row in transfers} <= {f"{r}->switch" for r in range(4)} | {
         f"switch->{r}" for r in range(4)
     }
-    spoken = command("predict", "switch:4", "--schedule", "ring", "--shard-bytes", "1MiB", "--explain")
-    assert "what bound ring" in spoken.stdout
 
 
 def test_trace_and_picture(command: Command) -> None:
@@ -570,13 +568,11 @@ def test_a_port_in_use_is_one_line(command: Command, monkeypatch: pytest.MonkeyP
     assert "already in use" in told.stderr.lower() or "EADDRINUSE" in told.stderr
 
 
-def test_an_explanation_tells_the_critical_path_from_busy_time(command: Command) -> None:
-    """Compute hides all transfers here: it is the whole path, and a part of what keeps ranks and links busy."""
+def test_an_explanation_has_the_critical_path(command: Command) -> None:
+    """Compute hides all transfers here, so it is the whole path."""
     layer = ("--schedule", "ring-attention", "--seq", "64Ki", "--compute", "timed:1e14")
     spoken = command("predict", "full-mesh:4", *layer, "--explain")
-    _, path, busy = (part.splitlines() for part in re.split("where the time|what bound", spoken.stdout))
-    assert any("critical path" in line and "share of time" in line for line in path)
-    assert any("compute" in line and "100.0%" in line for line in path)
-    assert any("share of busy time" in line for line in busy)
-    assert not any("share of time" in line or "100.0%" in line for line in busy)
-    assert busy[-1].startswith("busy time adds up all events of all ranks")
+    _, path = spoken.stdout.split("where the time")
+    assert "critical path" in path
+    assert "share of time" in path
+    assert any("compute" in line and "100.0%" in line for line in path.splitlines())

@@ -74,7 +74,9 @@ class Case(NamedTuple):
     @property
     def options(self) -> list[str]:
         """The output options that it has, without that for JSON."""
-        return [each for each in OPTIONS[self.command] if each not in (*self.without, "--json", "--format")]
+        left_out = [*self.without, "--json", "--format"]
+        left_out += ["--plot"] if self.command == "compare" and "--explain" not in self.line else []
+        return [each for each in OPTIONS[self.command] if each not in left_out]
 
     def flags(self, *others: str) -> list[str]:
         """Those that write nothing, with their values, without `others`."""

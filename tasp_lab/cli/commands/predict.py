@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -39,7 +39,7 @@ from tasp_lab.cli.options import (
     whole,
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYOUT, DEFAULT_PREDICTION, LayoutChoice, PredictionChoice
-from tasp_lab.cli.outputs import check_outputs, check_schedule_file, write_rows, write_timelines
+from tasp_lab.cli.outputs import check_outputs, check_schedule_file, write_picture, write_rows, write_timelines
 from tasp_lab.core.choices import DEFAULT_BUFFERS, FabricKind, Preference
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.files import check_writable
@@ -147,6 +147,18 @@ def compare(
     fabric: Annotated[FabricKind, Parameter(group=RUN, help="Where --validate runs ranks, see validate.")] = "emulated",
     scale: Scale = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
+    explain: Annotated[
+        str | None,
+        Parameter(
+            group=PASSES,
+            show_default=False,
+            help="Also show where this schedule, such as tasp, spends its time beside the recommended one.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        Parameter(group=OUTPUT, help="Plot the two timelines of --explain to this file (.png, .svg or .pdf)."),
+    ] = None,
     csv: Csv = None,
     wide: Wide = False,
     json: Json = False,
@@ -154,6 +166,8 @@ def compare(
     """Recommend an attention schedule for a layer or a hybrid, and rank all that apply by time; or rank collectives.
 
     Example: tasp-lab compare mi300x-8 --seq 32Ki --heads 32 --kv-heads 8 --mask causal --pass both
+
+    Example: tasp-lab compare mi300x-8 --seq 16Ki --kv-heads 8 --mask causal --pass both --explain tasp --plot why.png
 
     Example: tasp-lab compare full-mesh:8 --seq 4Ki --heads 8 --compute timed:1000TFLOP/s --validate 2
 
@@ -166,6 +180,7 @@ def compare(
     Example: tasp-lab compare torus:4x4 --shard-bytes 4MiB
     """
     from tasp_lab.prediction import compare as comparison
+    from tasp_lab.prediction.question import question_of
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
@@ -173,13 +188,16 @@ def compare(
         check_writable(csv)
     if search is not None:
         check_schedule_file("search", search)
+    if plot is not None and explain is None:
+        raise QuantityError("plot: draws two schedules, expected --explain NAME beside it")
+    check_outputs(plot=plot, topology=topology)
     # Processes that run schedules would inherit the limit.
     limit: AbstractContextManager[None] = nullcontext() if validate else limited_memory()
     with limit, Progress(lines_only=json) as shown:
         layer = question.layer
         if shard_bytes is not None:
             layered = {"tune": tune, "all": every, "prefer": prefer != "memory", "versus": versus, "validate": validate,
-                       "search": search is not None}  # fmt: skip
+                       "search": search is not None, "explain": explain is not None}  # fmt: skip
             for name in (name for name, given in layered.items() if given):
                 raise QuantityError(f"{name}: applies to layers, not to a collective of --shard-bytes {shard_bytes}")
             size = layer.work(shard_bytes)
@@ -187,6 +205,12 @@ def compare(
             _compare_collectives(topology, size, schedule, question, shown.line, csv, wide, json)
             return
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
+        if explain is not None:
+            if layer.kind == "all":
+                raise ScheduleError("explain: kind all has several rankings, expected softmax, linear or hybrid")
+            if search is None or explain != str(search):  # a file that the search will write
+                given: Any = question.settings()
+                comparison.question_about(explain, question_of(machine, layers[0], given))
         settings = question.settings() | {"tune": tune, "screen": not every, "prefer": prefer}
         # what runs ranks may have started threads, which copies of this process would lack
         settings |= {"jobs": 1 if validate else min(2, usable_cores())}
@@ -221,11 +245,18 @@ def compare(
         # What only the output needs is simulated while it is made.
         if csv is not None and found.is_reporter:
             write_rows(found.records(), csv)
-        output = (found.to_dict() if json else found.parts()) if found.is_reporter else None
-    if isinstance(output, dict):
-        print_json(output)
-    elif output is not None:
-        print_parts(output, wide=wide)
+        document = found.to_dict() if found.is_reporter and json else {}
+        parts = found.parts() if found.is_reporter and not json else []
+        if explain is not None and found.is_reporter and isinstance(found, comparison.Ranking):
+            explained = found.explain(explain)
+            if plot is not None:
+                write_picture(explained.plot(), plot)
+            document |= {"explained": explained.to_dict()} if json else {}
+            parts += [] if json else explained.parts()
+    if document:
+        print_json(document)
+    elif parts:
+        print_parts(parts, wide=wide)
 
 
 def _compare_collectives(
