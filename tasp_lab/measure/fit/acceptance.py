@@ -26,20 +26,19 @@ from tasp_lab.core.errors import RejectedFitError
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.report import View
 
-FOLDS = 3
 FEW_ROWS = 12
-"""Up to so many rows are left out one at a time: a fit to two thirds of them is not the fit to all (assumption)."""
+"""Of up to so many rows a fifth is left out at a time, of more a third: few must not become too few (assumption)."""
 
 
 def folds(count: int) -> list[list[int]]:
-    """The rows that each fit leaves out: each of few in turn, else every third one, so that each part spans all sizes.
+    """The rows that each fit leaves out, every third or fifth one, so that each part spans all sizes.
 
     >>> folds(3)
     [[0], [1], [2]]
     >>> [len(part) for part in folds(20)]
     [7, 7, 6]
     """
-    parts = count if count <= FEW_ROWS else FOLDS
+    parts = min(count, 5 if count <= FEW_ROWS else 3)
     return [list(range(first, count, parts)) for first in range(parts)]
 
 
