@@ -182,7 +182,11 @@ def compare(
     if screen and schedules is None and choice is None and not tune:
         answers, settled = _screened(questions, on, count, jobs)
     else:
-        there = {} if tune else {each.question.name: replace(each, first=None, expected_regret=None) for each in known}
+        there = (
+            {}
+            if tune
+            else {each.question.name: replace(each, first=None, expected_regret=None, is_tied=False) for each in known}
+        )
         asked_now = [each for each in questions if each.name not in there]
         answers = _deal(lambda each: _answer(each, on, tune), asked_now, on, count, jobs)
         answers += [there[each.name] for each in questions if each.name in there]
@@ -192,8 +196,10 @@ def compare(
         fitting = tuple(each for each in applying if not is_too_large(each))
         recommendation = Recommendation(fitting or tuple(applying), prefer, on, tuple(settled))
         regrets = chain(recommendation.expected_regrets, repeat(None))
+        tied = chain(recommendation.tied, repeat(False))
         answers = [
-            replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets))
+            replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets),
+                    is_tied=next(tied))
             if each.applies else each
             for each in answers
         ]  # fmt: skip

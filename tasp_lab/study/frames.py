@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import MissingPackageError, StudyError, unknown
-from tasp_lab.core.units import format_count, format_size_about, format_time
+from tasp_lab.core.units import format_count, format_regret, format_size_about, format_time
 from tasp_lab.machines.stack import shipping
 from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.paired import Rival, paired_errors, quantile_t
@@ -90,7 +90,9 @@ def _written(column: str) -> Callable[[float], str]:
     """How the numbers of a column are written."""
     if column in SPEEDUPS:
         return "{:.2f}x".format
-    if column in (*SHARES, "expected_regret", "mfu"):
+    if column == "expected_regret":
+        return format_regret
+    if column in (*SHARES, "mfu"):
         return "{:.1%}".format
     if column in COUNTS:
         return format_count

@@ -334,6 +334,7 @@ def step(
     overrides: Overrides = (),
     library: Library = "auto",
     contention: Contention = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Predict a whole step of a model: time, tokens per second, MFU and GPU memory. Less checked than layers.
@@ -371,4 +372,4 @@ def step(
             contention=None if contention is None else contention == "on",
             progress=print_progress,
         )
-    tell(found, json)
+    tell(found, json, wide=wide)
