@@ -99,6 +99,15 @@ def parse_count(text: str, what: str = "count", least: int = 1) -> int:
     return int(value)
 
 
+def count_of(count: int | str, what: str = "count") -> int:
+    """A whole number, given as one or as a text of `parse_count`.
+
+    >>> count_of("128Ki"), count_of(8192)
+    (131072, 8192)
+    """
+    return parse_count(count, what) if isinstance(count, str) else count
+
+
 def _check_prefix(text: str, what: str) -> None:
     """Raise `QuantityError` for a decimal prefix, with both numbers that can be meant."""
     match = _QUANTITY.fullmatch(text)

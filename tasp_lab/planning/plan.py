@@ -23,6 +23,7 @@ from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines,
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Formats, Part, Table
 from tasp_lab.core.units import (
+    count_of,
     format_count,
     format_four_digits,
     format_regret,
@@ -105,8 +106,8 @@ class Job:
 def plan(
     machine: MachineLike,
     model: Model | str,
-    sequence: int,
-    batch_tokens: int,
+    sequence: int | str,
+    batch_tokens: int | str,
     *,
     schedules: str | Sequence[str] | None = None,
     checkpointing: Checkpointing | None = None,
@@ -132,7 +133,8 @@ def plan(
     Parameters
     ----------
     machine, model : see `tasp_lab.prediction.predict_step.predict_step`.
-    sequence, batch_tokens : positions of a sequence, and of a step over all sequences.
+    sequence, batch_tokens : positions of a sequence, and of a step over all sequences: numbers, or text such as
+        ``"128Ki"``.
     schedules : of attention, to choose from; by default those that the stack, or Megatron-Core or PyTorch ships.
     checkpointing : what is computed again; by default all choices are searched.
     logit_chunks, offload : see `tasp_lab.prediction.training_step.layout.Layout`.
@@ -154,6 +156,7 @@ def plan(
         raise ModelError(of_type("model", model, "a model or the name of one"))
     names = None if schedules is None else as_names(schedules)
     check_arguments(locals())
+    sequence, batch_tokens = count_of(sequence, "sequence"), count_of(batch_tokens, "batch tokens")
     _check_numbers(sequence, batch_tokens, simulations, workers, checkpointing)
     model = load_model(model) if isinstance(model, str) else model
     if names is not None:

@@ -192,7 +192,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("expected_regret", "how much longer than the fastest schedule this one is expected to take, as a share",
            json=RANKING, title="regret",
            cell=lambda a, _: "-" if a.expected_regret is None
-           else "tie" if a.is_tied else format_regret(a.expected_regret)),
+           else "tie" if a.is_tied else format_regret(a.expected_regret).removesuffix(" slower")),
     Column("untuned_time_s", "with `--tune`: the time with the given options", lambda a: a.untuned_s, RANKING,
            "untuned", cell=lambda a, _: "" if a.untuned_s is None else format_time(a.untuned_s)),
     Column("", "over the first row", title="speed-up", tables=ALL, cell=_speed_up),

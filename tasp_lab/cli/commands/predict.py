@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -166,6 +167,7 @@ def compare(
     Example: tasp-lab compare torus:4x4 --shard-bytes 4MiB
     """
     from tasp_lab.prediction import compare as comparison
+    from tasp_lab.workload.models.catalogue import load_model
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
@@ -217,6 +219,7 @@ def compare(
             found = comparison.compare_kinds(machine, layers, schedule, **settings)
         else:
             found = comparison.compare(machine, layers[0], schedule, **settings)
+            found = found if layer.model is None else replace(found, model=load_model(layer.model))
         found = run_best(found, validate, fabric, scale, repeat, shown.line) if validate else found
         # What only the output needs is simulated while it is made.
         if csv is not None and found.is_reporter:
@@ -349,7 +352,6 @@ def step(
 
     Example: tasp-lab step h100-8x8 --model llama-3-70b --seq 64Ki --schedule ulysses --tp 4 --cp 2 --pp 4
     """
-    from tasp_lab.core.units import parse_count
     from tasp_lab.prediction.predict_step import predict_step
     from tasp_lab.schedules.attention.options import AttentionOptions
 
@@ -357,7 +359,7 @@ def step(
         found = predict_step(
             numbers.load(topology, library),
             model,
-            parse_count(seq, "sequence"),
+            seq,
             schedule,
             layout=layout.layout(),
             batch=batch,
