@@ -412,7 +412,7 @@ def winners(rows: pd.DataFrame) -> pd.DataFrame:
     """The fastest of rows that differ in their schedule alone and fit into memory, with more columns.
 
     ``schedules``: how many have a time or a bound; ``second``: the next fastest, ``margin``: its time over the
-    winner's; ``too_close``: the schedules whose order with the winner is too close to call, among them those whose
+    winner's; ``too_close``: the schedules in a tie with the winner, among them those whose
     bound alone does not say that they are slower; ``recommended``: the schedule to take, as `compare` chooses it, and
     its ``expected_regret`` (`tasp_lab.prediction.recommend`). Where no schedule has a time there is no winner. Of equal
     times the first name wins.
