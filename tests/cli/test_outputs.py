@@ -41,7 +41,7 @@ FILES: dict[str, str] = TABLE.pop("files")
 OPTIONS: dict[str, list[str]] = TABLE.pop("options")
 SLOW: list[str] = TABLE.pop("slow")["commands"]
 
-FLAGS = {"--explain": [], "--force": [], "--pairs": [], "--top": ["2"], "--wide": []}
+FLAGS = {"--explain": [], "--force": [], "--pairs": [], "--sources": [], "--top": ["2"], "--wide": []}
 """Options that change what is shown, with their values."""
 
 WRITTEN = {
