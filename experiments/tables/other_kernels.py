@@ -1,7 +1,8 @@
 """Recommendations on Hopper and Blackwell, judged by full rankings under each other kernel that a stack runs there.
 
 ``python -m experiments.tables.other_kernels`` writes ``experiments/results/other_kernels.md``. A recommendation
-*loses* under a kernel if another schedule is more than 2 % faster there in a ranking of all schedules. It is *named* where the first lines of `compare` give another schedule for that kernel.
+*loses* under a kernel if another schedule is more than 2 % faster there in a ranking of all schedules. It is *named*
+where the first lines of `compare` give another schedule for that kernel.
 """
 
 from __future__ import annotations

@@ -146,6 +146,9 @@ Contention = Annotated[
 Wide = Annotated[bool, option("Show all columns, however wide the table is.", OUTPUT)]
 """Whether tables may be wider than the terminal."""
 
+Sources = Annotated[bool, option("Print sources in full; else one line of each.", OUTPUT)]
+"""Whether sources are printed in full."""
+
 Csv = Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the rows to this CSV file.")]
 """A file for the rows of a result."""
 

@@ -87,7 +87,8 @@ class LayerChoice:
     head_dim: Annotated[int | None, whole("Elements per head. Default: 128.", LAYER)] = None
     dtype: Annotated[Dtype, _choice("Dtype of queries, keys, values and results.")] = "bf16"
     mask: Annotated[
-        str | None, _choice(f"{', '.join(MASKS)}; causal: queries attend to keys up to their position. Default: full.")
+        str | None,
+        _choice(f"{', '.join(MASKS)}; causal: queries attend to keys up to their position. Default: causal."),
     ] = None
     window: Annotated[int | None, whole("Of a causal mask: the most keys that a query attends to.", LAYER)] = None
     cached_keys: Annotated[
@@ -259,7 +260,7 @@ class LayerChoice:
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if layers is not None:
             given |= {"kind": "hybrid", "layers": layers}
-        return layer_fields(self.model, given if kind is None else given | {"kind": kind})
+        return {"mask": "causal"} | layer_fields(self.model, given if kind is None else given | {"kind": kind})
 
     def options(self) -> AttentionOptions:
         """The options of the layer."""

@@ -40,7 +40,7 @@ _TEXT_OF_LAYER = ArgumentType((str,), "a text", WorkloadError)
 _WHOLE_OPTION = WHOLE._replace(error=ScheduleError)
 
 TYPES: Mapping[str, ArgumentType] = {
-    "sequence": _WHOLE_OF_LAYER,
+    "sequence": ArgumentType((Integral, str), "a whole number, or a text such as '128Ki'", WorkloadError),
     "batch": _WHOLE_OF_LAYER,
     "heads": _WHOLE_OF_LAYER,
     "kv_heads": _MAYBE_WHOLE_OF_LAYER,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import html
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, Literal
 
 from tasp_lab.core.units import format_bandwidth, format_size, format_time
@@ -67,6 +69,29 @@ def cells_of(row: Row, columns: Formats) -> list[str]:
     return [each(row) if callable(each) else _FORMATTER.vformat(each, (), row) for each in columns.values()]
 
 
+class _Wrapper(TextWrapper):
+    """Breaks lines at spaces, and paths and addresses after a slash."""
+
+    wordsep_simple_re = re.compile(r"(\s+|(?<=/)(?=\S))")
+
+
+def _wrapped(text: str, width: int) -> str:
+    return _Wrapper(width, break_on_hyphens=False).fill(text)
+
+
+def _words(text: str) -> list[str]:
+    """The parts of a text that are not broken.
+
+    >>> _words("as github.com/name has")
+    ['as', 'github.com/', 'name', 'has']
+    """
+    return [word for word in _Wrapper.wordsep_simple_re.split(text) if word.strip()]
+
+
+READABLE = 20
+"""Characters that a column of text has at least, where it has longer lines."""
+
+
 @dataclass(frozen=True)
 class Table:
     """A titled table of texts.
@@ -75,8 +100,8 @@ class Table:
     ----------
     title, columns, rows : the texts.
     texts : positions of columns that are aligned to the left, others are numbers and aligned to the right.
-    order : positions of columns, the most important first. A narrow console shows as many of them as fit, in the order
-        of `columns`, and a line that names the others; empty if all are always shown.
+    order : positions of columns, the most important first; empty for the order of `columns`. A narrow console shows as
+        many of them as fit without breaking a word, in the order of `columns`, and a line that names the others.
     """
 
     title: str
@@ -92,23 +117,20 @@ class Table:
         return [cls(title, tuple(columns), cells, texts)] if cells else []
 
     def print_on(self, console: Console) -> None:
-        """Print the table on a console of rich. Numbers are never broken over lines."""
+        """Print the table on a console of rich, with a line that names the columns for which there is no space."""
         from rich.table import Table as RichTable
 
         shown = self.fitting(console.width)
+        widths = self._widths(shown, console.width)
         table = RichTable(title=self.title, title_justify="left", title_style="bold")
-        for position in shown:
-            is_number = position not in self.texts
-            overflow: Literal["ellipsis", "fold"] = "fold" if position else "ellipsis"
-            table.add_column(
-                self.columns[position], justify=self._side(position), overflow=overflow,
-                no_wrap=position == 0, min_width=self._width(position) if is_number and self.order else None,
-            )  # fmt: skip
+        for position, width in zip(shown, widths, strict=True):
+            table.add_column(self.columns[position], justify=self._side(position), width=width)
         for row in self.rows:
-            table.add_row(*(row[position] for position in shown))
+            # rich breaks long words where a line ends, so lines are broken here
+            table.add_row(*(_wrapped(row[position], width) for position, width in zip(shown, widths, strict=True)))
         console.print(table)
         if left_out := [column for position, column in enumerate(self.columns) if position not in shown]:
-            console.print(f"--wide also shows: {', '.join(left_out)}", highlight=False)
+            console.print(f"--wide also shows: {', '.join(filter(None, left_out))}", highlight=False)
 
     def fitting(self, width: int) -> list[int]:
         """The positions of the columns that a console of so many characters shows.
@@ -116,20 +138,39 @@ class Table:
         >>> Table("times", ("name", "time", "rate"), [("ring", "1.25 s", "3 GB/s")], order=(0, 2, 1)).fitting(20)
         [0, 2]
         """
-        if not self.order:
-            return list(range(len(self.columns)))
-        shown, used = [self.order[0]], self._width(self.order[0]) + 4
-        for position in self.order[1:]:
-            used += self._width(position) + 3
+        first, *others = self.order or range(len(self.columns))
+        shown, used = [first], self._least(first) + 4
+        for position in others:
+            used += self._least(position) + 3
             if used > width:
                 break
             shown.append(position)
         return sorted(shown)
 
-    def _width(self, position: int) -> int:
-        """The width of a column whose cells are on one line each, and whose title may be on several."""
-        words = self.columns[position].split()
-        return max(len(text) for text in ("", *words, *(row[position] for row in self.rows)))
+    def _widths(self, shown: Sequence[int], width: int) -> list[int]:
+        """The widths of the columns shown: the least ones, and of the rest of the line equal parts as far as needed."""
+        found = {position: min(self._least(position), width - 4) for position in shown}
+        rest = width - 1 - sum(each + 3 for each in found.values())
+        wanted = {position: self._longest(position) - found[position] for position in shown}
+        for count, position in enumerate(sorted(shown, key=lambda each: wanted[each])):
+            more = max(0, min(wanted[position], rest // (len(shown) - count)))
+            found[position] += more
+            rest -= more
+        return [found[position] for position in shown]
+
+    def _least(self, position: int) -> int:
+        """The least width of a column: a number is on one line, a text and a title may be on several."""
+        words = _words(self.columns[position])
+        if position not in self.texts:
+            return max(len(text) for text in ("", *words, *self._cells(position)))
+        words += [word for cell in self._cells(position) for word in _words(cell)]
+        return max(min(READABLE, self._longest(position)), *(len(word) for word in ("", *words)))
+
+    def _longest(self, position: int) -> int:
+        return max(len(text) for text in (self.columns[position], *self._cells(position)))
+
+    def _cells(self, position: int) -> list[str]:
+        return [row[position] for row in self.rows]
 
     def to_html(self) -> str:
         """The table as an HTML element.

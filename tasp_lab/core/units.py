@@ -99,6 +99,15 @@ def parse_count(text: str, what: str = "count", least: int = 1) -> int:
     return int(value)
 
 
+def count_of(count: int | str, what: str = "count") -> int:
+    """A whole number, given as one or as a text of `parse_count`.
+
+    >>> count_of("128Ki"), count_of(8192)
+    (131072, 8192)
+    """
+    return parse_count(count, what) if isinstance(count, str) else count
+
+
 def _check_prefix(text: str, what: str) -> None:
     """Raise `QuantityError` for a decimal prefix, with both numbers that can be meant."""
     match = _QUANTITY.fullmatch(text)
@@ -235,6 +244,38 @@ def format_flops(flops_per_s: Number) -> str:
     ('328.6 TFLOP/s', '2 GFLOP/s')
     """
     return _in_unit(float(flops_per_s), {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "FLOP/s": 1.0})
+
+
+def format_factor(factor: float) -> str:
+    """Format a factor to two digits, without an exponent.
+
+    >>> format_factor(5.805), format_factor(178.5), format_factor(3)
+    ('5.8x', '180x', '3x')
+    """
+    return f"{float(f'{factor:.2g}'):.12g}x"
+
+
+def format_speed(ratio: float, than: str = "") -> str:
+    """Format how fast something is, from another time over its own: in percent below a factor of 2.
+
+    >>> format_speed(1.25), format_speed(0.8), format_speed(1 / 178.5)
+    ('25.0% faster', '25.0% slower', '180x slower')
+    >>> format_speed(1.25, "the ring"), format_speed(5.805, "the ring")
+    ('25.0% faster than the ring', '5.8x as fast as the ring')
+    """
+    if ratio >= 2:
+        return f"{format_factor(ratio)} as fast{than and f' as {than}'}"
+    slower = f"{format_factor(1 / ratio)} slower" if ratio <= 1 / 2 else f"{1 / ratio - 1:.1%} slower"
+    return f"{slower if ratio < 1 else f'{ratio - 1:.1%} faster'}{than and f' than {than}'}"
+
+
+def format_regret(regret: float) -> str:
+    """Format how much longer something takes than the fastest, as a share of the time of that.
+
+    >>> format_regret(0.021), format_regret(177.5)
+    ('2.1%', '180x slower')
+    """
+    return f"{regret:.1%}" if regret < 1 else format_speed(1 / (1 + regret))
 
 
 def _in_unit(value: float, units: dict[str, float]) -> str:

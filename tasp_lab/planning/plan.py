@@ -22,7 +22,15 @@ from tasp_lab.core.errors import ModelError, ScheduleError, TaspLabError, Worklo
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Formats, Part, Table
-from tasp_lab.core.units import format_count, format_four_digits, format_size_about, format_time
+from tasp_lab.core.units import (
+    count_of,
+    format_count,
+    format_four_digits,
+    format_regret,
+    format_size_about,
+    format_speed,
+    format_time,
+)
 from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
@@ -98,8 +106,8 @@ class Job:
 def plan(
     machine: MachineLike,
     model: Model | str,
-    sequence: int,
-    batch_tokens: int,
+    sequence: int | str,
+    batch_tokens: int | str,
     *,
     schedules: str | Sequence[str] | None = None,
     checkpointing: Checkpointing | None = None,
@@ -125,7 +133,8 @@ def plan(
     Parameters
     ----------
     machine, model : see `tasp_lab.prediction.predict_step.predict_step`.
-    sequence, batch_tokens : positions of a sequence, and of a step over all sequences.
+    sequence, batch_tokens : positions of a sequence, and of a step over all sequences: numbers, or text such as
+        ``"128Ki"``.
     schedules : of attention, to choose from; by default those that the stack, or Megatron-Core or PyTorch ships.
     checkpointing : what is computed again; by default all choices are searched.
     logit_chunks, offload : see `tasp_lab.prediction.training_step.layout.Layout`.
@@ -147,6 +156,7 @@ def plan(
         raise ModelError(of_type("model", model, "a model or the name of one"))
     names = None if schedules is None else as_names(schedules)
     check_arguments(locals())
+    sequence, batch_tokens = count_of(sequence, "sequence"), count_of(batch_tokens, "batch tokens")
     _check_numbers(sequence, batch_tokens, simulations, workers, checkpointing)
     model = load_model(model) if isinstance(model, str) else model
     if names is not None:
@@ -326,24 +336,25 @@ class Plan(Report):
         usable = self.setting.rates.usable_bytes
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
         room = "" if usable is None else f" of {format_size_about(usable)}"
-        gain = 1 - self.least_left  # of the layouts that were not simulated
-        faster = f"; others may be up to {gain:.1%} faster by their bounds" if gain > 0 else ""
+        # of the layouts that were not simulated
+        gain = format_speed(1 / self.least_left) if self.least_left < 1 else ""
+        faster = f"; others may be up to {gain} by their bounds" if gain else ""
         found = self.found
         left = f", {len(found.left)} were not simulated (--simulations)" if found.left else ""
         lines = [
             f"Use {describe(step.plan)}: {format_four_digits(step.tokens_per_s / step.ranks)} tokens/s per GPU{mfu}, "
             f"{format_size_about(step.memory.total)}{room} per GPU.",
-            f"{'Decided' if self.is_decided else 'Open'}: expected regret {self.expected_regret:.1%} over "
+            f"{'Decided' if self.is_decided else 'Open'}: expected regret {format_regret(self.expected_regret)} over "
             f"{len(self.steps)} simulated layouts{faster}.",
         ]
         if len(self.steps) > 1:
             second = self.steps[1]
-            slower = second.time_s / step.time_s - 1
+            speed = format_speed(step.time_s / second.time_s)
             more = format_size_about(second.memory.total - step.memory.total)
-            how = "slower" if slower >= 0 else f"faster, which is a tie, with {more} more memory"
+            tie = "" if second.time_s >= step.time_s else f", which is a tie, with {more} more memory"
             low, high = paired_errors().ratio(_rival(second), _rival(step), setting_of(self.setting.machine))
             takes = f"It takes {low:.2f} to {high:.2f} times as long."
-            lines.append(f"Next best: {describe(second.plan)}, {abs(slower):.1%} {how}. {takes}")
+            lines.append(f"Next best: {describe(second.plan)}, {speed}{tie}. {takes}")
         lines.append(f"Bound by {self.bottleneck}.")
         lines.append(
             f"Of {found.layouts} layouts {len(found.too_large)} do not fit, {found.bounded} are slower by their "

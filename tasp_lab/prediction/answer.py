@@ -301,6 +301,7 @@ class Answer:
     untuned_s: float | None = None
     first: Answer | None = None
     expected_regret: float | None = None
+    is_tied: bool = False
     measured_s: float | None = None
     measured_prediction_s: float | None = None
     not_comparable: str | None = None

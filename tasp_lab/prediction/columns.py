@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from tasp_lab.core.tables import Table
-from tasp_lab.core.units import Number, format_bandwidth, format_size_about, format_time
+from tasp_lab.core.units import Number, format_bandwidth, format_regret, format_size_about, format_time
 from tasp_lab.machines.stack import shipping
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.paired import setting_of
@@ -191,7 +191,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
            "they do not share; null of the first", json=RANKING),
     Column("expected_regret", "how much longer than the fastest schedule this one is expected to take, as a share",
            json=RANKING, title="regret",
-           cell=lambda a, _: "-" if a.expected_regret is None else f"{a.expected_regret:.1%}"),
+           cell=lambda a, _: "-" if a.expected_regret is None
+           else "tie" if a.is_tied else format_regret(a.expected_regret).removesuffix(" slower")),
     Column("untuned_time_s", "with `--tune`: the time with the given options", lambda a: a.untuned_s, RANKING,
            "untuned", cell=lambda a, _: "" if a.untuned_s is None else format_time(a.untuned_s)),
     Column("", "over the first row", title="speed-up", tables=ALL, cell=_speed_up),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_double
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, repeat, zip_longest
 from math import inf
 from multiprocessing.sharedctypes import RawValue
@@ -19,7 +20,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from sim.simulate import Engine
 from tasp_lab.core.choices import AttentionKind, Pass, Preference
-from tasp_lab.core.errors import NoDecompositionError, ScheduleError
+from tasp_lab.core.errors import NoDecompositionError, ScheduleError, WorkloadError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
@@ -81,6 +82,8 @@ from tasp_lab.schedules.registry import (
 )
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import LAYER_KINDS, Workload
+from tasp_lab.workload.models.catalogue import load_model
+from tasp_lab.workload.models.model import Model
 
 SINGLE_RINGS = tuple(baselines())
 """The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
@@ -103,7 +106,7 @@ TimeOf = Callable[[Workload, str], float | None]
 
 def compare(
     machine: MachineLike,
-    work: Workload,
+    work: Workload | str,
     schedules: Schedules | None = None,
     *,
     engine: Engine = "auto",
@@ -125,7 +128,7 @@ def compare(
     ----------
     machine, engine, settings : see `tasp_lab.prediction.predict.predict`; without `samples`, intervals are those of
         measured errors alone. The order of schedules does not depend on them (`tasp_lab.prediction.paired`).
-    work : the layer, or the hybrid.
+    work : the layer, or the hybrid; or the name of a model, beside a `sequence`.
     schedules : those to compare, by name or as objects, see `predict`; by default all names, families at every split
         of the ranks into two factors, and tuned also in all their variants.
     tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.prediction.tune`.
@@ -154,6 +157,11 @@ def compare(
     check_arguments(locals(), QuestionKeywords, work="layer")
     given = work
     asked = question_of(machine, work, settings, NO_SAMPLES.samples, engine)
+    if not isinstance(asked.work, Workload):
+        raise WorkloadError(
+            f"work {work!r}: bytes of a collective, expected an attention layer; see compare_collectives"
+        )
+    model = load_model(work) if isinstance(work, str) else None
     changed = [changed_question(each, machine, asked.overrides) for each in versus]
     for other, overrides in changed:  # wrong ones are refused before anything is simulated
         prepare(question_of(other, work, settings | {"overrides": overrides}))
@@ -185,7 +193,11 @@ def compare(
     if screen and schedules is None and choice is None and not tune:
         answers, settled = _screened(questions, on, count, jobs)
     else:
-        there = {} if tune else {each.question.name: replace(each, first=None, expected_regret=None) for each in known}
+        there = (
+            {}
+            if tune
+            else {each.question.name: replace(each, first=None, expected_regret=None, is_tied=False) for each in known}
+        )
         asked_now = [each for each in questions if each.name not in there]
         answers = _deal(lambda each: _answer(each, on, tune), asked_now, on, count, jobs)
         answers += [there[each.name] for each in questions if each.name in there]
@@ -195,8 +207,10 @@ def compare(
         fitting = tuple(each for each in applying if not is_too_large(each))
         recommendation = Recommendation(fitting or tuple(applying), prefer, on, tuple(settled))
         regrets = chain(recommendation.expected_regrets, repeat(None))
+        tied = chain(recommendation.tied, repeat(False))
         answers = [
-            replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets))
+            replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets),
+                    is_tied=next(tied))
             if each.applies else each
             for each in answers
         ]  # fmt: skip
@@ -211,7 +225,7 @@ def compare(
                         jobs=jobs, progress=progress, count=count, **(settings | {"overrides": overrides}))  # fmt: skip
         others.append(Versus.of(change_name(change), recommendation, found.recommendation, found.candidates[0].reason))
     return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation,
-                   versus=tuple(others), settled=tuple(settled), left_out=left_out)  # fmt: skip
+                   versus=tuple(others), settled=tuple(settled), left_out=left_out, model=model)  # fmt: skip
 
 
 def _shipped(stack: str, names: Sequence[str], work: Workload, ranks: int, passes: Pass) -> list[str]:
@@ -414,10 +428,11 @@ class Ranking(Report):
     """All answers, the fastest first; then those that do not fit into a GPU, and those that do not apply last.
 
     `settled` are those that a bound settled (see `compare`), the least bound first, and `left_out` is how many the
-    stack does not run. `question` is what was asked of each schedule. Of a hybrid `choice` says which stacks of layers
-    are compared, None if they were given. `recommendation` is None if no schedule applies; `versus` are the changes
-    that it is compared with. `fabric` are the comparisons of the schedules that were run, one for each set of options.
-    `is_reporter` is False on the ranks of a torchrun group that leave the output to rank 0.
+    stack does not run. `model` is whose layer it is, if known. `question` is what was asked of each schedule. Of a
+    hybrid `choice` says which stacks of layers are compared, None if they were given. `recommendation` is None if no
+    schedule applies; `versus` are the changes that it is compared with. `fabric` are the comparisons of the schedules
+    that were run, one for each set of options. `is_reporter` is False on the ranks of a torchrun group that leave the
+    output to rank 0.
     """
 
     question: Question
@@ -431,6 +446,7 @@ class Ranking(Report):
     versus: tuple[Versus, ...] = ()
     settled: tuple[Answer, ...] = ()
     left_out: int = 0
+    model: Model | None = None
 
     @property
     def kind(self) -> AttentionKind:
@@ -485,6 +501,7 @@ class Ranking(Report):
             "changes": list(self.machine.changes),
             **({} if self.recommendation is None else self.recommendation.to_dict()),
             **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
+            "model_does_not_fit": self._model_does_not_fit or None,
             "versus": [each.to_dict() for each in self.versus],
             "results": [fields_of(each, "ranking") for each in self.candidates],
             "not_simulated": [{"schedule": each.schedule, "least_s": each.least_s} for each in self.settled],
@@ -525,7 +542,31 @@ class Ranking(Report):
         if self.recommendation is None:
             return []
         lines = self.recommendation.lines()
-        return [*lines[:2], *software_of(self.recommendation.answer), *lines[2:]]
+        too_large = [self._model_does_not_fit] if self._model_does_not_fit else []
+        return [*lines[:2], *too_large, *software_of(self.recommendation.answer), *lines[2:]]
+
+    @cached_property
+    def _model_does_not_fit(self) -> str:
+        """That a step of the model needs more memory than a GPU has, as `predict_step` lays it out by default."""
+        from tasp_lab.prediction.training_step.layout import Layout, StepPlan
+        from tasp_lab.prediction.training_step.memory import least_memory
+        from tasp_lab.prediction.training_step.rates import step_rates
+
+        usable = step_rates(self.machine).usable_bytes
+        if self.model is None or self.recommendation is None or usable is None:
+            return ""
+        work, ranks, best = self.question.layer, self.machine.topology.world_size, self.recommendation.answer
+        trains = self.question.options.passes != "forward"
+        options = replace(self.question.options, passes="both" if trains else "forward")
+        plan = StepPlan(self.model, work.sequence, best.schedule, Layout().on(ranks), work.batch, options)
+        needed = least_memory(plan, best.buffer_bytes).total
+        if needed <= usable:
+            return ""
+        step = "a training step with FSDP and full checkpointing" if trains else "a forward pass with FSDP"
+        return (
+            f"{self.model.name} does not fit: {step} over all {ranks} GPUs needs {format_size_about(needed)} of "
+            f"{format_size_about(usable)} per GPU; ask tasp-lab plan for a layout that does."
+        )
 
     @property
     def _none_fits(self) -> str:

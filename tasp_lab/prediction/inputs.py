@@ -44,12 +44,14 @@ from tasp_lab.schedules.build import AnySchedule, GivenSchedule, as_schedule, bu
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
+from tasp_lab.workload.models.catalogue import load_model, model_names
 
 MachineLike = Machine | Topology | str
 """A machine, a topology (links without a communication library), or the name, file or expression of a machine."""
 
 WorkLike = Workload | int | str
-"""An attention layer, or the bytes per rank of a collective: a number, or text such as ``"64MiB"``."""
+"""An attention layer; the name of a model, beside a `sequence`; or the bytes per rank of a collective, a number or text
+such as ``"64MiB"``."""
 
 ScheduleNames = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 """The name of a schedule or its registered builder, or several."""
@@ -76,10 +78,10 @@ _TYPES: Mapping[str, ArgumentType] = {
     "topology": ArgumentType((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
     "schedule": ArgumentType((str,), "the name of a schedule", ScheduleError),
     "work": ArgumentType(
-        (Workload, Integral, str), "an attention layer (a Workload), or bytes such as 2**20 or '1MiB'"
+        (Workload, Integral, str),
+        "an attention layer (a Workload), bytes such as 2**20 or '1MiB', or with a sequence the name of a model",
     ),
-    "layer": ArgumentType((Workload,), "an attention layer (a Workload)", WorkloadError),
-    "sequence": WHOLE,
+    "layer": ArgumentType((Workload, str), "an attention layer (a Workload), or the name of a model", WorkloadError),
     "batch": WHOLE,
     "library": ArgumentType((str,), "the name of a library", ProfileError),
     "without_links": _TEXTS,
@@ -153,6 +155,7 @@ class RunKeywords(AttentionKeywords, total=False):
     compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own kernel or rates.
     kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
     options : of a layer; the fields of `AttentionOptions` are keywords, too: ``passes="both"``.
+    sequence : positions of a layer of the model that the work names, a number or text such as ``"64Ki"``.
     """
 
     without_links: Sequence[str]
@@ -166,6 +169,7 @@ class RunKeywords(AttentionKeywords, total=False):
     compute: ComputeLike | None
     kernel: str | None
     options: AttentionOptions
+    sequence: int | str
 
 
 class QuestionKeywords(RunKeywords, total=False):
@@ -237,13 +241,22 @@ def edited(topology: Topology, missing_links: Sequence[str], links: Sequence[str
     return with_links(without_links(topology, missing_links), links)
 
 
-def as_work(work: WorkLike) -> Work:
-    """The layer, or the bytes of a collective. Raises `QuantityError` for a text that is no size.
+def as_work(work: WorkLike, sequence: int | str | None = None) -> Work:
+    """The layer, that of a model with a sequence, or the bytes of a collective.
 
-    >>> as_work("1MiB")
-    1048576
+    Raises `QuantityError` for a text that is no size, and for a sequence beside other work than the name of a model;
+    `ModelError` for an unknown model.
+
+    >>> as_work("1MiB"), as_work("llama-3-8b", "64Ki").kv_heads
+    (1048576, 8)
     """
-    return parse_size_bytes(work) if isinstance(work, str) else work
+    if sequence is None:
+        if isinstance(work, str) and work in model_names():
+            raise QuantityError(f"model {work!r} without a sequence, expected one beside it, such as sequence='128Ki'")
+        return parse_size_bytes(work) if isinstance(work, str) else work
+    if not isinstance(work, str):
+        raise QuantityError(f"sequence {sequence!r} beside {work!r}, expected the name of a model as the work")
+    return load_model(work).layer(sequence)
 
 
 def as_names(schedules: ScheduleNames) -> tuple[str, ...]:

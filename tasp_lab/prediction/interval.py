@@ -16,7 +16,7 @@ from tasp_lab.core.units import format_time
 from tasp_lab.prediction.residuals import Regime, Residual, residual_of
 
 TIE = 0.95
-"""A ranking with a smaller probability is too close to call."""
+"""A ranking with a smaller probability is a tie."""
 
 DECIDED = 0.02
 """A question is decided if the expected regret of its recommendation is at most this."""

@@ -12,6 +12,7 @@ from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
+from tasp_lab.core.units import format_speed
 from tasp_lab.machines.libraries.nccl_tuning import Collective
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING
@@ -318,8 +319,8 @@ def _line(found: Predictions) -> str:
         return f"{first.collective}: {first.schedule} is the fastest ({near} schedules are within {NEAR:.0%})."
     if not others:
         return f"{first.collective}: {first.schedule} is the only one that applies."
-    faster = float(others[0].time_s / first.time_s) - 1
-    return f"{first.collective}: {first.schedule} is {faster:.1%} faster than the next, {others[0].schedule}."
+    faster = format_speed(float(others[0].time_s / first.time_s), f"the next, {others[0].schedule}")
+    return f"{first.collective}: {first.schedule} is {faster}."
 
 
 def compare_collectives(

@@ -13,7 +13,7 @@ from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.choices import MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.core.units import format_bandwidth, format_flops, format_size
+from tasp_lab.core.units import count_of, format_bandwidth, format_flops, format_size
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import PassAnswer, answer
@@ -94,7 +94,7 @@ LEADERS = 3
 def predict_step(
     machine: MachineLike,
     model: Model | str,
-    sequence: int,
+    sequence: int | str,
     schedule: str | Callable[..., Any] | None = None,
     *,
     layout: Layout = DEFAULT_LAYOUT,
@@ -119,7 +119,7 @@ def predict_step(
     ----------
     machine : a machine, or its name.
     model : a model, or the name of one, see `tasp_lab.workload.models.catalogue.load_model`.
-    sequence : positions per sequence.
+    sequence : positions per sequence, a number or text such as ``"128Ki"``.
     schedule : of the attention of a layer by name or registered builder, see `tasp_lab.schedules.registry`; of a hybrid
         one of each kind. If None, the steps of the `LEADERS` that are fastest for one layer, alone on the ranks of a
         context group, are ranked, first those that fit; of those within `TIE` of the fastest, the one recommended for a
@@ -152,6 +152,7 @@ def predict_step(
         raise ScheduleError(of_type("layout", layout, "a Layout, such as Layout(tp=2)"))
     (schedule,) = [""] if schedule is None else as_names(schedule)
     check_arguments(locals(), layers="samples")  # a number, not the pattern of a layer
+    sequence = count_of(sequence, "sequence")
     model = load_model(model) if isinstance(model, str) else model
     if schedule:
         check_names([schedule], model.layer(sequence, batch))

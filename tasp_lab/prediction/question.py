@@ -230,7 +230,7 @@ def question_of(
     options = as_options(left.pop("options", DEFAULT_OPTIONS), **taken(AttentionKeywords.__annotations__))
     sought = RingOptions(**taken(each.name for each in fields(RingOptions)))
     sampling = Sampling(left.pop("samples", samples), left.pop("seed", 0))
-    overrides, work = left.pop("overrides", ()), as_work(work)
+    overrides, work = left.pop("overrides", ()), as_work(work, left.pop("sequence", None))
     if overrides:
         from tasp_lab.machines.overrides import overridden_layer
 

@@ -9,8 +9,8 @@ the least, the recommendation is
 3. of these one that a library ships;
 
 `prefer` puts one of these criteria, or the time, first. A question is *decided* if the expected regret of the
-recommendation is at most `DECIDED`: one schedule is clearly faster, or several tie. Else it is *open*, and the
-recommendation names what to measure::
+recommendation is at most `DECIDED`: one schedule is clearly faster, or several are equally fast. Else it is a *tie* if
+only schedules within `NEAR` of the fastest may be faster, or *open*; the recommendation then names what to measure::
 
     found = compare("h100-8", Workload(65536, heads=32, mask="causal"))
     found.recommendation.schedule, found.recommendation.expected_regret
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from sim.host import busy_s
 from sim.simulate import engine_of, simulate
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Preference
-from tasp_lab.core.units import format_count, format_size_about, format_time
+from tasp_lab.core.units import format_count, format_regret, format_size_about, format_speed, format_time
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
@@ -60,6 +60,10 @@ MOST_TRANSFERS = 40_000
 
 SHORTER = (1 / 16, 1 / 4)
 """Sequence lengths, as shares of the real one, at which the recommendation is checked, until it holds."""
+
+
+Verdict = Literal["decided", "tie", "open"]
+"""How sure a recommendation is."""
 
 
 class CostsOf(NamedTuple):
@@ -183,13 +187,35 @@ class Recommendation:
 
     @property
     def is_decided(self) -> bool:
-        """Whether that is at most `DECIDED`, whatever kernel runs of those that may, and whatever was assumed of hosts."""
+        """Whether that is at most `DECIDED`, and the loss under other kernels and hosts, too (`otherwise`)."""
         return self.expected_regret <= DECIDED and not self.overturned
 
     @property
     def overturned(self) -> list[Otherwise]:
         """Where the recommendation loses more than `DECIDED` under what was not asked for."""
         return [each for each in self.otherwise if each.regret > DECIDED]
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """``decided``; else ``tie`` if only schedules near the fastest may be faster, or ``open``."""
+        if self.is_decided:
+            return "decided"
+        ties = self.answer in self.near and self.regret_beyond_near <= DECIDED and not self.overturned
+        return "tie" if ties else "open"
+
+    @cached_property
+    def regret_beyond_near(self) -> float:
+        """The expected regret where none of `near` is faster."""
+        beyond = np.delete(self._relative, range(len(self.near)), axis=1)
+        least = beyond.min(axis=1, initial=np.inf)
+        return float(np.maximum((1 + self._relative[:, self.number]) / (1 + least) - 1, 0).mean())
+
+    @cached_property
+    def tied(self) -> list[bool]:
+        """Whether each answer is in a tie with another: their expected regrets are within `TIE` of the least."""
+        most = min(self.expected_regrets) + TIE
+        found = [regret <= most and self.setting != "exact" for regret in self.expected_regrets]
+        return found if sum(found) > 1 else [False] * len(found)
 
     @property
     def margin(self) -> float:
@@ -358,8 +384,8 @@ class Recommendation:
             return "it is the only one that applies"
         if count == 1:
             second = self.answers[1]
-            slower = float(second.time_s / self.answers[0].time_s) - 1
-            return f"it is {slower:.1%} faster than the next, {second.schedule}"
+            ratio = float(second.time_s / self.answers[0].time_s)
+            return f"it is {format_speed(ratio, f'the next, {second.schedule}')}"
         largest = max(self.near, key=lambda each: each.buffer_bytes)
         ahead = "is the fastest" if self.number == 0 else f"is within {max(self.margin, 0.001):.1%} of the fastest"
         tied = f" ({count} schedules are within {NEAR:.0%})" if chosen in self.near else ""
@@ -408,17 +434,23 @@ class Recommendation:
     def _sureness(self) -> str:
         if self.setting == "exact":
             return "Links are ideal, so predicted times are exact."
-        regret = f"expected regret {self.expected_regret:.1%}"
-        if self.is_decided:
-            return f"Decided: {regret}."
+        regret = format_regret(self.expected_regret)
+        if self.verdict == "decided":
+            return f"Decided: expected regret {regret}."
         if self.expected_regret <= DECIDED:
-            return f"Open: {regret}, but other software changes the answer."
+            return f"Open: expected regret {regret}, but other software changes the answer."
         what, after = self.to_measure
+        if self.verdict == "tie":
+            beyond = format_regret(self.regret_beyond_near)
+            return (
+                f"Tie: which of the {len(self.near)} schedules within {NEAR:.0%} is the fastest is not known. If none "
+                f"of them is faster, expected regret {beyond}. Measure {what} to choose."
+            )
         rival = max((each for each in self.answers if each is not self.answer), key=self._chance)
         low, high = self._errors.ratio(self.answer.rival, rival.rival, self.setting)
         return (
-            f"Open: {regret}. {self.schedule} takes {low:.2f} to {high:.2f} times as long as {rival.schedule}. Measure "
-            f"{what} to lower it to {after:.1%}."
+            f"Open: expected regret {regret}. {self.schedule} takes {low:.2f} to {high:.2f} times as long as "
+            f"{rival.schedule}. Measure {what} to lower it to {after:.1%}."
         )
 
     def _chance(self, rival: Answer) -> float:
@@ -436,6 +468,7 @@ class Recommendation:
             "expected_regret": self.expected_regret,
             "margin": self.margin,
             "is_decided": self.is_decided,
+            "verdict": self.verdict,
             "near": [each.schedule for each in self.near],
             "network_share": share,
             "below_network_share": rival or None,
@@ -521,21 +554,13 @@ class TunedRing:
     def line(self) -> str:
         """In a sentence."""
         changed = f"{self.ring} would take {format_time(self.tuned_ring_s)} instead of {format_time(self.ring_s)}"
-        gains = f": {self.schedule} would be {_faster(self.remaining)} than it, not {_faster(self.gain)}"
+        remaining, gain = format_speed(1 + self.remaining, "it"), format_speed(1 + self.gain)
+        gains = f": {self.schedule} would be {remaining}, not {gain}"
         return f"With a communicator per pair of ranks {changed}{'' if self.schedule == self.ring else gains}."
 
     def to_dict(self) -> dict[str, object]:
         """The object `tuned_ring` of ``--json``."""
         return {**vars(self), "gain": self.gain, "remaining_gain": self.remaining}
-
-
-def _faster(gain: float) -> str:
-    """A gain in words.
-
-    >>> _faster(0.25), _faster(-0.2)
-    ('25.0% faster', '25.0% slower')
-    """
-    return f"{gain:.1%} faster" if gain >= 0 else f"{1 / (1 + gain) - 1:.1%} slower"
 
 
 def has_few_channels(machine: Machine) -> bool:

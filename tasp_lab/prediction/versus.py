@@ -21,7 +21,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.tables import Table
-from tasp_lab.core.units import format_time
+from tasp_lab.core.units import format_factor, format_time
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES
 from tasp_lab.prediction.answer import Answer, answer
@@ -78,7 +78,7 @@ class Versus:
 
     @property
     def text(self) -> str:
-        """What the change does to the time, like ``+12% (8 to 17)`` or ``1.9x as fast (1.5 to 2.4)``."""
+        """What the change does to the time, like ``+12% (8 to 17)`` or ``1.9x as fast (1.5x to 2.4x)``."""
         if self.answer is None:
             return "does not apply"
         if abs(self.ratio - 1) < UNCHANGED:
@@ -89,8 +89,9 @@ class Versus:
             change, low, high = (f"{each:.{digits}f}" for each in shares)
             return f"{'+' if self.ratio > 1 else ''}{change}% ({low} to {high})"
         if self.ratio > 1:
-            return f"{self.ratio:.2g}x as slow ({self.low:.2g} to {self.high:.2g})"
-        return f"{1 / self.ratio:.2g}x as fast ({1 / self.high:.2g} to {1 / self.low:.2g})"
+            return f"{format_factor(self.ratio)} slower ({format_factor(self.low)} to {format_factor(self.high)})"
+        ratio, low, high = (format_factor(1 / each) for each in (self.ratio, self.high, self.low))
+        return f"{ratio} as fast ({low} to {high})"
 
     def to_dict(self) -> dict[str, object]:
         """An object of the field `versus` of ``--json``; numbers are null if no schedule applies."""

@@ -111,9 +111,9 @@ Faster = Literal["first", "second", "neither"]
 RANKED: tuple[Faster, ...] = ("second", "neither", "first")
 """By the ratio of the second time over the first at which they hold, ascending."""
 
-Verdict = Literal["crosses", "first", "second", "neither", "too close", "does not apply"]
+Verdict = Literal["crosses", "first", "second", "neither", "tie", "does not apply"]
 """What happens along an axis. ``first`` and ``second``: that schedule is always faster; ``neither``: they never differ
-by more than the margin; ``too close``: one is always faster, but not with 95 % anywhere."""
+by more than the margin; ``tie``: one is always faster, but not with 95 % anywhere."""
 
 Binds = tuple[str | None, str | None]
 """The largest part of the critical path of the first and of the second schedule."""
@@ -294,7 +294,7 @@ def _verdict(comparison: Comparison, there: Sequence[int], crosses: bool) -> Ver
     faster = comparison.faster(there[0])
     assert faster is not None, "it applies there"
     clearest = max(there, key=lambda index: abs(comparison.log_ratio(index) or 0.0))
-    return faster if faster == "neither" or comparison.side(clearest, 0.0) else "too close"
+    return faster if faster == "neither" or comparison.side(clearest, 0.0) else "tie"
 
 
 def _sure_end(
@@ -417,7 +417,7 @@ def _group(result: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
             "last": crossing.last,
             "low": crossing.low,
             "high": crossing.high,
-            "too_close_to_call": crossing.low is crossing.high is None,  # no value is surely on one side of it
+            "is_tie": crossing.low is crossing.high is None,  # no value is surely on one side of it
             "faster_below": name_of.get(crossing.before),
             "faster_above": name_of.get(crossing.after),
             "binds_below": _by_name(question, crossing.binds_below),
@@ -429,7 +429,7 @@ def _group(result: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
         "crosses": "crosses",
         "does not apply": f"does not apply: {result.reason}",
         "neither": f"within {question.margin:.3g} throughout" if question.margin else "equal throughout",
-        "too close": f"a tie throughout, {question.between[(result.speedups[0] or 1.0) <= 1]} by prediction",
+        "tie": f"a tie throughout, {question.between[(result.speedups[0] or 1.0) <= 1]} by prediction",
     }
     return {
         "labels": dict(result.labels),
@@ -462,7 +462,7 @@ def _cells(question: CrossoverQuestion, row: Mapping[str, Any]) -> list[str]:
         return [row["verdict"].partition(":")[0], "", "", "", binds("binds_below"), "", at_ends]
     low = f"< {axis_text(axis, row['from'])}" if row["low"] is None else axis_text(axis, row["low"])
     high = f"> {axis_text(axis, row['to'])}" if row["high"] is None else axis_text(axis, row["high"])
-    interval = f"{low} .. {high}" + (" (a tie)" if row["too_close_to_call"] else "")
+    interval = f"{low} .. {high}" + (" (a tie)" if row["is_tie"] else "")
     faster = [row[each] or "neither" for each in ("faster_below", "faster_above")]
     return [axis_text(axis, row["value"]), interval, *faster, binds("binds_below"), binds("binds_above"), at_ends]
 

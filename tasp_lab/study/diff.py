@@ -112,7 +112,7 @@ def _changed_times(both: pd.DataFrame, axes: Sequence[str]) -> list[dict[str, An
 
 
 def _changed_winners(a: StudyFolder, b: StudyFolder, axes: Sequence[str]) -> list[dict[str, Any]]:
-    """Points of both studies with another winner, and whether either study finds the two too close to call."""
+    """Points of both studies with another winner, and whether either study finds a tie of the two."""
     on = [column for column in axes if column != "schedule"] or ["machine"]
     sides = (winners(selected(each).rows).reindex(columns=[*on, "schedule", "margin", "too_close"]) for each in (a, b))
     one, two = (each.astype(dict.fromkeys(on, object)) for each in sides)

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import MissingPackageError, StudyError, unknown
-from tasp_lab.core.units import format_count, format_size_about, format_time
+from tasp_lab.core.units import format_count, format_regret, format_size_about, format_time
 from tasp_lab.machines.stack import shipping
 from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.paired import Rival, paired_errors, quantile_t
@@ -90,7 +90,9 @@ def _written(column: str) -> Callable[[float], str]:
     """How the numbers of a column are written."""
     if column in SPEEDUPS:
         return "{:.2f}x".format
-    if column in (*SHARES, "expected_regret", "mfu"):
+    if column == "expected_regret":
+        return format_regret
+    if column in (*SHARES, "mfu"):
         return "{:.1%}".format
     if column in COUNTS:
         return format_count
@@ -410,7 +412,7 @@ def winners(rows: pd.DataFrame) -> pd.DataFrame:
     """The fastest of rows that differ in their schedule alone and fit into memory, with more columns.
 
     ``schedules``: how many have a time or a bound; ``second``: the next fastest, ``margin``: its time over the
-    winner's; ``too_close``: the schedules whose order with the winner is too close to call, among them those whose
+    winner's; ``too_close``: the schedules in a tie with the winner, among them those whose
     bound alone does not say that they are slower; ``recommended``: the schedule to take, as `compare` chooses it, and
     its ``expected_regret`` (`tasp_lab.prediction.recommend`). Where no schedule has a time there is no winner. Of equal
     times the first name wins.

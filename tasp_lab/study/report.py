@@ -312,7 +312,7 @@ def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> Page
     in_order = records_of(winners.sort_values(along, kind="stable"))
 
     def clear(row: Cells) -> str:
-        """At which ends the order of both schedules is not too close to call."""
+        """At which ends the order of both schedules is no tie."""
         before, after = row["before"], row["after"]
         ends = after["schedule"] not in before["too_close"], before["schedule"] not in after["too_close"]
         return {(True, True): "at both ends", (True, False): "before", (False, True): "after"}.get(ends, "no")

@@ -33,7 +33,7 @@ from tasp_lab.core.errors import QuantityError, ScheduleError, TopologyError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
-from tasp_lab.core.units import format_size_about, format_time
+from tasp_lab.core.units import format_regret, format_size_about, format_speed, format_time
 from tasp_lab.core.version import MODEL_VERSION
 from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.machine import Machine
@@ -202,7 +202,7 @@ class _Search:
         if (best_s := self.best_s) < self.reported_s:
             self.reported_s = best_s
             named_s = inf if self.named is None else float(self.named.time_s)
-            gap = f", {best_s / self.bound_s - 1:.1%} above the bound" if self.bound_s else ""
+            gap = f", {format_speed(self.bound_s / best_s, 'the bound')}" if self.bound_s else ""
             beside = "" if named_s == inf else f"; {self.named_name} {format_time(named_s)}"
             self.progress(f"{self.spent} of {self.effort} simulated: {format_time(best_s)}{gap}{beside}")
 
@@ -473,14 +473,14 @@ class Found(Report):
         return [self._verdict(), *self.explained, self._table()]
 
     def _verdict(self) -> str:
-        gap = f"{self.time_s / self.bound_s - 1:.1%} above the bound of {format_time(self.bound_s)}" if (
-            self.bound_s) else "no bound is known"  # fmt: skip
+        bound = f"the bound of {format_time(self.bound_s)}"
+        gap = format_speed(self.bound_s / self.time_s, bound) if self.bound_s else "no bound is known"
         effort = f"{self.spent} of {self.effort} passes simulated" + (", interrupted" if self.interrupted else "")
         if self.named is None:
             return f"found: {format_time(self.time_s)}, where no named schedule applies and fits; {gap} ({effort})"
         if self.named is self.answer:
             return f"found nothing better than {self.answer.schedule}: {format_time(self.time_s)}, {gap} ({effort})"
-        regret = f"expected regret {self.answer.expected_regret or 0:.1%}"
+        regret = f"expected regret {format_regret(self.answer.expected_regret or 0)}"
         return (f"found: {format_time(self.time_s)}, {self.gain:.1%} less than {self.named.schedule} "
                 f"({format_time(float(self.named.time_s))}), {regret}; {gap} ({effort})")  # fmt: skip
 

@@ -21,6 +21,7 @@ from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.choices import AttentionKind as AttentionKind
 from tasp_lab.core.choices import Decay as Decay
 from tasp_lab.core.errors import WorkloadError
+from tasp_lab.core.units import count_of
 from tasp_lab.workload.mask import Mask, mask_named
 
 LAYER_KINDS: Mapping[str, AttentionKind] = {"L": "linear", "S": "softmax"}
@@ -79,7 +80,7 @@ class Workload:
 
     Parameters
     ----------
-    sequence : number of positions, over all ranks.
+    sequence : number of positions, over all ranks, or a text such as ``"128Ki"``.
     batch : number of sequences of that length.
     heads : query heads; 32, as in layers of about 7 billion parameters, unless given.
     kv_heads : heads of keys and values, a divisor of `heads`; equal to `heads` if None.
@@ -101,9 +102,9 @@ class Workload:
 
     Raises `WorkloadError` for invalid or unsupported values.
 
-    >>> layer = Workload(sequence=8192, heads=32, kv_heads=8, head_dim=128)
-    >>> layer.kv_bytes_per_position, layer.flops_per_pair
-    (4096, 16384)
+    >>> layer = Workload("8Ki", heads=32, kv_heads=8, head_dim=128)
+    >>> layer.sequence, layer.kv_bytes_per_position, layer.flops_per_pair
+    (8192, 4096, 16384)
     """
 
     sequence: int
@@ -123,6 +124,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         check_arguments(vars(self))
+        object.__setattr__(self, "sequence", count_of(self.sequence, "sequence"))
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "cached_keys", "window", "linear_kv_heads"):

@@ -38,6 +38,7 @@ MEASURED = {
     "cpu_busy_share", "comparable", "not_comparable",
 }  # fmt: skip
 LAYER = ("--seq", "4Ki", "--heads", "8", "--kv-heads", "2", "--head-dim", "64", "--samples", "0")
+FULL = (*LAYER, "--mask", "full")
 KV_BYTES = 2 * 2 * 64 * 2 * 4096
 """Of all keys and values of that layer."""
 
@@ -84,7 +85,7 @@ def test_cached_keys_are_told_where_there_are_some(tell: Tell) -> None:
 @pytest.mark.parametrize("rate", ["timed:1TFLOP/s", "timed:1e18"])
 def test_equal_steps_take_the_first_compute_and_then_whatever_is_longer(tell: Tell, rate: str) -> None:
     """At the least a rank would receive results of its own queries: 8 heads, where K and V together have 4."""
-    row = one(tell, "full-mesh:8", "ring-attention", *LAYER, "--compute", rate, "--explain")
+    row = one(tell, "full-mesh:8", "ring-attention", *FULL, "--compute", rate, "--explain")
     flops = 4 * 8 * 64 * 4096**2
     hop_s, call_s = 1e-6 + KV_BYTES / 8 / 50e9, flops / 64 / row["compute_flops_per_s"]
     assert row["flops"] == flops

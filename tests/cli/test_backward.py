@@ -25,7 +25,7 @@ from tasp_lab.timeline.events import ATTEND, DIFFERENTIATE, SEND, Timeline
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation.validate import Run, runs_together
 from tasp_lab.workload.layer import Workload
-from tests.cli.test_attention import KV_BYTES, LAYER, MEASURED, PREDICTED, STATUS, one, rows
+from tests.cli.test_attention import FULL, KV_BYTES, LAYER, MEASURED, PREDICTED, STATUS, one, rows
 from tests.conftest import Command, Tell
 from tests.schedules.attention.test_bound import dataflows, layers, schedule_names
 
@@ -41,7 +41,7 @@ FLOPS = 4 * 8 * 64 * 4096**2
 @pytest.mark.parametrize(("dtype", "resolved"), [("fp32", "fp32"), ("input", "bf16")])
 def test_a_row_of_a_backward_pass(tell: Tell, dataflow: Dataflow, dtype: str, resolved: str) -> None:
     backward = ("--pass", "backward", "--dataflow", dataflow, "--gradient-dtype", dtype)
-    row = one(tell, "full-mesh:4", "tasp", *LAYER, *backward)
+    row = one(tell, "full-mesh:4", "tasp", *FULL, *backward)
     assert set(row) == PREDICTED | STATUS
     assert (row["schedule"], row["pass"], row["dataflow"], row["gradient_dtype"]) == (
         "tasp",
@@ -59,7 +59,7 @@ def test_two_ranks_send_keys_and_then_gradients(tell: Tell, dtype: str, of_keys:
     What must come to a rank in 16 bits: the other one's keys, and the gradients of its own.
     """
     onward = ("--pass", "backward", "--dataflow", "rotate-kv", "--gradient-dtype", dtype, "--compute", "timed:1e30")
-    row = one(tell, "full-mesh:2", "ring-attention", *LAYER, *onward)
+    row = one(tell, "full-mesh:2", "ring-attention", *FULL, *onward)
     assert row["bytes_sent"] == KV_BYTES * (1 + of_keys)
     assert row["time_s"] == pytest.approx(2 * 1e-6 + row["bytes_sent"] / 2 / 50e9)
     assert row["bound_s"] == pytest.approx(1e-6 + (KV_BYTES / 2 + KV_BYTES / 2) / 50e9)
@@ -93,7 +93,7 @@ def test_the_forward_pass_before_a_reversed_one_is_not_trimmed(tell: Tell) -> No
 
 def test_the_table_names_passes_and_compares_like_with_like(tell: Tell) -> None:
     schedules = ("--schedule", "ring-attention", "--schedule", "tasp")
-    asked = ("predict", "full-mesh:4", *schedules, *LAYER, "--dataflow", "rotate-q", "--pass")
+    asked = ("predict", "full-mesh:4", *schedules, *FULL, "--dataflow", "rotate-q", "--pass")
     code, out, err = tell(*asked, "both")
     assert code == 0, err
     assert "Full attention, forward and backward, 4096 positions" in out
@@ -108,11 +108,11 @@ def test_the_table_names_passes_and_compares_like_with_like(tell: Tell) -> None:
     expected = [f"{found[at]['time_s'] / found[at + 3]['time_s']:.2f}x" for at in range(3)]
     assert [row[3] for row in table[3:]] == expected
     assert "Full attention, backward, 4096" in tell(*asked, "backward")[1]
-    assert "┃ pass" not in tell("predict", "full-mesh:4", *schedules, *LAYER)[1]
+    assert "┃ pass" not in tell("predict", "full-mesh:4", *schedules, *FULL)[1]
 
 
 def test_explain_lists_each_pass_once(tell: Tell) -> None:
-    asked = ("full-mesh:4", "--schedule", "tasp", *LAYER, "--pass", "both", "--explain")
+    asked = ("full-mesh:4", "--schedule", "tasp", *FULL, "--pass", "both", "--explain")
     *passes, both = rows(tell, *asked)
     for row in passes:
         assert sum(transfer["bytes"] for transfer in row["transfers"]) == row["bytes_sent"]
@@ -128,7 +128,7 @@ def test_explain_lists_each_pass_once(tell: Tell) -> None:
 def test_trace_and_picture_show_one_pass_after_the_other(tell: Tell, tmp_path: Path) -> None:
     trace, picture = tmp_path / "t.json", tmp_path / "p.svg"
     outputs = ("--trace", str(trace), "--plot", str(picture))
-    code, _, err = tell("predict", "full-mesh:4", "--schedule", "tasp", *LAYER, "--pass", "both", *outputs)
+    code, _, err = tell("predict", "full-mesh:4", "--schedule", "tasp", *FULL, "--pass", "both", *outputs)
     assert code == 0, err
     events = json.loads(trace.read_text())["traceEvents"]
     (name,) = [event["args"]["name"] for event in events if event["name"] == "process_name"]
@@ -179,7 +179,7 @@ def test_passes_at_different_rates_have_the_rate_at_which_both_take_as_long() ->
 
 def test_documents_are_the_sequence(tell: Tell) -> None:
     """Under the full mask every position sees its own document."""
-    heads = ("--heads", "2", "--head-dim", "16")
+    heads = ("--heads", "2", "--head-dim", "16", "--mask", "full")
     row = one(tell, "full-mesh:4", "ring-attention", "--documents", "1000,2x200,4Ki", *heads)
     assert (row["seq"], row["documents"]) == (5496, [1000, 200, 200, 4096])
     assert row["flops"] == 4 * 2 * 16 * (1000**2 + 2 * 200**2 + 4096**2)

@@ -28,7 +28,7 @@ def test_json_has_every_field(tell: Tell) -> None:
     decision = {
         "recommended", "why", "prefer", "expected_regret", "margin", "is_decided", "near", "network_share",
         "below_network_share", "down_to_sequence", "shorter_sequence", "faster_at_shorter_sequence", "otherwise",
-        "tuned_ring", "to_measure", "expected_regret_then", "switches",
+        "tuned_ring", "to_measure", "expected_regret_then", "switches", "verdict", "model_does_not_fit",
     }  # fmt: skip
     assert always | decision == set(found)
     assert all(set(row) == FIELDS for row in found["results"])
@@ -134,12 +134,12 @@ def test_one_group_is_ulysses_and_groups_of_one_are_a_ring(tell: Tell, mask: str
             assert rows[0][field] == pytest.approx(rows[1][field], rel=1e-9), (same, field)
 
 
-@pytest.mark.parametrize("more", [(), ("--mask", "causal", "--pass", "both"), ("--tune",)])
+@pytest.mark.parametrize("more", [("--mask", "full"), ("--pass", "both"), ("--mask", "full", "--tune")])
 def test_a_world_of_one_computes_and_sends_nothing(tell: Tell, more: tuple[str, ...]) -> None:
     found = results(tell, "full-mesh:1", *LAYER, "--compute", "timed:1TFLOP/s", *more)
     assert set(found) == set(attention_names_on(1, variants="--tune" in more))
     flops = 4 * 8 * 128 * 4096**2
-    if "causal" in more:
+    if "both" in more:
         flops = 4 * 8 * 128 * (4096 * 4097 // 2) * 7 // 2
     for name, row in found.items():
         assert (row["bytes_per_rank"], row["link_bytes"], row["exposed_s"], row["bottleneck"]) == (

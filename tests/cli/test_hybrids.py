@@ -11,8 +11,8 @@ import pytest
 from tasp_lab.schedules.registry import LINEAR, attention_names_on
 from tests.conftest import Command, Tell
 
-FULL = ("--seq", "2048", "--heads", "8", "--samples", "0")
-LAYER = (*FULL, "--mask", "causal")
+LAYER = ("--seq", "2048", "--heads", "8", "--samples", "0", "--mask", "causal")
+FULL = (*LAYER[:-1], "full")
 PUBLISHED = "lasp-2+kv-all-gather"
 
 

@@ -20,6 +20,7 @@ from tests.conftest import Command
 from tests.support.outputs import (
     WIDTH,
     Document,
+    broken,
     check_csv,
     check_picture,
     check_report,
@@ -30,6 +31,7 @@ from tests.support.outputs import (
     recorded,
     too_long,
     undocumented,
+    words_of_tables,
 )
 from tests.support.studies import PLANS, SMALL, study_of
 from tests.support.study_folders import study_rows, write_study
@@ -39,7 +41,7 @@ FILES: dict[str, str] = TABLE.pop("files")
 OPTIONS: dict[str, list[str]] = TABLE.pop("options")
 SLOW: list[str] = TABLE.pop("slow")["commands"]
 
-FLAGS = {"--explain": [], "--force": [], "--pairs": [], "--top": ["2"], "--wide": []}
+FLAGS = {"--explain": [], "--force": [], "--pairs": [], "--sources": [], "--top": ["2"], "--wide": []}
 """Options that change what is shown, with their values."""
 
 WRITTEN = {
@@ -154,8 +156,11 @@ def test_every_result_with_every_output_option(
             _check_file(option, path, document)
     files = {option: path for option, path in case.files(narrow, "").items() if path.stem != "plot"}
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    out = _run(folder, narrow, [case.line, *case.flags("--wide"), *_given(files)], case, files)
+    with pytest.MonkeyPatch.context() as patches:
+        words = words_of_tables(patches)
+        out = _run(folder, narrow, [case.line, *case.flags("--wide"), *_given(files)], case, files)
     assert (lines := too_long(out)) == [], lines
+    assert (pieces := broken(out, words)) == [], pieces
     for option, path in files.items():
         if path.exists():
             _check_file(option, path, document)

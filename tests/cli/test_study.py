@@ -153,7 +153,7 @@ def test_a_crossover_is_where_predictions_cross(command: Command, study: str) ->
     assert set(group) == {"labels", "from", "to", "verdict", "crossings", "speedup_from", "speedup_to", "refused",
                           "points"}  # fmt: skip
     crossing = group["crossings"][0]
-    assert set(crossing) == {"value", "last", "low", "high", "too_close_to_call", "faster_below", "faster_above",
+    assert set(crossing) == {"value", "last", "low", "high", "is_tie", "faster_below", "faster_above",
                              "binds_below", "binds_above"}  # fmt: skip
     ulysses_s, ring_s = _times(crossing["last"])
     assert (ulysses_s < ring_s) == (crossing["faster_below"] == "ulysses")

@@ -103,6 +103,31 @@ def test_sizes_are_accepted_as_text(text: str, size: int) -> None:
     assert without_date(as_text.to_dict()) == without_date(as_number.to_dict())
 
 
+def test_a_model_and_a_length_are_accepted_as_text() -> None:
+    """As on the command line: the layer of Llama 3 8B has 32 heads, 8 of keys and values, and a causal mask."""
+    layer = tasp_lab.Workload("16Ki", heads=32, kv_heads=8, mask="causal")
+    assert layer == tasp_lab.Workload(16384, heads=32, kv_heads=8, mask="causal")
+    (found,) = tasp_lab.predict("full-mesh:2", "ulysses", "llama-3-8b", sequence="16Ki")
+    assert found.question.work == layer
+    with pytest.raises(QuantityError, match="model 'llama-3-8b' without a sequence"):
+        tasp_lab.predict("full-mesh:2", "ulysses", "llama-3-8b")
+    with pytest.raises(QuantityError, match="expected the name of a model as the work"):
+        tasp_lab.predict("full-mesh:2", "ulysses", layer, sequence=64)
+    with pytest.raises(WorkloadError, match="bytes of a collective, expected an attention layer"):
+        tasp_lab.compare("full-mesh:2", "1MiB")
+
+
+def test_a_model_that_needs_more_memory_than_a_gpu_has_is_named() -> None:
+    """Adam in mixed precision has 16 bytes per parameter: 70.6e9 over 8 GPUs need 131 GiB, over 64 they need 16."""
+    small, large = (
+        tasp_lab.compare(machine, "llama-3-70b", ["ulysses"], sequence="8Ki", passes="both")
+        for machine in ("h100-8", "h100-8x8")
+    )
+    assert str(small.to_dict()["model_does_not_fit"]).startswith("llama-3-70b does not fit: a training step")
+    assert "llama-3-70b does not fit" in str(small)
+    assert large.to_dict()["model_does_not_fit"] is None
+
+
 def test_options_are_accepted_as_fields_and_as_an_object() -> None:
     options = AttentionOptions("both", trim=False, dataflow="rotate-kv")
     fields = tasp_lab.predict("full-mesh:4", "tasp", LAYER, passes="both", trim=False, dataflow="rotate-kv")
@@ -189,7 +214,7 @@ def schedule(**changed: object) -> Schedule:
         (lambda: COMPARE("full-mesh:4", 64), WorkloadError, "work: 64 of type int, expected an attention layer"),
         (lambda: DECOMPOSE(None), TopologyError, "topology: None of type NoneType"),
         (lambda: DECOMPOSE("full-mesh:4", 1.5), QuantityError, "fold: 1.5 of type float"),
-        (lambda: STEP("full-mesh:4", "llama-3-8b", "8Ki", "ulysses"), QuantityError, "sequence: '8Ki' of type str"),
+        (lambda: STEP("full-mesh:4", "llama-3-8b", 8.5, "ulysses"), WorkloadError, "sequence: 8.5 of type float"),
         (lambda: STEP("full-mesh:4", 5, 8192, "ulysses"), ModelError, "model: 5 of type int"),
         (lambda: STEP("h100-8", "llama-3-8b", 8192, "ulysses", layout="tp"), ScheduleError, "layout: 'tp' of type str"),
         (lambda: COMPARE("full-mesh:4", LAYER, "tasp", tune="no"), QuantityError, "tune: 'no' of type str"),

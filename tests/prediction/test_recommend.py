@@ -52,6 +52,20 @@ def test_it_is_decided_by_the_expected_regret(ranking: Ranking) -> None:
     assert found.schedule in [each.schedule for each in found.answers]
 
 
+def test_a_tie_is_open_only_if_others_may_be_faster(ranking: Ranking) -> None:
+    """Of copies of one answer none is faster; one that is 10 % slower changes nothing beyond the errors of a pair."""
+    found = ranking.recommendation
+    assert found is not None
+    copies = Recommendation(tuple(replace(found.answer) for _ in range(2)))
+    assert copies.verdict == "decided"
+    assert copies.tied == [True, True]
+    assert Recommendation(found.answers[:1]).tied == [False]
+    assert found.regret_beyond_near <= found.expected_regret
+    assert found.verdict == (
+        "decided" if found.is_decided else "tie" if found.regret_beyond_near <= DECIDED else "open"
+    )
+
+
 def test_json_has_the_decision_and_the_regret_of_each_row(ranking: Ranking) -> None:
     document = json.loads(json.dumps(ranking.to_dict(), default=str))
     assert document["recommended"] == ranking.recommendation.schedule  # type: ignore[union-attr]

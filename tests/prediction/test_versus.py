@@ -92,8 +92,8 @@ def test_wrong_changes_are_refused_before_anything_is_simulated(change: str) -> 
         (1.12, 1.08, 1.17, "+12% (8 to 17)"),
         (0.9, 0.85, 1.02, "-10% (-15 to 2)"),
         (1.009, 1.008, 1.01, "+0.9% (0.8 to 1.0)"),
-        (0.5, 0.4, 0.625, "2x as fast (1.6 to 2.5)"),
-        (3.0, 2.0, 4.0, "3x as slow (2 to 4)"),
+        (0.5, 0.4, 0.625, "2x as fast (1.6x to 2.5x)"),
+        (3.0, 2.0, 4.0, "3x slower (2x to 4x)"),
     ],
 )
 def test_small_changes_are_in_percent_and_large_ones_are_factors(

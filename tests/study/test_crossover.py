@@ -90,7 +90,7 @@ def test_an_interval_beyond_the_axis_is_open() -> None:
         (1.5, "exact", "first"),
         (1 / 1.5, "exact", "second"),
         (1.0, "exact", "neither"),
-        (1.1, "links alone", "too close"),
+        (1.1, "links alone", "tie"),
         (4.0, "links alone", "first"),
     ],
 )

@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 from cyclopts import App
 from matplotlib.image import imread
+from rich.console import Console
 
 import tasp_lab
 from tasp_lab.cli.app import app
 from tasp_lab.core.report import Report
+from tasp_lab.core.tables import Table
 from tests.docs.documents import ROOT
 
 Document = dict[str, Any]
@@ -86,6 +88,29 @@ def undocumented(document: Document) -> list[str]:
 def too_long(text: str, width: int = WIDTH) -> list[str]:
     """The lines that are longer than a terminal although they could be broken."""
     return [line for line in text.splitlines() if len(line) > width and " " in line.strip()[:width]]
+
+
+def words_of_tables(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """A set that gets every word of the columns and cells of tables that are printed; paths are broken at slashes."""
+    words = set[str]()
+
+    def record(table: Table, console: Console) -> None:
+        for text in (*table.columns, *(cell for row in table.rows for cell in row)):
+            for word in text.split():
+                parts = re.findall("[^/]*/+|[^/]+", word)
+                ends = range(len(parts) + 1)
+                words.update("".join(parts[first:last]) for last in ends for first in range(last))
+        print_on(table, console)
+
+    print_on = Table.print_on
+    monkeypatch.setattr(Table, "print_on", record)
+    return words
+
+
+def broken(text: str, words: set[str]) -> list[str]:
+    """The pieces of words in the lines of tables."""
+    lines = [line for line in text.splitlines() if line[:1] in ("│", "┃")]
+    return [word for line in lines for word in re.sub("[│┃]", " ", line).split() if word not in words]
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

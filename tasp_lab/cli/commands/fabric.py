@@ -20,6 +20,7 @@ from tasp_lab.cli.options import (
     ShardBytes,
     TopologyText,
     Trace,
+    Wide,
     option,
     whole,
 )
@@ -55,6 +56,7 @@ def validate(
     backend: Backend = "auto",
     trace: Trace = None,
     plot: Plot = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Run a collective or an attention layer on real processes and compare it with its prediction.
@@ -93,7 +95,7 @@ def validate(
     timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
     title = caption(work, schedule, edited(machine.topology, changes.without_link, changes.link))
     write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
-    tell(found, json)
+    tell(found, json, wide=wide)
 
 
 def gpu_check(
@@ -122,6 +124,7 @@ def gpu_check(
     output: Annotated[
         Path, Parameter(group=OUTPUT, help="The folder of the record, gpu-check.json and gpu-check.txt.")
     ] = Path("gpu-check"),
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Check the GPUs of a torchrun job step by step, and stop at the first failure; or the runtime on one GPU or none.
@@ -132,7 +135,7 @@ def gpu_check(
     """
 
     def show(record: Record) -> None:
-        tell(record, json)
+        tell(record, json, wide=wide)
 
     if one:
         from tasp_lab.validation.one_gpu import gpu_check_one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -20,6 +21,7 @@ from tasp_lab.cli.options import (
     Json,
     LinkEdits,
     RingChoice,
+    Sources,
     TopologyText,
     option,
     plot,
@@ -48,6 +50,7 @@ def show_topologies(
     *,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
     changes: LinkEdits = NO_CHANGES,
+    sources: Sources = False,
     json: Json = False,
 ) -> None:
     """List the machines of the catalogue, or show one topology.
@@ -59,7 +62,9 @@ def show_topologies(
     if name is not None:
         from tasp_lab.prediction.inputs import as_machine
 
-        _show_machine(as_machine(numbers.load(name, "ideal"), "auto", changes.without_link, changes.link), json)
+        _show_machine(
+            as_machine(numbers.load(name, "ideal"), "auto", changes.without_link, changes.link), json, sources
+        )
         return
     if numbers.given:
         raise QuantityError(numbers.refusal())
@@ -115,6 +120,7 @@ def import_file(
         ),
     ] = 1,
     rails: Annotated[bool, option("One switch per rail, for NICs of equal place.", MACHINE)] = False,
+    sources: Sources = False,
     json: Json = False,
 ) -> None:
     """Read a topology from nvidia-smi topo -m, amd-smi topology, rocm-smi --showtopo, or NCCL_TOPO_DUMP_FILE.
@@ -147,19 +153,19 @@ def import_file(
         for each in machine.parameters.values():  # of a family, what its profile assumes is no matter of the file
             if each.assumed and (profile is None or each.name not in CONSTANTS):
                 print_progress(f"{each.name} = {each.text}: {each.source}")
-    _show_machine(machine, json)
+    _show_machine(machine, json, sources)
 
 
-def _show_machine(machine: Machine, json: bool) -> None:
+def _show_machine(machine: Machine, json: bool, sources: bool) -> None:
     from tasp_lab.machines.machine_file import topology_document
 
     if json:
         print_json(topology_document(machine))
     else:
-        _print_machine(machine)
+        _print_machine(machine, sources)
 
 
-def _print_machine(machine: Machine) -> None:
+def _print_machine(machine: Machine, sources: bool) -> None:
     topology = machine.topology
     kinds = Counter(
         (
@@ -176,8 +182,17 @@ def _print_machine(machine: Machine) -> None:
     parts: list[Part] = [machine.summary] if machine.summary else []
     parts.append(Table(title, ("links", "count", "bandwidth", "latency"), rows))
     for constant in machine.parameters.values():
-        parts += [f"{constant.name} = {constant.value}", f"    {constant.source}"]
+        parts += [f"{constant.name} = {constant.value}", _source(constant.source, sources)]
     print_parts(parts)
+
+
+SOURCE_WIDTH = 76
+"""Characters of a source on one line, of 80 with the spaces before it."""
+
+
+def _source(text: str, whole: bool) -> str:
+    """A source below what it is of: the whole text, or one line of it."""
+    return f"    {text if whole else shorten(text, SOURCE_WIDTH, placeholder=' ...')}"
 
 
 profile = App(name="profile", sort_key=8, help="Machines with their communication library, constant by constant.")
@@ -198,7 +213,7 @@ def list_profiles(*, json: Json = False) -> None:
 
 
 @profile.command(name="show")
-def show_profile(name: str, /, *, json: Json = False) -> None:
+def show_profile(name: str, /, *, sources: Sources = False, json: Json = False) -> None:
     """Show every parameter of a machine with value, meaning and source.
 
     NAME is a family (h100), a machine (h100-8, h100-10x8), or a profile file.
@@ -211,7 +226,7 @@ def show_profile(name: str, /, *, json: Json = False) -> None:
     if json:
         print_json(_profile_document(found, machine))
     else:
-        print_parts([*_profile_parts(found, machine), *_kernel_parts(machine)])
+        print_parts([*_profile_parts(found, machine, sources), *_kernel_parts(machine, sources)])
 
 
 def _profile_document(profile: Profile, machine: Machine) -> Document:
@@ -264,7 +279,7 @@ def _kernels(machine: Machine) -> list[Document]:
     ]
 
 
-def _profile_parts(profile: Profile, machine: Machine) -> Iterator[Part]:
+def _profile_parts(profile: Profile, machine: Machine, sources: bool) -> Iterator[Part]:
     """A profile for people."""
     from tasp_lab.machines.constants import CONSTANTS
     from tasp_lab.machines.intervals import interval_text
@@ -273,10 +288,11 @@ def _profile_parts(profile: Profile, machine: Machine) -> Iterator[Part]:
     for constant in profile.parameters.values():
         at = "" if constant.at is None else f" at {constant.at_text}"
         value = f"{constant.text}{at}{interval_text(constant)}"
-        yield from ("", f"{constant.name} = {value}    {CONSTANTS[constant.name].meaning}", f"    {constant.source}")
+        yield from ("", f"{constant.name} = {value}    {CONSTANTS[constant.name].meaning}")
+        yield _source(constant.source, sources)
 
 
-def _kernel_parts(machine: Machine) -> Iterator[Part]:
+def _kernel_parts(machine: Machine, sources: bool) -> Iterator[Part]:
     """The kernels, a line for each pass and head dimension; ``--json`` has all their constants."""
     from tasp_lab.core.units import format_flops, format_time
     from tasp_lab.machines.compute import kernels_on
@@ -293,9 +309,9 @@ def _kernel_parts(machine: Machine) -> Iterator[Part]:
             yield (
                 f"    {variant.passing}, head dimension {variant.head_dim}: up to "
                 f"{format_flops(peak)} ({low} to {high}), tiles of "
-                f"{variant.design.rows} x {variant.design.columns}, launch {format_time(variant.launch_s.value)}; "
-                f"{assumed or variant.rate.source}"
+                f"{variant.design.rows} x {variant.design.columns}, launch {format_time(variant.launch_s.value)}"
             )
+            yield _source(assumed or variant.rate.source, sources)
 
 
 def decompose(

@@ -21,6 +21,7 @@ from tasp_lab.cli.options import (
     Json,
     SamplingChoice,
     Scale,
+    Wide,
     option,
     plot,
     whole,
@@ -53,6 +54,7 @@ def accuracy(
     ] = False,
     jobs: Annotated[int | None, whole("Worker processes. Default: the number of cores.", RUN)] = None,
     sampling: SamplingChoice = DEFAULT_SAMPLES,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Compare measured tables with their predictions.
@@ -81,7 +83,7 @@ def accuracy(
         collectives = [table for table in found if table.rows and table.kind == "collective"]
         only = len(collectives) == sum(bool(table.rows) for table in found)
         write_picture(draw_tables(collectives) if only else draw_rows(found), plot)
-    tell(found, json)
+    tell(found, json, wide=wide)
 
 
 _FILES = Group("Files", help="Without --fabric.", sort_key=2)
@@ -131,6 +133,7 @@ def calibrate(
         Parameter(group=OUTPUT, help="File of the profile (.toml), or with --fabric of the machine (.toml, .json)."),
     ] = None,
     force: Annotated[bool, option("Also write a fit that predicts no better than the profile.", OUTPUT)] = False,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Fit a profile to your own measurements, or measure a machine.
@@ -158,7 +161,7 @@ def calibrate(
                   "force": force}  # fmt: skip
         if unused := [f"--{option}" for option, value in others.items() if value]:
             raise QuantityError(f"{', '.join(unused)}: not with --judge, which writes no profile and runs no ranks")
-        tell(leave_one_out(*measurements, **of_files, progress=print_progress), json)
+        tell(leave_one_out(*measurements, **of_files, progress=print_progress), json, wide=wide)
         return
     if force and (output is None or fabric is not None):
         raise QuantityError("--force: for a fit to files that --output writes")
@@ -170,14 +173,14 @@ def calibrate(
         if unused := [name for name, value in not_taken.items() if value]:
             raise QuantityError(f"{unused[0]}: not with --kernels, which takes tables of kernel times only")
         kernel = calibrate_kernels(kernels, profile, print_progress)
-        _finish(kernel, output, json, partial(kernel.save, force=force), "kernel")
+        _finish(kernel, output, json, wide, partial(kernel.save, force=force), "kernel")
         return
     if fabric is None:
         given = {"scale": scale is not None, "backend": backend != "auto"}
         if unused := [name for name, value in given.items() if value]:
             raise QuantityError(f"{unused[0]}: applies to a fabric only")
         fitted = calibrate_files(*measurements, **of_files, progress=print_progress)
-        _finish(fitted, output, json, partial(fitted.save, force=force), "profile")
+        _finish(fitted, output, json, wide, partial(fitted.save, force=force), "profile")
         return
     if unused := [name.replace("_", "-") for name, value in of_files.items() if value]:
         raise QuantityError(f"{', '.join(unused)}: for measurements in files only, not with a fabric")
@@ -185,13 +188,15 @@ def calibrate(
         raise QuantityError(f"fabric {fabric}: {len(measurements)} machines, expected one")
     measured = measure_fabric(wires(measurements[0]), fabric, scale, print_progress, backend)
     if measured.is_reporter:
-        _finish(measured, output, json, measured.save, "machine")
+        _finish(measured, output, json, wide, measured.save, "machine")
 
 
-def _finish(found: Report, output: Path | None, json: bool, save: Callable[[Path], None], what: str) -> None:
+def _finish(
+    found: Report, output: Path | None, json: bool, wide: bool, save: Callable[[Path], None], what: str
+) -> None:
     """Show what was found, and write it if there is an output."""
     if not json:
-        print_parts(found.parts())
+        print_parts(found.parts(), wide=wide)
     if output is not None:
         save(output)
     if json:

@@ -82,7 +82,6 @@ def plan(
     """
     from tasp_lab.cli.outputs import write_rows
     from tasp_lab.core.process import usable_cores
-    from tasp_lab.core.units import parse_count
     from tasp_lab.planning.plan import plan as plan_layouts
 
     if csv is not None:
@@ -92,8 +91,8 @@ def plan(
         found = plan_layouts(
             machine,
             model,
-            parse_count(seq, "sequence"),
-            parse_count(batch_tokens, "batch tokens"),
+            seq,
+            batch_tokens,
             schedules=schedule,
             checkpointing=checkpointing,
             logit_chunks=logit_chunks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -181,6 +182,7 @@ def compare(
     """
     from tasp_lab.prediction import compare as comparison
     from tasp_lab.prediction.question import question_of
+    from tasp_lab.workload.models.catalogue import load_model
 
     if validate < 0:
         raise QuantityError(f"validate: {validate}, expected 0 or more schedules to run")
@@ -241,6 +243,7 @@ def compare(
             found = comparison.compare_kinds(machine, layers, schedule, **settings)
         else:
             found = comparison.compare(machine, layers[0], schedule, **settings)
+            found = found if layer.model is None else replace(found, model=load_model(layer.model))
         found = run_best(found, validate, fabric, scale, repeat, shown.line) if validate else found
         # What only the output needs is simulated while it is made.
         if csv is not None and found.is_reporter:
@@ -365,6 +368,7 @@ def step(
     overrides: Overrides = (),
     library: Library = "auto",
     contention: Contention = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Predict a whole step of a model: time, tokens per second, MFU and GPU memory. Less checked than layers.
@@ -379,7 +383,6 @@ def step(
 
     Example: tasp-lab step h100-8x8 --model llama-3-70b --seq 64Ki --schedule ulysses --tp 4 --cp 2 --pp 4
     """
-    from tasp_lab.core.units import parse_count
     from tasp_lab.prediction.predict_step import predict_step
     from tasp_lab.schedules.attention.options import AttentionOptions
 
@@ -387,7 +390,7 @@ def step(
         found = predict_step(
             numbers.load(topology, library),
             model,
-            parse_count(seq, "sequence"),
+            seq,
             schedule,
             layout=layout.layout(),
             batch=batch,
@@ -402,4 +405,4 @@ def step(
             contention=None if contention is None else contention == "on",
             progress=print_progress,
         )
-    tell(found, json)
+    tell(found, json, wide=wide)

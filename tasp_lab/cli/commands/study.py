@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from tasp_lab.cli.console import Progress, print_json, tell
-from tasp_lab.cli.options import OUTPUT, RUN, WORK, Json, option, quantity, whole
+from tasp_lab.cli.options import OUTPUT, RUN, WORK, Json, Wide, option, quantity, whole
 from tasp_lab.core.progress import print_progress
 
 study = App(name="study", sort_key=7, help="Studies of many points: the fastest schedules, crossovers, sensitivity.")
@@ -158,6 +158,7 @@ def show(
     ] = None,
     limit: Annotated[int | None, whole("Maximum number of rows.", FILTER)] = None,
     csv: Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the table to this CSV file.")] = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Show the fastest schedules of a study, or a pivot table.
@@ -180,7 +181,7 @@ def show(
     )
     if csv is not None:
         write_rows(found.rows, csv)
-    tell(found, json)
+    tell(found, json, wide=wide)
 
 
 @study.command
@@ -234,7 +235,14 @@ def plot(
 
 
 @study.command
-def diff(a: Folder, b: Annotated[Path, Parameter(help="Another one.")], /, *, json: Json = False) -> None:
+def diff(
+    a: Folder,
+    b: Annotated[Path, Parameter(help="Another one.")],
+    /,
+    *,
+    wide: Wide = False,
+    json: Json = False,
+) -> None:
     """List differences of two studies: points, inputs, parameters, versions, times and winners.
 
     Example: tasp-lab study diff longctx longctx-with-my-nic
@@ -242,7 +250,7 @@ def diff(a: Folder, b: Annotated[Path, Parameter(help="Another one.")], /, *, js
     from tasp_lab.study.diff import diff as difference
     from tasp_lab.study.folder import StudyFolder
 
-    tell(difference(StudyFolder(a), StudyFolder(b)), json)
+    tell(difference(StudyFolder(a), StudyFolder(b)), json, wide=wide)
 
 
 @study.command
@@ -320,6 +328,7 @@ def crossover(
     margin: Margin = None,
     from_: From = None,
     to: To = None,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Find the values of an axis at which the faster of two schedules changes.
@@ -342,7 +351,7 @@ def crossover(
     with Progress(lines_only=json) as shown:
         points = points_at(source.study.points(), at or "")
         found = find_crossovers(points, question, source.evaluate, shown.line)
-    tell(found, json)
+    tell(found, json, wide=wide)
 
 
 @study.command
@@ -369,6 +378,7 @@ def sensitivity(
     ] = None,
     samples: Annotated[int | None, whole("Samples of sobol, a power of two. Default: 64.", RUN)] = None,
     seed: Annotated[int, whole("Seed of sobol.", RUN)] = 0,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """List the parameters of a machine that change the result most at one point of a study.
@@ -385,7 +395,7 @@ def sensitivity(
     question = sensitivity_question(asked.find.get("sensitivity", {}), seed=seed, **given)
     with Progress(lines_only=json) as shown:
         found = find_sensitivity(one_point_at(asked.points(), question.at), question, asked.baseline, shown.line)
-    tell(found, json)
+    tell(found, json, wide=wide)
 
 
 @study.command
@@ -398,6 +408,7 @@ def validate(
     along: Along = None,
     between: Between = None,
     repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
+    wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Run both schedules on the emulated fabric at the points nearest to a crossover, and compare with predictions.
@@ -418,4 +429,4 @@ def validate(
         points = points_at(source.study.points(), at or "")
         found = crossovers(points, question, source.evaluate, progress=shown.line)
         measured = measure_points(nearest(found, top), question.along, folder, repeat, shown.line)
-    tell(measured, json)
+    tell(measured, json, wide=wide)

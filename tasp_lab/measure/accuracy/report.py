@@ -68,15 +68,14 @@ COVERAGE_COLUMNS: Formats = {
     "regime": "{regime}", "rows": "{rows}", "inside": "{inside:.0%}", "high over low": "{high_over_low:.2f}",
 }  # fmt: skip
 COLLECTIVE_COLUMNS: Formats = {
-    "table": "{name}", "profile": "{profile}", "collective": "{what}", "ranks": "{ranks}", "sizes": "{count}",
-    "mean error": "{mean_relative_error:.1%}", "worst": "{worst_relative_error:.1%}", "bias": "{bias:+.1%}",
-    "inside": "{inside:.0%}", "mostly": "{rule}",
+    "table": "{name}", "mean error": "{mean_relative_error:.1%}", "worst": "{worst_relative_error:.1%}",
+    "bias": "{bias:+.1%}", "inside": "{inside:.0%}", "profile": "{profile}", "collective": "{what}",
+    "ranks": "{ranks}", "sizes": "{count}", "mostly": "{rule}",
 }  # fmt: skip
 WORK_COLUMNS: Formats = {
-    "table": "{name}", "profile": "{profile}", "rows": "{count}", "of": "{of}",
-    "median error": "{median_relative_error:.1%}", "90 %": "{p90_relative_error:.1%}",
+    "table": "{name}", "median error": "{median_relative_error:.1%}", "90 %": "{p90_relative_error:.1%}",
     "worst": "{worst_relative_error:.1%}", "bias": "{bias:+.1%}", "in 5 %": "{within_5:.0%}",
-    "in 15 %": "{within_15:.0%}", "inside": "{inside:.0%}",
+    "in 15 %": "{within_15:.0%}", "inside": "{inside:.0%}", "profile": "{profile}", "rows": "{count}", "of": "{of}",
     "ranking": lambda row: "" if row["right"] is None else f"{row['right']:.0%} of {row['groups']}",
 }  # fmt: skip
 
@@ -86,7 +85,7 @@ def parts_of(tables: Sequence[TableAccuracy]) -> list[Part]:
     parts: list[Part] = []
     kinds: tuple[Kind, ...] = ("collective", "layer", "kernel")
     for kind, title in zip(kinds, ("", "layers: ", "kernels: "), strict=True):
-        columns, texts = (COLLECTIVE_COLUMNS, (0, 1, 2, 9)) if kind == "collective" else (WORK_COLUMNS, (0, 1, 11))
+        columns, texts = (COLLECTIVE_COLUMNS, (0, 5, 6, 9)) if kind == "collective" else (WORK_COLUMNS, (0, 8, 11))
         rows = [_row(each) for each in tables if each.kind == kind and each.in_scope]
         parts += Table.of(f"{title}predicted over measured", rows, columns, texts)
     regimes = [

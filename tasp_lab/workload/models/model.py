@@ -180,7 +180,7 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
                              "an even sum, as a layer takes the mean")  # fmt: skip
         return both // 2
 
-    def layer(self, sequence: int, batch: int = 1, **changes: Any) -> Workload:
+    def layer(self, sequence: int | str, batch: int = 1, **changes: Any) -> Workload:
         """The attention layer of the model, or one period of a hybrid, over so many positions.
 
         `changes` are other fields of `Workload`, as studies change them.
