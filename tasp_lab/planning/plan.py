@@ -500,7 +500,10 @@ def _signed(share: float) -> str:
 
 
 def _rival(step: StepPrediction) -> Rival:
-    exposed_s, measured = step.times.exposed_s + step.times.pipeline_s, is_measured(step.plan.schedule, step.machine, "both")
+    exposed_s, measured = (
+        step.times.exposed_s + step.times.pipeline_s,
+        is_measured(step.plan.schedule, step.machine, "both"),
+    )
     return Rival.of(step.plan.schedule, step.time_s, exposed_s, measured=measured)
 
 

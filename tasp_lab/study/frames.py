@@ -379,7 +379,9 @@ def rival_of(row: Cells) -> Rival | None:
     if time_s is None or exposed_s is None or row.get("setting") is None:
         return None
     measured = row.get("measured") is not False
-    return Rival.of(str(row["schedule"]), float(time_s), float(exposed_s), 1 if steps is None else float(steps), measured)
+    return Rival.of(
+        str(row["schedule"]), float(time_s), float(exposed_s), 1 if steps is None else float(steps), measured
+    )
 
 
 def first_is_faster(first: Cells, other: Cells) -> float:
