@@ -138,12 +138,13 @@ class PairedErrors(msgspec.Struct, frozen=True):
         centre, reach = math.log(first.time_s / second.time_s), quantile_t(share) * self.spread(first, second, setting)
         return math.exp(centre - reach), math.exp(centre + reach)
 
-    def margin(self, setting: Setting) -> float:
+    def margin(self, setting: Setting, measured: bool = False) -> float:
         """How many times as long a predicted time is that belongs to the slower schedule with probability `SURE`.
 
-        Of two families, one of which hides all messages and the other one none: their errors differ most.
+        Of two families, one of which hides all messages and the other one none: their errors differ most. Neither was
+        measured, unless `measured`.
         """
-        family = max(self.family, self.layout)
+        family = self.family if measured else max(self.family, self.layout)
         return math.exp(quantile_t(SURE) * self.factor(setting) * math.hypot(self.own, family, self.exposed))
 
     def expected_regrets(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
