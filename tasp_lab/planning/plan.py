@@ -53,7 +53,7 @@ from tasp_lab.prediction.inputs import (
     with_stack,
 )
 from tasp_lab.prediction.interval import DECIDED
-from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
+from tasp_lab.prediction.paired import Rival, is_measured, paired_errors, setting_of
 from tasp_lab.prediction.recommend import TIE
 from tasp_lab.prediction.step_results import LESS_CHECKED, LOGIT_CHUNKS, StepPrediction
 from tasp_lab.prediction.training_step.layout import StepPlan
@@ -511,7 +511,11 @@ def _signed(share: float) -> str:
 
 
 def _rival(step: StepPrediction) -> Rival:
-    return Rival.of(step.plan.schedule, step.time_s, step.times.exposed_s + step.times.pipeline_s)
+    exposed_s, measured = (
+        step.times.exposed_s + step.times.pipeline_s,
+        is_measured(step.plan.schedule, step.machine, "both"),
+    )
+    return Rival.of(step.plan.schedule, step.time_s, exposed_s, measured=measured)
 
 
 def _varied(too_large: Sequence[TooLarge]) -> list[TooLarge]:

@@ -47,7 +47,7 @@ from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.interval import Interval
-from tasp_lab.prediction.paired import Rival, paired_errors, setting_of
+from tasp_lab.prediction.paired import Rival, is_measured, paired_errors, setting_of
 from tasp_lab.prediction.provenance import sha256
 from tasp_lab.prediction.question import PreparedMachine, Question, prepared
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
@@ -488,7 +488,14 @@ class Answer:
     @property
     def rival(self) -> Rival:
         """What comparisons with other answers need."""
-        return Rival.of(self.schedule, max(self.rank_s, 1e-30), self.rank_s - float(self.compute_s), self.steps)
+        exposed_s = self.rank_s - float(self.compute_s)
+        return Rival.of(self.schedule, max(self.rank_s, 1e-30), exposed_s, self.steps, self.is_measured)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether layers with the same kernel calls and host were measured; collectives are all alike."""
+        on = self.passes[0]
+        return not isinstance(on.work, Workload) or is_measured(self.schedule, on.machine, self.passing)
 
     @property
     def steps(self) -> int:

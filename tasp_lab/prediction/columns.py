@@ -277,6 +277,8 @@ _ROWS: tuple[Column[Answer], ...] = (
     Column("setting", "how schedules are compared, which errors of their order depend on: with a model of the "
            "`library`, by `links alone` without one or on PCIe, `exact` on ideal links",
            lambda a: setting_of(a.passes[0].machine), STUDY),
+    Column("measured", "whether layers with its kernel calls and its host were measured, which errors of their order "
+           "depend on, too", lambda a: a.is_measured, STUDY),
     _as_predicted("compute_s"),
     _as_predicted("exposed_s"),
     _as_predicted("bound_s", "least time of the layer; of a `settled` row, of this schedule"),

@@ -245,7 +245,8 @@ def _screened(
 
     Single rings are always simulated: speed-ups are over the fastest of them.
     """
-    margin = (1 + NEAR) * paired_errors().margin(setting_of(on.machine))
+    collective = not any(isinstance(each.work, Workload) for each in questions)
+    margin = (1 + NEAR) * paired_errors().margin(setting_of(on.machine), measured=collective)
     best_s = RawValue("d", inf) if jobs > 1 else c_double(inf)  # of all processes; an update may be lost
 
     def answer_of(question: Question) -> tuple[Answer, Answer | None]:

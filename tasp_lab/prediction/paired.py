@@ -5,12 +5,15 @@ decides which of them is faster. ``paired_errors.toml`` has how large that rest 
 measured on one machine (`python -m experiments.accuracy.paired`)::
 
     variance of log(measured ratio / predicted ratio)
-        = own**2 + family**2 if the families differ
+        = own**2 + the mean of both schedules' family**2, or layout**2, if the families differ
           + (exposed * difference of exposed shares)**2 + (steps * log ratio of steps)**2
 
 - *own*: two schedules behave differently.
 - *family*: those that one builder makes share most of what sets them apart from others: the kinds of messages and calls
   (`tasp_lab.schedules.registry.family_of`). So a tie of many members of few families has few independent errors.
+- *layout*: takes the place of *family* for a schedule whose kernel calls or host nobody measured: no measured layer ran
+  that family with that kernel, or none of that stack did (`layouts_of`). It is the error of a family of a stack that
+  the fit has not seen.
 - *exposed*: an error of the network is shared, but counts only in the share of the time that computing does not hide.
 - *steps*: what each step costs beside its calls and messages is shared too; schedules have different numbers of them.
 
@@ -23,7 +26,7 @@ All comparisons of a ranking use common samples: `expected_regrets` draws the er
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Literal, NamedTuple
@@ -32,6 +35,8 @@ import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
+from tasp_lab.core.choices import Pass
+from tasp_lab.machines.compute import KernelCompute
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.interval import EQUAL
 from tasp_lab.schedules.registry import family_of
@@ -61,17 +66,19 @@ class Rival(NamedTuple):
     time_s : the predicted time.
     exposed_share : the share of it that computing does not hide.
     steps : of the schedules of all passes.
+    measured : whether layers with its kernel calls and host were measured (`PairedErrors.has_measured`).
     """
 
     schedule: str
     time_s: float
     exposed_share: float
     steps: float = 1
+    measured: bool = True
 
     @classmethod
-    def of(cls, schedule: str, time_s: float, exposed_s: float, steps: float = 1) -> Rival:
+    def of(cls, schedule: str, time_s: float, exposed_s: float, steps: float = 1, measured: bool = True) -> Rival:
         """The rival that takes `time_s`, of which computing does not hide `exposed_s`; both in seconds."""
-        return cls(schedule, time_s, min(1.0, max(0.0, exposed_s / time_s)), max(steps, 1))
+        return cls(schedule, time_s, min(1.0, max(0.0, exposed_s / time_s)), max(steps, 1), measured)
 
 
 class PairedErrors(msgspec.Struct, frozen=True):
@@ -79,9 +86,10 @@ class PairedErrors(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    own, family, exposed, steps : standard deviations of logarithms.
+    own, family, layout, exposed, steps : standard deviations of logarithms.
     links_alone : the factor of all of them without a model of the communication library.
     pairs, sources : how many they were fitted to.
+    layouts : those that were measured, see `layouts_of`.
     """
 
     own: float
@@ -91,6 +99,16 @@ class PairedErrors(msgspec.Struct, frozen=True):
     links_alone: float
     pairs: int
     sources: int
+    layout: float = 0.0
+    layouts: tuple[str, ...] = ()
+
+    def has_measured(self, layouts: Iterable[str]) -> bool:
+        """Whether all these layouts were measured."""
+        return set(layouts) <= set(self.layouts)
+
+    def family_scale(self, rival: Rival) -> float:
+        """The standard deviation of what its family does: times the square root of 2, as it counts in a ratio."""
+        return self.family if rival.measured else self.layout
 
     def factor(self, setting: Setting) -> float:
         """What the standard deviations are multiplied by; 0 where times are exact."""
@@ -100,7 +118,10 @@ class PairedErrors(msgspec.Struct, frozen=True):
         """The scale of the error of the logarithm of a ratio of times."""
         # a schedule beside itself: the same schedule that takes the same time
         own = 0.0 if first[:2] == second[:2] else self.own**2
-        family = 0.0 if family_of(first.schedule) == family_of(second.schedule) else self.family**2
+        # an error of each of two has half the variance of an error of their ratio
+        one, two = self.family_scale(first), self.family_scale(second)
+        alike = family_of(first.schedule) == family_of(second.schedule)
+        family = ((one - two) ** 2 if alike else one**2 + two**2) / 2
         exposed = (self.exposed * (first.exposed_share - second.exposed_share)) ** 2
         steps = (self.steps * math.log(first.steps / second.steps)) ** 2
         return self.factor(setting) * math.sqrt(own + family + exposed + steps)
@@ -117,12 +138,14 @@ class PairedErrors(msgspec.Struct, frozen=True):
         centre, reach = math.log(first.time_s / second.time_s), quantile_t(share) * self.spread(first, second, setting)
         return math.exp(centre - reach), math.exp(centre + reach)
 
-    def margin(self, setting: Setting) -> float:
+    def margin(self, setting: Setting, measured: bool = False) -> float:
         """How many times as long a predicted time is that belongs to the slower schedule with probability `SURE`.
 
-        Of two families, one of which hides all messages and the other one none: their errors differ most.
+        Of two families, one of which hides all messages and the other one none: their errors differ most. Neither was
+        measured, unless `measured`.
         """
-        return math.exp(quantile_t(SURE) * self.factor(setting) * math.hypot(self.own, self.family, self.exposed))
+        family = self.family if measured else max(self.family, self.layout)
+        return math.exp(quantile_t(SURE) * self.factor(setting) * math.hypot(self.own, family, self.exposed))
 
     def expected_regrets(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
         """How much longer than the fastest each one is expected to take, a float array (rivals,).
@@ -140,7 +163,8 @@ class PairedErrors(msgspec.Struct, frozen=True):
         shares, steps = (np.array([each[place] for each in rivals]) for place in (2, 3))
         own_draws, family_draws, network, step = _normal(len(rivals))
         own = self.own * own_draws[:, _places([each[:2] for each in rivals])]
-        family = self.family * family_draws[:, _places([family_of(each.schedule) for each in rivals])]
+        scales = np.array([self.family_scale(each) for each in rivals])
+        family = scales * family_draws[:, _places([family_of(each.schedule) for each in rivals])]
         # an error of each of two has half the variance of an error of their ratio
         errors = (own + family) / math.sqrt(2)
         errors += self.exposed * network[:, None] * shares + self.steps * step[:, None] * np.log(steps)
@@ -174,6 +198,22 @@ def paired_errors(without: str = "") -> PairedErrors:
 def paired_document(everything: PairedErrors, without: dict[str, PairedErrors]) -> bytes:
     """The text of the data file."""
     return msgspec.toml.encode(_File(everything, without))
+
+
+def layouts_of(schedule: str, kernel: str, passes: Pass, stack: str = "") -> list[str]:
+    """What the kernel calls and the host of a schedule are named by, for each pass; without a stack, any host.
+
+    >>> layouts_of("usp:4x2", "flash-attention-3", "both", "megatron")
+    ['megatron flash-attention-3 usp forward', 'megatron flash-attention-3 usp backward']
+    """
+    passing = ("forward", "backward") if passes == "both" else (passes,)
+    return [" ".join(filter(None, (stack, kernel, family_of(schedule), each))) for each in passing]
+
+
+def is_measured(schedule: str, machine: Machine, passes: Pass) -> bool:
+    """Whether layers with the kernel calls and the host that a schedule has on a machine were measured."""
+    kernel = machine.compute.kernel.name if isinstance(machine.compute, KernelCompute) else ""
+    return paired_errors().has_measured(layouts_of(schedule, kernel, passes, machine.stack))
 
 
 def setting_of(machine: Machine) -> Setting:

@@ -323,7 +323,7 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
         return derived
     column, value = _baseline_of(baseline, rows)
     on = _compared_beside(rows, column)
-    kept = ["time_s", "exposed_s", "setting", "steps", "schedule", "time_low_s", "time_high_s"]
+    kept = ["time_s", "exposed_s", "setting", "measured", "steps", "schedule", "time_low_s", "time_high_s"]
     of_baseline = rows.loc[rows[column] == value, list(dict.fromkeys([*on, *kept]))].drop_duplicates(on)
     beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
     speedup = beside["time_s"].astype(float) / least_times(rows)
@@ -380,7 +380,10 @@ def rival_of(row: Cells) -> Rival | None:
     time_s, exposed_s, steps = row.get("time_s"), row.get("exposed_s"), row.get("steps")
     if time_s is None or exposed_s is None or row.get("setting") is None:
         return None
-    return Rival.of(str(row["schedule"]), float(time_s), float(exposed_s), 1 if steps is None else float(steps))
+    measured = row.get("measured") is not False
+    return Rival.of(
+        str(row["schedule"]), float(time_s), float(exposed_s), 1 if steps is None else float(steps), measured
+    )
 
 
 def first_is_faster(first: Cells, other: Cells) -> float:
@@ -461,7 +464,7 @@ def with_regrets(
     """
     rows = list(rows)
     timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
-    shares = {column: timed[0].get(column) for column in ("exposed_s", "setting", "steps")}
+    shares = {column: timed[0].get(column) for column in ("exposed_s", "setting", "measured", "steps")}
     bounds = [
         {"schedule": row["schedule"], **shares, "time_s": row["bound_s"]} for row in rows if row["time_s"] is None
     ]

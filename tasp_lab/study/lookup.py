@@ -28,7 +28,7 @@ Evaluate = Callable[[Point], Row]
 """The row of a point."""
 
 SCHEDULE, VARIANT = "schedule", "variant"
-STORED = ("key", "status", "time_s", "exposed_s", "steps", "setting", "bottleneck")
+STORED = ("key", "status", "time_s", "exposed_s", "steps", "setting", "measured", "bottleneck")
 """What is used of a row of a folder without a store."""
 
 MAX_NAMED = 8

@@ -188,3 +188,10 @@ def test_unknown_baselines_are_one_line(baseline: str) -> None:
     with pytest.raises(StudyError) as caught:
         with_derived(table([row("h100-8", "llama-3-8b", 8192, "tasp")]), baseline)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_row_that_nobody_measured_has_a_larger_error() -> None:
+    one, two = row("h100-8", "llama-3-8b", 8192, BASELINE), row("h100-8", "llama-3-8b", 8192, "ulysses")
+    new = [each | {"time_s": time_s, "measured": False} for each, time_s in ((one, 1.0), (two, 1.1))]
+    known = [each | {"measured": True} for each in new]
+    assert 0.5 < first_is_faster(*new) < first_is_faster(*known)

@@ -38,7 +38,7 @@ class Question:
     @cached_property
     def rivals(self) -> tuple[Rival, ...]:
         """What the comparison needs of each row."""
-        return tuple(rival_of(row) for row in self.rows)
+        return tuple(rival_of(row, self.errors) for row in self.rows)
 
     @cached_property
     def expected_regrets(self) -> list[float]:
@@ -72,11 +72,12 @@ class Question:
         return [way_of(row) for row in self.rows]
 
 
-def rival_of(row: MeasuredRow) -> Rival:
-    """What the comparison needs of a row."""
+def rival_of(row: MeasuredRow, errors: PairedErrors) -> Rival:
+    """What the comparison needs of a row; `errors` have the layouts that were measured."""
     assert row.predicted_s is not None, "rows of questions have times"
     assert row.costs is not None, "rows of questions have costs"
-    return Rival(row.schedule, row.predicted_s, row.costs.exposed_share, max(row.costs.steps, 1.0))
+    measured = errors.has_measured(row.costs.layouts)
+    return Rival(row.schedule, row.predicted_s, row.costs.exposed_share, max(row.costs.steps, 1.0), measured)
 
 
 def way_of(row: MeasuredRow) -> Way:
@@ -101,7 +102,7 @@ def pairs_of(rows: Sequence[MeasuredRow], errors: PairedErrors) -> list[Pair]:
     found = []
     for place, first in enumerate(rows):
         for second in rows[place + 1 :]:
-            one, two = rival_of(first), rival_of(second)
+            one, two = rival_of(first, errors), rival_of(second, errors)
             assert first.costs is not None, "rows of questions have costs"
             chance = errors.first_is_faster(one, two, first.costs.setting)
             ratios = one.time_s / two.time_s, measured(first) / measured(second)

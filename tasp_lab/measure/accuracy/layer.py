@@ -39,7 +39,7 @@ from tasp_lab.measure.readers.layer_table import PASSES
 from tasp_lab.prediction.answer import build_once
 from tasp_lab.prediction.inputs import with_compute, with_host
 from tasp_lab.prediction.interval import residual_interval
-from tasp_lab.prediction.paired import setting_of
+from tasp_lab.prediction.paired import layouts_of, setting_of
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -389,7 +389,8 @@ class LayerEvaluator:
         rate = run.machine.rate_of(layer, passing)
         low, high = rate_ends(run.machine, rate, layer.dtype, passing)
         of_rate = 0.0 if rate.assumed else ((1 - exposed) * (high - low) / 2 / NORMAL_95) ** 2
-        return Costs(exposed, bytes_per_rank, steps, slowest, setting_of(run.machine), of_rate)
+        layouts = layouts_of(one_name(run.schedule), run.kernel or "", run.options.passes, run.stack or "")
+        return Costs(exposed, bytes_per_rank, steps, slowest, setting_of(run.machine), of_rate, tuple(layouts))
 
     def _sums(self, run: RowRun, layer: Workload) -> tuple[float, float, float]:
         """Of all passes: seconds of kernel calls of the busiest rank, the most bytes that a rank sends, and steps."""

@@ -46,6 +46,7 @@ class Costs(NamedTuple):
     setting : where schedules are compared.
     rate_variance : of the logarithm of the time, by the interval of the kernel's rate; 0 for a rate from another GPU,
         whose width comes on top of the errors of layers.
+    layouts : what it is a measurement of, with its stack (`tasp_lab.prediction.paired.layouts_of`).
     """
 
     exposed_share: float
@@ -54,6 +55,7 @@ class Costs(NamedTuple):
     link_bytes_per_s: float
     setting: Setting
     rate_variance: float = 0.0
+    layouts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
