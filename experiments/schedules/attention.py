@@ -112,7 +112,7 @@ def chunked_ulysses(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> Passes:
     """Ulysses in `stages` groups of heads, forward: one is attended to while the next comes and the last leaves."""
-    n, stages = topology.world_size, options.stages
+    n, stages = topology.world_size, options.stage_count
     if workload.heads % (n * stages) or workload.kv_head_count % (n * stages) or options.passes != "forward":
         raise ScheduleError(f"pass {options.passes}, expected forward, and heads in multiples of {n * stages}")
     task = layer_task(workload, n, "contiguous", options, groups=n * stages)
