@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.common import markdown_table
 from experiments.reproductions.reproduction import Figure, Found, Trial, interval_of, predicted, rows_of
-from tasp_lab import Workload
+from tasp_lab import Question, Workload, answer
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING, machine_samples
 from tasp_lab.prediction.answer import Answer
@@ -45,7 +45,7 @@ def find() -> Found:
     tried = {name: all_figures(LAYER, **change) for name, change in CHANGES.items()}
     tried |= {name: all_figures(layer) for name, layer in SHAPES.items()}
     trials = tuple(Trial(name, figures, found, growth(found)) for name, found in tried.items())
-    return Found(figures, trials, (values({"as predicted": figures} | tried),))
+    return Found(figures, trials, (values({"as predicted": figures} | tried), grid_averages()))
 
 
 def all_figures(layer: Workload, **change: Any) -> tuple[Figure, ...]:
@@ -92,3 +92,50 @@ def values(tried: dict[str, tuple[Figure, ...]]) -> str:
         for index, first in enumerate(tried[names[0]])
     ]
     return "## All predicted numbers\n\n" + markdown_table(("what", "published", *names), rows)
+
+
+GRID = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 2, 1)
+GRID_HEADS = (20, 4, 12)
+GRID_BASE, GRID_POSITIONS = 3360, 10**7
+"""The grid of its script (MI300X-1 and H100-1): multiples of the base and batches, as far as their product fits."""
+
+PUBLISHED_AVERAGES = {("mi300x-8", "full"): (1.57, 3.58), ("h100-8", "full"): (1.05, 2.31)}
+"""Average and largest speed-up, from a summary of the paper (secondary)."""
+
+
+def grid_averages() -> str:
+    """A table of the average and the largest speed-up over the grid of its script, by machine."""
+    rows = []
+    for (machine, mask), (average, largest) in PUBLISHED_AVERAGES.items():
+        speed_ups = {
+            layer: float(ring.time_s / fast.time_s)
+            for layer in grid_layers(mask)
+            for ring, fast in [[answer(grid_question(machine, name, layer)) for name in ("ring-attention", "tasp")]]
+        }
+        best = max(speed_ups, key=lambda layer: speed_ups[layer])
+        at = f"{best.sequence} positions, batch {best.batch}, {best.heads} heads"
+        mean = sum(speed_ups.values()) / len(speed_ups)
+        rows.append((f"{machine}, {mask} mask", f"{average:.2f}", f"{mean:.2f}", f"{largest:.2f}",
+                     f"{speed_ups[best]:.2f}", at))  # fmt: skip
+    head = (
+        "## Averages of its grid\n\nAll lengths, batches and numbers of heads of its script, of 64 elements each, weighted "
+        "alike. Which of them the published averages are over is not known.\n\n"
+    )
+    columns = ("machine", "published average", "predicted", "published largest", "predicted", "at")
+    return head + markdown_table(columns, rows)
+
+
+def grid_layers(mask: str) -> list[Workload]:
+    """The layers of the grid."""
+    return [
+        Workload(GRID_BASE * times, batch, heads, heads, 64, "bf16", mask)
+        for heads in GRID_HEADS
+        for times in GRID
+        for batch in GRID
+        if GRID_BASE * times * batch <= GRID_POSITIONS
+    ]
+
+
+def grid_question(machine: str, schedule: str, layer: Workload) -> Question:
+    """A question without an interval."""
+    return Question(machine, schedule, layer, stack=STACK, sampling=None)
