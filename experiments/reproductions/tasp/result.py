@@ -118,8 +118,8 @@ def grid_averages() -> str:
         rows.append((f"{machine}, {mask} mask", f"{average:.2f}", f"{mean:.2f}", f"{largest:.2f}",
                      f"{speed_ups[best]:.2f}", at))  # fmt: skip
     head = (
-        "## Averages of its grid\n\nAll lengths, batches and numbers of heads of its script, of 64 elements each, weighted "
-        "alike. Which of them the published averages are over is not known.\n\n"
+        "## Averages of its grid\n\nAll lengths, batches and numbers of heads of its script, of 64 elements each, "
+        "weighted alike. Which of them the published averages are over is not known.\n\n"
     )
     columns = ("machine", "published average", "predicted", "published largest", "predicted", "at")
     return head + markdown_table(columns, rows)
