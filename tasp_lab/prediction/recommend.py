@@ -5,8 +5,8 @@ the errors of all schedules (`tasp_lab.prediction.paired`). Of the schedules who
 the least, the recommendation is
 
 1. the one with the fewest buffers,
-2. of these that with the least bytes on the busiest link,
-3. of these one that a library ships;
+2. of these one that a library ships,
+3. of these that with the least bytes on the busiest link;
 
 `prefer` puts one of these criteria, or the time, first. A question is *decided* if the expected regret of the
 recommendation is at most `DECIDED`: one schedule is clearly faster, or several are equally fast. Else it is a *tie* if
@@ -92,7 +92,7 @@ def choose(expected_regrets: Sequence[float], costs_of: Callable[[int], CostsOf]
 
 def by_costs(costs: CostsOf, prefer: Preference = "memory") -> tuple[object, ...]:
     """The order in which tied schedules are preferred, as a key of sorting."""
-    keys = {"memory": costs.buffer_bytes, "bytes": costs.link_bytes, "library": not costs.is_shipped}
+    keys = {"memory": costs.buffer_bytes, "library": not costs.is_shipped, "bytes": costs.link_bytes}
     first = keys.pop(prefer, costs.time_s)
     return (first, *keys.values(), costs.schedule)
 

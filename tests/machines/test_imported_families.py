@@ -178,7 +178,7 @@ def test_compare_and_decompose_take_the_file(command: Command) -> None:
     (command.folder / "machine.json").write_text(done.stdout)
     for line in (
         ("predict", "machine.json", "--library", "nccl", "--schedule", "multi-ring", "--shard-bytes", "1MiB"),
-        ("compare", "machine.json", "--seq", "1024", "--heads", "8", "--samples", "0"),
+        ("compare", "machine.json", "--seq", "1024", "--heads", "8", "--mask", "full", "--samples", "0"),
         ("decompose", "machine.json"),
     ):
         here = command(*line, "--json")
