@@ -279,6 +279,7 @@ class Answer:
     question : what was asked.
     machine : as it was simulated: with changed links and compute rates; None where it does not exist.
     passes : in the order of execution; later layers run between a forward and a backward pass.
+    chosen : the options with which they are fastest; None where there are none, and of schedules given as objects.
     status, error : whether there is an answer, and if not, why.
     least_s : of a settled answer: the bound. Its passes are simulated as soon as their times are read.
     search_complete : whether a larger search budget would give the same rings; None where no rings were used.
@@ -293,6 +294,7 @@ class Answer:
     question: Question
     machine: Machine | None
     passes: tuple[PassAnswer, ...] = ()
+    chosen: AttentionOptions | None = None
     status: Status = "ok"
     error: TaspLabError | None = None
     least_s: float | None = None
@@ -337,8 +339,8 @@ class Answer:
 
     @property
     def options(self) -> AttentionOptions:
-        """The options that were asked for; of a tuned schedule the best ones."""
-        return self.question.options
+        """The options that were asked for, with the chosen ones in place of those that were left open."""
+        return self.chosen or self.question.options
 
     @property
     def computes(self) -> bool:
@@ -741,9 +743,8 @@ class Built:
                 self.on.uncertainty_for(self.work, candidate.machine), most, self.collective,
                 progress=self._shares(schedule, candidate.machine, progress),
             ))  # fmt: skip
-        question = replace(self.question, options=candidate.options)
-        return Answer(question, candidate.machine, tuple(passes),
-                      search_complete=candidate.search_complete, applying=_applying(question))  # fmt: skip
+        return Answer(self.question, candidate.machine, tuple(passes), chosen=candidate.options,
+                      search_complete=candidate.search_complete, applying=_applying(self.question))  # fmt: skip
 
     def _shares(self, schedule: Schedule, machine: Machine, progress: ProgressCallback) -> ShareCallback:
         """Reports how far a long simulation is; nothing of a short one."""

@@ -25,8 +25,8 @@ SEARCHED: Mapping[str, Sequence[object]] = {name: option.tried for name, option 
 """The values that are tried of each searched field of `AttentionOptions`, where it applies to a schedule."""
 
 NOT_SEARCHED = tuple(name for name, option in OPTIONS.items() if not option.tried)
-"""The fields that say what to compute, and in which precision it is sent; and the direction, of which `auto` is the
-best."""
+"""The fields that say what to compute, and in which precision it is sent; those of which every prediction takes the
+fastest value; and the direction, of which `auto` is the best."""
 
 MAX_TRIALS = 64
 """Combinations of options that are tried of a schedule."""
@@ -50,8 +50,8 @@ class Tuned:
 def axes_of(name: str, options: AttentionOptions) -> Axes:
     """What is searched for a schedule, given these options.
 
-    >>> axes_of("kv-and-q-rings", AttentionOptions(buffers=2))
-    {'travels': ['auto', 'keys', 'queries', 'both']}
+    >>> axes_of("tasp", AttentionOptions(buffers=2))
+    {'trim': [True, False]}
     """
     found = {}
     for field, values in SEARCHED.items():

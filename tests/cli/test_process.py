@@ -236,7 +236,7 @@ def test_options_have_the_defaults_of_the_functions_that_they_are_given_to() -> 
     assert defaults(predict)["engine"] == defaults(prediction.predict)["engine"]
     assert LayerChoice().options() == AttentionOptions()
     layer = LayerChoice(seq="64").work(None)
-    assert layer == Workload(sequence=64)
+    assert layer == Workload(sequence=64, mask="causal")
 
 
 MANY_BLOCKS = ("predict", "full-mesh:128", "--schedule", "ulysses", "--seq", "16384", "--heads", "128")

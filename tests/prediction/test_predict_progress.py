@@ -69,7 +69,7 @@ def _threads_of_passes(monkeypatch: pytest.MonkeyPatch, cores: int) -> list[str]
 
 
 def _answer() -> tasp_lab.Answer:
-    question = tasp_lab.Question("h100-8", "tasp", LAYER, AttentionOptions("both"))
+    question = tasp_lab.Question("h100-8", "tasp", LAYER, AttentionOptions("both", dataflow="rotate-q"))
     return tasp_lab.answer(question, progress=lambda line: None)
 
 

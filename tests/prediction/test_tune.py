@@ -20,7 +20,7 @@ from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.predict import predict
 from tasp_lab.prediction.tune import MAX_TRIALS, NOT_SEARCHED, SEARCHED, Axes, Tuned, axes_of, most_trials, search
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.workload.layer import Workload
@@ -127,10 +127,10 @@ def test_options_that_do_not_apply_are_no_candidates_and_a_start_that_does_not_i
 
 
 def test_what_is_searched_for_a_schedule() -> None:
-    """Its own options, without those that were given, and dataflows with a backward pass only."""
+    """Its own options, without those that were given, and those that every prediction chooses."""
     assert set(axes_of("token-ring", DEFAULT_OPTIONS)) == {"buffers", "tail_chunks"}
     assert set(axes_of("tasp", DEFAULT_OPTIONS)) == {"trim", "buffers"}
-    assert set(axes_of("tasp", AttentionOptions("both"))) == {"trim", "buffers", "dataflow"}
+    assert set(axes_of("tasp", AttentionOptions("both"))) == {"trim", "buffers"}
     assert set(axes_of("tasp", AttentionOptions("both", buffers=2, dataflow="rotate-q"))) == {"trim"}
     assert axes_of("ulysses", AttentionOptions("both")) == {}
     assert most_trials({}) == 1
@@ -150,7 +150,8 @@ def tuned(machine: Any, layer: Workload, names: Any = None, **options: Any) -> d
 def test_no_combination_of_options_is_faster(name: str, passes: Pass) -> None:
     """All that a schedule has, by `predict`."""
     machine = nodes(2, 2, "switch")
-    axes = {field: SEARCHED[field] for field in ATTENTION[name.partition(":")[0]].options if field in SEARCHED}
+    known = ATTENTION[name.partition(":")[0]].options
+    axes = {field: values for field in known if (values := OPTIONS[field].tried or OPTIONS[field].open)}
     times = []
     for values in product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, values, strict=True))
