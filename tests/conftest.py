@@ -40,10 +40,20 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """A warning of CUDA, NCCL or their packages is shown, but does not fail what needs a GPU."""
+    """A warning of CUDA, NCCL or their packages is shown, but does not fail what needs a GPU. In CI examples are fewer."""
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))
+    if "CI" in os.environ:
+        for function in {getattr(item, "function", None) for item in items}:
+            _draw_fewer(function)
+
+
+def _draw_fewer(function: Any) -> None:
+    """A third of the examples of a property test: they are half of the time of all tests."""
+    used = getattr(function, "_hypothesis_internal_use_settings", None)
+    if used is not None and used.max_examples > 6:
+        function._hypothesis_internal_use_settings = settings(used, max_examples=used.max_examples // 3)
 
 
 Tell = Callable[..., tuple[int, str, str]]
