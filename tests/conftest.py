@@ -40,7 +40,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """A warning of CUDA, NCCL or their packages is shown, but does not fail what needs a GPU. In CI examples are fewer."""
+    """A warning of CUDA, NCCL or their packages is shown, but does not fail what needs a GPU. CI has fewer examples."""
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))
