@@ -59,7 +59,7 @@ def check_axis(axis: str) -> None:
     Traceback (most recent call last):
     ...
     tasp_lab.core.errors.StudyError: axis 'mask' is not numeric, expected one of seq, batch, heads, kv_heads, head_dim,\
- window, cached_keys, buffers, stages, tail_chunks, nodes, or an override's name like nic.bandwidth
+ window, cached_keys, buffers, pieces, stages, tail_chunks, nodes, or an override's name like nic.bandwidth
     """
     if axis in WHOLE_AXES or "." in axis.strip("."):
         return
@@ -96,7 +96,8 @@ def moved(point: Point, axis: str, value: float) -> Point:
 
 
 def value_of(point: Point, axis: str) -> float | None:
-    """The value of an axis at a point; None if it has none, as a layer without a window.
+    """The value of an axis at a point; None if it has none, as a layer without a window, or stages that are left
+    open.
 
     >>> from tasp_lab.workload.layer import Workload
     >>> point = Point("h100-8", "tasp", Workload(8192), overrides=("nic.bandwidth=x2",))
@@ -108,7 +109,8 @@ def value_of(point: Point, axis: str) -> float | None:
         found: float | None = getattr(point.layer, LAYER_AXES[axis])
         return found
     if axis in OPTION_AXES:
-        return int(getattr(point.options, axis))
+        number: int | None = getattr(point.options, axis)
+        return number
     if axis == NODES:
         return _nodes(point.machine)
     product = Fraction(1)

@@ -17,7 +17,9 @@ from tasp_lab.study.point import Point
 from tasp_lab.workload.layer import Workload
 
 LABELS = (("machine", "h100-2x8"), ("seq", 8192), ("schedule", "tasp"))
-POINT = Point("h100-2x8", "tasp", Workload(8192, heads=32, kv_heads=8), AttentionOptions("both"), labels=LABELS)
+POINT = Point(
+    "h100-2x8", "tasp", Workload(8192, heads=32, kv_heads=8), AttentionOptions("both", stages=4), labels=LABELS
+)
 VALUES = {"seq": 16384, "batch": 4, "heads": 64, "kv_heads": 4, "head_dim": 64, "buffers": 5, "stages": 3,
           "tail_chunks": 2, "nodes": 7, "nic.bandwidth": 1.5, "link.0-1": 0.25, "cached_keys": 128}  # fmt: skip
 
