@@ -8,8 +8,8 @@ where the first lines of `compare` give another schedule for that kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
 
 from experiments.common import RESULTS, Formats, table, write_page
 from tasp_lab.prediction.compare import compare
@@ -21,7 +21,8 @@ LENGTHS = (8 * 2**10, 32 * 2**10, 128 * 2**10)
 HEADS = ((32, 8), (64, 8))
 
 
-class Judged(NamedTuple):
+@dataclass(frozen=True)
+class Judged:
     """A recommendation under one other kernel: its loss over the fastest schedule there, and whether that is named."""
 
     machine: str
