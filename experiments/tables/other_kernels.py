@@ -59,12 +59,12 @@ def judged(machine: str, layer: Workload) -> list[Judged]:
 def page(rows: Sequence[Judged]) -> str:
     """The table."""
     columns: Formats = {
-        "machine": "{machine}",
+        "machine": lambda row: row.machine,
         "layer": lambda row: f"{row.layer.sequence // 1024}Ki, {row.layer.heads} heads ({row.layer.kv_heads} KV)",
         "recommended": lambda row: f"{row.schedule}, {'decided' if row.decided else 'open'}",
-        "kernel": "{kernel}",
-        "loses": "{loss:.1%}",
-        "to": "{fastest}",
+        "kernel": lambda row: row.kernel,
+        "loses": lambda row: f"{row.loss:.1%}",
+        "to": lambda row: row.fastest,
         "named": lambda row: "yes" if row.named else "no",
     }
     questions = {(row.machine, row.layer) for row in rows}
