@@ -73,7 +73,8 @@ def page(rows: Sequence[Judged]) -> str:
     head = (
         "Recommendations under other kernels that stacks run, causal layers, both passes, by "
         f"`python -m experiments.tables.other_kernels`: of {len(questions)} questions {len(losing)} have a "
-        f"recommendation that loses more than {DECIDED:.0%} under another kernel, {len(silent)} without a word."
+        f"recommendation that loses more than {DECIDED:.0%} under another kernel, {len(silent)} where it is not named, "
+        f"{sum(row.decided for row in rows if row.is_silent)} of them decided."
     )
     return "\n\n".join([head, table([row for row in rows if row.loss > DECIDED], columns)])
 
