@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import TableError
@@ -282,6 +282,7 @@ MESSAGES = [
 ]
 
 
+@settings(max_examples=150)
 @given(
     rows=counts_and_times,
     collective=st.sampled_from(COLLECTIVES),
