@@ -27,7 +27,8 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.core.report import View
 
 FEW_ROWS = 12
-"""Of up to so many rows a fifth is left out at a time, of more a third: few must not become too few (assumption)."""
+"""Each fit leaves out a fifth of up to so many rows, and a third of more, as a fit to very few rows is not the fit to
+all of them (assumption)."""
 
 
 def folds(count: int) -> list[list[int]]:
