@@ -174,7 +174,7 @@ class Watch:
         found: list[tuple[float, int, str]] = []
         for rank in range(self._world_size):
             if self._store.check([_failure(rank)]):
-                at_s, message = msgspec.msgpack.decode(self._store.get(_failure(rank)), type=tuple[float, str])
+                at_s, message = _read_failure(self._store.get(_failure(rank)))
                 found.append((at_s, rank, message))
         (_, rank, message), *others = sorted(found)
         also = "".join(f"; then {_of_rank(other, told)}" for _, other, told in others[:3])
@@ -191,6 +191,14 @@ _WRITTEN = "gpu-check/written"
 
 def _failure(rank: int) -> str:
     return f"gpu-check/failed/{rank}"
+
+
+def _read_failure(told: bytes) -> tuple[float, str]:
+    """When a rank failed and why; what is no failure of a rank, which anyone may write, comes last."""
+    try:
+        return msgspec.msgpack.decode(told, type=tuple[float, str])
+    except msgspec.MsgspecError:
+        return float("inf"), "failed, and its message cannot be read"
 
 
 def _note(number: int, frame: FrameType | None) -> None:

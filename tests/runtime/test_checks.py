@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -395,9 +397,11 @@ def watched(path: Path, how: str) -> None:
         if how == "time":
             watch.limit("step 3", 0.0)
         elif how == "rank":
-            watch_of_rank_1(store)
+            fail_on_rank_1(store, msgspec.msgpack.encode((1.0, "kernel wrong")))
+        elif how == "garbage":
+            fail_on_rank_1(store, pickle.dumps((1.0, "kernel wrong")))
         elif how == "both":
-            watch_of_rank_1(store)
+            fail_on_rank_1(store, msgspec.msgpack.encode((1.0, "kernel wrong")))
             watch.fail("lost rank 1", store)
         else:
             os.kill(os.getpid(), {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM}[how])
@@ -405,10 +409,8 @@ def watched(path: Path, how: str) -> None:
         signal.sigwait({signal.SIGUSR1})  # in C, without end
 
 
-def watch_of_rank_1(store: DictStore) -> None:
-    import pickle
-
-    store.set("gpu-check/failed/1", pickle.dumps((1.0, "kernel wrong")))
+def fail_on_rank_1(store: DictStore, told: bytes) -> None:
+    store.set("gpu-check/failed/1", told)
 
 
 @pytest.mark.parametrize(
@@ -418,9 +420,11 @@ def watch_of_rank_1(store: DictStore) -> None:
         ("terminate", 2, "ended by SIGTERM: another rank died"),
         ("time", 2, End("failed", "step 3 did not end in time")),
         ("rank", 2, End("failed", "rank 1: kernel wrong", 1)),
+        ("garbage", 2, End("failed", "rank 1: failed, and its message cannot be read", 1)),
         ("both", 2, End("failed", "rank 1: kernel wrong; then rank 0: lost rank 1", 1)),
     ],
 )
+@pytest.mark.timeout(60)
 def test_the_watch_ends_a_process_that_is_stuck(how: str, code: int, told: End | str, tmp_path: Path) -> None:
     path = tmp_path / "end"
     process = os.fork()
