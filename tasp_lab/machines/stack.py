@@ -332,6 +332,16 @@ def _check(found: Stack) -> None:
             raise ProfileError(unknown("host", host, hosts))
 
 
+def kernels_run(accelerator: str, layer: Workload) -> list[str]:
+    """The kernels that any stack runs on an accelerator.
+
+    >>> kernels_run("A100", Workload(8192))
+    ['flash-attention-2', 'flash-attention-4']
+    """
+    rules = (rule for name in stack_names() for rule in load_stack(name).rules(accelerator, layer))
+    return list(dict.fromkeys(rule.kernel for rule in rules))
+
+
 def shipping(
     schedule: str, layer: Workload, ranks: int, passes: Pass = "forward", accelerator: str = ""
 ) -> Iterator[tuple[Stack, Shipped]]:

@@ -10,7 +10,7 @@ compute, the time without contention, the interval, and what the critical path w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
@@ -341,6 +341,11 @@ class Answer:
     def options(self) -> AttentionOptions:
         """The options that were asked for, with the chosen ones in place of those that were left open."""
         return self.chosen or self.question.options
+
+    @property
+    def had_choice(self) -> bool:
+        """Whether it may be the fastest of several: by options that were left open, or by rings."""
+        return self.search_complete is not None or self.options != self.question.options
 
     @property
     def computes(self) -> bool:
@@ -705,6 +710,11 @@ class Built:
                 best = min(best, self._simulated(other, detail, progress), key=lambda found: found.time_s)
         return best
 
+    def on_changed(self, change: Callable[[Machine], Machine]) -> Built:
+        """The same schedules on a changed machine, of which others may be the fastest there."""
+        candidates = (replace(each, machine=change(each.machine)) for each in self.candidates)
+        return replace(self, candidates=_by_bound(candidates))
+
     def settled(self) -> Answer:
         """The answer that it takes at least `least_s`, of the candidate with that bound; nothing is simulated."""
         found = self._passes(min(self.candidates, key=lambda each: each.least_s), "times", no_progress)
@@ -828,8 +838,13 @@ def build(
         candidates.append(Candidate(passes, machine, options, None if found is None else found.search_complete))
     if not candidates:
         raise errors[0]
-    candidates.sort(key=lambda each: each.least_s if len(candidates) > 1 else 0)
-    return Built(question, on, work, tuple(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
+    return Built(question, on, work, _by_bound(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
+
+
+def _by_bound(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """That with the least bound first; one alone needs no bound."""
+    found = tuple(candidates)
+    return tuple(sorted(found, key=lambda each: each.least_s)) if len(found) > 1 else found
 
 
 def _ways(question: Question, machine: Machine) -> list[AttentionOptions]:

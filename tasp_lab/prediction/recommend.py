@@ -33,15 +33,14 @@ from tasp_lab.core.units import format_count, format_regret, format_size_about, 
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.stack import OWN_STACK, Shipped, Stack, load_stack, shipping, stack_names
-from tasp_lab.prediction.answer import Answer, answer
+from tasp_lab.machines.stack import OWN_STACK, Shipped, Stack, kernels_run, shipping
+from tasp_lab.prediction.answer import Answer, Built, answer, build
 from tasp_lab.prediction.inputs import with_pairs
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import PairedErrors, Rival, Setting, paired_errors, setting_of
 from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import baselines, is_attention
-from tasp_lab.workload.layer import Workload
 
 TIE = 0.01
 """Schedules whose expected regret is within this of the least are taken to be equally fast."""
@@ -144,7 +143,7 @@ class Recommendation:
         Schedules that send the same in the same time share all errors: with one stage, staged-ulysses is ulysses.
         """
         answers = (*self.answers, *self.settled)
-        sent = [(f"{each.rank_s:.9g}", each.steps, each.bytes_sent, each.link_bytes) for each in answers]
+        sent = [_sent(each) for each in answers]
         first = list(dict.fromkeys(sent))
         rivals = [self._rivals[sent.index(key)] for key in first]
         relative = self._errors.relative_times(rivals, self.setting) - 1
@@ -308,17 +307,20 @@ class Recommendation:
             return ()
         changes: list[tuple[str, Callable[[Machine], Machine]]] = []
         if machine.compute.by_stack and not machine.stack:
-            for name in _kernels_run(machine.accelerator, layer):
+            for name in kernels_run(machine.accelerator, layer):
                 if name != machine.compute.kernel.file.kernel:
                     changes.append((f"--kernel {name}", partial(with_kernel, name=name)))
         if any(source.startswith("assum") for _, source in machine.host.sources):
             changes.append(("a host that takes no time", _with_instant_host))
-        return tuple(self._under(name, change) for name, change in changes)
+        built: dict[str, Built] = {}
+        return tuple(self._under(name, change, built) for name, change in changes)
 
-    def _under(self, condition: str, change: Callable[[Machine], Machine]) -> Otherwise:
+    def _under(self, condition: str, change: Callable[[Machine], Machine], built: dict[str, Built]) -> Otherwise:
         """What a change does to the recommendation, and to the few that can be faster then.
 
-        No schedule is faster than its busiest rank computes, and few messages become hidden that are exposed now.
+        Options that were left open are chosen again, so of rivals that are alike one with a choice is enough. No
+        schedule is faster than its busiest rank computes, and few messages become hidden that are exposed now. `built`
+        has the schedules of earlier changes.
         """
 
         def busiest_s(found: Answer) -> float:
@@ -328,14 +330,19 @@ class Recommendation:
             return sum(float(max(times_s)) for times_s in calls)
 
         def time_s(found: Answer) -> float:
-            return sum(simulated_s(found, each.schedule, change(each.machine)) for each in found.passes)
+            if not found.had_choice:
+                return sum(simulated_s(found, each.schedule, change(each.machine)) for each in found.passes)
+            if found.schedule not in built:
+                built[found.schedule] = build(found.question, self.on)
+            return float(built[found.schedule].on_changed(change).answer().time_s)
 
         least_s = {each.schedule: busiest_s(each) for each in self.answers}
         own_s = time_s(self.answer)
         rivals = [each for each in self.answers if each is not self.answer and least_s[each.schedule] < own_s]
-        rivals.sort(key=lambda each: least_s[each.schedule] + float(each.exposed_s))
+        rivals.sort(key=lambda each: (least_s[each.schedule] + float(each.exposed_s), not each.had_choice))
+        alike = {_sent(each): each for each in reversed(rivals)}
         times_s = {self.schedule: own_s}
-        for each in rivals[:CHECKED]:
+        for each in [each for each in rivals if each is alike[_sent(each)]][:CHECKED]:
             if each.passes[0].schedule.transfers <= MOST_TRANSFERS:
                 times_s[each.schedule] = time_s(each)
         fastest = min(times_s, key=lambda name: times_s[name])
@@ -487,10 +494,9 @@ class Recommendation:
         }
 
 
-def _kernels_run(accelerator: str, layer: Workload) -> list[str]:
-    """The kernels that any stack runs on an accelerator."""
-    rules = (rule for name in stack_names() for rule in load_stack(name).rules(accelerator, layer))
-    return list(dict.fromkeys(rule.kernel for rule in rules))
+def _sent(answer: Answer) -> tuple[object, ...]:
+    """A key that schedules share which send the same in the same time."""
+    return f"{answer.rank_s:.9g}", answer.steps, answer.bytes_sent, answer.link_bytes
 
 
 def _with_instant_host(machine: Machine) -> Machine:

@@ -88,10 +88,7 @@ def test_other_kernels_that_stacks_run_are_tried(sequence: int) -> None:
     assert {"flash-attention-2", "triton"} <= set(tried)
     assert "cudnn" not in tried
     for kernel, other in tried.items():
-        times_s = {
-            each.schedule: float(answer(replace(each.question, options=each.options, kernel=kernel)).time_s)
-            for each in found.answers
-        }
+        times_s = {each.schedule: float(answer(replace(each.question, kernel=kernel)).time_s) for each in found.answers}
         assert other.time_s == pytest.approx(times_s[found.schedule])
         assert other.fastest_s == pytest.approx(min(times_s.values()))
         assert times_s[other.schedule] == pytest.approx(other.fastest_s)
