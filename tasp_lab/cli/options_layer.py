@@ -176,7 +176,7 @@ class LayerChoice:
         Parameter(
             group=PASSES,
             help="Groups of schedules such as usp:2x4: consecutive (0,1|2,3|...), strided (0,4|1,5|...), lists, or "
-            "auto: by the topology.",
+            "auto: near ranks, or strided where that is faster.",
         ),
     ] = "auto"
     travels: Annotated[

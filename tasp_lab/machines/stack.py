@@ -343,11 +343,17 @@ def kernels_run(accelerator: str, layer: Workload) -> list[str]:
 
 
 def shipping(
-    schedule: str, layer: Workload, ranks: int, passes: Pass = "forward", accelerator: str = ""
+    schedule: str,
+    layer: Workload,
+    ranks: int,
+    passes: Pass = "forward",
+    accelerator: str = "",
+    groups: str = "auto",
 ) -> Iterator[tuple[Stack, Shipped]]:
     """The stacks that ship a schedule for a layer, and how each turns it on; not tasp-lab itself, which has them all.
 
-    Of an accelerator whose kernels are known, those that have one there.
+    Of an accelerator whose kernels are known, those that have one there. One with other groups of ranks sends other
+    messages, and does not count.
 
     >>> layer = Workload(8192, mask="causal")
     >>> [stack.name for stack, _ in shipping("direct-attention", layer, 8)]
@@ -357,5 +363,6 @@ def shipping(
         stack = load_stack(name)
         found = None if name == OWN_STACK else stack.shipped(schedule, layer, ranks, passes)
         runs = gpu_alias(accelerator) not in gpu_names() or stack.kernel(accelerator, layer) is not None
-        if found is not None and found.text and runs:
+        same = found is not None and groups in ("auto", found.options.get("groups", groups))
+        if found is not None and found.text and runs and same:
             yield stack, found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from importlib import import_module
 from itertools import product
@@ -54,8 +54,8 @@ from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
-from tasp_lab.schedules.build import build_schedules, check_schedules, followed
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, OPTIONS, AttentionOptions
+from tasp_lab.schedules.build import build_schedules, check_schedules, followed, order_of_names
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.registry import (
     NOT_APPLICABLE,
@@ -99,7 +99,7 @@ MANY_EVENTS = 20_000
 MANY_EXPLAINED = 5_000
 """With more transfers than this, `Answer.bottleneck` is just ``compute`` or ``communication``."""
 
-MOST_KEPT = 4
+MOST_KEPT = 12
 """Schedules that are kept for the next questions."""
 
 MANY_KEPT, MOST_KEPT_AT_ONCE = 200_000, 4_000_000
@@ -345,7 +345,9 @@ class Answer:
     @property
     def had_choice(self) -> bool:
         """Whether it may be the fastest of several: by options that were left open, or by rings."""
-        return self.search_complete is not None or self.options != self.question.options
+        asked = self.question.options
+        free = [name for name in self.applying if getattr(asked, name) == getattr(DEFAULT_OPTIONS, name)]
+        return self.search_complete is not None or any(OPTIONS[name].open for name in free)
 
     @property
     def computes(self) -> bool:
@@ -656,12 +658,16 @@ def answer_schedule(
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """The passes of a schedule with some options, around some rings or none; without, `search_complete` is None."""
+    """The passes of a schedule with some options, around some rings or none; without, `search_complete` is None.
+
+    `bounds_s` are those of passes on this machine, which candidates of one question have in common.
+    """
 
     passes: tuple[Schedule, ...]
     machine: Machine
     options: AttentionOptions
     search_complete: bool | None = None
+    bounds_s: dict[Schedule, float] = field(default_factory=dict)
 
     @property
     def transfers(self) -> int:
@@ -671,7 +677,10 @@ class Candidate:
     @cached_property
     def least_s(self) -> float:
         """A time that these very passes do not fall below."""
-        return sum(least_of_schedule_s(each, self.machine) for each in self.passes)
+        for each in self.passes:
+            if each not in self.bounds_s:
+                self.bounds_s[each] = least_of_schedule_s(each, self.machine)
+        return sum(self.bounds_s[each] for each in self.passes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -704,16 +713,17 @@ class Built:
         Without a `detail` events are kept of schedules with few.
         """
         first, *others = self.candidates
-        best = self._simulated(first, detail, progress)
+        timelines: dict[Schedule, Timeline] = {}
+        best = self._simulated(first, detail, progress, timelines)
         for other in others:
             if other.least_s < float(best.time_s):
-                best = min(best, self._simulated(other, detail, progress), key=lambda found: found.time_s)
+                best = min(best, self._simulated(other, detail, progress, timelines), key=lambda found: found.time_s)
         return best
 
     def on_changed(self, change: Callable[[Machine], Machine]) -> Built:
         """The same schedules on a changed machine, of which others may be the fastest there."""
-        candidates = (replace(each, machine=change(each.machine)) for each in self.candidates)
-        return replace(self, candidates=_by_bound(candidates))
+        same = {"machine": change(self.candidates[0].machine), "bounds_s": dict[Schedule, float]()}
+        return replace(self, candidates=_by_bound(replace(each, **same) for each in self.candidates))  # type: ignore[arg-type]
 
     def settled(self) -> Answer:
         """The answer that it takes at least `least_s`, of the candidate with that bound; nothing is simulated."""
@@ -731,15 +741,24 @@ class Built:
 
         return min(sum(pass_s(each, found.machine) for each in found.passes) for found in self.candidates)
 
-    def _simulated(self, candidate: Candidate, detail: Detail | None, progress: ProgressCallback) -> Answer:
+    def _simulated(
+        self,
+        candidate: Candidate,
+        detail: Detail | None,
+        progress: ProgressCallback,
+        timelines: dict[Schedule, Timeline],
+    ) -> Answer:
+        """The answer of a candidate; `timelines` are those of passes that it may share with others."""
         found = self._passes(candidate, detail, progress)
-        long = [each for each in found.passes if each.progress is not no_share]
+        for each in found.passes:
+            if each.schedule in timelines:
+                each.__dict__["timeline"] = timelines[each.schedule]
+        long = [each for each in found.passes if each.progress is not no_share and each.schedule not in timelines]
         for each in long:
             what = label(each.schedule, candidate.options)
             progress(f"simulating {each.schedule.transfers:,} transfers of {what}; this may take a while")
         _simulate_at_once(long)
-        for each in found.passes:
-            _ = each.timeline
+        timelines |= {each.schedule: each.timeline for each in found.passes}
         return found
 
     def _passes(self, candidate: Candidate, detail: Detail | None, progress: ProgressCallback) -> Answer:
@@ -828,6 +847,7 @@ def build(
         progress(f"building {schedule} for {ranks:,} ranks; this may take a while")
     make = build_once if is_own(schedule) else _build
     candidates: list[Candidate] = []
+    bounds_s: dict[Schedule, float] = {}
     errors: list[TaspLabError] = []
     for found, options in product(rings, _ways(question, machine)):
         try:
@@ -835,7 +855,8 @@ def build(
         except NOT_APPLICABLE as error:  # such as a dataflow that needs links in both directions
             errors.append(error)
             continue
-        candidates.append(Candidate(passes, machine, options, None if found is None else found.search_complete))
+        complete = None if found is None else found.search_complete
+        candidates.append(Candidate(passes, machine, options, complete, bounds_s))
     if not candidates:
         raise errors[0]
     return Built(question, on, work, _by_bound(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
@@ -852,6 +873,9 @@ def _ways(question: Question, machine: Machine) -> list[AttentionOptions]:
     if not isinstance(question.work, Workload):
         return [question.options]
     names, stated = options_of(question.name), {}
+    topology = machine.topology
+    if topology.is_complete and len({*topology.node_of_rank, *topology.link_bandwidths_bytes_per_s.tolist()}) <= 2:
+        names = tuple(each for each in names if each != "groups")  # one node with equal links: all are as good
     if machine.stack:
         stated = {
             name: value for name, value in load_stack(machine.stack).options(question.name).items() if name in names
@@ -862,8 +886,12 @@ def _ways(question: Question, machine: Machine) -> list[AttentionOptions]:
 def _build(
     name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
 ) -> tuple[Schedule, ...]:
-    """The passes of a schedule, whose steps are kept unless there are too many: several numbers follow from them."""
-    passes = build_schedules(name, topology, work, rings, options)
+    """The passes of a schedule, see `_with_kept_steps`."""
+    return _with_kept_steps(build_schedules(name, topology, work, rings, options))
+
+
+def _with_kept_steps(passes: tuple[Schedule, ...]) -> tuple[Schedule, ...]:
+    """The passes, whose steps are kept unless there are too many: several numbers follow from them."""
     transfers = sum(each.transfers for each in passes)
     if transfers > MANY_KEPT:
         while _large:
@@ -890,11 +918,34 @@ def build_once(
     searched = rings is None and uses_rings(name)
     around = None if rings is None else (rings.rings.tobytes(), rings.shares, rings.fold)
     key = name, topology if searched else followed(name, topology, options), work, around, options
-    passes = _kept.pop(key, None) or _build(name, topology, work, rings, options)
+    passes = _kept.pop(key, None) or _of_parts(name, topology, work, rings, options)
     _kept[key] = passes  # the last one used is the last one
     if len(_kept) > MOST_KEPT:
         del _kept[next(iter(_kept))]
     return passes
+
+
+def _of_parts(
+    name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
+) -> tuple[Schedule, ...]:
+    """The passes of a schedule, of parts that it shares with other values of its options.
+
+    Two dataflows have one forward pass; groups of other ranks are other names of ranks, where nothing but their number
+    matters.
+    """
+    if not isinstance(work, Workload) or work.kind != "softmax":
+        return _build(name, topology, work, rings, options)
+    if options.passes == "both" and options.dataflow in ("rotate-kv", "rotate-q"):
+        backward = replace(options, passes="backward")
+        parts = (build_once(name, topology, work, rings, each) for each in (options.forward_only, backward))
+        return reduce(add, parts)
+    order = None if options.groups == "consecutive" else order_of_names(name, topology, options)
+    if order is None:
+        return _build(name, topology, work, rings, options)
+    from tasp_lab.schedules.attention.rank_order import on_ranks  # families alone have groups
+
+    consecutive = build_once(name, topology, work, rings, replace(options, groups="consecutive"))
+    return _with_kept_steps(tuple(on_ranks(each, order) for each in consecutive))
 
 
 _kept: dict[object, tuple[Schedule, ...]] = {}

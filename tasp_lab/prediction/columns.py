@@ -122,7 +122,8 @@ def _shipped_by(answer: Answer) -> list[str]:
     if not isinstance(answer.question.schedule, str):
         return []
     accelerator = "" if answer.machine is None else answer.machine.accelerator
-    found = shipping(answer.schedule, answer.layer, answer.world_size, answer.options.passes, accelerator)
+    asked = answer.options
+    found = shipping(answer.schedule, answer.layer, answer.world_size, asked.passes, accelerator, asked.groups)
     return [stack.name for stack, _ in found]
 
 

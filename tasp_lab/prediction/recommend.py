@@ -230,9 +230,9 @@ class Recommendation:
         """The stacks that ship the schedule of an answer, and how each turns it on; of a named stack that one alone."""
         if not isinstance(answer.question.schedule, str):
             return []
-        machine = answer.passes[0].machine
-        found = shipping(answer.schedule, answer.layer, answer.world_size, answer.options.passes, machine.accelerator)
-        return [(stack, how) for stack, how in found if machine.stack in ("", stack.name)]
+        on, asked = answer.passes[0].machine, answer.options
+        found = shipping(answer.schedule, answer.layer, answer.world_size, asked.passes, on.accelerator, asked.groups)
+        return [(stack, how) for stack, how in found if on.stack in ("", stack.name)]
 
     # Robustness.
 

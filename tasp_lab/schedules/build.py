@@ -212,6 +212,20 @@ def followed(name: str, topology: Topology, options: AttentionOptions = DEFAULT_
     return seen, groups_on(name, topology, options)
 
 
+def order_of_names(name: str, topology: Topology, options: AttentionOptions) -> IntArray | None:
+    """The order in which ranks act in the schedules that a name has with consecutive groups, if that is all that the
+    groups of these options change; else None. Raises `ScheduleError`.
+
+    >>> from tasp_lab.topology.builders import switch
+    >>> order_of_names("usp:2x2", switch(4), AttentionOptions(groups="strided")).tolist()
+    [0, 2, 1, 3]
+    """
+    family, _ = parts_of(name)
+    if follows(name) != "ranks" or not topology.is_complete or not ATTENTION[family].split:
+        return None
+    return _order(name, topology, options)
+
+
 def attention_layout(
     name: str, workload: Workload, ranks: int | Topology, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> SequenceLayout:

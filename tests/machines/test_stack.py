@@ -261,7 +261,7 @@ def test_a_stack_without_a_kernel_on_an_accelerator_ships_nothing_there() -> Non
     """MagiAttention has kernels for NVIDIA alone, MindSpeed for Ascend alone, whose kernels are unknown here."""
 
     def on(schedule: str, accelerator: str) -> set[str]:
-        return {stack.name for stack, _ in shipping(schedule, LAYER, 8, "forward", accelerator)}
+        return {stack.name for stack, _ in shipping(schedule, LAYER, 8, accelerator=accelerator)}
 
     assert on("direct-attention", "h100") == {"magi"}
     assert on("direct-attention", "mi300x") == set()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -18,9 +20,12 @@ from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.profile import member
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.columns import fields_of, view_of
-from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.options import OPTIONS, AttentionOptions
+from tasp_lab.schedules.build import build_schedules
+from tasp_lab.schedules.registry import options_of, uses_rings
 from tasp_lab.study.evaluate import evaluate
 from tasp_lab.study.point import Point
+from tasp_lab.workload.layer import Workload
 
 SCHEDULES = ("ring", "multi-ring")
 SHARD_BYTES = 3 * 2**20
@@ -176,3 +181,25 @@ def test_results_on_workers_come_in_the_order_of_the_items() -> None:
     with processes(2) as executor:
         assert list(in_order(partial(pow, 2), items, executor, 2)) == [2**item for item in items]
         assert sorted(as_they_end(partial(pow, 2), items, executor, 2)) == sorted((item, 2**item) for item in items)
+
+
+OPEN = ("tasp", "zigzag-ring-attention", "kv-and-q-rings", "staged-ulysses", "usp:4x2", "usp:2x4", "grid:2x4",
+        "double-ring:4x2")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.parametrize("machine", ["h100-2x4", "full-mesh:8"])
+def test_options_that_are_left_open_are_the_fastest(name: str, machine: str) -> None:
+    """Of all values that can be asked for, and with the passes that are built for these alone."""
+    layer, both = Workload(4096, heads=8, kv_heads=8, mask="causal"), AttentionOptions("both")
+    found = tasp_lab.answer(tasp_lab.Question(machine, name, layer, both))
+    names = [each for each in options_of(name) if OPTIONS[each].open]
+    asked = [replace(both, **dict(zip(names, each, strict=True)))  # type: ignore[arg-type]
+             for each in product(*(OPTIONS[each].open for each in names))]  # fmt: skip
+    alone = {each: tasp_lab.answer(tasp_lab.Question(machine, name, layer, each)) for each in asked}
+    times_s = {each: float(one.time_s) for each, one in alone.items() if one.applies}
+    assert float(found.time_s) == min(times_s.values()) == times_s[found.options]
+    built = build_schedules(name, load_machine(machine).topology, layer, None, found.options)
+    if not uses_rings(name):  # which a machine chooses
+        assert [each.digest for each in built] == [each.schedule.digest for each in found.passes]
+    assert found.had_choice

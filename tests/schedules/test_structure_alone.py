@@ -78,7 +78,13 @@ def test_a_schedule_follows_from_the_structure(
     assert digests(name, first, layer, on(first, rings)) == digests(name, second, layer, on(second, rings))
 
 
-@pytest.mark.parametrize("name", [*OF_RANKS, "usp:2x4", "usp:4x2:token-ring", "usp:2x4:burst", "usp:8x1", "usp:1x8"])
+FAMILIES = (
+    "usp:2x4", "usp:4x2:token-ring", "usp:2x4:burst", "usp:8x1", "usp:1x8", "grid:2x4", "grid:4x2", "double-ring:2x4",
+    "double-ring:4x2", "double-ring:1x8", "startrail:2x4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*OF_RANKS, *FAMILIES])
 @given(
     st.lists(st.tuples(st.sampled_from(OF_ONE_SIZE), st.integers(0, 10**6)), min_size=2, max_size=2),
     st.sampled_from(["full", "causal"]),
@@ -88,7 +94,7 @@ def test_a_schedule_follows_from_the_structure(
 def test_a_schedule_follows_from_ranks_groups_and_rings(
     name: str, drawn: list[tuple[str, int]], mask: str, groups: str
 ) -> None:
-    options = replace(BOTH, groups=groups) if name.startswith("usp") else BOTH
+    options = replace(BOTH, groups=groups) if name in FAMILIES else BOTH
     layer, around = replace(LAYER, mask=mask), decompose(load_machine("full-mesh:8").topology)
     found: dict[object, set[tuple[str, ...]]] = {}
     for expression, seed in drawn:

@@ -191,13 +191,22 @@ def attention_passes(
     >>> dataflow_of(attention_passes("tasp", full_mesh(8), Workload(sequence=64, heads=8, head_dim=64)).backward)
     'rotate-q'
     """
-    asked = AttentionOptions("both", **options)
-    plans = circulation_plans(name, topology, workload, asked, decomposition)
+    forward, backward = _circulation(name, topology, workload, decomposition, AttentionOptions("both", **options))
+    return Passes(forward, backward)
+
+
+def _circulation(
+    name: str, topology: Topology, workload: Workload, decomposition: Decomposition | None, options: AttentionOptions
+) -> tuple[Schedule, ...]:
+    """The requested passes, of which one is the backward pass."""
+    plans = circulation_plans(name, topology, workload, options, decomposition)
     plan = min(plans, key=lambda plan: _compared_bytes(plan.forward) + _compared_bytes(plan.backward))
-    return Passes(
-        attention_schedule(name, topology, plan.forward, asked.buffers),
-        attention_schedule(name, topology, plan.backward, asked.buffers, plan.copies),
-    )
+
+    def one_pass(backward: bool) -> Schedule:
+        steps, copies = (plan.backward, plan.copies) if backward else (plan.forward, None)
+        return attention_schedule(name, topology, steps, options.buffers, copies)
+
+    return options.build(one_pass)
 
 
 class Plan(NamedTuple):
@@ -286,11 +295,10 @@ def circulation_schedules(
     decomposition: Decomposition | None = None,
 ) -> tuple[Schedule, ...]:
     """The passes of a circulation, by name."""
-    given = {each: value for each, value in vars(options).items() if each != "passes"}
     if options.passes == "forward":
+        given = {each: value for each, value in vars(options).items() if each != "passes"}
         return (attention(name, topology, workload, decomposition, **given),)
-    passes = attention_passes(name, topology, workload, decomposition, **given)
-    return passes if options.passes == "both" else (passes.backward,)
+    return _circulation(name, topology, workload, decomposition, options)
 
 
 def check_fit(forward: Schedule, backward: Schedule) -> None:

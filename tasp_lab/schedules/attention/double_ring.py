@@ -138,6 +138,7 @@ def _around(rings: IntArray, shares: Sequence[Fraction], groups: int, directions
 @schedule(
     "double-ring:WxR",
     "softmax",
+    follows="ranks",
     moves="keys and values around R inner rings of W ranks, and from ring to ring meanwhile (LoongTrain)",
     options=("trim", "buffers", "gradient_dtype", "groups"),
     variants=("tasp",),

@@ -63,6 +63,7 @@ from tasp_lab.workload.layer import Workload
 @schedule(
     "grid:YxX",
     "softmax",
+    follows="ranks",
     moves="queries gathered along Y rows of X ranks, keys and values along columns; results back",
     options=("gradient_dtype", "result_dtype", "groups"),
     variants=("ring", "multi-ring", "trees"),

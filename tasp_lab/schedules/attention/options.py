@@ -77,7 +77,8 @@ class AttentionOptions:
         `tasp_lab.schedules.attention.ulysses`. The fastest number if None; where no machine is known, `DEFAULT_STAGES`.
     groups : the ranks of each group of a family with a split such as ``usp:UxR``: ``consecutive`` ranks; ``strided``,
         of R groups the ranks r, r + R, r + 2 R, ...; or lists of ranks such as ``0,2|1,3``, group by group. ``auto``
-        chooses by the topology, see `tasp_lab.schedules.attention.rank_order`, and without one is ``consecutive``.
+        chooses by the topology, see `tasp_lab.schedules.attention.rank_order`, and without one is ``consecutive``; a
+        prediction takes ``strided`` instead where that is faster.
     travels : ``keys``, ``queries``, ``both`` or ``auto``, see `tasp_lab.schedules.attention.kv_and_q_rings`.
     pieces : in how many groups of KV heads the states of All-Scan travel, see `tasp_lab.schedules.linear.lasp`; the
         best number by latency and bandwidth of links if None.
@@ -96,7 +97,7 @@ class AttentionOptions:
     result_dtype: WireDtype = field(default="auto", metadata=_about(get_args(WireDtype)))
     tail_chunks: int = field(default=1, metadata=_about(least=1, tried=(1, 2, 4)))
     stages: int | None = field(default=None, metadata=_about(least=1, open=(1, 2, 4, 8)))
-    groups: str = field(default="auto", metadata=_about(tried=GROUPS))
+    groups: str = field(default="auto", metadata=_about(open=("auto", "strided")))
     travels: Travelling = field(default="auto", metadata=_about(get_args(Travelling), open=get_args(Travelling)[1:]))
     pieces: int | None = field(default=None, metadata=_about(least=1, tried=(None, 1, 2, 4, 8)))
     direction: Direction = field(default="auto", metadata=_about(get_args(Direction)))

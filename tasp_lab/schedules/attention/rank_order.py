@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.arrays import FloatArray, IntArray, frozen
 from tasp_lab.core.errors import NoLinkError, ScheduleError
-from tasp_lab.schedule.composition.groups import ReplicatedSteps
+from tasp_lab.schedule.composition.sequence import moved
+from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.topology.components import strong_components
@@ -88,7 +89,7 @@ def in_order(
 
 
 def on_ranks(schedule: Schedule, order: IntArray) -> Schedule:
-    """The schedule in which rank ``order[i]`` does what rank i does in the given one; it is proven again."""
+    """The schedule in which rank ``order[i]`` does what rank i does in the given one."""
     if np.array_equal(order, np.arange(schedule.world_size)):
         return schedule
     assert isinstance(schedule.task, AttentionTask), "families are of attention"
@@ -98,10 +99,44 @@ def on_ranks(schedule: Schedule, order: IntArray) -> Schedule:
         schedule,
         initial=schedule.initial[place],
         final=schedule.final[place],
-        steps=ReplicatedSteps(schedule.steps, order[None], len(schedule.blocks)),
-        task=replace(schedule.task, owner=order[schedule.task.owner], layout=schedule.task.layout.on_ranks(order)),
+        steps=RenumberedSteps(schedule, order),
+        task=_on_ranks(schedule.task, order),
         kept=None if schedule.kept is None else schedule.kept[place],
     )
+
+
+class RenumberedSteps(LazySteps, trusted=True):
+    """The steps of a schedule of attention, in which rank ``order[i]`` does what rank i does there."""
+
+    def __init__(self, of: Schedule, order: IntArray) -> None:
+        self.of, self.order = of, frozen("the order of ranks", order, np.int64, 1, "an int array (ranks,)")
+
+    def __len__(self) -> int:
+        return len(self.of.steps)
+
+    def step(self, index: int) -> Step:
+        return moved(self.of.steps[index], 0, self.order)
+
+    def prove(self, schedule: ScheduleModel) -> int | None:
+        """No rule of a schedule says which rank is which, so it holds for the other names of ranks, too."""
+        of, task, place = self.of, schedule.task, np.argsort(self.order)
+        if type(of) is not Schedule or type(of.task) is not AttentionTask or type(task) is not AttentionTask:
+            return None
+        same = (
+            np.array_equal(self.order[place], np.arange(of.world_size))
+            and (schedule.world_size, schedule.lanes) == (of.world_size, of.lanes)
+            and (schedule.fused, schedule.algorithm, schedule.own_bytes) == (of.fused, of.algorithm, of.own_bytes)
+            and schedule.blocks is of.blocks
+            and schedule.initial_part is of.initial_part is None
+            and np.array_equal(schedule.initial, of.initial[place])
+            and np.array_equal(schedule.left, of.left[place])
+            and task.content == _on_ranks(of.task, self.order).content
+        )
+        return of.transfers if same else None
+
+
+def _on_ranks(task: AttentionTask, order: IntArray) -> AttentionTask:
+    return replace(task, owner=order[task.owner], layout=task.layout.on_ranks(order))
 
 
 @lru_cache(maxsize=64)

@@ -37,6 +37,7 @@ MAX_RANKS = 256
 @schedule(
     "startrail:CxT",
     "softmax",
+    follows="ranks",
     moves="queries and keys within T teams of C ranks, then keys of teams around C*C rings; results back (StarTrail)",
     layout="zigzag",
     options=("buffers", "gradient_dtype", "result_dtype", "groups"),
