@@ -58,7 +58,7 @@ def layouts(name: str) -> str:
     >>> layouts("tasp"), layouts("ulysses")
     ('contiguous; causal: zigzag', 'contiguous')
     """
-    full = attention_layout(name, Workload(sequence=64, heads=4), 4).name
+    full = attention_layout(name, Workload(sequence=64, heads=4, mask="full"), 4).name
     causal = attention_layout(name, Workload(sequence=64, heads=4, mask="causal"), 4).name
     full, causal = full.partition(" ")[0], causal.partition(" ")[0]  # that of a family names its group size, too
     return full if full == causal else f"{full}; causal: {causal}"

@@ -68,7 +68,7 @@ CASES = (
 )
 """Schedule, transport, ranks, and whether blocks are long."""
 
-LAYERS = tuple(Workload(sequence=5 * 4 * 3, head_dim=dim, dtype="bf16", heads=1) for dim in (1, 1024))
+LAYERS = tuple(Workload(sequence=5 * 4 * 3, head_dim=dim, dtype="bf16", heads=1, mask="full") for dim in (1, 1024))
 SHARD_BYTES = 64, 2**16
 """Of short blocks, of long ones."""
 

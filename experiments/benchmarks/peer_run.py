@@ -97,7 +97,7 @@ def call_s(name: str) -> float:
 
 def _layer(ranks: int) -> Workload:
     """A layer whose keys and values of a rank are a block."""
-    one = Workload(ranks, heads=1)
+    one = Workload(ranks, heads=1, mask="full")
     return replace(one, sequence=ranks * (BLOCK_BYTES // one.kv_bytes_per_position))
 
 

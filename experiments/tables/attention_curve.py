@@ -27,7 +27,7 @@ from tasp_lab.workload.layer import Workload
 WORLD_SIZE = 8
 RATIOS = (0.01, 0.1, 0.2, 0.39, 0.65, 1.0, 2.0)
 PAIRS: dict[str, tuple[str, str]] = {"full": ("ring-attention", "tasp"), "causal": ("zigzag-ring-attention", "tasp")}
-LAYER = Workload(sequence=8 * 7 * 2 * 36, batch=1, heads=4, kv_heads=4, head_dim=128, dtype="bf16")
+LAYER = Workload(sequence=8 * 7 * 2 * 36, batch=1, heads=4, kv_heads=4, head_dim=128, dtype="bf16", mask="full")
 REPEATS = 3
 
 

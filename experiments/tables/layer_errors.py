@@ -34,15 +34,15 @@ DOCUMENTS = (13, 0, 1, 40, 16)
 """An empty one, one of a single position, and one longer than a shard."""
 
 LAYERS: Mapping[str, Workload] = {
-    "full": Workload(67, batch=2, heads=24, head_dim=8, dtype="fp32"),
+    "full": Workload(67, batch=2, heads=24, head_dim=8, dtype="fp32", mask="full"),
     "causal": Workload(67, batch=2, heads=24, kv_heads=12, head_dim=8, dtype="fp32", mask="causal"),
     "window": Workload(61, heads=24, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", window=13),
-    "documents": Workload(70, heads=24, kv_heads=1, head_dim=8, dtype="fp32", documents=DOCUMENTS),
+    "documents": Workload(70, heads=24, kv_heads=1, head_dim=8, dtype="fp32", documents=DOCUMENTS, mask="full"),
     "causal documents": Workload(
         70, heads=24, kv_heads=8, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS
     ),
     "causal, bf16": Workload(67, heads=24, kv_heads=8, head_dim=16, dtype="bf16", mask="causal"),
-    "full, fp16": Workload(67, heads=24, kv_heads=8, head_dim=16, dtype="fp16"),
+    "full, fp16": Workload(67, heads=24, kv_heads=8, head_dim=16, dtype="fp16", mask="full"),
 }
 """Lengths that no world size divides, every mask, and from 1 KV head to as many as heads."""
 

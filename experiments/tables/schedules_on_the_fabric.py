@@ -64,11 +64,13 @@ class Part(on_the_fabric.Part):
 
 
 PARTS = {
-    "mesh": Part("full-mesh:8", Workload(8 * 28 * 10, heads=8, head_dim=128), tail_chunks=(2, 4)),
-    "switch": Part("switch:8", Workload(8 * 28 * 6, heads=8, head_dim=128), slow_motion=2.0),
-    "nodes": Part("nodes:2x4", Workload(8 * 28 * 8, heads=8, head_dim=128)),
+    "mesh": Part("full-mesh:8", Workload(8 * 28 * 10, heads=8, head_dim=128, mask="full"), tail_chunks=(2, 4)),
+    "switch": Part("switch:8", Workload(8 * 28 * 6, heads=8, head_dim=128, mask="full"), slow_motion=2.0),
+    "nodes": Part("nodes:2x4", Workload(8 * 28 * 8, heads=8, head_dim=128, mask="full")),
     "few-kv-heads": Part(
-        "full-mesh:8", Workload(8 * 28 * 20, heads=8, kv_heads=1, head_dim=128), names=(RING, "token-ring", "tasp")
+        "full-mesh:8",
+        Workload(8 * 28 * 20, heads=8, kv_heads=1, head_dim=128, mask="full"),
+        names=(RING, "token-ring", "tasp"),
     ),
 }
 

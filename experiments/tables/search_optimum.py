@@ -271,7 +271,7 @@ def plan_of(transfers: list[Transfer], ranks: int, pieces: int) -> Plan:
 
 # -- the table --------------------------------------------------------------------------------------------------------
 def _layer(kv_heads: int, sequence: int = 4096) -> Workload:
-    return Workload(sequence, heads=9, kv_heads=kv_heads, head_dim=128)
+    return Workload(sequence, heads=9, kv_heads=kv_heads, head_dim=128, mask="full")
 
 
 CASES = [

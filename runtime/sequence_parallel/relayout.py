@@ -105,7 +105,7 @@ class _RelayoutCall(LayerCall):
                 raise WorkloadError(f"the {layout.name} layout is for {layout.world_size} ranks, the group has {n}")
         # A layer whose hidden states have as many bytes; their other dimensions count as one head.
         self.workload = Workload(
-            self.before.sequence, x.shape[0], 1, head_dim=prod(x.shape[2:]), dtype=DTYPE_NAMES[x.dtype]
+            self.before.sequence, x.shape[0], 1, head_dim=prod(x.shape[2:]), dtype=DTYPE_NAMES[x.dtype], mask="full"
         )
         return {
             "kind": RELAYOUT,

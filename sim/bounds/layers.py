@@ -79,6 +79,7 @@ def hybrid_bound_s(machine: Machine, schedule: Schedule) -> Number:
 
     Two layers compute twice as long as one, if nothing else takes longer:
 
+    >>> from dataclasses import replace
     >>> from fractions import Fraction
     >>> from tasp_lab.schedules.build import hybrid_schedules
     >>> from tasp_lab.machines.machine import ComputeRate
@@ -86,7 +87,8 @@ def hybrid_bound_s(machine: Machine, schedule: Schedule) -> Number:
     >>> from tasp_lab.workload.layer import Workload
     >>> mesh = full_mesh(2, Fraction(10**9), Fraction(0))
     >>> machine = Machine(mesh, compute=ComputeRate(Fraction(64)))
-    >>> layers = [Workload(16, heads=1, head_dim=1, kind="hybrid", layers=each) for each in ("S", "SS")]
+    >>> full = Workload(16, heads=1, head_dim=1, mask="full", kind="hybrid", layers="S")
+    >>> layers = [full, replace(full, layers="SS")]
     >>> [hybrid_bound_s(machine, hybrid_schedules("lasp-2+ring-attention", mesh, each)[0]) for each in layers]
     [Fraction(8, 1), Fraction(16, 1)]
     """

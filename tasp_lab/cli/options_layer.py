@@ -260,7 +260,7 @@ class LayerChoice:
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if layers is not None:
             given |= {"kind": "hybrid", "layers": layers}
-        return {"mask": "causal"} | layer_fields(self.model, given if kind is None else given | {"kind": kind})
+        return layer_fields(self.model, given if kind is None else given | {"kind": kind})
 
     def options(self) -> AttentionOptions:
         """The options of the layer."""

@@ -73,7 +73,7 @@ def describe_layer(layer: Workload) -> str:
     """An attention layer, or a hybrid, in words.
 
     >>> describe_layer(Workload(8, batch=2, documents=(3, 5), dtype="fp32", heads=1))
-    'Attention over 8 positions in 2 documents, batch 2, 1 head (1 KV head) of 128, full mask, fp32'
+    'Attention over 8 positions in 2 documents, batch 2, 1 head (1 KV head) of 128, causal, fp32'
     >>> describe_layer(Workload(8192, cached_keys=6144, mask="causal"))
     'Attention over 8,192 positions, 6,144 of them cached, 32 heads (32 KV heads) of 128, causal, bf16'
     >>> describe_layer(Workload(8192, mask="causal", kind="hybrid", layers="2xLLS", decay="scalar"))

@@ -3,7 +3,7 @@
 >>> from tasp_lab.schedules.build import attention_schedules
 >>> from tasp_lab.topology.builders import full_mesh
 >>> from tasp_lab.workload.layer import Workload
->>> layer = Workload(64, heads=1, head_dim=1)
+>>> layer = Workload(64, heads=1, head_dim=1, mask="full")
 >>> forward = attention_schedules("zigzag-ring-attention", full_mesh(4), layer)[0]
 >>> forward.transfers, len(message_dependencies(forward).messages.step)  # the halves of a shard go together
 (24, 12)

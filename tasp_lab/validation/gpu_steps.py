@@ -59,7 +59,7 @@ class Sizes(NamedTuple):
     seeds: int = 1
     delayed_masks: tuple[str, ...] = ("causal",)
     aligned_bytes: tuple[int, int] = (56 * MIB, 64 * MIB)
-    timed_layer: Workload = Workload(16384, heads=32, kv_heads=8, head_dim=128, dtype="bf16")
+    timed_layer: Workload = Workload(16384, heads=32, kv_heads=8, head_dim=128, dtype="bf16", mask="full")
     overlap_sequences: tuple[int, ...] = (16384,)
     table_sequences: tuple[int, ...] = (16384,)
     table_bytes: tuple[int, ...] = (64 * MIB,)
@@ -84,7 +84,7 @@ FULL = Sizes(
 HOST = Sizes(
     message_bytes=(64 * KIB, MIB), calls=2, peer_bytes=(64 * KIB,),
     kernel_rows=48, head_dims=(32,), delayed_bytes=2 * KIB,
-    aligned_bytes=(56 * KIB, 64 * KIB), timed_layer=Workload(256, heads=4, head_dim=16, dtype="fp32"),
+    aligned_bytes=(56 * KIB, 64 * KIB), timed_layer=Workload(256, heads=4, head_dim=16, dtype="fp32", mask="full"),
     overlap_sequences=(256,), table_sequences=(256,), table_bytes=(64 * KIB,),
     recipe=training.Recipe(64, heads=2, head_dim=8), repeats=2, loss_limit_s=60.0, step_limit_s=240.0,
 )  # fmt: skip
@@ -308,7 +308,7 @@ def all_schedules(context: Context, unapplied: list[dict[str, object]]) -> Itera
     n, sizes = context.group.world_size, context.sizes
     head_dim = 64 if context.group.on_gpu else 8
     per_rank = max(16, sizes.delayed_bytes // (4 * n * head_dim))
-    layer = Workload(n * per_rank, heads=2 * n, kv_heads=n, head_dim=head_dim, dtype="bf16")
+    layer = Workload(n * per_rank, heads=2 * n, kv_heads=n, head_dim=head_dim, dtype="bf16", mask="full")
     layers = [replace(layer, mask=mask) for mask in sizes.delayed_masks]
     layers.append(replace(layer, mask="causal", kind="linear", decay="head"))
     named: list[tuple[str, Work]] = [(name, sizes.delayed_bytes) for name in COLLECTIVES]

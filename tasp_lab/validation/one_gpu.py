@@ -80,7 +80,7 @@ class OneDevice:
         """A layer with heads for all ranks; on a GPU of sizes that its kernels have."""
         n, head_dim = self.ranks, 64 if self.on_gpu else 8
         dtype = "bf16" if self.on_gpu else "fp32"
-        layer = Workload(n * per_rank + 4, heads=2 * n, kv_heads=n, head_dim=head_dim, dtype=dtype)
+        layer = Workload(n * per_rank + 4, heads=2 * n, kv_heads=n, head_dim=head_dim, dtype=dtype, mask="full")
         return replace(layer, **changes)
 
     def passes(self, name: str, layer: Workload) -> Sequence[Schedule]:
@@ -262,7 +262,7 @@ def share_gpu(context: OneDevice) -> Outcome:
 def plant_faults(context: OneDevice) -> Outcome:
     """Plant each fault in schedules that have a place for it."""
     context.progress("planted faults")
-    layer, topology = Workload(72, heads=2, head_dim=8, dtype="fp32"), full_mesh(6)
+    layer, topology = Workload(72, heads=2, head_dim=8, dtype="fp32", mask="full"), full_mesh(6)
     rows, failures = [], []
     for fault in FAULTS:
         for name, options in (("tasp", AttentionOptions()), ("ring-attention", AttentionOptions(buffers=2))):

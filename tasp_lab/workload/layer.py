@@ -86,8 +86,8 @@ class Workload:
     kv_heads : heads of keys and values, a divisor of `heads`; equal to `heads` if None.
     head_dim : elements per head of queries, keys and values.
     dtype : ``bf16``, ``fp16``, ``fp32`` or ``fp8``, of queries, keys, values and the output; fp8 is only predicted.
-    mask : a name in `tasp_lab.workload.mask.MASKS`: ``full``, or ``causal``, a query attends to the keys at its own and
-        earlier positions; `visible` is the mask itself.
+    mask : a name in `tasp_lab.workload.mask.MASKS`: ``causal``, a query attends to the keys at its own and earlier
+        positions, or ``full``; `visible` is the mask itself.
     window : with ``causal``, maximum number of keys per query, its own included; all if None.
     documents : the number of positions of each document, in order, 0 allowed; one document if None.
     cached_keys : the number of first positions that have keys and values only, as in a KV cache; the queries are those
@@ -113,7 +113,7 @@ class Workload:
     kv_heads: int | None = None
     head_dim: int = 128
     dtype: str = "bf16"
-    mask: str = "full"
+    mask: str = "causal"
     window: int | None = None
     documents: tuple[int, ...] | None = None
     cached_keys: int = field(default=0, metadata={"optional": True})

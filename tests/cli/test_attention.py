@@ -183,7 +183,7 @@ def test_what_a_prediction_adds_up_to(world_size: int, layer: Workload, name: st
 
 
 @pytest.mark.parametrize("name", [*COLLECTIVES, *attention_names_on(4), "bogus"])
-@pytest.mark.parametrize("work", [64, Workload(64, heads=4)], ids=["bytes", "layer"])
+@pytest.mark.parametrize("work", [64, Workload(64, heads=4, mask="full")], ids=["bytes", "layer"])
 def test_each_kind_of_work_has_schedules_of_its_own(name: str, work: int | Workload) -> None:
     is_layer = isinstance(work, Workload)
     names = attention_names() if is_layer else list(COLLECTIVES)
@@ -196,7 +196,7 @@ def test_each_kind_of_work_has_schedules_of_its_own(name: str, work: int | Workl
 
 def test_a_layer_has_a_limit() -> None:
     with pytest.raises(TaspLabError, match="layer too large: 2147483648 positions"):
-        build_schedules("tasp", full_mesh(4), Workload(2**31, heads=2**20, kv_heads=1))
+        build_schedules("tasp", full_mesh(4), Workload(2**31, heads=2**20, kv_heads=1, mask="full"))
 
 
 # What is refused

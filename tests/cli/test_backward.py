@@ -160,7 +160,7 @@ def test_both_passes_are_their_sum(world_size: int, layer: Workload, name: str, 
 def _passes() -> list[Answer]:
     """A small forward and a backward pass."""
     machine = Machine(full_mesh(2), compute=ComputeRate(100.0))
-    found = predict(machine, ["tasp"], Workload(8, heads=1), options=AttentionOptions("both"))
+    found = predict(machine, ["tasp"], Workload(8, heads=1, mask="full"), options=AttentionOptions("both"))
     return [p for p in found if not p.is_sum]
 
 
@@ -203,13 +203,17 @@ def test_what_python_is_refused() -> None:
     with pytest.raises(ScheduleError, match="unknown gradient dtype 'int8', expected one of auto, fp32, input"):
         AttentionOptions("backward", gradient_dtype="int8")  # type: ignore[arg-type]
     with pytest.raises(ScheduleError, match="schedule 'ulysses': buffers 4 does not apply to it, expected 3"):
-        build_schedules("ulysses", full_mesh(4), Workload(64, heads=4), options=AttentionOptions(buffers=4))
+        build_schedules(
+            "ulysses", full_mesh(4), Workload(64, heads=4, mask="full"), options=AttentionOptions(buffers=4)
+        )
 
 
 @pytest.mark.parametrize("name", CIRCULATIONS)
 def test_schedules_come_in_the_order_in_which_they_run(name: str) -> None:
     for passes, backward in (("forward", [False]), ("backward", [True]), ("both", [False, True])):
-        built = build_schedules(name, full_mesh(3), Workload(30, heads=1), options=AttentionOptions(passes))  # type: ignore[arg-type]
+        built = build_schedules(
+            name, full_mesh(3), Workload(30, heads=1, mask="full"), options=AttentionOptions(passes)
+        )  # type: ignore[arg-type]
         assert [schedule.task is not None and schedule.task.passing == "backward" for schedule in built] == backward
 
 

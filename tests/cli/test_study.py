@@ -142,7 +142,7 @@ def study(command: Command) -> str:
 
 
 def _times(seq: int, machine: str = "full-mesh:4") -> list[float]:
-    found = predict(machine, ["ulysses", "ring-attention"], Workload(seq, heads=8), samples=0)
+    found = predict(machine, ["ulysses", "ring-attention"], Workload(seq, heads=8, mask="full"), samples=0)
     return [float(each.time_s) for each in found]
 
 
@@ -168,7 +168,7 @@ def test_a_crossover_along_an_override(command: Command, study: str) -> None:
     found = json.loads(command("study", "crossover", study, *given).stdout)
     at = next(each for each in found["groups"] if each["labels"]["seq"] == 16384)["crossings"][0]
     for factor, name in ((at["last"], at["faster_below"]), (at["value"], at["faster_above"])):
-        pair = predict("full-mesh:4", ["ulysses", "ring-attention"], Workload(16384, heads=8), samples=0,
+        pair = predict("full-mesh:4", ["ulysses", "ring-attention"], Workload(16384, heads=8, mask="full"), samples=0,
                        overrides=[f"link.bandwidth=x{factor:.9g}"])  # fmt: skip
         assert min(pair, key=lambda each: each.time_s).schedule == name
 
@@ -239,7 +239,7 @@ def test_points_nearest_to_a_crossover_are_measured(command: Command) -> None:
 
 
 def _tiny_time_s(schedule: str, seq: int) -> float:
-    return float(predict("full-mesh:4", schedule, Workload(seq, heads=4), samples=0)[0].time_s)
+    return float(predict("full-mesh:4", schedule, Workload(seq, heads=4, mask="full"), samples=0)[0].time_s)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(command: Command) -> None:

@@ -24,7 +24,7 @@ from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
-LAYER = Workload(8 * 28, heads=8, head_dim=128)
+LAYER = Workload(8 * 28, heads=8, head_dim=128, mask="full")
 TOPOLOGIES = {"mesh": full_mesh(8), "switch": switch(8), "nodes": nodes(2, 4)}
 
 
@@ -129,7 +129,9 @@ def test_pairs_out_of_order_are_those_that_differ_and_cross(times: list[tuple[fl
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_small_layers_run_on_the_fabric_and_are_written(tmp_path: Path) -> None:
-    part = Part("full-mesh:3", Workload(3 * 24, heads=2, head_dim=128), names=("ring-attention", "tasp", "ulysses"))
+    part = Part(
+        "full-mesh:3", Workload(3 * 24, heads=2, head_dim=128, mask="full"), names=("ring-attention", "tasp", "ulysses")
+    )
     schedules_on_the_fabric.measure("mesh", part, 1, tmp_path)
     schedules_on_the_fabric.publish(tmp_path)
     rows = json.loads((tmp_path / "schedules_on_the_fabric.json").read_text())["parts"]["mesh"]["rows"]

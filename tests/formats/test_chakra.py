@@ -52,7 +52,7 @@ def test_a_hop_waits_for_the_one_before() -> None:
 
 
 def test_a_layer_has_its_kernel_calls_as_nodes() -> None:
-    layer = Workload(64, heads=1, head_dim=1)
+    layer = Workload(64, heads=1, head_dim=1, mask="full")
     (schedule,) = attention_schedules("ring-attention", full_mesh(4), layer)
     traces = [nodes(trace) for trace in chakra.write(schedule)]
     assert all(sum(node["type"] == 4 for node in trace) == 4 for trace in traces)

@@ -238,7 +238,10 @@ def test_an_unknown_accelerator_is_answered_in_one_line(tmp_path: Path) -> None:
 def test_each_pass_is_computed_at_its_own_rate(forward: Fraction, backward: Fraction) -> None:
     """With one rank there is nothing but computing, so a pass takes its FLOPs over its rate; a bound likewise."""
     rates = {("bf16", "forward"): ComputeRate(forward, "a"), ("bf16", "backward"): ComputeRate(backward, "b")}
-    machine, layer = Machine(full_mesh(1), compute=ComputeRates(rates)), Workload(sequence=6, head_dim=1, heads=1)
+    machine, layer = (
+        Machine(full_mesh(1), compute=ComputeRates(rates)),
+        Workload(sequence=6, head_dim=1, heads=1, mask="full"),
+    )
     options = AttentionOptions(passes="both")
     found = predict(machine, ["ring-attention"], layer, options=options)
     one_way, back, both = (p for p in found if isinstance(p, Answer))

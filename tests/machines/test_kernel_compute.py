@@ -161,7 +161,7 @@ def test_a_machine_file_that_states_a_rate_has_that_rate(tmp_path: Path) -> None
 )
 def test_kernels_that_are_not_there(machine: str, kernel: str, compute: float | None, answer: str) -> None:
     with pytest.raises(TaspLabError, match=answer) as raised:
-        predict(machine, ["ring-attention"], Workload(1024), kernel=kernel, compute=compute)
+        predict(machine, ["ring-attention"], Workload(1024, mask="full"), kernel=kernel, compute=compute)
     assert "\n" not in str(raised.value)
 
 

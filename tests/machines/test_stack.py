@@ -99,7 +99,7 @@ def test_times_that_are_none_are_refused(field: str, value: float) -> None:
 )
 def test_the_kernel_follows_from_accelerator_and_head_size(stack: str, gpu: str, head_dim: int, kernel: str) -> None:
     """By the sources that the files name: cuDNN from Hopper on for heads of up to 128, then PyTorch's next choice."""
-    found = load_stack(stack).kernel(gpu, Workload(8192, heads=8, head_dim=head_dim))
+    found = load_stack(stack).kernel(gpu, Workload(8192, heads=8, head_dim=head_dim, mask="full"))
     assert found is not None
     assert found.name == kernel
 
@@ -133,7 +133,7 @@ source = "here/mine"
     ("stack", "machine"), [("trt-llm", "mi300x-8"), ("mindspeed", "h100-8"), ("magi", "l20-8-pcie")]
 )
 def test_a_stack_without_a_kernel_there_is_refused_unless_one_is_named(stack: str, machine: str) -> None:
-    layer, name = Workload(16384, heads=16), "direct-attention" if stack == "magi" else "ulysses"
+    layer, name = Workload(16384, heads=16, mask="full"), "direct-attention" if stack == "magi" else "ulysses"
     with pytest.raises(ProfileError, match=f"stack '{stack}': no kernel on "):
         compare(machine, layer, stack=stack)
     with pytest.raises(ProfileError, match=f"stack '{stack}': no kernel on "):
@@ -224,7 +224,7 @@ def test_what_a_stack_lacks_is_said_in_one_line(
 
 def test_an_unknown_stack_is_one_line_with_a_hint() -> None:
     with pytest.raises(ProfileError, match="unknown stack 'megatorn', did you mean 'megatron'"):
-        predict("h100-8", "ring-attention", Workload(8192), stack="megatorn")
+        predict("h100-8", "ring-attention", Workload(8192, mask="full"), stack="megatorn")
 
 
 def test_collectives_have_none() -> None:
@@ -380,7 +380,7 @@ def test_the_fabric_has_the_kernel_of_the_stack_and_hosts_of_its_own(
         raise ScheduleError("not run")
 
     monkeypatch.setattr(fabric_runs, "validate", validate)
-    ranked = compare("h100-8", Workload(16384, heads=16), stack=stack)
+    ranked = compare("h100-8", Workload(16384, heads=16, mask="full"), stack=stack)
     with pytest.raises(ScheduleError, match="not run"):
         fabric_runs.run_best(ranked, 1)
     kernel = ranked.best.rates["forward"].kernel

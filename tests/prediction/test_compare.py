@@ -102,7 +102,7 @@ def test_the_busiest_link_carries_what_the_routes_say(topology: Topology, data: 
 
 
 def test_the_bytes_of_one_ring_on_a_mesh_are_all_on_its_links() -> None:
-    (ring,) = compare("full-mesh:8", Workload(8192, heads=8), ["ring-attention"]).candidates
+    (ring,) = compare("full-mesh:8", Workload(8192, heads=8, mask="full"), ["ring-attention"]).candidates
     assert ring.bytes_per_rank == ring.link_bytes == 7 * 8192 // 8 * 2 * 8 * 128 * 2
 
 
@@ -210,7 +210,7 @@ def test_the_best_and_a_ring_are_run_on_a_fabric() -> None:
 
 @pytest.mark.distributed
 def test_tuned_options_are_measured() -> None:
-    layer = Workload(512, heads=4, head_dim=16)
+    layer = Workload(512, heads=4, head_dim=16, mask="full")
     ranking = compare("full-mesh:3", layer, ["token-ring", "ring-attention"], tune=True, compute=1e9)
     found = run_best(ranking, 2, "local", repeats=1)
     assert all(each.measured_s for each in found.candidates)

@@ -15,7 +15,7 @@ from tasp_lab.workload.layer import Workload
 
 SEQUENCE, HEADS, DIM, RANKS = 4096, 4, 64, 4
 LAYER = Workload(SEQUENCE, heads=HEADS, head_dim=DIM, mask="causal")
-FULL = Workload(SEQUENCE, heads=HEADS, head_dim=DIM)
+FULL = Workload(SEQUENCE, heads=HEADS, head_dim=DIM, mask="full")
 SHARD = SEQUENCE // RANKS
 SHARD_BYTES = 2 * 2 * SHARD * HEADS * DIM
 """Keys and values of a rank in 16 bit."""

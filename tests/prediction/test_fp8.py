@@ -91,7 +91,9 @@ def document(tell: Tell, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("machine", ["h100-8", "mi300x-8", "a10-4-pcie"])
 def test_calls_take_as_long_as_in_bf16_which_is_called_assumed(machine: str) -> None:
-    (fp8,), (bf16,) = (predict(machine, ["ring-attention"], Workload(16384, dtype=each)) for each in ("fp8", "bf16"))
+    (fp8,), (bf16,) = (
+        predict(machine, ["ring-attention"], Workload(16384, dtype=each, mask="full")) for each in ("fp8", "bf16")
+    )
     assert isinstance(fp8, Answer)
     assert isinstance(bf16, Answer)
     assert fp8.compute_s == bf16.compute_s
@@ -135,12 +137,12 @@ def test_rates_of_constants_are_those_of_bf16_and_assumed() -> None:
 @pytest.mark.parametrize("name", attention_names_on(4))
 def test_there_is_no_backward_pass(name: str) -> None:
     with pytest.raises(ScheduleError, match=r"^pass 'backward' in fp8, whose backward pass is not established"):
-        build_schedules(name, MESH, Workload(64, heads=4, dtype="fp8"), None, AttentionOptions("backward"))
+        build_schedules(name, MESH, Workload(64, heads=4, dtype="fp8", mask="full"), None, AttentionOptions("backward"))
 
 
 def test_passes_from_python_have_no_backward_pass() -> None:
     with pytest.raises(ScheduleError, match=r"^dtype 'fp8' of a backward pass, expected the pass forward$"):
-        attention_passes("tasp", full_mesh(2), Workload(64, heads=4, dtype="fp8"))
+        attention_passes("tasp", full_mesh(2), Workload(64, heads=4, dtype="fp8", mask="full"))
 
 
 @pytest.mark.parametrize("fields", [{"kind": "linear"}, {"kind": "hybrid", "layers": "LS"}])

@@ -186,7 +186,7 @@ def _with_rate_interval(machine: Machine, share: float) -> Machine:
 @given(st.floats(0.01, 0.5), st.floats(0.01, 0.4))
 def test_a_wider_rate_of_a_kernel_never_makes_the_interval_of_a_layer_narrower(share: float, wider: float) -> None:
     """Of a layer that computing bounds; equal seeds give equal samples."""
-    machine, layer = load_machine("h100-2"), Workload(65536, heads=16)
+    machine, layer = load_machine("h100-2"), Workload(65536, heads=16, mask="full")
     (schedule,) = build_schedules("ring-attention", machine.topology, layer, None, AttentionOptions())
     one, same, two = (
         Uncertainty(_with_rate_interval(machine, each), Sampling(8)).samples_s([schedule])[0]
@@ -229,8 +229,8 @@ def test_ideal_links_are_exact(machine: str) -> None:
     """No machine was measured beside links that are only stated: an interval could not be of anything."""
     for found in (
         predict(machine, "ring", "8MiB")[0],
-        predict(machine, "ring-attention", Workload(4096 * 24))[0],
-        predict(machine, "ring-attention", Workload(4096 * 24), compute="timed:300TFLOP/s")[0],
+        predict(machine, "ring-attention", Workload(4096 * 24, mask="full"))[0],
+        predict(machine, "ring-attention", Workload(4096 * 24, mask="full"), compute="timed:300TFLOP/s")[0],
     ):
         assert found.time_low_s == found.time_high_s == float(found.time_s)
         document = fields_of(found, view_of(found))["interval"]
@@ -252,7 +252,7 @@ def test_machines_keep_their_intervals() -> None:
 
 def test_the_order_on_ideal_links_follows_from_exact_times() -> None:
     """A slower schedule is slower for sure, an equally fast one is as fast."""
-    found = compare("torus:4x4", Workload(16 * 1024)).candidates
+    found = compare("torus:4x4", Workload(16 * 1024, mask="full")).candidates
     best = found[0].time_s
     for each in found[1:]:
         if each.applies:
@@ -262,7 +262,7 @@ def test_the_order_on_ideal_links_follows_from_exact_times() -> None:
 def test_kernel_rates_stay_uncertain_on_ideal_links() -> None:
     """Samples of the rate, or where a schedule is too large for them the errors of kernels; a given rate is exact."""
     links = full_mesh(4, Fraction(400 * 10**9), Fraction(1, 10**6))
-    schedule = build_schedules("ring-attention", links, Workload(32768), None, AttentionOptions())[0]
+    schedule = build_schedules("ring-attention", links, Workload(32768, mask="full"), None, AttentionOptions())[0]
     kernel = load_machine("h100-8").compute
     machine = Machine(links, compute=kernel)
     assert machine.has_ideal_links

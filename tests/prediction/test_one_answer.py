@@ -117,7 +117,7 @@ def test_a_collective_has_the_same_numbers_whoever_asks(schedule: str) -> None:
 
 QUESTIONS = (
     tasp_lab.Question("h100-8", "tasp", LAYER, AttentionOptions("both")),
-    tasp_lab.Question("h100-8", "ulysses", tasp_lab.Workload(8192, heads=3)),
+    tasp_lab.Question("h100-8", "ulysses", tasp_lab.Workload(8192, heads=3, mask="full")),
     tasp_lab.Question("mi300x-8", "multi-ring", SHARD_BYTES, sampling=Sampling(2)),
     tasp_lab.Question("no-such-machine", "ring", SHARD_BYTES),
     tasp_lab.Question(load_machine("full-mesh:3"), "ring", SHARD_BYTES),

@@ -145,7 +145,7 @@ def test_links_are_changed_as_their_functions_change_them() -> None:
 
 def test_a_given_rate_is_exact() -> None:
     """One rank computes all FLOPs of the layer: 4 per pair and element of a head."""
-    layer = tasp_lab.Workload(sequence=64, heads=2, head_dim=8)
+    layer = tasp_lab.Workload(sequence=64, heads=2, head_dim=8, mask="full")
     for compute in (2e9, "timed:2GFLOP/s"):
         [found] = tasp_lab.predict("full-mesh:1", "ring-attention", layer, compute=compute)
         assert Fraction(found.time_s) == Fraction(4 * 64 * 64 * 2 * 8 / 2e9)
@@ -221,7 +221,7 @@ def schedule(**changed: object) -> Schedule:
         (lambda: Machine(5), TopologyError, "topology of a machine: 5 of type int"),  # type: ignore[arg-type]
         (lambda: STUDY({5: {}}), StudyError, "unknown section 5"),
         (lambda: STUDY(5), StudyError, "study: 5 of type int, expected the name of a TOML file"),
-        (lambda: tasp_lab.Workload(4096.5), WorkloadError, "sequence: 4096.5 of type float"),  # type: ignore[arg-type]
+        (lambda: tasp_lab.Workload(4096.5, mask="full"), WorkloadError, "sequence: 4096.5 of type float"),  # type: ignore[arg-type]
         (lambda: SIMULATE(RING, full_mesh(4)), TopologyError, r"expected a Machine, such as Machine\(topology\)"),
         (lambda: SIMULATE("ring", Machine(full_mesh(4))), ScheduleError, "tasp_lab.predict takes schedules by name"),
         (lambda: STEP_OF([(0, 1, 0, 0), (0, 5, 0)]), ScheduleError, r"transfer 1: \(0, 5, 0\).*\(source, destination"),

@@ -158,6 +158,6 @@ def test_a_measurement_lowers_the_regret_of_an_open_question(ranking: Ranking) -
 
 def test_a_layer_of_one_position_is_recommended_a_schedule() -> None:
     """No shorter one is asked for."""
-    found = compare("full-mesh:4", Workload(1, heads=4), ["ring-attention", "direct-attention", "ulysses"])
+    found = compare("full-mesh:4", Workload(1, heads=4, mask="full"), ["ring-attention", "direct-attention", "ulysses"])
     assert found.recommendation is not None
     assert found.recommendation.shorter[0] == 1

@@ -155,7 +155,9 @@ def test_layers_that_computing_bounds_are_one_regime_on_all_links(name: str) -> 
 
 def test_the_regime_of_a_layer_follows_from_its_time_beside_that_of_its_calls() -> None:
     machine = load_machine("h100-8")
-    (schedule,) = build_schedules("ring-attention", machine.topology, Workload(65536, heads=32), None, DEFAULT_OPTIONS)
+    (schedule,) = build_schedules(
+        "ring-attention", machine.topology, Workload(65536, heads=32, mask="full"), None, DEFAULT_OPTIONS
+    )
     compute_s = max(map(float, busy_s(schedule, machine.compute)))
     shares = (0.0, 0.09, 0.11, 0.9)
     found = [regime_of(machine, schedule, compute_s / (1 - share)).size for share in shares]

@@ -31,7 +31,7 @@ TOO_LARGE = [("ulysses", 1024), ("ulysses", 16384), ("usp:128x128", 16384)]
 
 @pytest.mark.parametrize(("name", "ranks"), TOO_LARGE)
 def test_too_many_blocks_are_refused_before_they_are_made(name: str, ranks: int) -> None:
-    topology, layer = full_mesh(ranks), Workload(sequence=16 * ranks, heads=ranks)
+    topology, layer = full_mesh(ranks), Workload(sequence=16 * ranks, heads=ranks, mask="full")
     tracemalloc.start()
     try:
         with pytest.raises(ScheduleError, match=f"^schedule '{name}': {ranks} ranks and [0-9]+ blocks are too many"):
@@ -128,7 +128,7 @@ def test_effects_in_batches_are_the_same_effects(name: str, layer: Workload, mon
 
 
 def test_a_part_that_calls_of_two_batches_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    (schedule,) = build_schedules("ulysses", full_mesh(4), Workload(sequence=64, heads=4))
+    (schedule,) = build_schedules("ulysses", full_mesh(4), Workload(sequence=64, heads=4, mask="full"))
     (own,) = schedule.steps[1].calls
     twice = own.select(np.array([0, 1, 2, 3, 2]))
     steps = [schedule.steps[0], Step.of((), [twice]), schedule.steps[2]]

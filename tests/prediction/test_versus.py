@@ -66,14 +66,14 @@ def test_overrides_of_the_machine_are_not_for_another_one() -> None:
 
 
 def test_ideal_links_are_exact() -> None:
-    found = compare("full-mesh:4", Workload(4096, heads=4), NAMES[1:], versus=["full-mesh:2"]).versus[0]
+    found = compare("full-mesh:4", Workload(4096, heads=4, mask="full"), NAMES[1:], versus=["full-mesh:2"]).versus[0]
     assert found.ratio != 1
     assert found.low == pytest.approx(found.ratio)
     assert found.high == pytest.approx(found.ratio)
 
 
 def test_a_schedule_that_does_not_apply_is_named() -> None:
-    layer = Workload(4096, heads=8)
+    layer = Workload(4096, heads=8, mask="full")
     [found] = compare("full-mesh:4", layer, ["ulysses"], versus=["full-mesh:6"]).versus
     assert (found.answer, found.text) == (None, "does not apply")
     assert found.reason

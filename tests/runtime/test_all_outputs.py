@@ -37,7 +37,7 @@ Tensor = torch.Tensor
 
 LAYERS = [
     Workload(37, batch=2, heads=4, kv_heads=2, head_dim=16, dtype="fp32", mask="causal"),
-    Workload(26, heads=4, kv_heads=4, head_dim=16, dtype="fp32"),
+    Workload(26, heads=4, kv_heads=4, head_dim=16, dtype="fp32", mask="full"),
     Workload(40, heads=4, kv_heads=4, head_dim=16, dtype="fp32", mask="causal", documents=(7, 0, 1, 20, 12)),
     Workload(40, heads=4, kv_heads=4, head_dim=16, dtype="fp32", mask="causal", window=9),
 ]

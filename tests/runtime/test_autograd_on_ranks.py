@@ -273,7 +273,7 @@ def test_memory_backward_is_the_buffer_and_what_does_not_grow_with_the_world() -
     """Per way, beside the memory as many shards with 96 positions per rank on 2 ranks as on 5."""
     rest: dict[Dataflow, set[int]] = defaultdict(set)
     for n in (2, 5):
-        whole = Workload(96 * n, heads=4, head_dim=64, dtype="fp32")
+        whole = Workload(96 * n, heads=4, head_dim=64, dtype="fp32", mask="full")
         each = circulations(n, [whole, replace(whole, mask="causal")], ["zigzag-ring-attention", "tasp"])
         for of_rank in succeeded(on_ranks(backward_memory_of_rank, n, each)):
             for case, (peak, memory) in zip(each, of_rank, strict=True):
@@ -306,7 +306,7 @@ def left_on_rank(each: list[Case]) -> list[tuple[tuple[int, int], tuple[int, int
 
 def test_buffers_are_freed_when_they_are_released() -> None:
     """Not when Python next looks for cycles, which no lack of memory on a GPU makes it do."""
-    each = circulations(2, [Workload(192, heads=4, head_dim=64, dtype="bf16")], ["ring-attention", "tasp"])
+    each = circulations(2, [Workload(192, heads=4, head_dim=64, dtype="bf16", mask="full")], ["ring-attention", "tasp"])
     for of_rank in succeeded(on_ranks(left_on_rank, 2, each)):
         for case, passes in zip(each, of_rank, strict=True):
             assert all(left < 0.7 * memory for left, memory in passes), (case, passes)
@@ -394,7 +394,7 @@ def with_a_death(when: str) -> tuple[str, float] | None:
 
     It has two buffers, so it cannot have taken in what it would have to pass on at the last of four steps.
     """
-    here = Shard(Workload(80, heads=2, head_dim=64, dtype="fp32"), "tasp")
+    here = Shard(Workload(80, heads=2, head_dim=64, dtype="fp32", mask="full"), "tasp")
 
     def die(*_: object) -> None:
         if here.rank == 2:
@@ -461,7 +461,7 @@ def odd_tensors() -> Any:
     expected = shard(alone.out, layout, rank)
     torch.testing.assert_close(out.double(), expected, equal_nan=True, rtol=1e-4, atol=1e-5)
     group = [dist.new_group([each]) for each in range(world_size)][rank]
-    few = Workload(2, heads=4, kv_heads=2, head_dim=64, dtype="fp32")
+    few = Workload(2, heads=4, kv_heads=2, head_dim=64, dtype="fp32", mask="full")
     own = layer_of(few)
     in_group, _ = attention_with_lse(*own, group=group)
     torch.testing.assert_close(in_group.double(), by_kernel(few, "reference")[0], rtol=1e-4, atol=1e-5)

@@ -122,7 +122,7 @@ def test_nothing_is_overwritten_before_its_receiver_has_it(case: Case) -> None:
 # ---------------------------------------------------------------------------------------- the checks above can fail
 
 
-CASE = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1), "rotate-kv-back")
+CASE = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1, mask="full"), "rotate-kv-back")
 
 NOT_THE_SUM = r"rank \d: block \d+ \(key gradients\) is not the sum of its parts"
 

@@ -28,7 +28,7 @@ from tests.support.systems import schedules_for
 
 LAYERS = [
     Workload(67, batch=2, heads=12, kv_heads=4, head_dim=16, dtype="fp32", mask="causal", cached_keys=50),
-    Workload(53, heads=12, head_dim=8, dtype="fp32", cached_keys=21),
+    Workload(53, heads=12, head_dim=8, dtype="fp32", cached_keys=21, mask="full"),
     Workload(61, heads=12, kv_heads=1, head_dim=8, dtype="fp32", mask="causal", window=13, cached_keys=40),
     Workload(41, heads=12, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", cached_keys=40),
     Workload(40, heads=12, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", cached_keys=1),
@@ -46,7 +46,7 @@ def test_every_schedule_computes_exact_attention(schedule: Schedule, receives_ah
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_results_in_rows_of_six_bytes_are_joined(name: str, heads: int, dtype: Dtype) -> None:
     """Rows of a 16-bit number and a log-sum-exp of 4 bytes, which are unaligned in the memory of a run."""
-    layer = Workload(40, heads=heads, head_dim=1, dtype=dtype, cached_keys=7)
+    layer = Workload(40, heads=heads, head_dim=1, dtype=dtype, cached_keys=7, mask="full")
     run_in_process(attention_schedules(name, full_mesh(2), layer)[0])
 
 

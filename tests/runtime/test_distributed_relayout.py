@@ -72,7 +72,7 @@ def test_shards_and_gradients_are_those_of_plain_indexing(world_size: int) -> No
     parts = succeeded(on_ranks(moved_on_rank, world_size))
     for (before, after, (batch, *rest), dtype), *of_ranks in zip(cases(world_size), *parts, strict=True):
         name = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
-        layer = Workload(before.sequence, batch, 1, head_dim=torch.Size(rest).numel(), dtype=name)
+        layer = Workload(before.sequence, batch, 1, head_dim=torch.Size(rest).numel(), dtype=name, mask="full")
         passes = relayout_schedules(full_mesh(world_size), layer, before, after, "both")
         assert of_ranks == list(sum(each.bytes_sent().sum(axis=(0, 2)) for each in passes))
 

@@ -37,7 +37,7 @@ from tests.support.strategies import topologies_and_schedules
 
 IN_PIECES = {
     "all-scan": Workload(sequence=48, heads=2, head_dim=4, mask="causal", kind="linear"),
-    "token-ring": Workload(sequence=48, heads=2, head_dim=4),
+    "token-ring": Workload(sequence=48, heads=2, head_dim=4, mask="full"),
 }
 """Layers of which parts are joined by threads of lanes."""
 

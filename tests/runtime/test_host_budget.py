@@ -220,7 +220,7 @@ def test_messages_have_a_thread_only_beside_long_calls(
     name: str, positions: int, short_bytes: int, threads: int
 ) -> None:
     """One for lanes that are alike. Calls with one row of keys take no time, those with 200 a core about 100 us."""
-    layer = Workload(sequence=positions * RANKS, head_dim=8, heads=1, dtype="fp32")
+    layer = Workload(sequence=positions * RANKS, head_dim=8, heads=1, dtype="fp32", mask="full")
     (schedule,) = attention_schedules(name, full_mesh(RANKS), layer, options=AttentionOptions("forward"))
     library = Nothing(whole_steps=False)
     library.short_bytes = short_bytes

@@ -81,7 +81,9 @@ def test_every_schedule_computes_exact_attention(schedule: Schedule, receives_ah
 def test_a_buffer_that_is_skipped_is_still_protected(whole_steps: bool) -> None:
     """With five positions on eight ranks nothing arrives at some steps; what arrived before them may still be read."""
     for name in CIRCULATIONS:
-        schedule = attention(name, full_mesh(8), Workload(5, head_dim=64, dtype="fp32", heads=1), buffers=2)
+        schedule = attention(
+            name, full_mesh(8), Workload(5, head_dim=64, dtype="fp32", heads=1, mask="full"), buffers=2
+        )
         for _ in range(10):
             run_in_process(schedule, 4, whole_steps)
 
@@ -249,7 +251,7 @@ def test_float32_at_home_saves_the_rounding_of_every_sum(tensor: int) -> None:
 
     So wide sums are closer to those that are float32 everywhere, and are no multiples of bfloat16 steps.
     """
-    mesh, layer = full_mesh(6), Workload(96, heads=4, head_dim=16, dtype="bf16")
+    mesh, layer = full_mesh(6), Workload(96, heads=4, head_dim=16, dtype="bf16", mask="full")
 
     def found(wire: str, is_wide: bool) -> torch.Tensor:
         passes = token_ring_passes(mesh, layer, result_dtype=wire, gradient_dtype=wire)
@@ -268,6 +270,6 @@ def test_float32_at_home_saves_the_rounding_of_every_sum(tensor: int) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_records_may_begin_at_any_even_byte(dtype: str) -> None:
     """The gradients of a shard of 5 positions with one head of 3 elements: 30 bytes. The trial checks the result."""
-    layer = Workload(15, heads=1, head_dim=3, dtype=dtype)
+    layer = Workload(15, heads=1, head_dim=3, dtype=dtype, mask="full")
     passes = attention_passes("ring-attention", full_mesh(3), layer, dataflow="rotate-q", gradient_dtype="input")
     run_in_process(passes.backward)

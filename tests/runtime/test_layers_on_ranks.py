@@ -64,18 +64,18 @@ DOCUMENTS = (13, 0, 1, 40, 16)
 
 SOFTMAX = [
     Workload(67, batch=2, heads=HEADS, kv_heads=12, head_dim=8, dtype="fp32", mask="causal"),
-    Workload(53, heads=HEADS, head_dim=8, dtype="fp32"),
+    Workload(53, heads=HEADS, head_dim=8, dtype="fp32", mask="full"),
     Workload(61, heads=HEADS, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", window=13),
-    Workload(70, heads=HEADS, kv_heads=1, head_dim=8, dtype="fp32", documents=DOCUMENTS),
+    Workload(70, heads=HEADS, kv_heads=1, head_dim=8, dtype="fp32", documents=DOCUMENTS, mask="full"),
     Workload(70, heads=HEADS, kv_heads=8, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS),
 ]
 """Lengths that no world size divides, every mask, packed documents, and from 1 KV head to as many as heads."""
 
 CIRCULATED = [
     Workload(67, batch=2, heads=4, kv_heads=2, head_dim=16, dtype="fp32", mask="causal"),
-    Workload(53, heads=3, kv_heads=3, head_dim=8, dtype="fp32"),
+    Workload(53, heads=3, kv_heads=3, head_dim=8, dtype="fp32", mask="full"),
     Workload(61, heads=4, kv_heads=1, head_dim=8, dtype="fp32", mask="causal", window=13),
-    Workload(70, heads=4, kv_heads=2, head_dim=8, dtype="fp32", documents=(0, 3, 40, 1, 0, 17, 9, 0)),
+    Workload(70, heads=4, kv_heads=2, head_dim=8, dtype="fp32", documents=(0, 3, 40, 1, 0, 17, 9, 0), mask="full"),
     Workload(70, batch=2, heads=2, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS),
     Workload(70, heads=3, kv_heads=1, head_dim=8, dtype="fp32", mask="causal", window=6, documents=DOCUMENTS),
 ]
@@ -174,7 +174,7 @@ def alone(work: Workload) -> list[torch.Tensor]:
 
 
 HALF = [
-    Workload(192, heads=8, kv_heads=8, head_dim=32, dtype="fp16"),
+    Workload(192, heads=8, kv_heads=8, head_dim=32, dtype="fp16", mask="full"),
     Workload(192, batch=2, heads=8, kv_heads=4, head_dim=32, dtype="bf16", mask="causal"),
 ]
 """Large enough for rounding errors to average out."""
@@ -232,8 +232,8 @@ def test_ranks_send_states_whose_size_is_that_of_the_heads(sequence: int) -> Non
 FORWARD = [
     Workload(67, batch=2, heads=4, kv_heads=2, head_dim=64, dtype="fp32", mask="causal"),
     Workload(64, batch=1, heads=4, kv_heads=1, head_dim=128, dtype="bf16", mask="causal"),
-    Workload(96, batch=1, heads=2, kv_heads=2, head_dim=64, dtype="bf16"),
-    Workload(51, batch=1, heads=6, kv_heads=2, head_dim=96, dtype="fp32"),
+    Workload(96, batch=1, heads=2, kv_heads=2, head_dim=64, dtype="bf16", mask="full"),
+    Workload(51, batch=1, heads=6, kv_heads=2, head_dim=96, dtype="fp32", mask="full"),
     Workload(80, batch=1, heads=2, kv_heads=1, head_dim=256, dtype="fp16", mask="causal"),
     Workload(75, batch=1, heads=2, kv_heads=1, head_dim=64, dtype="fp32", mask="causal", window=20),
 ]

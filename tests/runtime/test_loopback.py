@@ -54,7 +54,7 @@ def test_every_collective_delivers_every_bit_in_every_order(name: str, seed: int
 
 
 def layer_of(name: str, passes: str = "forward", buffers: int = 3) -> Schedule:
-    layer = Workload(72, heads=2, head_dim=8, dtype="fp32")
+    layer = Workload(72, heads=2, head_dim=8, dtype="fp32", mask="full")
     options = AttentionOptions(passes, buffers=buffers)  # type: ignore[arg-type]
     (schedule,) = build_schedules(name, full_mesh(6), layer, options=options)
     return schedule

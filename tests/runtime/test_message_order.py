@@ -80,7 +80,7 @@ def layers(world_size: int) -> Iterator[Workload]:
     """Full, causal, windowed and packed layers, of lengths that divide into blocks and that do not."""
     even = 16 * world_size
     for sequence in (even, even + 3):
-        layer = Workload(sequence=sequence, heads=4, kv_heads=2, head_dim=8)
+        layer = Workload(sequence=sequence, heads=4, kv_heads=2, head_dim=8, mask="full")
         causal = replace(layer, mask="causal")
         yield from (layer, causal, replace(causal, window=9), replace(causal, documents=(10, sequence - 10)))
 

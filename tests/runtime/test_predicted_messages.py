@@ -83,7 +83,7 @@ def test_which_blocks_a_star_trail_sends_together() -> None:
 
     Four keys that came together leave together; results are ready one after another.
     """
-    (schedule,) = build_schedules("startrail:2x4", full_mesh(8), Workload(64, heads=1, head_dim=8))
+    (schedule,) = build_schedules("startrail:2x4", full_mesh(8), Workload(64, heads=1, head_dim=8, mask="full"))
     posted = messages_in(run_in_process(schedule).events)
     sent = Counter((step, len(blocks)) for step, _, _, _, blocks, _ in posted)  # type: ignore[arg-type, misc]
     assert sent == {(0, 2): 16, (1, 2): 8, (2, 2): 8, (2, 4): 4, (4, 1): 16}

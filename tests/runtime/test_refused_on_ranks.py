@@ -21,7 +21,7 @@ from tests.support.refusals import check_refusals
 
 pytestmark = pytest.mark.distributed
 
-LAYER = Workload(32, heads=4, kv_heads=2, head_dim=64, dtype="fp32")
+LAYER = Workload(32, heads=4, kv_heads=2, head_dim=64, dtype="fp32", mask="full")
 LINEAR_LAYER = linear(16)
 
 Keywords = dict[str, Any]

@@ -43,7 +43,7 @@ def test_buffers_are_filled_while_the_rank_computes() -> None:
 
     The call of step s - 1 has been made by then, and may run meanwhile.
     """
-    schedule = attention("ring-attention", full_mesh(6), Workload(48, head_dim=2, heads=1), buffers=3)
+    schedule = attention("ring-attention", full_mesh(6), Workload(48, head_dim=2, heads=1, mask="full"), buffers=3)
     latest = latest_calls(schedule, 1)
     assert [step - call for step, call in latest.items() if call >= 0] == [2, 2]
 

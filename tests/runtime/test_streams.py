@@ -395,7 +395,7 @@ def test_what_comes_home_is_added_when_the_rank_has_added_its_own() -> None:
 
 def test_own_gradients_may_come_home_before_the_rank_has_added_its_own() -> None:
     """Calls on own blocks at the last step instead of the first: now they wait for what came home."""
-    schedule = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1), "rotate-kv").backward
+    schedule = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1, mask="full"), "rotate-kv").backward
     first, *others, last = schedule.steps
     steps = [replace(first, calls=()), *others, replace(last, calls=first.calls)]
     for seed in range(100):
@@ -404,7 +404,7 @@ def test_own_gradients_may_come_home_before_the_rank_has_added_its_own() -> None
 
 def test_without_events_it_goes_wrong() -> None:
     """So the tests above can fail."""
-    schedule = attention("tasp", full_mesh(5), Workload(40, head_dim=4, heads=1))
+    schedule = attention("tasp", full_mesh(5), Workload(40, head_dim=4, heads=1, mask="full"))
     with pytest.raises(RunError):
         run(schedule, seed=0, ignored=EDGES)
 
@@ -412,7 +412,7 @@ def test_without_events_it_goes_wrong() -> None:
 @pytest.mark.parametrize("edge", EDGES, ids="->".join)
 @pytest.mark.parametrize("dataflow", DATAFLOWS)
 def test_no_event_can_be_left_out_of_a_backward_pass(dataflow: Dataflow, edge: Edge) -> None:
-    case = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1), dataflow)
+    case = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1, mask="full"), dataflow)
 
     def run_often() -> None:
         for seed in range(20):

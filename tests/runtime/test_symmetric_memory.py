@@ -194,7 +194,7 @@ def test_channels_have_signals_of_their_own(name: str, inner_first: bool) -> Non
         run(ring_of_rings(name, inner_first), seed, runs=2)
 
 
-FAULTS = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1), "rotate-kv")
+FAULTS = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1, mask="full"), "rotate-kv")
 
 
 @pytest.mark.parametrize("fault", ["no ready", "no done", "done first"])

@@ -117,7 +117,7 @@ def test_a_kernel_without_memory_names_no_peer() -> None:
 
         sent = bound
 
-    schedule = attention("ring-attention", full_mesh(2), Workload(8, heads=1, head_dim=2))
+    schedule = attention("ring-attention", full_mesh(2), Workload(8, heads=1, head_dim=2, mask="full"))
     executor = Executor(schedule, 0, Failing("", OUR_OWN[0]), NoMemory())  # type: ignore[arg-type]
     executor.prepare(Streams())
     with pytest.raises(torch.OutOfMemoryError):

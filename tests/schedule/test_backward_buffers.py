@@ -286,7 +286,7 @@ def _met(row: CallRow, meet: Callable[[int, int], bool]) -> list[int]:
     Case(
         "ring-attention",
         "bidirectional-ring:4",
-        Workload(5, heads=1, head_dim=1, documents=(1, 1, 3)),
+        Workload(5, heads=1, head_dim=1, documents=(1, 1, 3), mask="full"),
         "rotate-kv-back",
         trim=False,
     )
@@ -381,7 +381,7 @@ def test_buffers_of_equal_shards(n: int) -> None:
     rotate-kv: KV resident 1, its gradient 2, in each buffer KV and a gradient 3. rotate-kv-back: KV of the rank before,
     1, besides.
     """
-    layer = Workload(2 * n, head_dim=4, heads=1)
+    layer = Workload(2 * n, head_dim=4, heads=1, mask="full")
     unit = 2 * layer.kv_bytes_per_position
     onward, back = (
         Case("ring-attention", f"full-mesh:{n}", layer, dataflow).backward

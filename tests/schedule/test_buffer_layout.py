@@ -48,7 +48,7 @@ def layers(draw: st.DrawFn) -> Workload:
     sequence = draw(st.integers(1, 40))
     mask = draw(st.sampled_from(["full", "causal", "window"]))
     if mask == "full":
-        return Workload(sequence, head_dim=1, dtype="fp32", heads=1)
+        return Workload(sequence, head_dim=1, dtype="fp32", heads=1, mask="full")
     window = draw(st.integers(1, sequence)) if mask == "window" else None
     return Workload(sequence, head_dim=1, heads=3, mask="causal", window=window)
 
@@ -244,7 +244,7 @@ def test_tasp_needs_about_as_much_memory_as_ring_attention(topology: str, more: 
 
 def test_keys_that_lie_apart_are_gathered() -> None:
     """Blocks that came together lie in one order; a call that takes the first two in the other one gathers them."""
-    schedule = built("tasp", "full-mesh:5", Workload(20, heads=1))
+    schedule = built("tasp", "full-mesh:5", Workload(20, heads=1, mask="full"))
     step = schedule.steps[1]
     first, *others = calls_of(step)
     a, b, *keys = first.keys
@@ -257,7 +257,7 @@ def test_keys_that_lie_apart_are_gathered() -> None:
 
 
 def test_one_rank_alone_has_no_buffers() -> None:
-    layer = Workload(12, heads=1)
+    layer = Workload(12, heads=1, mask="full")
     part = rank_part(attention("tasp", full_mesh(1), layer), 0)
     assert part.memory_bytes == layer.sequence * layer.kv_bytes_per_position
     assert (part.sends, part.receives, part.waits, len(part.calls)) == ((), (), {}, 1)

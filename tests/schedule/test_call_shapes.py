@@ -105,6 +105,8 @@ def test_ranks_are_busy_with_their_own_calls(data: st.DataObject, layer: Workloa
 
 
 def test_many_calls_have_few_shapes() -> None:
-    (schedule,) = attention_schedules("ring-attention", full_mesh(64), Workload(64 * 64, heads=1, head_dim=1))
+    (schedule,) = attention_schedules(
+        "ring-attention", full_mesh(64), Workload(64 * 64, heads=1, head_dim=1, mask="full")
+    )
     calls = dependencies(schedule).calls
     assert (len(calls.shape), len(calls.shapes)) == (64 * 64, 1)

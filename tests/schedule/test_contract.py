@@ -32,7 +32,7 @@ from tests.support.small_schedules import SCHEDULES
 from tests.support.systems import passes_of, schedules_for, token_ring
 
 MESH = full_mesh(4)
-LAYER = Workload(32, heads=4, kv_heads=4, head_dim=8, dtype="fp32")
+LAYER = Workload(32, heads=4, kv_heads=4, head_dim=8, dtype="fp32", mask="full")
 LINEAR_LAYER = Workload(32, heads=4, head_dim=8, dtype="fp32", mask="causal", kind="linear")
 
 
@@ -136,7 +136,7 @@ def _queries(schedule: Schedule) -> list[int]:
 
 def _queries_visit() -> Schedule:
     """Two ranks send their queries to each other, attend to their own keys, and give the results back."""
-    layer = Workload(8, heads=2, kv_heads=1, head_dim=8, dtype="fp32")
+    layer = Workload(8, heads=2, kv_heads=1, head_dim=8, dtype="fp32", mask="full")
     (whole, *_) = passes_of("ring-attention", full_mesh(2), layer)
     task = whole.task
     assert isinstance(task, AttentionTask)

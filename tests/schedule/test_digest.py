@@ -50,12 +50,12 @@ def test_schedules_of_one_name_share_a_digest_only_if_task_and_steps_are_the_sam
 
 
 def test_placements_of_one_mask_without_borders_differ() -> None:
-    found = {name: same_name(name, Workload(24, heads=1)).digest for name in NAMES[:3]}
+    found = {name: same_name(name, Workload(24, heads=1, mask="full")).digest for name in NAMES[:3]}
     assert all(found[a] != found[b] for a, b in combinations(NAMES[:3], 2))
 
 
 def test_passes_and_the_dtype_of_gradients_differ() -> None:
-    mesh, layer = full_mesh(3), Workload(24, heads=1)
+    mesh, layer = full_mesh(3), Workload(24, heads=1, mask="full")
     built = [
         attention_passes("tasp", mesh, layer, dataflow="rotate-kv", gradient_dtype=dtype) for dtype in ("fp32", "input")
     ]
@@ -79,7 +79,7 @@ def test_another_process_finds_the_same_digest() -> None:
 def test_a_renamed_schedule_is_not_proven_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    built = attention("ring-attention", full_mesh(3), Workload(24, 1, 4, 4, 8))
+    built = attention("ring-attention", full_mesh(3), Workload(24, 1, 4, 4, 8, mask="full"))
     expected, before = replace(built, name="mine"), built.digest
 
     def prove(_: object) -> int:

@@ -84,7 +84,10 @@ def late_sums(dtype: str, *, at_once: bool, n: int = 12, length: int = 8) -> Sch
 
     The product of rank 9 and a block has no room in 8 bits.
     """
-    ranks, layer = np.arange(n), Workload(sequence=n * length, heads=2, kv_heads=2, head_dim=8, dtype="fp32")
+    ranks, layer = (
+        np.arange(n),
+        Workload(sequence=n * length, heads=2, kv_heads=2, head_dim=8, dtype="fp32", mask="full"),
+    )
     columns = {"tensor": np.repeat([KEYS, QUERIES, RESULTS], n), "owner": np.tile(ranks, 3)}
     places = {"start": np.tile(ranks * length, 3), "count": np.full(3 * n, length)}
     task = AttentionTask(layer, contiguous(layer.sequence, n), **columns, **places)

@@ -67,7 +67,7 @@ def test_bytes_are_those_on_the_wire_and_memory_has_room_for_home(name: str, n: 
 
 
 def test_own_results_of_token_ring_take_four_bytes_at_home_and_two_on_the_wire() -> None:
-    layer, mesh = Workload(64, heads=4, head_dim=8), full_mesh(4)
+    layer, mesh = Workload(64, heads=4, head_dim=8, mask="full"), full_mesh(4)
     narrow = with_home_dtype(token_ring(mesh, layer, result_dtype="input"), None)
     schedule, own_elements = with_home_dtype(narrow), 16 * 4 * 8
     assert (memory_bytes(schedule) - memory_bytes(narrow) == 2 * own_elements).all()
@@ -90,7 +90,7 @@ def test_a_kind_with_a_home_dtype_that_makes_no_sense_is_refused() -> None:
          lambda: Blocks([Kind("sums", "add", fields=(Field("x", "bf16", (2,), home_dtype="fp32"),))],
                         np.zeros(2, dtype=np.int64), np.array([8, 9]), np.ones(2, dtype=np.int64))),
         ("field 'out' of results is bf16 at home and fp32 on the wire, expected a wider dtype",
-         lambda: with_home_dtype(token_ring(full_mesh(2), Workload(8), result_dtype="fp32"), "bf16")),
+         lambda: with_home_dtype(token_ring(full_mesh(2), Workload(8, mask="full"), result_dtype="fp32"), "bf16")),
         ("schedule 'ring' has no results or gradients of attention",
          lambda: with_home_dtype(ring_all_gather(full_mesh(2), 8))),
     ):  # fmt: skip

@@ -39,7 +39,7 @@ def lazy_schedules() -> dict[type[LazySteps], Schedule]:
     """A schedule for each class of lazy steps that registered schedules have, proved or replayed."""
     found: dict[type[LazySteps], Schedule] = {}
     cut = AttentionOptions("both", tail_chunks=2)
-    layer = Workload(24, heads=4, kv_heads=4, head_dim=2)
+    layer = Workload(24, heads=4, kv_heads=4, head_dim=2, mask="full")
     for passes in (
         *(built(name, 4) for name in NAMES),
         build_schedules("token-ring", full_mesh(4), layer, options=cut),

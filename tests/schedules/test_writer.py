@@ -70,7 +70,7 @@ def test_collectives_take_what_their_papers_state(name: str, time_s: Fraction | 
 
 LAYERS = [
     Workload(67, heads=4, kv_heads=2, head_dim=8, dtype="fp32", mask="causal"),
-    Workload(48, heads=2, head_dim=8, dtype="fp32"),
+    Workload(48, heads=2, head_dim=8, dtype="fp32", mask="full"),
     Workload(60, heads=2, head_dim=8, dtype="fp32", mask="causal", documents=(13, 30, 17)),
 ]
 
@@ -202,7 +202,7 @@ def test_what_is_written_outside_of_a_step_is_refused() -> None:
 
 def test_calls_stay_in_the_order_in_which_they_are_written() -> None:
     """Tiles of a step are looked up together, but a rank computes in the order of its lines."""
-    layer = Workload(64, heads=2)
+    layer = Workload(64, heads=2, mask="full")
     task = span_task(layer, attention_layout("ring-attention", layer, 2), "bf16")
     writer = LayerWriter("mixed", full_mesh(2), task, dict.fromkeys((KEYS, QUERIES, RESULTS)))
     with writer.step():

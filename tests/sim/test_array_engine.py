@@ -166,7 +166,7 @@ def test_gossip(case: tuple[Topology, Schedule], library: CommLibrary) -> None:
     assert_agree(schedule, Machine(topology, library))
 
 
-ALONE = full_mesh(1), attention("ring-attention", full_mesh(1), Workload(1, head_dim=1, heads=1))
+ALONE = full_mesh(1), attention("ring-attention", full_mesh(1), Workload(1, head_dim=1, heads=1, mask="full"))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_what_time_went_to_adds_up() -> None:
     """From when the lane was free until the last byte arrived."""
     topology = ring(5)
     machine = Machine(topology, CommLibrary("t", 1e-6), ComputeRate(1e9))
-    schedule = attention("ring-attention", topology, Workload(640, head_dim=8, heads=1), buffers=2)
+    schedule = attention("ring-attention", topology, Workload(640, head_dim=8, heads=1, mask="full"), buffers=2)
     timeline = array_engine.run(schedule, machine, explain=True).timeline()
     last_sent_s: dict[tuple[int, int], float] = defaultdict(float)
     for event in sorted(timeline.events, key=lambda event: (event.rank, event.lane, event.step)):

@@ -209,7 +209,7 @@ def test_unequal_work_is_noticed_before_edges_are_visited(monkeypatch: pytest.Mo
 def test_ranks_with_equal_work_are_alike() -> None:
     """The calls and the transfers of one rank at each step, wherever the rank is."""
     n = 8
-    topology, layer = torus((n,)), Workload(64 * n, head_dim=8, heads=1)
+    topology, layer = torus((n,)), Workload(64 * n, head_dim=8, heads=1, mask="full")
     schedule = attention("ring-attention", topology, layer, buffers=2)
     found = array_engine.run(schedule, Machine(topology, compute=ComputeRate(1e9)))
     kinds = Counter(found.program.kinds)

@@ -79,7 +79,7 @@ class Equal:
     def __init__(self, n: int, name: str, dataflow: Dataflow, gradient_dtype: str = "fp32") -> None:
         self.n = n
         rings = 1 if n == 1 or name != "tasp" else {4: 3, 6: 5}.get(n, n - 1)
-        self.layer = Workload(n * rings, heads=2, kv_heads=1, head_dim=4)
+        self.layer = Workload(n * rings, heads=2, kv_heads=1, head_dim=4, mask="full")
         self.name, self.dataflow, self.gradient_dtype = name, dataflow, gradient_dtype
         gradient_size = 4 if gradient_dtype == "fp32" else 2
         self.move_bytes = 2 * 2 * 8 + 2 * 2 * 4 if dataflow == "rotate-q" else 2 * 4 * 2

@@ -52,7 +52,7 @@ latencies = st.just(Fraction(0)) | st.fractions(Fraction(0), Fraction(3), max_de
 def two_ranks(hop_s: Fraction, call_s: Fraction, share: Fraction, launch_s: Fraction = Fraction(0)) -> list[Event]:
     """Two calls of each of two ranks, of 4 FLOPs each; their keys are swapped in the meantime, 4 bytes each way."""
     topology = full_mesh(2, 4 / hop_s, Fraction(0))
-    schedule = attention("ring-attention", topology, Workload(2, head_dim=1, heads=1))
+    schedule = attention("ring-attention", topology, Workload(2, head_dim=1, heads=1, mask="full"))
     contention = Contention(1 / share, 1, 1) if share else NONE
     library = EqualChannels("channels", launch_s)
     return list(
@@ -95,7 +95,7 @@ def test_sends_share_blocks_with_receives(
 ) -> None:
     """Around a ring each rank sends and receives one message at a time. All n - 1 hops slow the first n - 1 calls."""
     topology = (full_mesh if is_mesh else switch)(n, 4 / hop_s, Fraction(0))
-    schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1))
+    schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))
     machine = Machine(
         topology, EqualChannels("c", 0, have), ComputeRate(4 / call_s), contention=Contention(Fraction(6), 1, most)
     )
@@ -108,7 +108,7 @@ def test_sends_share_blocks_with_receives(
 def test_messages_to_several_peers_add_up_to_the_cap() -> None:
     """TASP on 4 ranks sends to all 3 others at once, 2 channels each: 6 of 12, or 5 with a cap of 5."""
     topology = full_mesh(4, Fraction(1), Fraction(0))
-    schedule = attention("tasp", topology, Workload(4 * 3, head_dim=1, heads=1))
+    schedule = attention("tasp", topology, Workload(4 * 3, head_dim=1, heads=1, mask="full"))
     for cap, share in ((8, Fraction(6, 12)), (5, Fraction(5, 12))):
         machine = Machine(
             topology,
@@ -186,7 +186,7 @@ def test_the_engines_agree(
 def test_the_engines_agree_where_much_is_alike(
     topology: Topology, name: str, have: int, compute: ComputeRate, contention: Contention, lanes: int
 ) -> None:
-    layer = Workload(60 * topology.world_size, head_dim=1, heads=1)
+    layer = Workload(60 * topology.world_size, head_dim=1, heads=1, mask="full")
     schedule = on_compute_lanes(attention(name, topology, layer), lanes)
     assume(schedule.transfers <= 400)
     assert_agree(schedule, Machine(topology, EqualChannels("c", Fraction(1, 9), have), compute, contention=contention))
@@ -223,7 +223,9 @@ def test_classes_are_equitable(
 @pytest.mark.parametrize("topology", [full_mesh(6, 7.0, 0.5), switch(6, 7.0, 0.5)], ids=lambda each: each.name)
 def test_what_is_alike_stays_alike(topology: Topology) -> None:
     """Equal ranks with equal messages are as few classes as without contention."""
-    schedule = attention("ring-attention", topology, Workload(60 * topology.world_size, head_dim=1, heads=1))
+    schedule = attention(
+        "ring-attention", topology, Workload(60 * topology.world_size, head_dim=1, heads=1, mask="full")
+    )
     machine = Machine(topology, EqualChannels("c", 0.1), ComputeRate(4000.0))
     slowed = replace(machine, contention=Contention(12, 1, 4))
     assert array_engine.run(schedule, slowed).classes == array_engine.run(schedule, machine).classes
@@ -233,7 +235,7 @@ def test_what_is_alike_stays_alike(topology: Topology) -> None:
 def test_ranks_with_other_messages_are_other_classes() -> None:
     """Equal calls beside messages of different channels end at different times."""
     topology = full_mesh(4, 7.0, 0.5)
-    schedule = attention("ring-attention", topology, Workload(240, head_dim=1, heads=1))
+    schedule = attention("ring-attention", topology, Workload(240, head_dim=1, heads=1, mask="full"))
     machine = Machine(topology, ChannelsByPair("c"), ComputeRate(4000.0), contention=Contention(12, 1, 4))
     ends = {
         e.rank: e.end_s for e in array_engine.run(schedule, machine).timeline().events if e.kind != SEND and not e.step

@@ -121,7 +121,7 @@ def test_a_ring_bound_by_its_host_takes_n_calls_and_n_less_one_batches(
     kernel_s = kernel * call_s
     topology = ring(n, 4 / (hop * call_s), Fraction(0))
     machine = Machine(topology, compute=ComputeRate(4 / kernel_s), host=HostModel("host", call_s, call_s, batch_s))
-    schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1))
+    schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))
     assert simulate(schedule, machine, "simpy").time_s == n * call_s + (n - 1) * batch_s + kernel_s
 
 
@@ -151,7 +151,7 @@ def test_without_priority_a_ring_adds_up_its_hops_and_calls(
     """T = K + (n-1) max(K, C) beside each other, K + (n-1) (K + C) one after the other."""
     topology = ring(n, 4 / hop_s, Fraction(0))
     machine = Machine(topology, compute=ComputeRate(4 / call_s), host=HostModel("one stream", overlaps=overlaps))
-    schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1))
+    schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))
     step_s = max(call_s, hop_s) if overlaps else call_s + hop_s
     assert simulate(schedule, machine, "simpy").time_s == call_s + (n - 1) * step_s
 

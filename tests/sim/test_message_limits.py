@@ -87,7 +87,7 @@ def test_what_was_spent_is_all_of_the_time(
 
 def test_the_time_of_calls_is_explained_too() -> None:
     mesh = full_mesh(4, Fraction(1), Fraction(0))
-    schedule = attention("ring-attention", mesh, Workload(sequence=16, head_dim=2, heads=1), buffers=2)
+    schedule = attention("ring-attention", mesh, Workload(sequence=16, head_dim=2, heads=1, mask="full"), buffers=2)
     events = simulate(schedule, Machine(mesh, compute=ComputeRate(Fraction(1, 10))), explain=True).events
     ended_s: dict[int, Number] = {}
     for event in (event for event in events if event.flops):

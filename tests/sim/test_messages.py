@@ -90,7 +90,7 @@ def test_collectives_send_block_by_block(name: str) -> None:
 def test_a_host_model_sends_the_two_tensors_of_a_shard_one_by_one(engine: Engine) -> None:
     """The halves of a zigzag are sent together: keys of both, then values of both."""
     n = 4
-    layer = Workload(32 * n, heads=1, head_dim=8)
+    layer = Workload(32 * n, heads=1, head_dim=8, mask="full")
     (schedule,) = attention_schedules("zigzag-ring-attention", full_mesh(n), layer)
     machine = Machine(full_mesh(n), host=HostModel("two messages", separate=("forward",)))
     sent = [event for event in simulate(schedule, machine, engine).events if event.kind == SEND]

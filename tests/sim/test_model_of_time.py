@@ -126,7 +126,7 @@ def test_ring_attention_hides_the_shorter_of_both(
     n: int, length: int, buffers: int, bandwidth: Fraction, latency: Fraction, launch: Fraction, rate: Fraction
 ) -> None:
     """K/n + max(K (n-1)/n, C), C = (n - 1) (a + S/B + L), with any number of receive buffers from two on."""
-    layer = Workload(n * length, head_dim=1, heads=1)  # 4 bytes of keys and values, and 4 FLOPs per pair
+    layer = Workload(n * length, head_dim=1, heads=1, mask="full")  # 4 bytes of keys and values, and 4 FLOPs per pair
     topology = ring(n, bandwidth, latency)
     schedule = attention("ring-attention", topology, layer, buffers=buffers)
     compute_s, hops_s = n * 4 * length**2 / rate, (n - 1) * (launch + 4 * length / bandwidth + latency)

@@ -30,7 +30,7 @@ seconds = st.fractions(Fraction(1, 20), Fraction(20), max_denominator=20)
 
 def layer(positions: int) -> Workload:
     """4 FLOPs per pair, and 4 bytes of keys and values per position."""
-    return Workload(positions, head_dim=1, heads=1)
+    return Workload(positions, head_dim=1, heads=1, mask="full")
 
 
 @given(st.integers(2, 7), st.integers(0, 6), st.integers(1, 3), seconds, st.fractions(Fraction(1, 9), 1), factors)

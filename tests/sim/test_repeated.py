@@ -192,7 +192,7 @@ def test_what_waits_for_what_is_found_once_for_all_samples(monkeypatch: pytest.M
         return derive(schedule, machine)
 
     monkeypatch.setattr(repeated, "operations_of", count)
-    answer = tasp_lab.predict("h100-4", ["tasp", "ulysses"], Workload(4096, heads=8), samples=32)
+    answer = tasp_lab.predict("h100-4", ["tasp", "ulysses"], Workload(4096, heads=8, mask="full"), samples=32)
     assert [len(each.interval.samples_s) for each in answer if each.interval is not None] == [32, 32]
     assert found == ["tasp", "ulysses"]
 

@@ -101,7 +101,7 @@ def test_a_ring_overlaps_what_is_left_of_a_call_once_it_has_been_handed_out(
     """T = K + (n-1) max(K, s K + C): the message begins after a share s of the call, the next call after both."""
     topology = ring(n, 4 / hop_s, Fraction(0))
     host = HostModel("one stream", overlaps=False)
-    schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1))[0]
+    schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))[0]
     machine = Machine(topology, compute=Waves(4 / call_s, share=share), host=host)
     step_s = max(call_s, share * call_s + hop_s)
     for engine in ("simpy", "array"):
@@ -115,7 +115,9 @@ def backward_ring(n: int, host: HostModel, call_s: Fraction, hop_s: Fraction) ->
     options = AttentionOptions(
         "backward", trim=False, dataflow="rotate-kv", gradient_dtype="input", direction="ascending"
     )
-    schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1), None, options)[0]
+    schedule = attention_schedules(
+        "ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"), None, options
+    )[0]
     machine = Machine(topology, compute=Waves(10 / call_s, share=1), host=host)
     return simulate(schedule, machine, "simpy").events
 

@@ -146,7 +146,7 @@ def test_a_message_that_starts_before_what_has_ended_is_tracked_further_ahead(
 
 def test_serial_launches_are_left_to_the_event_loop() -> None:
     topology = FABRICS["mesh"]
-    schedule = attention_schedules("tasp", topology, Workload(60, heads=1, head_dim=1))[0]
+    schedule = attention_schedules("tasp", topology, Workload(60, heads=1, head_dim=1, mask="full"))[0]
     machine = Machine(topology, ChannelsByPair("serial", Fraction(1)))
     assert stream_time_s(schedule, machine, fast=False) is None
 
@@ -249,7 +249,7 @@ def test_large_layers_are_streamed_without_events(monkeypatch: pytest.MonkeyPatc
 
 
 def test_progress_is_reported_in_stages() -> None:
-    schedule = attention_schedules("ring-attention", full_mesh(30), Workload(60, heads=1, head_dim=1))[0]
+    schedule = attention_schedules("ring-attention", full_mesh(30), Workload(60, heads=1, head_dim=1, mask="full"))[0]
     shares: list[float] = []
     assert stream_time_s(schedule, Machine(full_mesh(30)), shares.append, fast=False) is not None
     assert shares == sorted(shares)

@@ -118,7 +118,7 @@ def test_the_reference_agrees(case: tuple[Topology, Schedule], launch_s: Fractio
 @pytest.mark.parametrize("engine", ["simpy", "array"])
 def test_each_pass_of_a_training_step_has_its_rate(engine: Engine) -> None:
     """On one rank nothing is sent; the calls between layers are of the pass of the layer behind."""
-    mesh, layer = full_mesh(1), Workload(16, heads=2, head_dim=4)
+    mesh, layer = full_mesh(1), Workload(16, heads=2, head_dim=4, mask="full")
     forward, backward = attention_passes("ring-attention", mesh, layer)
     stack = stacked([forward, forward, backward, backward], dense_flops=300, dense_backward_flops=500)
     rates = {(layer.dtype, passing): ComputeRate(rate) for passing, rate in (("forward", 64), ("backward", 32))}
@@ -130,7 +130,7 @@ def test_each_pass_of_a_training_step_has_its_rate(engine: Engine) -> None:
 def test_token_ring_takes_its_calls_and_a_last_transfer_if_calls_are_slow() -> None:
     """Queries and results move beside slow calls; only the last results are exposed, a step of their own."""
     n, bandwidth, rate = 4, Fraction(10**6), Fraction(10**5)
-    layer = Workload(8 * n, heads=1, head_dim=4)
+    layer = Workload(8 * n, heads=1, head_dim=4, mask="full")
     schedule = token_ring(full_mesh(n, bandwidth, Fraction(0)), layer)
     machine = Machine(full_mesh(n, bandwidth, Fraction(0)), compute=ComputeRate(rate))
     call_s = Fraction(8 * 8 * layer.flops_per_pair) / rate

@@ -18,7 +18,11 @@ from tasp_lab.workload.layer import Workload
 
 LABELS = (("machine", "h100-2x8"), ("seq", 8192), ("schedule", "tasp"))
 POINT = Point(
-    "h100-2x8", "tasp", Workload(8192, heads=32, kv_heads=8), AttentionOptions("both", stages=4), labels=LABELS
+    "h100-2x8",
+    "tasp",
+    Workload(8192, heads=32, kv_heads=8, mask="full"),
+    AttentionOptions("both", stages=4),
+    labels=LABELS,
 )
 VALUES = {"seq": 16384, "batch": 4, "heads": 64, "kv_heads": 4, "head_dim": 64, "buffers": 5, "stages": 3,
           "tail_chunks": 2, "nodes": 7, "nic.bandwidth": 1.5, "link.0-1": 0.25, "cached_keys": 128}  # fmt: skip
@@ -40,7 +44,7 @@ def test_the_label_of_the_axis_moves_too() -> None:
 
 
 def test_kv_heads_follow_where_there_are_as_many() -> None:
-    every = Point("h100-8", "tasp", Workload(8192, heads=32))
+    every = Point("h100-8", "tasp", Workload(8192, heads=32, mask="full"))
     assert moved(every, "heads", 48).layer.kv_heads == 48
     assert moved(POINT, "heads", 48).layer.kv_heads == 8
 
@@ -55,17 +59,17 @@ def test_kv_heads_follow_where_there_are_as_many() -> None:
     ],
 )
 def test_nodes_are_in_the_name_of_a_machine(machine: str, there: str) -> None:
-    assert moved(Point(machine, "tasp", Workload(8192)), "nodes", 3).machine == there
+    assert moved(Point(machine, "tasp", Workload(8192, mask="full")), "nodes", 3).machine == there
 
 
 @pytest.mark.parametrize("machine", ["torus:4x4", "gb200-nvl72", "full-mesh:8", "mine.toml"])
 def test_other_machines_have_no_number_of_nodes(machine: str) -> None:
     with pytest.raises(StudyError, match="has no number of nodes"):
-        moved(Point(machine, "tasp", Workload(8192)), "nodes", 3)
+        moved(Point(machine, "tasp", Workload(8192, mask="full")), "nodes", 3)
 
 
 def test_factors_replace_factors_and_leave_other_overrides() -> None:
-    point = Point("h100-8", "tasp", Workload(8192), overrides=("nic.bandwidth=x2", "link.latency=+1us"))
+    point = Point("h100-8", "tasp", Workload(8192, mask="full"), overrides=("nic.bandwidth=x2", "link.latency=+1us"))
     assert moved(point, "nic.bandwidth", 3).overrides == ("link.latency=+1us", "nic.bandwidth=x3")
     assert moved(point, "nic.bandwidth", 1).overrides == ("link.latency=+1us",)
 

@@ -121,7 +121,7 @@ QUESTION = CrossoverQuestion("seq", BETWEEN)
 
 def _points(schedules: tuple[str, ...] = (*BETWEEN, "ulysses")) -> list[Point]:
     return [
-        Point(machine, schedule, Workload(seq, heads=32), labels=(
+        Point(machine, schedule, Workload(seq, heads=32, mask="full"), labels=(
             ("machine", machine), ("model", "llama-3-8b"), ("seq", seq), ("schedule", schedule)))
         for machine in CROSSING for seq in SEQUENCES for schedule in schedules
     ]  # fmt: skip
@@ -201,7 +201,7 @@ def test_an_override_that_a_machine_lacks_does_not_apply() -> None:
 
 def test_a_schedule_with_the_values_of_axes_in_its_name() -> None:
     points = [
-        Point(f"h100-{nodes}x8", f"usp:8x{nodes}" if split else "tasp", Workload(8192, heads=32),
+        Point(f"h100-{nodes}x8", f"usp:8x{nodes}" if split else "tasp", Workload(8192, heads=32, mask="full"),
               labels=(("machine", f"h100-{nodes}x8"), ("nodes", nodes)))
         for nodes in (1, 2, 4, 8) for split in (True, False)
     ]  # fmt: skip

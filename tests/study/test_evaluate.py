@@ -78,16 +78,16 @@ def test_the_fastest_is_never_settled() -> None:
 
 
 def test_a_refused_point_says_why() -> None:
-    row = evaluate(Point("full-mesh:4", "ulysses", Workload(4096, heads=3)))
+    row = evaluate(Point("full-mesh:4", "ulysses", Workload(4096, heads=3, mask="full")))
     assert row["status"] == "does not apply"
     assert "3 heads" in str(row["error"])
     assert row["time_s"] is None
-    missing = evaluate(Point("h100-9", "ulysses", Workload(4096)))
+    missing = evaluate(Point("h100-9", "ulysses", Workload(4096, mask="full")))
     assert (missing["status"], missing["constants"]) == ("does not apply", "")
 
 
 def test_overrides_are_in_the_row_and_in_its_key() -> None:
-    point = Point("h100-8", "zigzag-ring-attention", Workload(4096, heads=8))
+    point = Point("h100-8", "zigzag-ring-attention", Workload(4096, heads=8, mask="full"))
     faster, fewer = replace(point, overrides=("compute.rate=x2",)), replace(point, overrides=("layer.kv_heads=1",))
     rows = [evaluate(each) for each in (point, faster, fewer)]
     assert len({row["key"] for row in rows}) == 3
@@ -98,7 +98,7 @@ def test_overrides_are_in_the_row_and_in_its_key() -> None:
 
 
 def test_a_row_repeats_the_point() -> None:
-    point = Point("full-mesh:2", "tasp", Workload(4096, heads=4), AttentionOptions("both", buffers=4))
+    point = Point("full-mesh:2", "tasp", Workload(4096, heads=4, mask="full"), AttentionOptions("both", buffers=4))
     row = evaluate(point)
     assert json.loads(str(row["inputs"])) == json.loads(json.dumps(point.inputs()))
     assert row["key"] == key_of(point.key(), str(row["digest"]))
@@ -106,13 +106,13 @@ def test_a_row_repeats_the_point() -> None:
 
 
 def test_labels_are_no_inputs() -> None:
-    point = Point("full-mesh:2", "tasp", Workload(4096, heads=4))
+    point = Point("full-mesh:2", "tasp", Workload(4096, heads=4, mask="full"))
     named = replace(point, labels=(("seq", 4096), ("colour", "red")))
     assert evaluate(named) == {**evaluate(point), "colour": "red"}
 
 
 def test_points_are_grouped_by_what_their_machines_and_layers_share() -> None:
-    layer = Workload(4096, heads=4)
+    layer = Workload(4096, heads=4, mask="full")
     asked = [Point(machine, name, layer) for machine in ("full-mesh:2", "full-mesh:4") for name in ("tasp", "ulysses")]
     assert [[each.schedule for each in group] for group in groups(asked)] == [["tasp", "ulysses"]] * 2
 
@@ -125,7 +125,9 @@ def test_a_worker_of_another_version_refuses() -> None:
 @pytest.mark.parametrize("sequence", [4096, 65536])
 def test_of_several_rings_a_row_has_those_of_predict(sequence: int) -> None:
     """With faster NICs there are two candidates; the one that its bound settles is not simulated."""
-    point = Point("h100-2x8", "tasp", Workload(sequence, heads=16, head_dim=128), overrides=("nic.bandwidth=x2",))
+    point = Point(
+        "h100-2x8", "tasp", Workload(sequence, heads=16, head_dim=128, mask="full"), overrides=("nic.bandwidth=x2",)
+    )
     row, machine = evaluate(point), overridden(load_machine("h100-2x8"), ["nic.bandwidth=x2"])
     assert len(ring_candidates(machine)) == 2
     found = predict(machine, "tasp", point.layer, samples=0)[-1]
@@ -134,7 +136,7 @@ def test_of_several_rings_a_row_has_those_of_predict(sequence: int) -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(8)])
 def test_rows_on_ideal_links_are_exact(sampling: Sampling) -> None:
-    row = evaluate(Point("torus:2x2", "zigzag-ring-attention", Workload(8192), sampling=sampling))
+    row = evaluate(Point("torus:2x2", "zigzag-ring-attention", Workload(8192, mask="full"), sampling=sampling))
     assert row["time_low_s"] == row["time_high_s"] == row["time_s"]
     assert row["setting"] == "exact"
     assert first_is_faster(row, {**row, "time_s": float(str(row["time_s"])) * 1.001}) == 1

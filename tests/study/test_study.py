@@ -179,7 +179,7 @@ def test_a_run_refuses_what_is_no_name_and_keeps_nothing(tmp_path: Path, given: 
 )
 def test_predict_refuses_what_is_no_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ProfileError, match=re.escape(said)):
-        predict("h100-4", "ulysses", Workload(4096, heads=4), **given)
+        predict("h100-4", "ulysses", Workload(4096, heads=4, mask="full"), **given)
 
 
 def test_a_study_is_counted_before_it_runs() -> None:

@@ -13,7 +13,7 @@ from tasp_lab.workload.layer import Workload
 Formula = Callable[[float], float]
 """A time in seconds by the sequence length."""
 
-POINT = Point("h100-8", "one", Workload(1024, heads=1))
+POINT = Point("h100-8", "one", Workload(1024, heads=1, mask="full"))
 
 
 def comparison(

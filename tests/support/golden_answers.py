@@ -38,7 +38,7 @@ LINEAR = Workload(16384, heads=16, mask="causal", kind="linear", decay="scalar")
 HYBRID = Workload(16384, heads=16, mask="causal", kind="hybrid", layers="LLS", decay="scalar")
 
 LAYERS: Mapping[str, Point] = {
-    "ring, mesh": Point("full-mesh:4", "ring-attention", Workload(4096, heads=4)),
+    "ring, mesh": Point("full-mesh:4", "ring-attention", Workload(4096, heads=4, mask="full")),
     "zigzag ring, both passes": Point("h100-8", "zigzag-ring-attention", LLAMA, BOTH),
     "tasp, backward": Point("mi300x-8", "tasp", LLAMA, AttentionOptions("backward")),
     "tasp, two nodes, faster NICs": Point("h100-2x8", "tasp", LLAMA, BOTH, overrides=("nic.bandwidth=x2",)),

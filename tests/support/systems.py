@@ -61,7 +61,7 @@ def names_for(layer: Workload, world_size: int) -> st.SearchStrategy[str]:
 @cache
 def _divides(name: str, world_size: int, heads: int, kv_heads: int) -> bool:
     """Whether a schedule can divide so many heads: the only reason that a layer does not fit, however long it is."""
-    layer = Workload(world_size, heads=heads, kv_heads=kv_heads, head_dim=1)
+    layer = Workload(world_size, heads=heads, kv_heads=kv_heads, head_dim=1, mask="full")
     try:
         attention_schedules(name, full_mesh(world_size), layer)
     except ScheduleError as error:

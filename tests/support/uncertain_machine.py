@@ -43,7 +43,7 @@ def uncertain_machine(folder: Path) -> str:
 def ring_point(machine: str, seq: int, **layer: int) -> Point:
     """Ring attention forward, one head."""
     labels = (("machine", machine), ("seq", seq), ("schedule", "ring-attention"))
-    return Point(machine, "ring-attention", Workload(seq, heads=1, **layer), labels=labels)
+    return Point(machine, "ring-attention", Workload(seq, **{"heads": 1, "mask": "full"} | layer), labels=labels)
 
 
 def ring_time_s(seq: int, link: float = 1.0, compute: float = 1.0) -> float:

@@ -140,7 +140,7 @@ def test_bad_questions_are_refused_in_one_line(
 
 
 def test_heads_are_shared_out_by_divisors_alone() -> None:
-    layer = tasp_lab.Workload(8192, heads=8, kv_heads=2)
+    layer = tasp_lab.Workload(8192, heads=8, kv_heads=2, mask="full")
     assert [(each.members, each.shape) for each in frames(nodes(2, 4), layer, both=False)] == [
         (1, (2, 4)), (2, (2, 2)), (4, (2,)), (8, (1,))
     ]  # fmt: skip

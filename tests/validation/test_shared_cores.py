@@ -69,7 +69,7 @@ def test_the_reason_is_in_the_table_and_in_json(reason: str | None) -> None:
 
 
 def test_both_passes_share_the_reason() -> None:
-    layer = Workload(8, heads=1)
+    layer = Workload(8, heads=1, mask="full")
     passes = predict(MACHINE, ["ring-attention"], layer, options=AttentionOptions("both"), compute=1e9)
     runs = [replace(_run(REASON), prediction=each) for each in passes if not each.is_sum]
     assert runs_together(*runs).not_comparable == REASON

@@ -68,8 +68,8 @@ def test_a_hybrid_makes_a_period_whose_linear_layers_have_kv_heads_of_their_own(
 
 def test_states_of_linear_layers_are_sent_with_all_their_kv_heads() -> None:
     """LASP-2 gathers a state of head_dim squared per KV head of a linear layer."""
-    few = Workload(64, heads=4, kv_heads=1, head_dim=8, kind="hybrid", layers="LL")
-    many = Workload(64, heads=4, kv_heads=1, head_dim=8, kind="hybrid", layers="LL", linear_kv_heads=4)
+    few = Workload(64, heads=4, kv_heads=1, head_dim=8, kind="hybrid", layers="LL", mask="full")
+    many = Workload(64, heads=4, kv_heads=1, head_dim=8, kind="hybrid", layers="LL", linear_kv_heads=4, mask="full")
     schedules = [hybrid_schedules("lasp-2+ulysses", full_mesh(4), layer)[0] for layer in (few, many)]
     one, four = (int(each.bytes_sent().sum()) for each in schedules)
     assert four == 4 * one
@@ -79,7 +79,7 @@ def test_states_of_linear_layers_are_sent_with_all_their_kv_heads() -> None:
 def test_linear_kv_heads_belong_to_hybrids_and_divide_the_heads(kind: str, heads: int) -> None:
     layers = "LS" if kind == "hybrid" else ""
     with pytest.raises(WorkloadError, match="linear KV heads"):
-        Workload(64, heads=4, kind=kind, layers=layers, linear_kv_heads=heads)  # type: ignore[arg-type]
+        Workload(64, heads=4, kind=kind, layers=layers, linear_kv_heads=heads, mask="full")  # type: ignore[arg-type]
 
 
 def test_latent_attention_has_the_bytes_and_flops_of_expanded_heads() -> None:

@@ -32,14 +32,14 @@ def test_positions_and_pairs_cost_what_their_numbers_say(dtype: str, element_byt
 
 
 def test_there_are_as_many_kv_heads_as_heads_unless_said_otherwise() -> None:
-    assert Workload(sequence=1, heads=6) == Workload(sequence=1, heads=6, kv_heads=6)
-    assert Workload(sequence=1, heads=6).kv_heads == 6
+    assert Workload(sequence=1, heads=6, mask="full") == Workload(sequence=1, heads=6, kv_heads=6, mask="full")
+    assert Workload(sequence=1, heads=6, mask="full").kv_heads == 6
 
 
 @given(st.integers(1, 40), st.integers(-3, 45))
 def test_cached_keys_leave_a_query(sequence: int, cached: int) -> None:
     if 0 <= cached < sequence:
-        layer = Workload(sequence, heads=1, cached_keys=cached)
+        layer = Workload(sequence, heads=1, cached_keys=cached, mask="full")
         assert layer.queries == sequence - cached
     else:
         expected = f"cached keys: {cached}, expected 0 or more and fewer than the sequence of {sequence} positions"
@@ -48,7 +48,7 @@ def test_cached_keys_leave_a_query(sequence: int, cached: int) -> None:
 
 def test_cached_keys_are_shown_where_there_are_some() -> None:
     """Digests of schedules and hashes of inputs, which rest on it, are those of before where there are none."""
-    layer = Workload(8, heads=2)
+    layer = Workload(8, heads=2, mask="full")
     text = "Workload(sequence=8, batch=1, heads=2, kv_heads=2, head_dim=128, dtype='bf16', mask='full', window=None, "
     assert repr(layer) == f"{text}documents=None)"
     assert repr(replace(layer, cached_keys=5)) == f"{text}documents=None, cached_keys=5)"
@@ -85,7 +85,7 @@ def test_heads_are_a_multiple_of_kv_heads(heads: int, kv_heads: int) -> None:
     if heads % kv_heads:
         assert refused(heads=heads, kv_heads=kv_heads) == f"{heads} heads are not a multiple of {kv_heads} KV heads"
     else:
-        assert Workload(sequence=1, heads=heads, kv_heads=kv_heads).kv_heads == kv_heads
+        assert Workload(sequence=1, heads=heads, kv_heads=kv_heads, mask="full").kv_heads == kv_heads
 
 
 @given(st.text().filter(lambda text: text not in ELEMENT_BYTES))
@@ -131,7 +131,7 @@ def test_a_layer_whose_bytes_or_flops_do_not_fit_into_64_bits_is_refused(large: 
 
 @given(packings)
 def test_document_starts_number_the_document_of_each_position(documents: list[int]) -> None:
-    layer = Workload(sum(documents), documents=tuple(documents), heads=1)
+    layer = Workload(sum(documents), documents=tuple(documents), heads=1, mask="full")
     numbered = np.searchsorted(layer.document_starts, np.arange(layer.sequence), side="right") - 1
     full = [length for length in documents if length]
     assert numbered.tolist() == [number for number, length in enumerate(full) for _ in range(length)]
@@ -140,16 +140,16 @@ def test_document_starts_number_the_document_of_each_position(documents: list[in
 
 @given(st.integers(1, 100))
 def test_without_documents_the_sequence_is_one(sequence: int) -> None:
-    assert Workload(sequence, heads=1).document_starts.tolist() == [0]
-    assert Workload(sequence, documents=(sequence,), heads=1).document_starts.tolist() == [0]
+    assert Workload(sequence, heads=1, mask="full").document_starts.tolist() == [0]
+    assert Workload(sequence, documents=(sequence,), heads=1, mask="full").document_starts.tolist() == [0]
 
 
 @given(packings)
 def test_lengths_of_any_kind_of_integer_become_plain(documents: list[int]) -> None:
     """So that equal layers are equal keys of a cache, here and in another process."""
-    layer = Workload(sum(documents), documents=tuple(documents), heads=1)
+    layer = Workload(sum(documents), documents=tuple(documents), heads=1, mask="full")
     for same in (documents, np.array(documents, dtype=np.int32), iter(documents)):
-        other = Workload(sum(documents), documents=same, heads=1)  # type: ignore[arg-type]
+        other = Workload(sum(documents), documents=same, heads=1, mask="full")  # type: ignore[arg-type]
         assert (other, hash(other)) == (layer, hash(layer))
         assert other.documents is not None
         assert {type(length) for length in other.documents} == {int}
@@ -160,7 +160,7 @@ def test_lengths_of_any_kind_of_integer_become_plain(documents: list[int]) -> No
 
 @given(packings, st.integers(-5, 5).filter(bool))
 def test_documents_make_up_the_sequence(documents: list[int], more: int) -> None:
-    layer = Workload(sum(documents), documents=tuple(documents), heads=1)
+    layer = Workload(sum(documents), documents=tuple(documents), heads=1, mask="full")
     expected = max(1, layer.sequence + more)
     if expected != layer.sequence:
         with pytest.raises(WorkloadError, match=f"{layer.sequence} positions together, expected {expected}"):

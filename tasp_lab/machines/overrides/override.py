@@ -212,7 +212,7 @@ def overridden_layer(work: Workload | int, overrides: Sequence[str]) -> Workload
     Heads of keys and values follow the number of heads where both are equal, and the sequence follows documents.
 
     >>> overridden_layer(Workload(8192), ["layer.kv_heads=1", "layer.sequence=x2", "nic.bandwidth=x2"])
-    Workload(sequence=16384, batch=1, heads=32, kv_heads=1, head_dim=128, dtype='bf16', mask='full', window=None, \
+    Workload(sequence=16384, batch=1, heads=32, kv_heads=1, head_dim=128, dtype='bf16', mask='causal', window=None, \
 documents=None)
 
     Raises `OverrideError` for a collective, an unknown field, a field given twice, and a value that the layer cannot

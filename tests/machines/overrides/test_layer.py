@@ -35,8 +35,10 @@ def test_a_field_is_changed(override: str, wanted: Workload) -> None:
 
 
 def test_heads_of_keys_follow_where_there_are_as_many_as_of_queries() -> None:
-    assert overridden_layer(Workload(64, heads=8), ["layer.heads=16"]) == Workload(64, heads=16)
-    assert overridden_layer(Workload(64, heads=8), ["layer.kv_heads=2", "layer.heads=16"]).kv_heads == 2
+    assert overridden_layer(Workload(64, heads=8, mask="full"), ["layer.heads=16"]) == Workload(
+        64, heads=16, mask="full"
+    )
+    assert overridden_layer(Workload(64, heads=8, mask="full"), ["layer.kv_heads=2", "layer.heads=16"]).kv_heads == 2
 
 
 def test_predictions_are_those_of_the_changed_layer() -> None:

@@ -136,7 +136,7 @@ def test_a_collective_has_no_compute() -> None:
 
 def test_ranks_that_are_run_wait_as_long_as_they_are_predicted_to() -> None:
     topology = full_mesh(2)
-    schedule = attention("ring-attention", topology, Workload(64, heads=1))
+    schedule = attention("ring-attention", topology, Workload(64, heads=1, mask="full"))
     machine = Machine(topology, compute=ComputeRate(1e9), rank_speeds=(Fraction(1), Fraction(1, 4)))
     job = RunSchedule(schedule, "auto", 1, 1, machine.compute, machine.rank_speeds)
     for rank, busy in enumerate(busy_s(schedule, machine.compute, machine.rank_speeds)):
@@ -157,4 +157,4 @@ def test_ranks_that_are_run_wait_as_long_as_they_are_predicted_to() -> None:
 )
 def test_a_run_refuses_what_does_not_determine_it(override: str, options: dict[str, str], expected: str) -> None:
     with pytest.raises(TaspLabError, match=expected):
-        validate("full-mesh:2", "ring-attention", Workload(64, heads=1), overrides=[override], **options)  # type: ignore[arg-type]
+        validate("full-mesh:2", "ring-attention", Workload(64, heads=1, mask="full"), overrides=[override], **options)  # type: ignore[arg-type]

@@ -494,14 +494,15 @@ def test_queries_travel_where_there_are_as_many_kv_heads() -> None:
     """q, dout, dq in float32: 2 + 2 + 4 bytes per element, against 2 + 2 + 4 + 4, and a little for lse and delta."""
     for name in CIRCULATIONS:
         chosen = [
-            dataflow_of(Case(name, "full-mesh:5", Workload(40, heads=8, kv_heads=count)).backward) for count in (8, 1)
+            dataflow_of(Case(name, "full-mesh:5", Workload(40, heads=8, kv_heads=count, mask="full")).backward)
+            for count in (8, 1)
         ]
         assert chosen == ["rotate-q", "rotate-kv-back"]
 
 
 def test_what_came_over_links_one_way_cannot_go_back() -> None:
     """So ``auto`` takes another way where the way back would send fewest bytes."""
-    case = Case("ring-attention", "ring:3", Workload(6, heads=8, kv_heads=1, head_dim=4))
+    case = Case("ring-attention", "ring:3", Workload(6, heads=8, kv_heads=1, head_dim=4, mask="full"))
     with pytest.raises(ScheduleError, match=r"step 0: rank \d sends to rank \d, but ring:3 has no such link"):
         build(replace(case, dataflow="rotate-kv-back"))
     assert dataflow_of(case.backward) == "rotate-kv"
@@ -510,7 +511,7 @@ def test_what_came_over_links_one_way_cannot_go_back() -> None:
 @pytest.mark.parametrize("wrong", [{"dataflow": "sideways"}, {"gradient_dtype": "bf16"}, {"buffers": 1}])
 def test_what_is_not_there_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ScheduleError, match="expected"):
-        attention_passes("tasp", full_mesh(3), Workload(6, heads=1), **wrong)
+        attention_passes("tasp", full_mesh(3), Workload(6, heads=1, mask="full"), **wrong)
 
 
 # ------------------------------------------------------------------------------------------ the proof cannot be fooled
@@ -520,7 +521,7 @@ BASES = [
     for dataflow in DATAFLOWS
     for name, topology, layer, trim, buffers in [
         ("tasp", "full-mesh:4", Workload(24, head_dim=1, mask="causal", heads=1), True, 2),
-        ("tasp", "torus:2x3", Workload(13, head_dim=1, heads=1), True, 3),
+        ("tasp", "torus:2x3", Workload(13, head_dim=1, heads=1, mask="full"), True, 3),
         (
             "zigzag-ring-attention",
             "full-mesh:4",
@@ -529,7 +530,7 @@ BASES = [
             2,
         ),
         ("ring-attention", "bidirectional-ring:5", Workload(15, head_dim=1, mask="causal", window=5, heads=1), True, 3),
-        ("ring-attention", "ring:3", Workload(6, head_dim=1, heads=1), False, 2),
+        ("ring-attention", "ring:3", Workload(6, head_dim=1, heads=1, mask="full"), False, 2),
         ("striped-ring-attention", "full-mesh:3", Workload(10, head_dim=1, mask="causal", heads=1), False, 4),
     ]
     if (topology, dataflow) != ("ring:3", "rotate-kv-back")

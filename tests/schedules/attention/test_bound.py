@@ -221,7 +221,7 @@ def test_queries_that_travel_do_not_beat_the_bound(
     length: int, kv_heads: int, group: int, bandwidth: Fraction, latency: Fraction, rate: Fraction
 ) -> None:
     """Two ranks send each other their queries, and the results home."""
-    layer = Workload(2 * length, heads=kv_heads * group, kv_heads=kv_heads, head_dim=1)
+    layer = Workload(2 * length, heads=kv_heads * group, kv_heads=kv_heads, head_dim=1, mask="full")
     task = uncut(layer, LAYOUTS["contiguous"](2 * length, 2))
     keys, queries, results = (task.blocks_of(tensor).tolist() for tensor in (KEYS, QUERIES, RESULTS))
     band = 1 - length, length - 1
@@ -301,7 +301,7 @@ def test_on_a_mesh_every_rank_receives_the_lightest_cover(
 @given(st.integers(2, 40), exact_bandwidths, exact_latencies)
 def test_two_ranks_reach_the_bound(sequence: int, bandwidth: Fraction, latency: Fraction) -> None:
     """Under the full mask each sends its shard to the other; results of four heads weigh twice as much as the keys."""
-    layer, pair = Workload(sequence, heads=4, kv_heads=1), Machine(full_mesh(2, bandwidth, latency))
+    layer, pair = Workload(sequence, heads=4, kv_heads=1, mask="full"), Machine(full_mesh(2, bandwidth, latency))
     schedule = attention("ring-attention", pair.topology, layer)
     assert simulate(schedule, pair).time_s == attention_bound_s(pair, task_of(schedule))
 
@@ -311,7 +311,7 @@ def test_two_ranks_that_kept_each_others_keys_reach_the_bound(
     sequence: int, bandwidth: Fraction, latency: Fraction
 ) -> None:
     """Under the full mask each sends the other the gradient of its shard, 2 bytes for each of 2 x 128 elements."""
-    layer, pair = Workload(sequence, heads=2, kv_heads=1), Machine(full_mesh(2, bandwidth, latency))
+    layer, pair = Workload(sequence, heads=2, kv_heads=1, mask="full"), Machine(full_mesh(2, bandwidth, latency))
     backward = attention_passes(
         "ring-attention", pair.topology, layer, dataflow="rotate-kv-back", gradient_dtype="input"
     ).backward
@@ -344,7 +344,7 @@ def test_a_narrow_way_between_nodes_counts_for_all_behind_it(dtype: str | None, 
     links = [link for rank in range(4) for link in both_ways(rank, f"leaf{rank // 2}", Fraction(100), Fraction(0))]
     links += [link for leaf in (0, 1) for link in both_ways(f"leaf{leaf}", "root", Fraction(1), Fraction(0))]
     tree = Machine(Topology("tree", 4, tuple(links)))
-    layer = Workload(8, head_dim=1, heads=4, kv_heads=1)
+    layer = Workload(8, head_dim=1, heads=4, kv_heads=1, mask="full")
     assert attention_bound_s(tree, uncut(layer, LAYOUTS["contiguous"](8, 4), dtype=dtype)) == expected_s
 
 
@@ -358,7 +358,7 @@ def test_many_key_heads_stay_where_results_weigh_less() -> None:
 @pytest.mark.parametrize("narrow", ["gradient_dtype", "result_dtype"])
 def test_what_travels_in_a_narrower_dtype_than_the_layer_weighs_less(narrow: str) -> None:
     """A layer in float32, whose results or gradients are sent in 16 bits: 2 bytes each, not 4."""
-    layer = Workload(4, head_dim=1, heads=1, dtype="fp32")
+    layer = Workload(4, head_dim=1, heads=1, dtype="fp32", mask="full")
     is_backward = narrow == "gradient_dtype"
     task = uncut(layer, LAYOUTS["contiguous"](4, 2), dtype="fp32" if is_backward else None)
     narrowed = replace(task, gradient_dtype="bf16") if is_backward else replace(task, result_dtype="bf16")

@@ -227,10 +227,10 @@ with pass-Q, four hosts of eight H100. The ranks of a ring have 16 query heads o
 
 def test_fewer_bytes_are_the_faster_side_in_every_published_measurement() -> None:
     """Counting queries without results, as the heuristic of the paper does, 10 % new positions would be pass-Q."""
-    layer = Workload(128_000, heads=16, kv_heads=1, head_dim=128)
+    layer = Workload(128_000, heads=16, kv_heads=1, head_dim=128, mask="full")
     assert crossover(layer) == Fraction(2 * 2 * 128, 16 * (2 * 2 * 128 + 4)) == Fraction(8, 129)
     for new, (kv_ms, q_ms) in PUBLISHED_MS.items():
-        cached = Workload(128_000, heads=16, kv_heads=1, head_dim=128, cached_keys=128_000 - new)
+        cached = Workload(128_000, heads=16, kv_heads=1, head_dim=128, cached_keys=128_000 - new, mask="full")
         pass_kv, pass_q = sent("ring-attention", cached, 4), sent("token-ring", cached, 4)
         assert (pass_q < pass_kv) == (Fraction(new, 128_000) < Fraction(8, 129)) == (q_ms < kv_ms)
     assert Fraction(12_800, 128_000) < Fraction(2, 16)
@@ -249,7 +249,7 @@ def test_kv_and_q_rings_take_the_side_of_fewer_bytes(new: int, side: str) -> Non
 
 
 def test_a_stack_has_no_cached_keys() -> None:
-    schedule = forward("token-ring", Workload(14, heads=2, head_dim=3, cached_keys=9), 2)
+    schedule = forward("token-ring", Workload(14, heads=2, head_dim=3, cached_keys=9, mask="full"), 2)
     with pytest.raises(ScheduleError, match=r"^schedule 'token-ring' starts with 9 cached keys, which no layer of a"):
         stacked([schedule, schedule])
 
@@ -257,7 +257,7 @@ def test_a_stack_has_no_cached_keys() -> None:
 @pytest.mark.parametrize("passes", ["backward", "both"])
 @pytest.mark.parametrize("name", attention_names_on(4))
 def test_there_is_no_backward_pass(name: str, passes: str) -> None:
-    layer = Workload(12, heads=4, head_dim=2, cached_keys=5)
+    layer = Workload(12, heads=4, head_dim=2, cached_keys=5, mask="full")
     with pytest.raises(ScheduleError, match=f"^pass '{passes}' with 5 cached keys, expected 'forward'$"):
         forward(name, layer, 4, passes=passes)
     with pytest.raises(ScheduleError, match=r"^5 cached keys, which have no gradients: expected the pass forward$"):

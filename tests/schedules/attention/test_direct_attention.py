@@ -77,7 +77,7 @@ def test_with_a_full_mask_keys_go_to_all_and_again_backward_where_gradients_retu
     n: int, kv_heads: int, stages: int
 ) -> None:
     """4X(P - 1) bytes forward and, in 16 bit, 8X(P - 1) backward, from every rank and equally on every link."""
-    layer = Workload(sequence=8 * n, batch=2, heads=8, kv_heads=kv_heads, head_dim=4)
+    layer = Workload(sequence=8 * n, batch=2, heads=8, kv_heads=kv_heads, head_dim=4, mask="full")
     x = layer.batch * 8 * kv_heads * layer.head_dim
     for dtype, gradients in (("auto", 4 * x), ("fp32", 8 * x)):
         forward, backward = passes(n, layer, stages=stages, gradient_dtype=dtype)
@@ -186,7 +186,7 @@ def test_documents_that_lie_on_one_rank_move_nothing(mask: str, backward: bool) 
 
 
 def test_documents_that_two_ranks_share_move_between_these_two() -> None:
-    layer = Workload(24, heads=2, head_dim=4, documents=(8, 16))
+    layer = Workload(24, heads=2, head_dim=4, documents=(8, 16), mask="full")
     spans = ((Span(0, 1, 8),), (Span(8, 1, 8),), (Span(16, 1, 8),))
     layout = SequenceLayout("one and two", 24, spans)
     forward = direct_pass(NAME, full_mesh(3), layer, layout, AttentionOptions(), backward=False)
@@ -246,7 +246,7 @@ def test_all_but_the_first_stage_of_transfers_or_the_last_one_of_calls_is_hidden
     compute: Fraction, stages: int
 ) -> None:
     """T is the longest of K, C/s + K (n-1)/n and C + K/s (n-1)/n, here with C = 1."""
-    n, layer = 4, Workload(sequence=32, heads=2, head_dim=4)
+    n, layer = 4, Workload(sequence=32, heads=2, head_dim=4, mask="full")
     bandwidth = Fraction(layer.kv_bytes_per_position * 8)
     rate = Fraction(layer.sequence * 8 * layer.flops_per_pair) / compute
     machine = Machine(full_mesh(n, bandwidth, Fraction(0)), compute=ComputeRate(rate))
@@ -261,7 +261,7 @@ def test_a_rank_holds_as_many_stages_as_there_are_buffers(stages: int, buffers: 
 
     At a step a stage is made and another one arrives, but if there is only one stage.
     """
-    n, layer = 4, Workload(sequence=24, heads=2, head_dim=4)
+    n, layer = 4, Workload(sequence=24, heads=2, head_dim=4, mask="full")
     shard = layer.kv_bytes_per_position * 6
     forward, backward = passes(n, layer, stages=stages, buffers=buffers)
     stage = Fraction(n - 1, stages) * shard

@@ -54,7 +54,7 @@ def test_each_block_makes_one_hop_less_than_there_are_rings_between_them(
     The published code makes P + R: the owner's part goes along and comes back.
     """
     n = window * rings
-    layer = Workload(sequence=4 * n, heads=4, kv_heads=kv_heads, head_dim=4)
+    layer = Workload(sequence=4 * n, heads=4, kv_heads=kv_heads, head_dim=4, mask="full")
     forward, backward = passes_of(f"double-ring:{window}x{rings}", full_mesh(n), layer)
     keys = 4 * layer.sequence // n * kv_heads * layer.head_dim
     sent = forward.bytes_sent().sum(axis=0)
@@ -71,7 +71,7 @@ def test_each_block_makes_one_hop_less_than_there_are_rings_between_them(
 def test_tasp_inside_spreads_the_same_bytes_over_all_links_of_a_group(window: int, rings: int, kv_heads: int) -> None:
     """Each of W - 1 links of a rank carries what the only link of a single ring does, over W - 1; outside as before."""
     n, lanes = window * rings, RINGS[window]
-    layer = Workload(sequence=12 * n, heads=4, kv_heads=kv_heads, head_dim=4)
+    layer = Workload(sequence=12 * n, heads=4, kv_heads=kv_heads, head_dim=4, mask="full")
     keys = 4 * 12 * kv_heads * layer.head_dim
     within = np.kron(np.eye(rings, dtype=int), np.ones((window, window), dtype=int)) - np.eye(n, dtype=int)
     passes = passes_of(f"double-ring:{window}x{rings}:tasp", full_mesh(n), layer)
@@ -102,7 +102,9 @@ def test_every_rank_computes_the_same_at_every_step(mask: str, window: int, ring
 @pytest.mark.parametrize(("window", "rings"), SPLITS)
 def test_inner_lanes_stay_within_rings_and_outer_ones_keep_the_place(window: int, rings: int) -> None:
     n = window * rings
-    for schedule in passes_of(f"double-ring:{window}x{rings}", full_mesh(n), Workload(sequence=2 * n, heads=1)):
+    for schedule in passes_of(
+        f"double-ring:{window}x{rings}", full_mesh(n), Workload(sequence=2 * n, heads=1, mask="full")
+    ):
         for step in schedule.steps:
             inner = step.lane == INNER
             assert ((step.source // window == step.destination // window) == inner).all()
@@ -145,7 +147,7 @@ def test_one_ring_or_rings_of_one_rank_are_the_ring() -> None:
 @pytest.mark.parametrize("slower", [1, 2, 3, 10])
 def test_only_one_block_waits_for_the_slower_links_between_nodes(slower: int) -> None:
     """Outer and inner rings move at once; a single ring sends every block but one over the same link between nodes."""
-    layer = Workload(sequence=64, heads=1, head_dim=4)
+    layer = Workload(sequence=64, heads=1, head_dim=4, mask="full")
     machine = Machine(slow_nodes(2, 4, slower), compute=INSTANT)
     hop_s = layer.kv_bytes_per_position * 8 / Fraction(10**9)
     double, single = (
@@ -159,7 +161,7 @@ def test_only_one_block_waits_for_the_slower_links_between_nodes(slower: int) ->
 @pytest.mark.parametrize("slower", [1, 3, 10])
 def test_a_window_takes_the_time_of_one_hop_over_all_links(slower: int) -> None:
     """7 hops of a seventh of the keys in each ring; the last part to reach the other node goes around there alone."""
-    layer = Workload(sequence=16 * 7, heads=1, head_dim=4)
+    layer = Workload(sequence=16 * 7, heads=1, head_dim=4, mask="full")
     machine = Machine(slow_nodes(2, 8, slower), compute=INSTANT)
     hop_s = layer.kv_bytes_per_position * 7 / Fraction(10**9)
     times = [
@@ -194,7 +196,7 @@ def test_half_of_the_keys_go_each_way_if_slow_links_between_groups_carry_less(ma
 
 
 def test_a_block_stays_for_a_window_in_one_of_more_buffers() -> None:
-    layer = Workload(sequence=32, heads=1)
+    layer = Workload(sequence=32, heads=1, mask="full")
     forward, backward = passes_of("double-ring:4x2", full_mesh(8), layer, buffers=2)
     for schedule in (forward, backward):
         assert [pool.buffers for pool in schedule.blocks.pools] == [5]
@@ -209,7 +211,7 @@ def test_memory_is_that_of_the_own_keys_and_the_buffers(variant: str, buffers: i
 
     At step W come keys and the gradients of the own ones of window 0, and those are begun with which window 1 begins.
     """
-    layer = Workload(sequence=8 * 12, heads=2, head_dim=4)
+    layer = Workload(sequence=8 * 12, heads=2, head_dim=4, mask="full")
     forward, backward = passes_of(f"double-ring:4x2{variant}", full_mesh(8), layer, buffers=buffers)
     keys = layer.kv_bytes_per_position * 12
     assert (memory_bytes(forward) == (1 + buffers + 3) * keys).all()
@@ -238,7 +240,7 @@ def test_sums_go_on_along_the_outer_ring_where_no_link_leads_home() -> None:
 
 
 def test_groups_need_the_same_links_and_rings_of_their_own() -> None:
-    layer = Workload(sequence=24, heads=1)
+    layer = Workload(sequence=24, heads=1, mask="full")
     refused = (
         r"schedule 'double-ring:3x2:tasp': .* ranks 3, 4, 5 have other links among them than ranks 0, 1, 2, expected"
     )
@@ -249,7 +251,7 @@ def test_groups_need_the_same_links_and_rings_of_their_own() -> None:
         passes_of("double-ring:3x2:tasp", with_links(full_mesh(6), ["4-5=1GB/s"]), layer, groups="consecutive")
     with pytest.raises(ScheduleError, match=r"'double-ring:3x2:tasp': .*has no ring"):
         passes_of("double-ring:3x2:tasp", bidirectional_ring(6), layer, groups="consecutive")
-    torus_rings = passes_of("double-ring:4x3:tasp", torus((3, 4)), Workload(sequence=24, heads=1)).forward
+    torus_rings = passes_of("double-ring:4x3:tasp", torus((3, 4)), Workload(sequence=24, heads=1, mask="full")).forward
     assert torus_rings.lanes == 3
 
 
@@ -272,7 +274,7 @@ def test_keys_are_cut_by_the_shares_of_the_rings(layer: Workload, topology: Topo
 
 def test_rings_without_links_are_refused() -> None:
     with pytest.raises(ScheduleError, match=r"rank \d+ sends to rank \d+, but bidirectional-ring:12 has no such link"):
-        passes_of("double-ring:2x6", bidirectional_ring(12), Workload(sequence=24, heads=1))
+        passes_of("double-ring:2x6", bidirectional_ring(12), Workload(sequence=24, heads=1, mask="full"))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,7 @@ def test_rings_without_links_are_refused() -> None:
 )
 def test_other_splits_are_refused(name: str, why: str) -> None:
     with pytest.raises(ScheduleError, match=f"schedule '{name}'.*{why}"):
-        passes_of(name, full_mesh(8), Workload(sequence=8))
+        passes_of(name, full_mesh(8), Workload(sequence=8, mask="full"))
 
 
 @pytest.mark.parametrize("variant", ["", "tasp"])

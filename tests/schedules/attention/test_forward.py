@@ -78,7 +78,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     sequence = draw(st.one_of(st.integers(1, 40), st.integers(41, 90)))
     mask = draw(st.sampled_from(["full", "causal", "window"]))
     if mask == "full":
-        return Workload(sequence, heads=1)
+        return Workload(sequence, heads=1, mask="full")
     window = draw(st.integers(1, sequence + 3)) if mask == "window" else None
     return Workload(sequence, heads=4, kv_heads=2, head_dim=3, mask="causal", window=window)
 
@@ -420,13 +420,13 @@ def test_an_unknown_name_lists_the_known() -> None:
         "striped-ring-attention, half-each-way, tasp"
     )
     with pytest.raises(ScheduleError, match=told):
-        attention("king", full_mesh(4), Workload(8, heads=1))
+        attention("king", full_mesh(4), Workload(8, heads=1, mask="full"))
 
 
 @pytest.mark.parametrize("buffers", [-1, 0, 1])
 def test_double_buffering_is_the_least(buffers: int) -> None:
     with pytest.raises(ScheduleError, match=f"{buffers} buffers, expected 2 or more"):
-        attention("tasp", full_mesh(3), Workload(8, heads=1), buffers=buffers)
+        attention("tasp", full_mesh(3), Workload(8, heads=1, mask="full"), buffers=buffers)
 
 
 def test_too_many_blocks_to_prove_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +441,7 @@ def test_too_many_blocks_to_prove_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_rings_over_links_that_are_not_there_are_refused() -> None:
     with pytest.raises(ScheduleError, match=r"step 0: rank . sends to rank ., but ring:4 has no such link"):
-        attention("tasp", ring(4), Workload(64, heads=1), decompose(full_mesh(4)))
+        attention("tasp", ring(4), Workload(64, heads=1, mask="full"), decompose(full_mesh(4)))
 
 
 # The proof cannot be fooled
@@ -449,7 +449,7 @@ def test_rings_over_links_that_are_not_there_are_refused() -> None:
 BASES = [
     ("tasp", "full-mesh:5", Workload(40, mask="causal", heads=1), 2),
     ("tasp", "rings of unequal shares", Workload(70, mask="causal", heads=1), 3),
-    ("tasp", "torus:3x3", Workload(77, heads=1), 2),
+    ("tasp", "torus:3x3", Workload(77, heads=1, mask="full"), 2),
     ("tasp", "nodes:2x2", Workload(16, mask="causal", window=5, heads=1), 3),
     ("zigzag-ring-attention", "switch:4", Workload(37, mask="causal", window=9, heads=1), 2),
     ("ring-attention", "ring:5", Workload(23, mask="causal", heads=1), 2),
@@ -720,7 +720,7 @@ def test_a_result_that_is_left_where_its_queries_came_to_is_refused(data: st.Dat
 @pytest.mark.parametrize("home", [True, False])
 def test_queries_may_be_attended_to_elsewhere_if_results_come_home(home: bool) -> None:
     """Rank 0's queries meet rank 1's keys at rank 1, not the other way round."""
-    schedule = build("ring-attention", "full-mesh:2", Workload(16, heads=1))
+    schedule = build("ring-attention", "full-mesh:2", Workload(16, heads=1, mask="full"))
     task = task_of(schedule)
     query, result = (int(task.blocks_of(each)[task.owner[task.blocks_of(each)] == 0][0]) for each in (QUERIES, RESULTS))
     key = int(task.blocks_of(KEYS)[task.owner[task.blocks_of(KEYS)] == 1][0])
@@ -749,7 +749,7 @@ def test_a_task_without_calls_is_not_done(data: st.DataObject) -> None:
 
 def test_calls_need_a_task() -> None:
     with pytest.raises(ScheduleError, match="step 0: rank 0 computes, but there is no task"):
-        replace(build("tasp", "full-mesh:5", Workload(40, heads=1)), task=None)
+        replace(build("tasp", "full-mesh:5", Workload(40, heads=1, mask="full")), task=None)
 
 
 @few
@@ -778,7 +778,7 @@ def test_keys_that_do_not_lie_in_the_order_of_a_call_are_gathered(data: st.DataO
 
 def test_queries_that_do_not_lie_in_the_order_of_a_call_are_gathered() -> None:
     """They are the caller's, in the order of its shard."""
-    schedule = build("zigzag-ring-attention", "full-mesh:2", Workload(16, heads=1))
+    schedule = build("zigzag-ring-attention", "full-mesh:2", Workload(16, heads=1, mask="full"))
     task, (last, *others) = task_of(schedule), calls_of(schedule.steps[1])
     swapped = as_arrays(task, [last._replace(queries=last.queries[::-1]), *others])
     changed = replace(schedule, steps=[schedule.steps[0], replace(schedule.steps[1], calls=swapped)])
@@ -789,7 +789,7 @@ def test_queries_that_do_not_lie_in_the_order_of_a_call_are_gathered() -> None:
 @pytest.mark.parametrize("lost", ["a query", "a key", "a result", "a position"])
 def test_a_task_that_leaves_out_a_position_is_refused(lost: str) -> None:
     """Otherwise calls could compute less than the mask."""
-    task = task_of(build("ring-attention", "full-mesh:2", Workload(16, heads=1)))
+    task = task_of(build("ring-attention", "full-mesh:2", Workload(16, heads=1, mask="full")))
     columns = ("tensor", "owner", "start", "count", "first_head", "heads")
     queries, results = task.blocks_of(QUERIES), task.blocks_of(RESULTS)
     gone = {"a query": [queries[-1], results[-1]], "a key": [0], "a result": [results[-1]], "a position": []}[lost]
@@ -802,7 +802,7 @@ def test_a_task_that_leaves_out_a_position_is_refused(lost: str) -> None:
 
 def test_no_schedule_starts_with_keys_of_other_ranks() -> None:
     """With them nothing would have to be sent, and the bound would be 0."""
-    schedule = build("ring-attention", "full-mesh:2", Workload(16, heads=1))
+    schedule = build("ring-attention", "full-mesh:2", Workload(16, heads=1, mask="full"))
     task, held = task_of(schedule), schedule.initial | (task_of(schedule).tensor == KEYS)
     steps = [Step.of([], step.calls) for step in schedule.steps]
     with pytest.raises(ScheduleError, match="step 1: rank 0 "):
@@ -815,7 +815,7 @@ def test_no_schedule_starts_with_keys_of_other_ranks() -> None:
 
 
 def test_what_was_proven_cannot_be_changed() -> None:
-    schedule = build("tasp", "full-mesh:5", Workload(40, heads=1))
+    schedule = build("tasp", "full-mesh:5", Workload(40, heads=1, mask="full"))
     step, (calls,) = schedule.steps[1], schedule.steps[1].calls
     operands = [each.block for each in calls.operands]
     for values in (schedule.block_bytes, schedule.initial, step.block, step.gives, calls.rank, calls.params, *operands):
@@ -825,14 +825,14 @@ def test_what_was_proven_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize("name", ["tensor", "owner", "start", "count", "first_head", "heads"])
 def test_what_was_to_be_proven_cannot_be_changed_either(name: str) -> None:
-    layer = Workload(10, heads=1)  # of its own: this one may break
+    layer = Workload(10, heads=1, mask="full")  # of its own: this one may break
     values = getattr(task_of(attention("ring-attention", full_mesh(2), layer)), name)
     with pytest.raises(ValueError, match="read-only"):
         values[:] = 0
 
 
 def test_a_schedule_with_one_more_step_has_another_digest() -> None:
-    schedule = build("tasp", "full-mesh:5", Workload(40, heads=1))
+    schedule = build("tasp", "full-mesh:5", Workload(40, heads=1, mask="full"))
     assert replace(schedule, steps=[*schedule.steps]).digest == schedule.digest
     assert replace(schedule, steps=[*schedule.steps, Step.of([])]).digest != schedule.digest
 
@@ -917,7 +917,7 @@ def test_sixty_four_ranks_attend_to_a_million_positions() -> None:
 @pytest.mark.parametrize(("column", "what"), [("bytes", "bytes"), ("parts", "parts")])
 def test_blocks_that_contradict_the_task_are_refused(column: str, what: str) -> None:
     """Else the ledger would count other bytes than the layer has."""
-    schedule = build("ring-attention", "full-mesh:2", Workload(16, heads=1))
+    schedule = build("ring-attention", "full-mesh:2", Workload(16, heads=1, mask="full"))
     blocks = schedule.blocks
     columns = {"bytes": blocks.bytes.copy(), "parts": blocks.parts.copy()}
     columns[column][-1] += 1

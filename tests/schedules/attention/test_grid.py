@@ -43,7 +43,7 @@ def positions_of(schedule: Schedule, blocks: IntArray) -> list[int]:
 @pytest.mark.parametrize("split", SPLITS)
 def test_queries_and_results_move_in_rows_and_keys_in_columns(split: tuple[int, int], kv_heads: int) -> None:
     (rows, columns), n = split, split[0] * split[1]
-    layer = Workload(sequence=3 * n, batch=2, heads=4, kv_heads=kv_heads, head_dim=4)
+    layer = Workload(sequence=3 * n, batch=2, heads=4, kv_heads=kv_heads, head_dim=4, mask="full")
     positions = layer.batch * 3
     q, kv, sums = 2 * positions * 4 * 4, 4 * positions * kv_heads * 4, 4 * positions * 4
     across, down = columns - 1, rows - 1
@@ -90,7 +90,7 @@ def test_along_an_all_gather_as_many_bytes_move_over_its_links(
 ) -> None:
     """Direct bytes; one link of each rank carries them, or all of a row and of a column evenly. Sums are in float32."""
     (rows, columns), n = split, split[0] * split[1]
-    layer = Workload(sequence=4 * n, heads=4, kv_heads=kv_heads, head_dim=4)
+    layer = Workload(sequence=4 * n, heads=4, kv_heads=kv_heads, head_dim=4, mask="full")
     q, kv, sums = 4 * 2 * 4 * 4, 4 * 4 * kv_heads * 4, 4 * 4 * 4
     across, down, size = columns - 1, rows - 1, 2
     forward, backward = passes_of(named(split, gather), full_mesh(n), layer)
@@ -129,7 +129,7 @@ def test_calls_are_those_on_whole_spans(gather: str) -> None:
 
 
 def test_sums_have_the_requested_dtype_on_their_way() -> None:
-    layer = Workload(sequence=24, heads=2, head_dim=4)
+    layer = Workload(sequence=24, heads=2, head_dim=4, mask="full")
     q, sums = 4 * 2 * 2 * 4, 4 * 4 * 2
     for dtype, size in (("auto", 2), ("fp32", 2), ("input", 1)):
         forward = passes_of(named((2, 3), "ring"), full_mesh(6), layer, result_dtype=dtype).forward
@@ -139,7 +139,7 @@ def test_sums_have_the_requested_dtype_on_their_way() -> None:
 @pytest.mark.parametrize("gather", ["ring", "multi-ring", "trees"])
 def test_a_torus_has_the_links_of_rings_in_rows_and_columns(gather: str) -> None:
     """No direct links between all ranks of a row of four; both directions of a ring carry half of the bytes each."""
-    layer = Workload(sequence=16 * 12, heads=2, head_dim=4)
+    layer = Workload(sequence=16 * 12, heads=2, head_dim=4, mask="full")
     forward = passes_of(named((4, 4), gather), torus((4, 4)), layer).forward
     sent = bytes_between(forward)
     links = torus((4, 4)).linked_pairs
@@ -155,7 +155,7 @@ def test_a_torus_has_the_links_of_rings_in_rows_and_columns(gather: str) -> None
 
 
 def test_rows_need_the_same_links() -> None:
-    layer = Workload(sequence=24, heads=2)
+    layer = Workload(sequence=24, heads=2, mask="full")
     with pytest.raises(ScheduleError, match=r"schedule 'grid:2x3:ring': .* ranks 3, 4, 5 have other links"):
         passes_of("grid:2x3:ring", without_links(full_mesh(6), ["3>4"]), layer, groups="consecutive")
     with pytest.raises(ScheduleError, match=r"schedule 'grid:2x3:direct': unknown variant 'direct'"):
@@ -163,7 +163,7 @@ def test_rows_need_the_same_links() -> None:
 
 
 def test_links_within_rows_and_columns_suffice() -> None:
-    layer = Workload(sequence=24, heads=2)
+    layer = Workload(sequence=24, heads=2, mask="full")
     passes_of("grid:2x3", nodes(2, 3, "switch", "rails"), layer)
     with pytest.raises(ScheduleError, match=r"rank \d sends to rank \d, but ring:4 has no such link"):
         passes_of("grid:2x2", ring(4), layer)
@@ -174,4 +174,4 @@ def test_links_within_rows_and_columns_suffice() -> None:
 )
 def test_other_splits_are_refused(name: str, why: str) -> None:
     with pytest.raises(ScheduleError, match=f"schedule '{name}'.*{why}"):
-        passes_of(name, full_mesh(8), Workload(sequence=8))
+        passes_of(name, full_mesh(8), Workload(sequence=8, mask="full"))

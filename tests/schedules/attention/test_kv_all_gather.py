@@ -36,7 +36,7 @@ def test_there_is_one_for_every_all_gather() -> None:
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_keys_of_all_ranks_come_and_their_gradients_return(name: str, kv_heads: int, n: int) -> None:
     """4X(P - 1) bytes forward and, in 16 bit, as many backward, where keys are not gathered again."""
-    layer = Workload(sequence=8 * n, batch=2, heads=8, kv_heads=kv_heads, head_dim=4)
+    layer = Workload(sequence=8 * n, batch=2, heads=8, kv_heads=kv_heads, head_dim=4, mask="full")
     forward, backward = passes_of(name, full_mesh(n), layer)
     keys = layer.kv_bytes_per_position * layer.sequence // n
     assert keys == 4 * layer.batch * layer.sequence // n * kv_heads * layer.head_dim
@@ -89,7 +89,7 @@ def test_gradients_take_the_paths_of_their_keys_back(name: str) -> None:
 
 
 def test_rings_that_are_given_are_used() -> None:
-    mesh, layer = full_mesh(5), Workload(sequence=40, heads=2)
+    mesh, layer = full_mesh(5), Workload(sequence=40, heads=2, mask="full")
     one = decompose(mesh, lanes=1)
     (all_rings,), (single,) = (
         attention_schedules("multi-ring-kv-all-gather", mesh, layer, rings) for rings in (None, one)
@@ -98,7 +98,7 @@ def test_rings_that_are_given_are_used() -> None:
 
 
 def test_links_one_way_suffice_to_gather_but_not_to_return() -> None:
-    layer, both = Workload(sequence=24, heads=2), AttentionOptions("both")
+    layer, both = Workload(sequence=24, heads=2, mask="full"), AttentionOptions("both")
     for name in NAMES:
         if not name.startswith("direct"):
             attention_schedules(name, ring(4), layer)

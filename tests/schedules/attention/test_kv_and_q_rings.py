@@ -136,7 +136,7 @@ def test_with_few_kv_heads_keys_travel_as_in_tasp(mask: str) -> None:
 
 
 def test_backward_with_a_full_mask_and_as_many_kv_heads_as_heads_queries_travel() -> None:
-    layer = Workload(8 * 28, heads=8, head_dim=16)
+    layer = Workload(8 * 28, heads=8, head_dim=16, mask="full")
     found, tokens = (passes_of(name, full_mesh(8), layer).backward for name in ("kv-and-q-rings", "token-multi-ring"))
     assert (found.bytes_sent() == tokens.bytes_sent()).all()
 
@@ -189,7 +189,7 @@ def test_with_a_full_mask_the_least_of_five_sums_is_sent(topology: Topology, dty
     """Bytes per position, head and element, as in the module: e of the layer, g sent once, s of a sum on its way."""
     n, heads, d, e = topology.world_size, 8, 32, 2
     positions = 4 * 28 * 6
-    layer = Workload(positions * n, heads=heads, kv_heads=kv_heads, head_dim=d)
+    layer = Workload(positions * n, heads=heads, kv_heads=kv_heads, head_dim=d, mask="full")
     g, s = {"auto": (2, 4), "fp32": (4, 4), "input": (2, 2)}[dtype]
     x = Fraction(kv_heads, heads)
     backward = [
@@ -209,7 +209,7 @@ def test_out_of_a_node_go_fewer_sums_than_gradients_straight_home(count: int, me
     """Rings that leave each node once carry n - 1 sums out of it; m (n - m) gradients go straight home."""
     n = count * members
     topology = nodes(count, members, nic_bandwidth_bytes_per_s=10**9)
-    layer = Workload(n * 12, heads=4, kv_heads=1, head_dim=16)
+    layer = Workload(n * 12, heads=4, kv_heads=1, head_dim=16, mask="full")
     shard = 12 * 16 * 2 * 2
     found = passes_of("kv-and-q-rings", topology, layer, gradient_dtype="input").backward
     assert leaving_first_node(found, members, KEY_GRADIENTS) == (n - 1) * shard

@@ -54,7 +54,7 @@ def test_documents_of_a_run_of_places_are_those_of_its_positions(
     documents: list[int], name: str, n: int, data: st.DataObject
 ) -> None:
     sequence = sum(documents)
-    layer = Workload(sequence, heads=1, head_dim=1, documents=tuple(documents))
+    layer = Workload(sequence, heads=1, head_dim=1, documents=tuple(documents), mask="full")
     task = span_task(layer, LAYOUTS[name](sequence, n, documents), "fp32")
     stride = task.layout.stride
     start = data.draw(st.integers(0, sequence - 1))

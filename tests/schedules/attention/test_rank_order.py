@@ -96,7 +96,7 @@ def test_schedules_and_layouts_agree(family: str, groups: str) -> None:
 
 
 def test_the_first_rank_of_the_first_group_has_the_first_positions() -> None:
-    layer = Workload(sequence=8, heads=4)
+    layer = Workload(sequence=8, heads=4, mask="full")
     layout = attention_layout("usp:2x2", layer, 4, AttentionOptions(groups="3,1|0,2"))
     assert [layout.positions(rank).tolist() for rank in (3, 1, 0, 2)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
@@ -126,7 +126,7 @@ def test_auto_finds_the_nodes_whatever_their_ranks(members: int, order: list[int
 
 
 def test_interleaved_nodes_take_as_long_as_consecutive_ones() -> None:
-    layer, topology = Workload(sequence=64, heads=4), nodes(2, 4, "switch")
+    layer, topology = Workload(sequence=64, heads=4, mask="full"), nodes(2, 4, "switch")
     times = [
         simulate(passes_of("usp:4x2", each, layer, groups=groups).forward, Machine(each, compute=INSTANT)).time_s
         for each, groups in (
@@ -179,18 +179,18 @@ def test_a_rate_that_differs_by_rounding_decides_nothing() -> None:
 )
 def test_what_are_no_groups_is_refused(groups: str, wrong: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(wrong)):
-        passes_of("usp:2x4", full_mesh(8), Workload(sequence=16, heads=2), groups=groups)
+        passes_of("usp:2x4", full_mesh(8), Workload(sequence=16, heads=2, mask="full"), groups=groups)
     with pytest.raises(ScheduleError, match=re.escape(wrong)):
-        attention_layout("usp:2x4", Workload(sequence=16, heads=2), 8, AttentionOptions(groups=groups))
+        attention_layout("usp:2x4", Workload(sequence=16, heads=2, mask="full"), 8, AttentionOptions(groups=groups))
 
 
 def test_groups_of_what_has_none_are_refused() -> None:
     with pytest.raises(ScheduleError, match="schedule 'tasp': groups 'strided' does not apply to it, expected 'auto'"):
-        passes_of("tasp", full_mesh(4), Workload(sequence=16, heads=2), groups="strided")
+        passes_of("tasp", full_mesh(4), Workload(sequence=16, heads=2, mask="full"), groups="strided")
 
 
 def test_members_without_a_link_are_named() -> None:
-    layer = Workload(sequence=16, heads=2)
+    layer = Workload(sequence=16, heads=2, mask="full")
     with pytest.raises(NoLinkError, match="rank 1 sends to rank 5, but bidirectional-ring:8 has no such link"):
         passes_of("usp:2x4", bidirectional_ring(8), layer, groups="1,5|0,4|2,6|3,7")
     rails = renumbered(nodes(2, 2, network="rails"), np.array([0, 2, 1, 3]))

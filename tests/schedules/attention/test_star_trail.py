@@ -35,7 +35,7 @@ def test_a_rank_sends_its_shard_within_the_team_and_a_team_around(c: int, teams:
     The keys with which a rank begins come from another rank unless they are those of its own team.
     """
     n, positions = c * teams, 16
-    layer = Workload(positions * n, heads=4, kv_heads=2, head_dim=8)
+    layer = Workload(positions * n, heads=4, kv_heads=2, head_dim=8, mask="full")
     (schedule,) = attention_schedules(f"startrail:{c}x{teams}", full_mesh(n), layer)
     keys, queries = (2 * 2 * 2 * 8 * positions, 2 * 4 * 8 * positions)  # bf16; k and v of two heads
     results = queries + 4 * 4 * positions  # with a log-sum-exp per query and head
@@ -50,4 +50,4 @@ def test_a_rank_sends_its_shard_within_the_team_and_a_team_around(c: int, teams:
 ])  # fmt: skip
 def test_other_teams_are_refused(name: str, n: int, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        attention_schedules(name, full_mesh(n), Workload(n, heads=1))
+        attention_schedules(name, full_mesh(n), Workload(n, heads=1, mask="full"))

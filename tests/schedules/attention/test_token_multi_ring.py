@@ -39,7 +39,7 @@ def link_bytes(schedule: Schedule, index: int) -> tuple[IntArray, IntArray]:
 
 @pytest.mark.parametrize("n", RINGS)
 def test_queries_and_results_load_all_links_equally_at_each_step(n: int) -> None:
-    layer = Workload(sequence=n * RINGS[n], heads=4, kv_heads=2, head_dim=8)
+    layer = Workload(sequence=n * RINGS[n], heads=4, kv_heads=2, head_dim=8, mask="full")
     shard_rows = RINGS[n] * layer.heads
     record = {False: 2 * layer.head_dim, True: 2 * 2 * layer.head_dim + 2 * 4}  # forward q; backward q, dO, two numbers
     results = {False: 2 * layer.head_dim + 4, True: 2 * layer.head_dim}
@@ -56,7 +56,7 @@ def test_queries_and_results_load_all_links_equally_at_each_step(n: int) -> None
 @pytest.mark.parametrize("n", [3, 6, 8, 12])
 def test_all_steps_load_links_equally_on_any_rings_that_use_each_link_equally(n: int) -> None:
     rings = decompose(full_mesh(n))
-    layer = Workload(sequence=n * len(rings.rings), heads=1, head_dim=1)
+    layer = Workload(sequence=n * len(rings.rings), heads=1, head_dim=1, mask="full")
     # not a mesh of equal links, so these very rings are used
     topology = full_mesh(n).map_links(lambda index, link: link if index else full_mesh(n, 51e9).links[0])
     (schedule,) = attention_schedules("token-multi-ring", topology, layer, rings)
@@ -71,7 +71,7 @@ def test_all_steps_load_links_equally_on_any_rings_that_use_each_link_equally(n:
 def test_links_are_always_busy(n: int, buffers: int) -> None:
     """The time is that of the queries and results of one rank on a link; of one ring, n - 1 keys and values."""
     bandwidth, heads, dim = 10**6, 2, 8
-    layer = Workload(sequence=n * RINGS[n], heads=heads, head_dim=dim)
+    layer = Workload(sequence=n * RINGS[n], heads=heads, head_dim=dim, mask="full")
     machine = Machine(full_mesh(n, Fraction(bandwidth), Fraction(0)), compute=ComputeRate(1e30))
     options = AttentionOptions(buffers=buffers, result_dtype="input")
     (many,) = attention_schedules("token-multi-ring", machine.topology, layer, None, options)
@@ -102,7 +102,7 @@ def test_the_work_is_that_of_the_mask_and_each_rank_does_an_equal_part(mask: str
 
 
 def test_few_rings_are_used_as_they_are() -> None:
-    topology, layer = full_mesh(8), Workload(sequence=64, heads=1, head_dim=1)
+    topology, layer = full_mesh(8), Workload(sequence=64, heads=1, head_dim=1, mask="full")
     two = decompose(topology, lanes=2)
     (schedule,) = attention_schedules("token-multi-ring", topology, layer, two)
     step = schedule.steps[0]
@@ -113,4 +113,4 @@ def test_few_rings_are_used_as_they_are() -> None:
 def test_too_many_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "MAX_HOLDINGS", 8 * 8 * 29 - 1)
     with pytest.raises(ScheduleError, match="8 ranks and 232 blocks are too many to prove, expected at most 1855"):
-        passes(8, Workload(sequence=8 * 28, heads=1, head_dim=1))
+        passes(8, Workload(sequence=8 * 28, heads=1, head_dim=1, mask="full"))

@@ -61,7 +61,7 @@ def test_every_rank_computes_the_same_at_every_step_but_the_first(mask: str) -> 
 
 def test_results_return_a_step_after_their_call_and_the_last_ones_alone() -> None:
     n = 5
-    schedule = token_ring(full_mesh(n), Workload(sequence=20, heads=1, head_dim=1))
+    schedule = token_ring(full_mesh(n), Workload(sequence=20, heads=1, head_dim=1, mask="full"))
     sent = [np.bincount(step.lane > QUERY_LANE, minlength=2).tolist() for step in schedule.steps]
     assert sent == [[n, 0], [n, 0], [n, n], [n, n], [0, n], [0, n]]
     assert [bool(step.calls) for step in schedule.steps] == [True] * n + [False]
@@ -80,14 +80,14 @@ def test_a_rank_makes_one_call_per_step() -> None:
 
 def test_an_unknown_dtype_on_the_wire_is_refused() -> None:
     with pytest.raises(ScheduleError, match="unknown result dtype 'bf16', expected one of auto, fp32, input"):
-        token_ring(full_mesh(4), Workload(sequence=8), result_dtype="bf16")
+        token_ring(full_mesh(4), Workload(sequence=8, mask="full"), result_dtype="bf16")
 
 
 @pytest.mark.parametrize("n", [4, 5, 8])
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_in_chunks_the_last_results_share_no_link_with_queries(n: int, chunks: int) -> None:
     """The busiest link carries a block less: n - 1 queries and results of 1 instead of n, and takes as long."""
-    layer, bandwidth = Workload(12 * n, heads=2, head_dim=8), 10**6
+    layer, bandwidth = Workload(12 * n, heads=2, head_dim=8, mask="full"), 10**6
     tensor, _, row_sums = (Fraction(size, bandwidth) for size in shard_bytes(layer, n, 2))
     machine = Machine(full_mesh(n, Fraction(bandwidth), Fraction(0)), compute=ComputeRate(1e30))
     options = {"buffers": chunks + 1, "result_dtype": "input"}
@@ -115,7 +115,7 @@ def busiest(schedule: Schedule) -> list[int]:
 @pytest.mark.parametrize("n", [3, 4, 6])
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_if_calls_are_slow_only_the_last_chunk_is_exposed(n: int, chunks: int) -> None:
-    layer, bandwidth, rate = Workload(8 * n, heads=1, head_dim=4), Fraction(10**6), Fraction(10**5)
+    layer, bandwidth, rate = Workload(8 * n, heads=1, head_dim=4, mask="full"), Fraction(10**6), Fraction(10**5)
     machine = Machine(full_mesh(n, bandwidth, Fraction(0)), compute=ComputeRate(rate))
     call_s = Fraction(8 * 8 * layer.flops_per_pair) / rate
     last_s = Fraction(8 * (4 * 2 + 4)) / bandwidth / chunks
@@ -135,4 +135,4 @@ def test_no_chunks_and_chunks_of_other_schedules_are_refused() -> None:
     with pytest.raises(ScheduleError, match="tail chunks: 0, expected 1 or more"):
         AttentionOptions(tail_chunks=0)
     with pytest.raises(ScheduleError, match="'tasp': tail chunks 2 does not apply to it, expected 1"):
-        passes_of("tasp", full_mesh(4), Workload(sequence=8), tail_chunks=2)
+        passes_of("tasp", full_mesh(4), Workload(sequence=8, mask="full"), tail_chunks=2)

@@ -19,7 +19,7 @@ from tests.support.systems import passes_of, ulysses, ulysses_passes
 @pytest.mark.parametrize("kv_heads", [12, 24])
 @pytest.mark.parametrize("n", [2, 3, 4, 6])
 def test_each_rank_sends_all_but_one_nth_of_its_queries_keys_and_results(kv_heads: int, n: int) -> None:
-    layer = Workload(sequence=6 * n, batch=2, heads=24, kv_heads=kv_heads, head_dim=4)
+    layer = Workload(sequence=6 * n, batch=2, heads=24, kv_heads=kv_heads, head_dim=4, mask="full")
     forward, backward = ulysses_passes(full_mesh(n), layer)
     positions, share = layer.sequence // n, Fraction(n - 1, n)
     queries, keys = layer.query_bytes_per_position * positions, layer.kv_bytes_per_position * positions
@@ -35,7 +35,7 @@ def test_each_rank_sends_all_but_one_nth_of_its_queries_keys_and_results(kv_head
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
 def test_fewer_kv_heads_than_ranks_are_sent_to_every_rank_that_uses_them(kv_heads: int) -> None:
-    n, layer = 6, Workload(sequence=12, heads=6, kv_heads=kv_heads, head_dim=4)
+    n, layer = 6, Workload(sequence=12, heads=6, kv_heads=kv_heads, head_dim=4, mask="full")
     positions = layer.sequence // n
     queries, keys = layer.query_bytes_per_position * positions, layer.kv_bytes_per_position * positions
     forward, backward = ulysses_passes(full_mesh(n), layer)
@@ -58,7 +58,7 @@ def test_all_ranks_compute_the_same_in_one_call_for_all_documents(mask: str) -> 
 
 
 def test_heads_that_the_ranks_do_not_divide_are_refused() -> None:
-    layer = Workload(sequence=64, heads=6, kv_heads=2)
+    layer = Workload(sequence=64, heads=6, kv_heads=2, mask="full")
     message = (
         "schedule 'ulysses': 6 heads and 2 KV heads on 4 ranks, expected a multiple of the ranks, and of KV heads a "
         "multiple or a divisor"
@@ -75,7 +75,7 @@ def test_stages_leave_a_part_of_each_all_to_all_exposed(make: Any, stages: int, 
     Four ranks, without latencies: exactly. Keys of fewer heads than ranks times stages come with the first stage that
     uses them, and their gradients leave with the last one: here all in one stage, of 4 KV heads or fewer.
     """
-    n, layer = 4, Workload(sequence=64, heads=16, kv_heads=kv_heads, head_dim=4)
+    n, layer = 4, Workload(sequence=64, heads=16, kv_heads=kv_heads, head_dim=4, mask="full")
     topology = make(n, Fraction(10**6), Fraction(0))
     both = ulysses_passes(topology, layer), passes_of("staged-ulysses", topology, layer, stages=stages)
     for whole, staged in zip(*both, strict=True):
@@ -92,6 +92,6 @@ def test_stages_leave_a_part_of_each_all_to_all_exposed(make: Any, stages: int, 
 def test_there_are_as_many_stages_as_the_heads_of_a_rank_allow() -> None:
     """At most as many as asked for; with one head per rank it is Ulysses."""
     for heads, kv_heads, asked, expected in ((4, 4, 4, 1), (8, 4, 4, 2), (12, 12, 4, 3), (24, 8, 4, 2), (24, 8, 6, 6)):
-        layer = Workload(sequence=16, heads=heads, kv_heads=kv_heads, head_dim=4)
+        layer = Workload(sequence=16, heads=heads, kv_heads=kv_heads, head_dim=4, mask="full")
         staged = passes_of("staged-ulysses", full_mesh(4), layer, stages=asked).forward
         assert len(staged.steps) == len(ulysses(full_mesh(4), layer).steps) + expected - 1

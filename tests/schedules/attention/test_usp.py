@@ -60,7 +60,7 @@ def test_the_numbers_and_flops_are_those_of_the_layer(case: tuple[Schedule, int]
 @pytest.mark.parametrize("members", [1, 2, 4])
 def test_heads_are_exchanged_within_groups_and_keys_move_between_them(kv_heads: int, members: int) -> None:
     groups = 3
-    layer = Workload(sequence=2 * groups * members * 5, heads=8, kv_heads=kv_heads, head_dim=4)
+    layer = Workload(sequence=2 * groups * members * 5, heads=8, kv_heads=kv_heads, head_dim=4, mask="full")
     outer = attention("ring-attention", full_mesh(groups), layer)
     schedule = usp(full_mesh(groups * members), outer, members)
     there, *between, home = schedule.bytes_sent().sum(axis=2)
@@ -86,14 +86,14 @@ def test_one_member_is_the_outer_schedule_and_one_group_is_ulysses() -> None:
 
 
 def test_kv_heads_that_are_fewer_than_members_move_once_per_member() -> None:
-    layer = Workload(sequence=24, heads=4, kv_heads=1, head_dim=2)
+    layer = Workload(sequence=24, heads=4, kv_heads=1, head_dim=2, mask="full")
     outer = attention("ring-attention", full_mesh(2), layer)
     schedule = usp(full_mesh(8), outer, 4)
     assert np.array_equal(schedule.bytes_sent()[1:-1].sum(axis=(1, 2)), 4 * outer.bytes_sent().sum(axis=(1, 2)))
 
 
 def test_what_is_no_outer_schedule_is_refused() -> None:
-    layer = Workload(sequence=24, heads=6, head_dim=2)
+    layer = Workload(sequence=24, heads=6, head_dim=2, mask="full")
     outer = attention("ring-attention", full_mesh(2), layer)
     with pytest.raises(ScheduleError, match="schedule 'usp-3 ring-attention': 2 groups of 3 ranks, full-mesh:8 has 8"):
         usp(full_mesh(8), outer, 3)
@@ -162,7 +162,7 @@ def test_members_send_their_share_of_what_a_rank_of_the_variant_sends(variant: s
 @pytest.mark.parametrize(("members", "groups"), [(2, 3), (2, 4), (2, 5), (4, 3)])
 def test_tasp_sends_over_all_links_between_groups_what_a_ring_sends_over_one(members: int, groups: int) -> None:
     """R - 1 hops of a shard's keys over one link of a rank, or cut over R - 1 links: one shard each."""
-    layer = Workload(sequence=members * groups * 24, heads=4, head_dim=2)
+    layer = Workload(sequence=members * groups * 24, heads=4, head_dim=2, mask="full")
     keys, n = layer.kv_bytes_per_position * 24, members * groups
     for variant, links, each in (("ring-attention", 1, (groups - 1) * keys), ("tasp", groups - 1, keys)):
         forward = passes_of(f"usp:{members}x{groups}:{variant}", full_mesh(n), layer, dataflow="rotate-kv").forward
@@ -175,7 +175,7 @@ def test_tasp_sends_over_all_links_between_groups_what_a_ring_sends_over_one(mem
 
 def test_rings_between_groups_are_rings_of_the_machine() -> None:
     """Groups are the rows of a torus, so they have links to the next rows only, and there are two directed rings."""
-    layer = Workload(sequence=64, heads=4, head_dim=2)
+    layer = Workload(sequence=64, heads=4, head_dim=2, mask="full")
     topology = with_links(torus((4, 2)), ["0-1=1GB/s"])
     forward = passes_of("usp:2x4:tasp", topology, layer).forward
     hops = [(source, destination) for step in forward.steps[1:-1] for source, destination, *_ in step.rows()]
@@ -185,7 +185,7 @@ def test_rings_between_groups_are_rings_of_the_machine() -> None:
 
 def test_twice_the_bytes_go_over_links_of_twice_the_rate() -> None:
     """Between two rings of groups, shares follow the rates of the links that all members have."""
-    layer = Workload(sequence=96, heads=4, head_dim=2)
+    layer = Workload(sequence=96, heads=4, head_dim=2, mask="full")
     upward = {(a, (a + 2) % 8) for a in range(8)}
     links = tuple(
         replace(link, bandwidth_bytes_per_s=2e9 if (link.source, link.destination) in upward else 1e9)
@@ -204,7 +204,7 @@ def test_twice_the_bytes_go_over_links_of_twice_the_rate() -> None:
 
 @pytest.mark.parametrize("variant", ["tasp", "token-ring"])
 def test_groups_without_links_are_named(variant: str) -> None:
-    layer = Workload(sequence=64, heads=4)
+    layer = Workload(sequence=64, heads=4, mask="full")
     with pytest.raises(ScheduleError, match="step 0: rank 0 sends to rank 2, but ring:8 has no such link"):
         passes_of(f"usp:4x2:{variant}", ring(8), layer)
     with pytest.raises(ScheduleError, match=r"between groups: rank (0|4) sends to rank (4|0), but torus:4x2 has no"):
@@ -231,10 +231,10 @@ def test_groups_without_links_are_named(variant: str) -> None:
 )
 def test_what_does_not_apply_to_a_variant_is_refused(name: str, options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ScheduleError, match=wrong):
-        passes_of(name, full_mesh(4), Workload(sequence=24, heads=4), **options)
+        passes_of(name, full_mesh(4), Workload(sequence=24, heads=4, mask="full"), **options)
 
 
 @pytest.mark.parametrize("name", ["usp:2x2:", "usp:2x2:bogus"])
 def test_a_variant_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(ScheduleError, match=f"schedule '{name}': unknown variant"):
-        attention_layout(name, Workload(sequence=16, heads=4), 4)
+        attention_layout(name, Workload(sequence=16, heads=4, mask="full"), 4)

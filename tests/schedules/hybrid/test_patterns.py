@@ -105,6 +105,6 @@ def test_what_is_no_hybrid_is_refused(fields: dict[str, Any], message: str) -> N
 def test_the_flops_of_all_layers_can_be_counted() -> None:
     """A layer that is just small enough, once and twice."""
     heads = MAX_SUM // (4 * 128 * 2**40)
-    layer = Workload(2**20, heads=heads, kind="hybrid", layers="S")
+    layer = Workload(2**20, heads=heads, kind="hybrid", layers="S", mask="full")
     with pytest.raises(WorkloadError, match="layer too large"):
         replace(layer, layers="SS")
