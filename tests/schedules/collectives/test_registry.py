@@ -54,8 +54,8 @@ def test_only_schedules_that_use_rings_take_those_they_are_given(name: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "work", "near"),
-    [("rng", 64, "ring"), ("Ring-All-Reduce", 64, "ring-all-reduce"), ("zigzag-ring", Workload(64, mask="full"), "zigzag-ring-at"),
-     ("tsap", Workload(64, mask="full"), "tasp")],
+    [("rng", 64, "ring"), ("Ring-All-Reduce", 64, "ring-all-reduce"), ("zigzag-ring", Workload(64), "zigzag-ring-at"),
+     ("tsap", Workload(64), "tasp")],
 )  # fmt: skip
 def test_a_misspelt_schedule_is_answered_with_the_nearest(name: str, work: int | Workload, near: str) -> None:
     with pytest.raises(ScheduleError, match=f"unknown schedule '{name}', did you mean '{near}.* expected one of "):
