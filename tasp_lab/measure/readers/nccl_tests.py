@@ -20,11 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tasp_lab.core.errors import TableError
 from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
 from tasp_lab.measure.readers.table import COLLECTIVES, MeasuredTable, Row
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
-_TIME_STAMP = re.compile(r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\[\]|\(\)")
+_TIME = r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_TIME_STAMP = re.compile(rf"\[(?:{_TIME})?\]|\((?:{_TIME})?\)|{_TIME}")
 _PROGRAM = re.compile(
     r"\b(all_gather|all_reduce|alltoallv?|sendrecv|reduce_scatter|broadcast|reduce|gather|scatter|hypercube)_perf"
 )
@@ -39,10 +41,12 @@ _END = re.compile(r"(.*?)#\s*Avg bus bandwidth\b.*")
 _PROFILE = re.compile(r"^#\s*profile\s*:\s*(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 _STATED = re.compile(r"^#\s*collective\s*:\s*(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 _MESSAGE = re.compile(
-    r"[A-Za-z][\w.-]*:\d+:\d+ +(?:\[\d+\] +)?(?:\S+:\d+ +)?(?:[NR]CCL +)?(?:INFO|WARN|ERROR|ABORT|TRACE|CALL|VERSION)\b"
+    rf"(?:\[{_TIME}\] *)?[A-Za-z][\w.-]*:\d+:\d+ +(?:\[\d+\] +)?(?:\S+:\d+ +)?(?:[NR]CCL +)?"
+    r"(?:INFO|WARN|ERROR|ABORT|TRACE|CALL|VERSION)\b"
 )
 """How a message of NCCL begins: ``node1:123:456 [0] NCCL INFO``, in warnings with the place in its code before NCCL
-(NVIDIA/nccl, src/debug.cc). A host's name begins with a letter here, since a digit may be the end of a row before it.
+(NVIDIA/nccl, src/debug.cc), and maybe a time stamp before all. A host's name begins with a letter here, since a digit
+may be the end of a row before it.
 """
 
 _PART_OF_ROW = re.compile(r"\d+( \d+( [a-z]\w*)?)?|(-?[\d.]+ |N/A ){3,}[\d.]+")
@@ -73,22 +77,26 @@ class _Rank:
 
 @dataclass(frozen=True)
 class _Line:
-    """A printed row; the words after the type follow the order of the columns, unless some are missing."""
+    """A printed row; the words after the type follow the order of the columns, unless some are missing.
+
+    `is_shared` is whether a message of NCCL is on the same line, and may have taken some of it.
+    """
 
     place: FilePosition
     size: str
     count: str
     element: str
     words: tuple[str, ...]
+    is_shared: bool
 
 
-def _line_of(line: str, place: FilePosition) -> tuple[str, _Line] | None:
+def _line_of(line: str, place: FilePosition, is_shared: bool) -> tuple[str, _Line] | None:
     """A row and its prefix, recognised by a size and a count right before the name of a type."""
-    element = _TYPE.search(line)
-    start = element and _ROW.fullmatch(line[: element.start()].rstrip())
-    if element is None or start is None:
-        return None
-    return start[1], _Line(place, start[2], start[3], element[1], tuple(line[element.end() :].split()))
+    for element in _TYPE.finditer(line):
+        if start := _ROW.fullmatch(line[: element.start()].rstrip()):
+            words = tuple(line[element.end() :].split())
+            return start[1], _Line(place, start[2], start[3], element[1], words, is_shared)
+    return None
 
 
 @dataclass
@@ -101,6 +109,7 @@ class _Run:
     parameters: str = ""
     ranks: dict[int, _Rank] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
+    are_columns_shared: bool = False
     lines: list[_Line] = field(default_factory=list)
     parts: list[FilePosition] = field(default_factory=list)
     out_of_bounds: FilePosition | None = None
@@ -148,14 +157,18 @@ def _runs(text: str, name: str) -> list[_Run]:
     runs: list[_Run] = []
     open_runs: dict[str, _Run] = {}
     program, program_line = "", 0
+    cut_line, cut = 0, ""  # the last line with a message, which may cut the line after it
 
     def prefix_of(before: str) -> str:
         """The launcher's prefix in what stands before a row or a comment, which may have other output behind it."""
         message = _MESSAGE.search(before)
         prefix, whole = _without_time(before[: message.start()] if message else before), _without_time(before)
         if message or (prefix not in open_runs and len(prefix.split()) > _LAUNCHER_WORDS):
-            known = [each for each in open_runs if whole.startswith(each) or whole.endswith(each)]
+            known = [each for each in open_runs if _is_around(each, whole)]
             prefix = max(known, key=lambda each: (bool(open_runs[each].columns), len(each)), default=prefix)
+        if prefix not in open_runs and number == cut_line + 1:
+            cuts = [each for each in open_runs if each.endswith(prefix) and cut.startswith(each.removesuffix(prefix))]
+            prefix = max(cuts, key=len, default=prefix)
         return prefix
 
     def run_of(before: str, begins: bool = False) -> _Run:
@@ -168,8 +181,10 @@ def _runs(text: str, name: str) -> list[_Run]:
         return run
 
     for number, line, is_shared in _lines(text):
+        if is_shared:
+            cut_line, cut = number, _without_time(line)
         place, named = FilePosition(name, number), _PROGRAM.search(line) if "_perf" in line else None
-        if (fields := _line_of(line, place)) and "#" not in _MESSAGE.split(fields[0])[0]:
+        if (fields := _line_of(line, place, is_shared)) and "#" not in _MESSAGE.split(fields[0])[0]:
             run_of(fields[0]).lines.append(fields[1])
         elif match := _PREAMBLE.fullmatch(line):
             run = run_of(match[1], begins=True)
@@ -183,8 +198,8 @@ def _runs(text: str, name: str) -> list[_Run]:
             run_of(match[1], begins=True).ranks[int(match[2])] = _Rank(match[3] or "0", match[4], match[5].strip())
         elif match := _COLUMNS.fullmatch(line):
             is_cut = is_shared and not re.search("wrong|error", re.split(r"\btime\b", match[2])[-1])
-            columns = match[2].replace("# wrong", "#wrong").split()
-            run_of(match[1], begins=True).columns = _DEFAULT_COLUMNS if is_cut else columns
+            columns, run = match[2].replace("# wrong", "#wrong").split(), run_of(match[1], begins=True)
+            run.columns, run.are_columns_shared = _DEFAULT_COLUMNS if is_cut else columns, is_shared
         elif match := _OUT_OF_BOUNDS.fullmatch(line):
             run_of(match[1]).out_of_bounds = place
         elif match := _END.fullmatch(line):
@@ -199,6 +214,15 @@ def _runs(text: str, name: str) -> list[_Run]:
                     run.parts.append(place)
     _share_ranks(runs)
     return runs
+
+
+def _is_around(prefix: str, text: str) -> bool:
+    """Whether a prefix is before other text, behind it, or cut by it.
+
+    >>> [_is_around("[1,0]:", each) for each in ("[1,0]: INFO", "INFO [1,0]:", "[1,INFO0]:", "[1,1]: INFO")]
+    [True, True, True, False]
+    """
+    return any(text.startswith(prefix[:at]) and text.endswith(prefix[at:]) for at in range(len(prefix) + 1))
 
 
 def _without_time(before: str) -> str:
@@ -261,6 +285,8 @@ class _Reader:
     def __init__(self, run: _Run, in_place: bool) -> None:
         self.run = run
         columns = run.columns or _DEFAULT_COLUMNS
+        if run.are_columns_shared and all(len(line.words) > len(columns) - 3 for line in run.lines):
+            columns = _DEFAULT_COLUMNS  # a message took the last ones
         names = [column for column in columns[3:] if column != "timestamp"]
         starts = [index for index, column in enumerate(names) if column in ("time", "cputime")]
         self.keys = names[: starts[0]] if starts else names
@@ -295,13 +321,20 @@ class _Reader:
         rows, empty = [], 0
         warnings = [f"{place}: a part of a row skipped, other output cuts it" for place in self.run.parts]
         for line in self.run.lines:
-            words = self._measured_words(line)
+            try:
+                words, ratio = self._measured_words(line), self._ratio(line)
+                row = self._row(line, words)
+            except TableError:
+                if not line.is_shared:
+                    raise
+                words = row = None
             if line.size == "0":
                 empty += 1
-            elif words is None:
+            elif words is None or re.match(r"0\d", line.size) or re.match(r"0\d", line.count):  # the end of a number
                 warnings.append(f"{line.place}: truncated row of size {line.size} skipped")
-            elif self.start is not None:
-                rows.append((line, self._row(line, words[self.start :]), self._ratio(line)))
+            elif row is not None:
+                self._check_results(line, row.size_bytes, words)
+                rows.append((line, row, ratio))
         if empty:
             warnings.append(f"{self.run.lines[0].place.file}: {empty} rows of 0 bytes skipped")
         if rows and not self.run.is_complete:
@@ -331,16 +364,19 @@ class _Reader:
         self.operations.add(words[:leading])
         return measured
 
-    def _row(self, line: _Line, words: Sequence[str]) -> Row:
-        size_bytes = line.place.size_bytes(line.size)
-        self._check_results(line, size_bytes, words)
-        return Row(size_bytes, line.place.time_s(words[0]))
+    def _row(self, line: _Line, words: Sequence[str] | None) -> Row | None:
+        """The row; None of no words, of a size of 0 and without the wanted columns."""
+        if self.start is None or words is None or line.size == "0":
+            return None
+        return Row(line.place.size_bytes(line.size), line.place.time_s(words[self.start]))
 
     def _ratio(self, line: _Line) -> int | None:
         """The size over the bytes of its elements; 0 if they do not fit, None without elements.
 
         A manual edit that confuses 1000 and 1024 is an error.
         """
+        if line.size == "0":
+            return None
         size_bytes = line.place.size_bytes(line.size)
         elements = 0 if line.count == "0" else line.place.count(line.count, "count")
         element_bytes = elements * _BYTES.get(line.element, 1)
@@ -356,6 +392,7 @@ class _Reader:
     def _check_results(self, line: _Line, size_bytes: int, words: Sequence[str]) -> None:
         """Raise for wrong results. Older versions print a deviation as ``error``; their footer counts the errors."""
         assert self.start is not None
+        words = words[self.start :]
         column = self.measures[self.start + 3] if len(self.measures) > self.start + 3 else ""
         if column == "#wrong" and not "N/A".startswith(words[3]) and line.place.number(words[3], "#wrong") != 0:
             raise line.place.error(f"{words[3]} wrong results of {size_bytes} bytes", "none")
