@@ -10,7 +10,8 @@ is a list of links: its columns are the fields of a link in the explicit form.
 In both forms, `accelerator` is one of `tasp_lab.machines.compute`, and the constants `COMPUTE_RATES` are the
 attention rates of a rank. In the explicit form, `profile` is a family of machines, which has the library, the kernels
 and the constants that the file does not state (`tasp_lab.machines.own_links`); without it, the constant `LAUNCH` is the
-time to post a message, as measured by `tasp-lab calibrate` on running ranks.
+time to post a message, as measured by `tasp-lab calibrate` on running ranks, and ``peer_write_bandwidth`` and
+``peer_write_share`` make the library that of writes through root complexes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.core.records import Record, Text, converted
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
+from tasp_lab.machines.libraries.library import RootComplexLibrary
 from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine, NetworkKind
 from tasp_lab.machines.own_links import family_of, machine_of_family
 from tasp_lab.machines.parameters import Constant, Parameter, Parameters, parse_interval
@@ -97,11 +99,9 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
         own, accelerator = _parameters(record.constants), record.accelerator or ""
         every = with_accelerator(tuple(own.values()), record.accelerator)  # of which only the compute rates are taken
         parameters = Parameters(each for each in every if each.name in own or each.name in COMPUTE_RATES)
-        # of the explicit form a constant is the launch time of its library
-        measured = isinstance(record, _ExplicitFile) and LAUNCH in parameters
         return Machine(
             topology,
-            CommLibrary("measured", parameters.numbers[LAUNCH]) if measured else IDEAL,
+            _library(parameters) if isinstance(record, _ExplicitFile) else IDEAL,
             compute_on(parameters, accelerator),
             record.summary,
             parameters,
@@ -114,6 +114,18 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
         kind = ProfileError if isinstance(error, ProfileError) else TopologyError
         text = _by_line(data, error) if suffix == ".csv" else _no_number(data, error)
         raise kind(" ".join(f"{where}: {text}".split())) from error
+
+
+def _library(parameters: Parameters) -> CommLibrary:
+    """The library whose numbers are constants of the file. Raises `TopologyError` for one of two numbers."""
+    numbers, both = parameters.numbers, ("peer_write_bandwidth", "peer_write_share")
+    given = [name for name in both if name in numbers]
+    if len(given) == 1:
+        raise TopologyError(f"the constant {given[0]} alone, expected {' and '.join(both)}")
+    launch_s = numbers.get(LAUNCH, 0)
+    if given:
+        return RootComplexLibrary("pcie", launch_s, *(numbers[name] for name in both))
+    return CommLibrary("measured", launch_s) if LAUNCH in numbers else IDEAL
 
 
 def _by_line(data: bytes, error: Exception) -> str:

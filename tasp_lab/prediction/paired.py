@@ -220,7 +220,7 @@ def setting_of(machine: Machine) -> Setting:
     """Where the schedules of a machine are compared."""
     if machine.has_ideal_links:
         return "exact"
-    if machine.comm_library.name in ("ideal", "measured") or "pcie" in machine.topology.switch_kinds.values():
+    if machine.comm_library.is_of_links or "pcie" in machine.topology.switch_kinds.values():
         return "links alone"
     return "library"
 

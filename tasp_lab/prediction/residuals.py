@@ -138,7 +138,7 @@ def layer_regime(machine: Machine, exposed_share: float) -> Regime:
 
 
 def _regime(machine: Machine, work: WorkKind, size: Size) -> Regime:
-    ideal = machine.comm_library.name in ("ideal", "measured")
+    ideal = machine.comm_library.is_of_links
     reach: Reach = "inter" if spans_domains(machine) else "intra"
     network: NetworkKind = machine.network if reach == "inter" else "documented"
     return Regime(work, reach, size, network, "ideal" if ideal else "modelled")

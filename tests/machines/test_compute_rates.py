@@ -77,6 +77,7 @@ TENSOR_PEAKS = {
     "mi355x": 2516.6e12,
     "mi355x-8": 2516.6e12,
     "l20-8-pcie": 119.5e12,
+    "l20-8-pcie-switch": 119.5e12,
     "l40s-8-pcie": 362.05e12,
     "rtx-pro-6000-8-pcie": 503.8e12,
     "rtx4090-4-pcie": 165.2e12,

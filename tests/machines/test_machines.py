@@ -52,6 +52,7 @@ PUBLISHED = {
     "h800-8": Published(8, 400, "NVLink of H800 in UltraAttn and zhuzilin/ring-flash-attention: 8 x H800, 400 GB/s"),
     "h200-8": Published(8, 900, f"NVLink, 900 GB/s: {AZURE}/nd-h200-v5-series-summary.md"),
     "l20-8-pcie": Published(8, 52, PEER_COPIES),
+    "l20-8-pcie-switch": Published(8, 52, PEER_COPIES),
     "l40s-8-pcie": Published(8, 52, PEER_COPIES),
     "mi300x-2x8": Published(16, 896, MI300X, nic_gbit_per_s=400),
     "mi300x-4x8": Published(32, 896, MI300X, nic_gbit_per_s=400),

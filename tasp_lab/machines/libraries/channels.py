@@ -285,6 +285,7 @@ class ChannelLibrary(CommLibrary):
     """
 
     serial_launch: ClassVar[bool] = False
+    is_of_links: ClassVar[bool] = False
 
     domain_ranks: int
     media: tuple[Medium, ...]
@@ -474,6 +475,7 @@ class PairLibrary(CommLibrary):
     """
 
     serial_launch: ClassVar[bool] = False
+    is_of_links: ClassVar[bool] = False
 
     world: ChannelLibrary
     inside: ChannelLibrary | None

@@ -55,6 +55,7 @@ class GroupLibrary(CommLibrary):
     """
 
     serial_launch: ClassVar[bool] = False
+    is_of_links: ClassVar[bool] = False
 
     kinds: tuple[Communicators, ...]
     domain_of_rank: IntArray

@@ -80,6 +80,8 @@ class CommLibrary:
     """
 
     serial_launch: ClassVar[bool] = True
+    is_of_links: ClassVar[bool] = True
+    """Whether messages take what links take, so that a prediction is as good as what is known of those."""
 
     name: str
     launch_s: Number = 0
@@ -118,6 +120,8 @@ class CommLibrary:
 class TcpLibrary(CommLibrary):
     """gloo over TCP: messages are posted one at a time, and the share `payload_share` of a link's bytes is payload."""
 
+    is_of_links: ClassVar[bool] = False
+
     payload_share: Number = 1
 
     @property
@@ -127,6 +131,29 @@ class TcpLibrary(CommLibrary):
     def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
         return Message(self.launch_s, 0, size_bytes / self.payload_share)
 
+
+@dataclass(frozen=True)
+class RootComplexLibrary(CommLibrary):
+    """Writes to other GPUs through the root complexes of a node, which collapse where a GPU writes to several at once.
+
+    To seven it writes at `write_share` of `write_bytes_per_s` in all, to fewer at a power of their number between
+    that and 1 (assumption: no table has other numbers). What collapses is not documented; switches below the root
+    complexes avoid it.
+    """
+
+    write_bytes_per_s: Number = math.inf
+    write_share: Number = 1
+
+    def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
+        if peers < 2:
+            return Message(self.launch_s, 0, size_bytes)
+        decline = math.log(self.write_share) / math.log(PEERS_OF_WRITE_SHARE)
+        most = float(self.write_bytes_per_s) * peers ** (decline - 1)
+        return Message(self.launch_s, 0, size_bytes, most, "writes to several GPUs")
+
+
+PEERS_OF_WRITE_SHARE = 7
+"""The GPUs that the constant ``peer_write_share`` is about: the others of a node of eight."""
 
 IDEAL = CommLibrary("ideal")
 """Library without launch time or overhead: links carry messages at their full rate."""

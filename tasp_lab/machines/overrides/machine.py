@@ -17,7 +17,6 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.compute import ASSUMED_COMPUTE, COMPUTE_RATES, KernelCompute, compute_of
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.contention import NONE
-from tasp_lab.machines.libraries.library import TcpLibrary
 from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.overrides.links import (
     FIELDS,
@@ -217,15 +216,20 @@ def _check(parameters: Parameters, overrides: Mapping[str, Override]) -> None:
         raise OverrideError(f"override {why}: {name} would be {spec.format(value)}, {limit}")
 
 
-_LIBRARY_FIELDS = {"launch": "launch_s", "tcp_payload": "payload_share"}
+_LIBRARY_FIELDS = {
+    "launch": "launch_s",
+    "tcp_payload": "payload_share",
+    "peer_write_bandwidth": "write_bytes_per_s",
+    "peer_write_share": "write_share",
+}
 """Parameters of a library without a profile, and its fields."""
 
 
 def _library_fields(machine: Machine, others: Collection[str]) -> list[str]:
     """The parameters of its library that a machine has beside `others`."""
     library = machine.comm_library
-    has = {"launch": bool(library.launch_s), "tcp_payload": isinstance(library, TcpLibrary)}
-    return [name for name, has_it in has.items() if has_it and name not in others]
+    has = [name for name, field in _LIBRARY_FIELDS.items() if hasattr(library, field)]
+    return [name for name in has if name not in others and (name != "launch" or library.launch_s)]
 
 
 def _with_library_field(machine: Machine, name: str, override: Override) -> Machine:
