@@ -117,6 +117,7 @@ STUDY = """
 name = "mesh"
 
 [layer]
+mask = "full"
 heads = 8
 seq = "geom(4Ki, 64Ki, 4)"
 
