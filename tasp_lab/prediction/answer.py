@@ -873,14 +873,19 @@ def _ways(question: Question, machine: Machine) -> list[AttentionOptions]:
     if not isinstance(question.work, Workload):
         return [question.options]
     names, stated = options_of(question.name), {}
-    topology = machine.topology
-    if topology.is_complete and len({*topology.node_of_rank, *topology.link_bandwidths_bytes_per_s.tolist()}) <= 2:
-        names = tuple(each for each in names if each != "groups")  # one node with equal links: all are as good
+    if "groups" in names and _are_ranks_alike(machine.topology):
+        names = tuple(each for each in names if each != "groups")
     if machine.stack:
         stated = {
             name: value for name, value in load_stack(machine.stack).options(question.name).items() if name in names
         }
     return question.options.with_defaults(stated).opened(names)
+
+
+def _are_ranks_alike(topology: Topology) -> bool:
+    """Whether all groups of ranks are as good: in one node, whose links are equal."""
+    one_node = topology.is_complete and len(set(topology.node_of_rank)) == 1
+    return one_node and (topology.table.is_mesh or np.ptp(topology.link_bandwidths_bytes_per_s) == 0)
 
 
 def _build(
