@@ -329,12 +329,14 @@ class Recommendation:
             )
             return sum(float(max(times_s)) for times_s in calls)
 
-        def time_s(found: Answer) -> float:
+        def time_s(found: Answer, below_s: float = float("inf")) -> float:
+            """The time; a bound where that is not below `below_s`."""
             if not found.had_choice:
                 return sum(simulated_s(found, each.schedule, change(each.machine)) for each in found.passes)
             if found.schedule not in built:
                 built[found.schedule] = build(found.question, self.on)
-            return float(built[found.schedule].on_changed(change).answer().time_s)
+            changed = built[found.schedule].on_changed(change)
+            return float(changed.answer().time_s) if changed.least_s < below_s else changed.least_s
 
         least_s = {each.schedule: busiest_s(each) for each in self.answers}
         own_s = time_s(self.answer)
@@ -344,7 +346,7 @@ class Recommendation:
         times_s = {self.schedule: own_s}
         for each in [each for each in rivals if each is alike[_sent(each)]][:CHECKED]:
             if each.passes[0].schedule.transfers <= MOST_TRANSFERS:
-                times_s[each.schedule] = time_s(each)
+                times_s[each.schedule] = time_s(each, min(times_s.values()))
         fastest = min(times_s, key=lambda name: times_s[name])
         return Otherwise(condition, own_s, fastest, times_s[fastest])
 
