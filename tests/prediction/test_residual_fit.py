@@ -150,7 +150,7 @@ def test_layers_that_computing_bounds_are_one_regime_on_all_links(name: str) -> 
     assert layer_regime(machine, HIDDEN_SHARE) == HIDDEN
     exposed = layer_regime(machine, math.nextafter(HIDDEN_SHARE, 1))
     assert (exposed.size, exposed.network) == ("exposed", machine.network)
-    assert exposed.library == ("ideal" if machine.comm_library.name == "ideal" else "modelled")
+    assert exposed.library == ("ideal" if machine.comm_library.is_of_links else "modelled")
 
 
 def test_the_regime_of_a_layer_follows_from_its_time_beside_that_of_its_calls() -> None:
