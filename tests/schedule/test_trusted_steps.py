@@ -21,6 +21,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.forward import AttentionSteps
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.rank_order import RenumberedSteps, on_ranks
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.collectives.all_gather import RingSteps, ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring
@@ -43,6 +44,7 @@ def lazy_schedules() -> dict[type[LazySteps], Schedule]:
     for passes in (
         *(built(name, 4) for name in NAMES),
         build_schedules("token-ring", full_mesh(4), layer, options=cut),
+        build_schedules("usp:2x2", full_mesh(4), layer, options=AttentionOptions("both", groups="strided")),
     ):
         for schedule in passes:
             steps = schedule.steps
@@ -124,6 +126,22 @@ def test_each_class_of_the_package_that_takes_a_shortcut_is_trusted_and_its_step
         if not kind.is_trusted and not getattr(kind, "__abstractmethods__", None):
             assert all(getattr(kind, name) is getattr(LazySteps, name) for name in names), kind
     assert {kind for kind in own_classes() if kind.is_trusted} - {CheckedSteps} <= set(LAZY)
+
+
+def test_other_names_of_ranks_prove_nothing_but_the_same_schedule() -> None:
+    """With the task, copies or lanes of another schedule the steps are replayed, and refused where they fail."""
+    layer = Workload(24, heads=4, head_dim=2)
+    straight = build_schedules("usp:2x2", full_mesh(4), layer)[0]
+    other = on_ranks(straight, np.array([0, 2, 1, 3]))
+    assert isinstance(other.steps, RenumberedSteps)
+    assert other.steps.prove(other) == other.transfers == straight.transfers
+    assert replace(other, lanes=other.lanes + 1).steps.prove(replace(other, lanes=other.lanes + 1)) is None
+    assert other.steps.prove(straight) is None
+    for wrong in ({"task": straight.task}, {"initial": straight.initial}, {"final": straight.final}):
+        with pytest.raises(ScheduleError):
+            replace(other, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError):
+        replace(other, steps=RenumberedSteps(straight, np.array([0, 0, 1, 3])))
 
 
 class Swap(LazySteps):

@@ -93,8 +93,14 @@ def test_layers_are_shown_where_there_are_some() -> None:
         ({"layers": "LS"}, "layers 'LS' of softmax attention, expected kind 'hybrid'"),
         ({"kind": "linear", "layers": "LS"}, "layers 'LS' of linear attention, expected kind 'hybrid'"),
         ({"kind": "hybrid", "layers": "LS", "cached_keys": 3}, "cached keys: 3, expected none for a hybrid"),
-        ({"kind": "hybrid", "layers": "LS", "decay": "head"}, "decay 'head' with a full mask has no agreed meaning"),
-        ({"kind": "hybrid", "layers": "LS", "window": 3}, "window: 3 with the mask full, expected a causal mask"),
+        (
+            {"kind": "hybrid", "layers": "LS", "decay": "head", "mask": "full"},
+            "decay 'head' with a full mask has no agreed meaning",
+        ),
+        (
+            {"kind": "hybrid", "layers": "LS", "window": 3, "mask": "full"},
+            "window: 3 with the mask full, expected a causal mask",
+        ),
     ],
 )
 def test_what_is_no_hybrid_is_refused(fields: dict[str, Any], message: str) -> None:
