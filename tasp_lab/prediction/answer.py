@@ -722,8 +722,9 @@ class Built:
 
     def on_changed(self, change: Callable[[Machine], Machine]) -> Built:
         """The same schedules on a changed machine, of which others may be the fastest there."""
-        same = {"machine": change(self.candidates[0].machine), "bounds_s": dict[Schedule, float]()}
-        return replace(self, candidates=_by_bound(replace(each, **same) for each in self.candidates))  # type: ignore[arg-type]
+        machine, bounds_s = change(self.candidates[0].machine), dict[Schedule, float]()
+        changed = (replace(each, machine=machine, bounds_s=bounds_s) for each in self.candidates)
+        return replace(self, candidates=_by_bound(changed))
 
     def settled(self) -> Answer:
         """The answer that it takes at least `least_s`, of the candidate with that bound; nothing is simulated."""

@@ -322,8 +322,9 @@ class _Reader:
         warnings = [f"{place}: a part of a row skipped, other output cuts it" for place in self.run.parts]
         for line in self.run.lines:
             try:
-                words, ratio = self._measured_words(line), self._ratio(line)
+                words = self._measured_words(line)
                 row = self._row(line, words)
+                ratio = None if row is None else self._ratio(line)
             except TableError:
                 if not line.is_shared:
                     raise
@@ -375,8 +376,6 @@ class _Reader:
 
         A manual edit that confuses 1000 and 1024 is an error.
         """
-        if line.size == "0":
-            return None
         size_bytes = line.place.size_bytes(line.size)
         elements = 0 if line.count == "0" else line.place.count(line.count, "count")
         element_bytes = elements * _BYTES.get(line.element, 1)
