@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from sim.simulate import engine_of, simulate
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Preference
 from tasp_lab.core.units import format_count, format_regret, format_size_about, format_speed, format_time
+from tasp_lab.core.workers import deal
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
@@ -301,19 +302,34 @@ class Recommendation:
         That is the kernel, unless it or the stack was named: each other one that a stack runs here. And a host model
         that is assumed: a host that takes no time instead.
         """
+        built: dict[str, Built] = {}
+        return tuple(self._under(name, change, built) for name, change in self._changes)
+
+    @property
+    def _changes(self) -> list[tuple[str, Callable[[Machine], Machine]]]:
+        """What was not asked for, but assumed: its name, and the change to something else."""
         machine, layer = self.answer.passes[0].machine, self.answer.layer
+        changes: list[tuple[str, Callable[[Machine], Machine]]] = []
         large = any(each.schedule.transfers > MOST_TRANSFERS for each in self.answer.passes)
         if large or not isinstance(machine.compute, KernelCompute) or layer.kind != "softmax":
-            return ()
-        changes: list[tuple[str, Callable[[Machine], Machine]]] = []
+            return changes
         if machine.compute.by_stack and not machine.stack:
             for name in kernels_run(machine.accelerator, layer):
                 if name != machine.compute.kernel.file.kernel:
                     changes.append((f"--kernel {name}", partial(with_kernel, name=name)))
         if any(source.startswith("assum") for _, source in machine.host.sources):
             changes.append(("a host that takes no time", _with_instant_host))
+        return changes
+
+    def look_further(self, jobs: int) -> None:
+        """Find at once, in this process and copies of it, what changes the recommendation: all of *Robustness*."""
         built: dict[str, Built] = {}
-        return tuple(self._under(name, change, built) for name, change in changes)
+        tasks: list[Callable[[], Any]] = [partial(getattr, self, name) for name in ("shorter", "slower", "tuned_ring")]
+        tasks += [partial(self._under, *each, built) for each in self._changes]
+        shared = [self.on, *self.answers, *(each.machine for answer in self.answers for each in answer.passes)]
+        shorter, slower, ring, *otherwise = deal(lambda task: task(), tasks, jobs, shared)
+        found = {"otherwise": tuple(otherwise), "shorter": shorter, "slower": slower, "tuned_ring": ring}
+        self.__dict__.update(found)  # a cached property of a frozen class
 
     def _under(self, condition: str, change: Callable[[Machine], Machine], built: dict[str, Built]) -> Otherwise:
         """What a change does to the recommendation, and to the few that can be faster then.

@@ -215,8 +215,8 @@ def compare(
                 comparison.question_about(explain, question_of(machine, layers[0], given))
         settings = question.settings() | {"tune": tune, "screen": not every, "prefer": prefer}
         # what runs ranks may have started threads, which copies of this process would lack
-        settings |= {"jobs": 1 if validate else min(2, usable_cores())}
-        settings |= {"progress": shown.line, "count": shown.count}
+        jobs = 1 if validate else min(2, usable_cores())
+        settings |= {"jobs": jobs, "progress": shown.line, "count": shown.count}
         settings["versus"] = [
             each if "=" in each else question.numbers.load(each, question.library) for each in versus or ()
         ]
@@ -246,6 +246,8 @@ def compare(
             found = found if layer.model is None else replace(found, model=load_model(layer.model))
         found = run_best(found, validate, fabric, scale, repeat, shown.line) if validate else found
         # What only the output needs is simulated while it is made.
+        if jobs > 1 and found.is_reporter and isinstance(found, comparison.Ranking) and found.recommendation:
+            found.recommendation.look_further(jobs)
         if csv is not None and found.is_reporter:
             write_rows(found.records(), csv)
         document = found.to_dict() if found.is_reporter and json else {}
