@@ -17,8 +17,8 @@ measured on one machine (`python -m experiments.accuracy.paired`)::
 - *exposed*: an error of the network is shared, but counts only in the share of the time that computing does not hide.
 - *steps*: what each step costs beside its calls and messages is shared too; schedules have different numbers of them.
 
-All are multiplied by a factor where links alone are modelled, without a communication library. Errors have the
-tails of Student's t. Where links are ideal, times are exact.
+All but *layout* are multiplied by a factor where links alone are modelled, without a communication library: kernels and
+hosts do not depend on links. Errors have the tails of Student's t. Where links are ideal, times are exact.
 
 All comparisons of a ranking use common samples: `expected_regrets` draws the errors of all schedules together.
 """
@@ -87,7 +87,7 @@ class PairedErrors(msgspec.Struct, frozen=True):
     Attributes
     ----------
     own, family, layout, exposed, steps : standard deviations of logarithms.
-    links_alone : the factor of all of them without a model of the communication library.
+    links_alone : the factor of all of them but `layout` without a model of the communication library.
     pairs, sources : how many they were fitted to.
     layouts : those that were measured, see `layouts_of`.
     """
@@ -106,9 +106,10 @@ class PairedErrors(msgspec.Struct, frozen=True):
         """Whether all these layouts were measured."""
         return set(layouts) <= set(self.layouts)
 
-    def family_scale(self, rival: Rival) -> float:
-        """The standard deviation of what its family does: times the square root of 2, as it counts in a ratio."""
-        return self.family if rival.measured else self.layout
+    def family_scale(self, measured: bool, setting: Setting) -> float:
+        """The standard deviation of what a family does: times the square root of 2, as it counts in a ratio."""
+        scale = self.factor(setting) * self.family
+        return scale if measured or setting == "exact" else max(scale, self.layout)
 
     def factor(self, setting: Setting) -> float:
         """What the standard deviations are multiplied by; 0 where times are exact."""
@@ -117,14 +118,14 @@ class PairedErrors(msgspec.Struct, frozen=True):
     def spread(self, first: Rival, second: Rival, setting: Setting) -> float:
         """The scale of the error of the logarithm of a ratio of times."""
         # a schedule beside itself: the same schedule that takes the same time
-        own = 0.0 if first[:2] == second[:2] else self.own**2
+        own = 0.0 if first[:2] == second[:2] else self.own
         # an error of each of two has half the variance of an error of their ratio
-        one, two = self.family_scale(first), self.family_scale(second)
+        one, two = (self.family_scale(each.measured, setting) for each in (first, second))
         alike = family_of(first.schedule) == family_of(second.schedule)
-        family = ((one - two) ** 2 if alike else one**2 + two**2) / 2
-        exposed = (self.exposed * (first.exposed_share - second.exposed_share)) ** 2
-        steps = (self.steps * math.log(first.steps / second.steps)) ** 2
-        return self.factor(setting) * math.sqrt(own + family + exposed + steps)
+        family = (one - two if alike else math.hypot(one, two)) / math.sqrt(2)
+        exposed = self.exposed * (first.exposed_share - second.exposed_share)
+        steps = self.steps * math.log(first.steps / second.steps)
+        return math.hypot(self.factor(setting) * math.hypot(own, exposed, steps), family)
 
     def first_is_faster(self, first: Rival, second: Rival, setting: Setting) -> float:
         """The probability that the first one takes less time, 0 to 1."""
@@ -144,8 +145,8 @@ class PairedErrors(msgspec.Struct, frozen=True):
         Of two families, one of which hides all messages and the other one none: their errors differ most. Neither was
         measured, unless `measured`.
         """
-        family = self.family if measured else max(self.family, self.layout)
-        return math.exp(quantile_t(SURE) * self.factor(setting) * math.hypot(self.own, family, self.exposed))
+        family = self.family_scale(measured, setting)
+        return math.exp(quantile_t(SURE) * math.hypot(self.factor(setting) * math.hypot(self.own, self.exposed), family))
 
     def expected_regrets(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
         """How much longer than the fastest each one is expected to take, a float array (rivals,).
@@ -159,16 +160,15 @@ class PairedErrors(msgspec.Struct, frozen=True):
 
     def relative_times(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
         """The time of each one over the least time, in each common sample: a float array (draws, rivals)."""
-        log_times = np.log([each.time_s for each in rivals])
+        log_times, factor = np.log([each.time_s for each in rivals]), self.factor(setting)
         shares, steps = (np.array([each[place] for each in rivals]) for place in (2, 3))
         own_draws, family_draws, network, step = _normal(len(rivals))
-        own = self.own * own_draws[:, _places([each[:2] for each in rivals])]
-        scales = np.array([self.family_scale(each) for each in rivals])
+        own = factor * self.own * own_draws[:, _places([each[:2] for each in rivals])]
+        scales = np.array([self.family_scale(each.measured, setting) for each in rivals])
         family = scales * family_draws[:, _places([family_of(each.schedule) for each in rivals])]
         # an error of each of two has half the variance of an error of their ratio
-        errors = (own + family) / math.sqrt(2)
-        errors += self.exposed * network[:, None] * shares + self.steps * step[:, None] * np.log(steps)
-        logs = log_times + self.factor(setting) * errors
+        logs = log_times + (own + family) / math.sqrt(2)
+        logs += factor * (self.exposed * network[:, None] * shares + self.steps * step[:, None] * np.log(steps))
         relative: FloatArray = np.exp(logs - logs.min(axis=1, keepdims=True))
         return relative
 
