@@ -232,7 +232,7 @@ class System:
         calls = nvls = None
         if tuner and ranks > 1 and "ll_channel_rate" in numbers and "copy_rate" in numbers:
             calls = InsideCalls(int(numbers["channels"]), numbers["ll_channel_rate"], numbers["copy_rate"])
-        if tuner and tuner.has_nvls and not shared and "nvls_base" in numbers and "nvls_chunk" in numbers:
+        if tuner and tuner.has_nvls and "nvls_base" in numbers and "nvls_chunk" in numbers:
             nvls = Nvls(numbers["nvls_base"], numbers["nvls_chunk"], int(numbers["nvls_channels"]))
         return ChannelLibrary(
             name=self.family_library,

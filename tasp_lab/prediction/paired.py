@@ -146,7 +146,9 @@ class PairedErrors(msgspec.Struct, frozen=True):
         measured, unless `measured`.
         """
         family = self.family_scale(measured, setting)
-        return math.exp(quantile_t(SURE) * math.hypot(self.factor(setting) * math.hypot(self.own, self.exposed), family))
+        return math.exp(
+            quantile_t(SURE) * math.hypot(self.factor(setting) * math.hypot(self.own, self.exposed), family)
+        )
 
     def expected_regrets(self, rivals: Sequence[Rival], setting: Setting) -> FloatArray:
         """How much longer than the fastest each one is expected to take, a float array (rivals,).

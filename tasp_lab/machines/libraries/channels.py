@@ -180,7 +180,7 @@ class Ring(NamedTuple):
     ----------
     base_s : latency of the call.
     hop_s : latency of a hop inside a domain and between domains, in addition to the wire's.
-    bytes_per_s : the rate of one of its lanes.
+    bytes_per_s : the rate of one of its lanes inside a domain and between domains.
     hidden : which part of a message's time hides the latency of its hop.
     byte_share : bytes on a link per byte of the schedule's messages, inside a domain and between domains: less than 1
         where the switch merges messages, more with the flags of LL and LL128.
@@ -189,7 +189,7 @@ class Ring(NamedTuple):
 
     base_s: Any
     hop_s: tuple[Any, Any]
-    bytes_per_s: Any
+    bytes_per_s: tuple[Any, Any]
     hidden: Any = 0
     byte_share: tuple[Any, Any] = (1, 1)
     name: str = ""
@@ -332,9 +332,12 @@ class ChannelLibrary(CommLibrary):
         calls : the calls; each has one message of each kind.
         kinds : the place of the messages of a kind, the bytes of each, and whether they belong to step 0.
         """
-        rings = [(each.base_s, *each.hop_s, *each[2:4], *each.byte_share) for each in map(self._ring, calls)]
-        base_s, inside_s, between_s, rate, hidden, *shares = np.array(rings, dtype=float).T
-        together = Ring(base_s, (inside_s, between_s), rate, hidden, (shares[0], shares[1]))
+        rings = [
+            (each.base_s, *each.hop_s, *each.bytes_per_s, each.hidden, *each.byte_share)
+            for each in map(self._ring, calls)
+        ]
+        base_s, inside_s, between_s, rate, rate_between, hidden, *shares = np.array(rings, dtype=float).T
+        together = Ring(base_s, (inside_s, between_s), (rate, rate_between), hidden, (shares[0], shares[1]))
         return [self._ring_numbers(place, size_bytes, first, together) for place, size_bytes, first in kinds]
 
     def algorithm(self, collective: Collective, size_bytes: float) -> Choice | None:
@@ -357,7 +360,7 @@ class ChannelLibrary(CommLibrary):
         if self.inside is None or len(self.media) > 1:
             rate = protocol.ring_bytes_per_s(self.ring_bytes_per_s)
             hidden = _HIDDEN if protocol.name == "Simple" else Fraction(0)
-            return Ring(protocol.base_s, protocol.ring_hop_s, rate / call.lanes, hidden, name=name)
+            return Ring(protocol.base_s, protocol.ring_hop_s, (rate / call.lanes,) * 2, hidden, name=name)
         if protocol.name == "LL":
             least_bytes = min(call.total_bytes, LL_PIECE_BYTES * call.world_size)
             channel_bytes = max(least_bytes, call.total_bytes / self.inside.channels)
@@ -371,32 +374,51 @@ class ChannelLibrary(CommLibrary):
             copies = 1 if call.collective == "all_reduce" else 2
             rate, hidden = self.ring_bytes_per_s, _HIDDEN
             copy_s = copies * min(shard_bytes, MAX_COPY_BYTES) / self.inside.copy_bytes_per_s
-        return Ring(protocol.base_s + copy_s, protocol.ring_hop_s, rate / call.lanes, hidden, name=name)
+        return Ring(protocol.base_s + copy_s, protocol.ring_hop_s, (rate / call.lanes,) * 2, hidden, name=name)
 
     def _in_switch(self, call: CallFacts) -> Ring:
         """The numbers of an AllReduce in two steps, to the owner of a shard and from there, that the switch merges."""
-        if self.nvls is None:
-            raise ScheduleError(f"library {self.name!r} does not add up in the switch of this machine")
+        if self.nvls is None or len(self.media) > 1:
+            raise ScheduleError(f"library {self.name!r} does not add up in one switch on this machine")
         n = call.world_size
         chunks = call.total_bytes / (self.nvls.channels * self.nvls.chunk_bytes(call.total_bytes, n))
         chunks_s = chunks * self.nvls.chunk_s / call.steps
         share = Fraction(n + 1, 2 * (n - 1))
-        medium = self.media[INTRA_DOMAIN]
-        return Ring(self.nvls.base_s, (chunks_s, 0), medium.payload_bytes_per_s, 0, (share, share), "NVLS")
+        rate = self.media[INTRA_DOMAIN].payload_bytes_per_s
+        return Ring(self.nvls.base_s, (chunks_s, 0), (rate, rate), 0, (share, share), "nvls, Simple")
 
     def _tree(self, call: CallFacts) -> Ring:
         """The numbers of an AllReduce along trees over several domains, with the latencies that NCCL counts on."""
         if self.tuner is None:
             raise ScheduleError(f"library {self.name!r}: its trees are not modelled on this machine")
+        if call.algorithm == "nvls-tree" and (not self.tuner.has_nvls or self.tuner.domains == 1):
+            raise ScheduleError(f"library {self.name!r} does not add up in several switches on this machine")
         choice = self.tuner.choose("all_reduce", call.total_bytes, (call.algorithm,))
         base_s, inside_s, between_s = self.tuner.tree_latencies_s(choice)
-        protocol, (inside, *_) = self.protocols[choice.protocol], self.media
+        protocol, rate = self.protocols[choice.protocol], self.media[INTRA_DOMAIN].payload_bytes_per_s
         flags = 1 / Fraction(protocol.ring_share).limit_denominator(1000)
-        merged = flags
+        merged, of_lane = flags, rate
         if choice.algorithm == "nvls-tree":
-            merged = Fraction(self.domain_ranks + 1, 2 * (self.domain_ranks - 1))
+            merged = self._merged_share(call.total_bytes)
+            # some warps of a thread block send up, others down, and none helps others that wait; both trees have a lane
+            # to each other rank
+            of_lane = rate / 2 / (2 * (self.domain_ranks - 1))
         hops_s = (max(inside_s - self.wire_s[0], 0.0), max(between_s - self.wire_s[-1], 0.0))
-        return Ring(base_s, hops_s, inside.payload_bytes_per_s, 0, (merged, flags), f"{choice[0]}, {choice[1]}")
+        return Ring(base_s, hops_s, (of_lane, rate), 0, (merged, flags), f"{choice[0]}, {choice[1]}")
+
+    def _merged_share(self, size_bytes: Number) -> Fraction:
+        """Bytes on a link inside a domain per byte of messages that its switch merges, in the calls along trees.
+
+        A channel pays a latency for each chunk, in which its links move nothing: it counts as bytes. The rate inside a
+        domain is then that of a call in the switch of one domain, and no call over several domains is faster.
+        """
+        assert self.tuner is not None, "it chose the algorithm"
+        n, idle = self.domain_ranks, Fraction(0)
+        if self.nvls is not None:
+            chunks = size_bytes / self.tuner.nvls_tree_chunk_bytes(float(size_bytes))
+            links_s = size_bytes * (n + 1) / n / self.media[INTRA_DOMAIN].payload_bytes_per_s
+            idle = Fraction(chunks * self.nvls.chunk_s / links_s).limit_denominator(1000)
+        return Fraction(n + 1, 2 * (n - 1)) * (1 + idle)
 
     def _protocol(self, call: CallFacts) -> Protocol:
         """The protocol of a ring: the fastest one by the library's own estimate.
@@ -453,10 +475,10 @@ class ChannelLibrary(CommLibrary):
         overhead = medium.line_bytes_per_s / medium.payload_bytes_per_s
         hop_s = ring.hop_s[place]
         if place == INTRA_DOMAIN and self.inside is not None:
-            hidden_s = ring.hidden * size_bytes / ring.bytes_per_s
+            hidden_s = ring.hidden * size_bytes / ring.bytes_per_s[place]
             hop_s = np.maximum(hop_s - hidden_s, 0) if isinstance(hop_s, np.ndarray) else max(hop_s - hidden_s, 0)
         wire_bytes = size_bytes * overhead * ring.byte_share[place]
-        return ring.base_s if first else 0, hop_s, wire_bytes, ring.bytes_per_s * overhead
+        return ring.base_s if first else 0, hop_s, wire_bytes, ring.bytes_per_s[place] * overhead
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -282,6 +282,33 @@ class Tuner:
         number = _PROTOCOLS.index(choice.protocol)
         return _BASE_US["tree"][number] * _US, *self._hops_s("tree", number)
 
+    def nvls_tree_chunk_bytes(self, size_bytes: float) -> int:
+        """What all channels of a head move at once of a call along trees of which a switch merges a part.
+
+        NVIDIA/nccl 5067397c, src/transport/nvls.cc (ncclNvlsTuning) and src/enqueue.cc (calcCollChunking), for GPUs and
+        NICs behind one PCIe switch.
+
+        >>> [Tuner("hopper", (2, 29), nodes, 8, 360e9).nvls_tree_chunk_bytes(2**33) >> 20 for nodes in (2, 4)]
+        [2, 1]
+        """
+        channels, chunk, nic = 16, 2**17, self.nic_bytes_per_s / _GB
+        if self.domains >= 4:
+            chunk = 2**16
+        if self.generation == "blackwell":
+            channels, few = 32, self.ranks <= 8
+            if nic >= 96 and self.domains > 2:
+                channels, chunk = (24, 2**18) if few else (32, 2**17 if self.ranks < 32 else 2**16)
+            elif nic >= 48 and self.domains > 2:
+                channels, chunk = 24, 2**16
+            elif nic >= 48:
+                narrow = self.ranks >= 16 or nic < 96
+                chunk = 2**18 if self.ranks <= 4 else 2**16 if narrow else 2**17
+        at_once = channels * min(self.ranks, 32)
+        for times, limit in ((32, 2**18), (16, 2**17), (4, 2**16), (1, 2**15)):
+            if size_bytes < times * at_once * chunk and chunk > limit:
+                chunk = limit
+        return channels * chunk
+
     def nvls_channel_bytes_per_s(self) -> tuple[float, float]:
         """The rates of a channel of NVLS inside a domain and to the network that the search finds, one per rank."""
         speeds = _SPEEDS[self.generation]

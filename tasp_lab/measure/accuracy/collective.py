@@ -26,6 +26,10 @@ from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings
 from tasp_lab.timeline.critical_path import kind_of
 
+RCCL_RING_BYTES = (2**26, 2**29)
+"""From so many bytes on RCCL's AllReduce is a ring by Simple, in one node and over several. Below it is LL or trees, by
+tables that its versions change (ROCm/rccl 0cbce2a7, src/graph/tuning.cc, the tuning model of MI300X)."""
+
 
 def evaluate_collective(table: MeasuredTable, sampling: Sampling = NO_SAMPLES, library: str = "auto") -> TableAccuracy:
     """A table beside its prediction by a library, if there is one."""
@@ -41,11 +45,12 @@ def evaluate_collective(table: MeasuredTable, sampling: Sampling = NO_SAMPLES, l
     own, _ = machine_of(table, library)
     least = machine.topology.world_size if table.collective != "sendrecv" else 0
     measured = [row for row in table.rows if row.size_bytes >= least]
+    from_bytes = max(table.from_size_bytes, _modelled_from_bytes(table, machine))
     schedules = [library_call(table.collective, machine, row.size_bytes, rings, algorithm) for row in measured]
     times_s: list[float] = []
     rules: defaultdict[str, float] = defaultdict(float)
     for row, schedule in zip(measured, schedules, strict=True):
-        counts = row.size_bytes >= table.from_size_bytes
+        counts = row.size_bytes >= from_bytes
         run = array_engine.run(schedule, machine)
         parts = critical_parts(run) if counts else []
         times_s.append(run.time_s)
@@ -58,7 +63,7 @@ def evaluate_collective(table: MeasuredTable, sampling: Sampling = NO_SAMPLES, l
     if own is not None and constants_without(table.headers.get("system", "")):
         in_sample_s = times_on([own], schedules)[0].tolist()
     rows = [
-        size_row(*row, time_s, interval, own_s, counts=row.size_bytes >= table.from_size_bytes)
+        size_row(*row, time_s, interval, own_s, counts=row.size_bytes >= from_bytes)
         for row, time_s, interval, own_s in zip(measured, times_s, intervals, in_sample_s, strict=True)
     ]
     if not rules:
@@ -105,9 +110,18 @@ def _out_of_scope(table: MeasuredTable, machine: Machine | None) -> str:
 
 
 def _is_modelled(table: MeasuredTable, machine: Machine | None) -> bool:
-    """Whether the algorithms of an AllReduce are: rings by the table, or what NCCL chooses."""
+    """Whether the algorithms of an AllReduce are: rings by the table, or what NCCL or RCCL chooses."""
     stated = table.headers.get("algorithm", "").casefold()
     library = None if machine is None else machine.comm_library
-    if stated == "ring" or not isinstance(library, ChannelLibrary) or library.tuner is None:
+    if stated == "ring" or not isinstance(library, ChannelLibrary):
         return stated == "ring"
     return stated == "" or (stated == "nvls" and library.nvls is not None)
+
+
+def _modelled_from_bytes(table: MeasuredTable, machine: Machine) -> int:
+    """The size from which on an AllReduce of a library whose choice is not modelled is a ring; 0 of others."""
+    library = machine.comm_library
+    stated = table.collective != "all_reduce" or "algorithm" in table.headers
+    if stated or not isinstance(library, ChannelLibrary) or library.tuner is not None:
+        return 0
+    return RCCL_RING_BYTES[machine.topology.world_size > library.domain_ranks]

@@ -20,7 +20,7 @@ from tasp_lab.schedules.collectives.in_switch import library_switch_all_reduce
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.point_to_point import all_to_all, send_recv
 from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce, ring_reduce_scatter
-from tasp_lab.schedules.collectives.tree_all_reduce import library_tree_all_reduce
+from tasp_lab.schedules.collectives.tree_all_reduce import library_nvls_tree_all_reduce, library_tree_all_reduce
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
@@ -102,8 +102,7 @@ def library_schedule(
     size_bytes : the nccl-tests size: the total for all_gather and reduce_scatter, the bytes that each rank sends for
         alltoall, one message for sendrecv and all_reduce.
     rings, chunks : see `around_library_rings`.
-    algorithm : of an all_reduce, ``ring``, ``nvls`` for `library_switch_all_reduce`, or ``tree`` or
-        ``nvls-tree`` for `library_tree_all_reduce`.
+    algorithm : of an all_reduce, ``ring``, ``nvls`` for `library_switch_all_reduce`, ``tree`` or ``nvls-tree``.
 
     >>> from tasp_lab.topology.builders import switch
     >>> schedule = library_schedule("all_gather", switch(8), 2**25)
@@ -124,5 +123,6 @@ def library_schedule(
     if algorithm == "nvls":
         return library_switch_all_reduce(topology, size_bytes // n)
     if algorithm in ("tree", "nvls-tree"):
-        return library_tree_all_reduce(topology, size_bytes // n, in_switch=algorithm == "nvls-tree")
+        tree = library_tree_all_reduce if algorithm == "tree" else library_nvls_tree_all_reduce
+        return tree(topology, size_bytes // n)
     return around_library_rings(collective, topology, size_bytes // n, rings, chunks)

@@ -26,8 +26,11 @@ from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
 CHUNK_BYTES = 2**19
-MAX_CHUNKS, MAX_TRANSFERS = 16, 2**17
-"""More chunks gain less than a sixteenth of the time of the deepest way. On many ranks there are fewer, so that the
+"""What a half sends at once, at least. With switches NCCL sends 64 KiB on each of eight channels of Hopper, and twice as much
+of a long message on fewer than four nodes (NVIDIA/nccl 5067397c, src/transport/nvls.cc)."""
+
+MAX_CHUNKS, MAX_TRANSFERS = 64, 2**17
+"""More chunks gain less than that part of the time of the deepest way. On many ranks there are fewer, so that the
 proof of a schedule takes no longer."""
 
 
@@ -91,10 +94,8 @@ class TreeSumSteps(LazySteps):
 
 
 @schedule("library-tree-all-reduce", "AllReduce", library_call="all_reduce")
-def library_tree_all_reduce(topology: Topology, shard_bytes: int, *, in_switch: bool = False) -> Schedule:
+def library_tree_all_reduce(topology: Topology, shard_bytes: int) -> Schedule:
     """AllReduce of a message of one shard of `shard_bytes` per rank along double binary trees, as one call.
-
-    With `in_switch` the ranks of a node send to its heads and receive from them at once, through a switch that merges.
 
     >>> from tasp_lab.topology.builders import nodes
     >>> found = library_tree_all_reduce(nodes(2, 2, "switch"), 64)
@@ -103,18 +104,36 @@ def library_tree_all_reduce(topology: Topology, shard_bytes: int, *, in_switch: 
 
     Raises `ScheduleError` for nodes of different sizes and for empty shards.
     """
+    return _tree_all_reduce("library-tree-all-reduce", topology, shard_bytes, in_switch=False)
+
+
+@schedule("library-nvls-tree-all-reduce", "AllReduce", library_call="all_reduce")
+def library_nvls_tree_all_reduce(topology: Topology, shard_bytes: int) -> Schedule:
+    """The same, where a switch inside nodes merges: its ranks send to all heads, and receive from them, at once.
+
+    >>> from tasp_lab.topology.builders import nodes
+    >>> found = library_nvls_tree_all_reduce(nodes(2, 4, "switch"), 64)
+    >>> found.transfers, len(found.steps)
+    (112, 4)
+
+    Raises `ScheduleError` as `library_tree_all_reduce` does.
+    """
+    return _tree_all_reduce("library-nvls-tree-all-reduce", topology, shard_bytes, in_switch=True)
+
+
+def _tree_all_reduce(name: str, topology: Topology, shard_bytes: int, *, in_switch: bool) -> Schedule:
     n = topology.world_size
     node_count = len({*topology.node_of_rank}) or 1
     ranks = n // node_count
     if topology.node_of_rank and tuple(topology.node_of_rank) != tuple(rank // ranks for rank in range(n)):
-        raise ScheduleError("schedule 'library-tree-all-reduce': expected nodes of equal numbers of ranks in order")
+        raise ScheduleError(f"schedule {name!r}: expected nodes of equal numbers of ranks in order")
     if shard_bytes < 1:
-        raise ScheduleError(
-            f"schedule 'library-tree-all-reduce': shard size is {shard_bytes} bytes, expected 1 or more"
-        )
+        raise ScheduleError(f"schedule {name!r}: shard size is {shard_bytes} bytes, expected 1 or more")
     halves = [part for part in split_bytes(n * shard_bytes, _equal(2 * ranks)) if part]
+    is_large = in_switch and node_count < 4 and min(halves) >= 8 * CHUNK_BYTES
+    chunk_bytes = 2 * CHUNK_BYTES if is_large else CHUNK_BYTES
     hops_of_all = len(halves) * 2 * max(n - 1, 1)
-    chunks = max(1, min(MAX_CHUNKS, min(halves) // CHUNK_BYTES, MAX_TRANSFERS // hops_of_all))
+    chunks = max(1, min(MAX_CHUNKS, min(halves) // chunk_bytes, MAX_TRANSFERS // hops_of_all))
     sizes = [size for half in halves for size in split_bytes(half, _equal(chunks))]
     hops = [
         hop
@@ -125,9 +144,9 @@ def library_tree_all_reduce(topology: Topology, shard_bytes: int, *, in_switch: 
     source, destination, lane, level, half, gives = columns
     everything = np.ones((n, len(sizes)), dtype=bool)
     found = Schedule(
-        name="library-tree-all-reduce",
+        name=name,
         world_size=n,
-        lanes=2 * len(halves) * (ranks if in_switch else 1),
+        lanes=len(halves) * _lanes(ranks, in_switch),
         blocks=Blocks.of_sums(np.array(sizes, dtype=np.int64), n),
         initial=everything,
         final=everything.copy(),
@@ -143,11 +162,17 @@ def library_tree_all_reduce(topology: Topology, shard_bytes: int, *, in_switch: 
 def _hops(
     parent: IntArray, ranks: int, head: int, number: int, in_switch: bool
 ) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """The hops of one half: source, destination, lane, level, its number, and whether they give."""
+    """The hops of one half: source, destination, lane, level, its number, and whether they give.
+
+    A rank sends to all its children at once, each on a lane of its own.
+    """
     depth = [_depth(parent, node) for node in range(len(parent))]
     height, inside = max(depth), (1 if in_switch else ranks - 1) if ranks > 1 else 0
     top = inside + height
-    up, down = (2 * number, 2 * number + 1) if not in_switch else (2 * number * ranks, (2 * number + 1) * ranks)
+    up = number * _lanes(ranks, in_switch)
+    down = up + (ranks if in_switch else 1)
+    between = down + (ranks if in_switch else 1)
+    children = [0] * len(parent)
     for node, above in enumerate(parent.tolist()):
         chain = [node * ranks + (head + place) % ranks for place in range(ranks)]
         for place in range(1, ranks):
@@ -156,8 +181,14 @@ def _hops(
             yield chain[place], chain[before], up + beside, 0 if in_switch else ranks - 1 - place, number, 1
             yield chain[before], chain[place], down + beside, top + height + (0 if in_switch else place - 1), number, 0
         if above >= 0:
+            child, children[above] = children[above], children[above] + 1
             yield chain[0], above * ranks + head, up, inside + height - depth[node], number, 1
-            yield above * ranks + head, chain[0], down, top + depth[node] - 1, number, 0
+            yield above * ranks + head, chain[0], between + child, top + depth[node] - 1, number, 0
+
+
+def _lanes(ranks: int, in_switch: bool) -> int:
+    """The lanes of one half: up, down inside a node, and down to two other nodes."""
+    return 2 * (ranks if in_switch else 1) + 2
 
 
 def _depth(parent: IntArray, node: int) -> int:

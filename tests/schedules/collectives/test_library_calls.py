@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,11 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.measure.readers.table import COLLECTIVES
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.library_rings import AROUND_RINGS, library_rings, library_schedule
-from tasp_lab.schedules.collectives.tree_all_reduce import double_binary_trees, library_tree_all_reduce
+from tasp_lab.schedules.collectives.tree_all_reduce import (
+    double_binary_trees,
+    library_nvls_tree_all_reduce,
+    library_tree_all_reduce,
+)
 from tasp_lab.schedules.registry import COLLECTIVES as BY_NAME
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
@@ -120,18 +126,46 @@ def test_two_trees_use_every_node_and_share_the_work(count: int) -> None:
     assert len(inner[0] & inner[1]) <= count % 2
 
 
-@pytest.mark.parametrize("in_switch", [False, True])
+TREES = [library_tree_all_reduce, library_nvls_tree_all_reduce]
+
+
+@pytest.mark.parametrize("tree", TREES)
 @given(count=st.integers(1, 5), ranks=st.integers(1, 4), shard=st.integers(2, 2**22))
 @settings(max_examples=25)
-def test_a_tree_sends_each_byte_up_and_down_once_per_hop(in_switch: bool, count: int, ranks: int, shard: int) -> None:
+def test_a_tree_sends_each_byte_up_and_down_once_per_hop(
+    tree: Callable[..., Schedule], count: int, ranks: int, shard: int
+) -> None:
     """Each rank but the root gives every chunk once and receives its sum once: 2 (n - 1) messages of bytes."""
     if count * ranks < 2:
         return
-    found = library_tree_all_reduce(nodes(count, ranks, "switch"), shard, in_switch=in_switch)
+    found = tree(nodes(count, ranks, "switch"), shard)
     n = count * ranks
     assert found.bytes_sent().sum() == 2 * (n - 1) * n * shard
     given_bytes = sum(found.block_bytes[step.block[step.gives]].sum() for step in found.steps)
     assert given_bytes == (n - 1) * n * shard
+
+
+@pytest.mark.parametrize("tree", TREES)
+@given(count=st.integers(2, 9), ranks=st.integers(1, 4), shard=st.integers(2**10, 2**22))
+@settings(max_examples=25)
+def test_a_rank_sends_to_all_its_children_at_once(
+    tree: Callable[..., Schedule], count: int, ranks: int, shard: int
+) -> None:
+    """Messages of a lane follow each other, so those of one step have a lane each."""
+    for step in tree(nodes(count, ranks, "switch"), shard).steps:
+        lanes = list(zip(step.source.tolist(), step.lane.tolist(), strict=True))
+        assert len(set(lanes)) == len(lanes)
+
+
+@given(st.sampled_from(["h100", "h200", "b200", "a100"]), st.integers(2, 8), st.integers(20, 33))
+@settings(max_examples=25)
+def test_no_all_reduce_over_nodes_is_faster_than_inside_one(name: str, count: int, doublings: int) -> None:
+    """At equal bytes; more nodes add hops, and no rank has fewer bytes to send."""
+    one, many = (
+        float(simulate_by(library_call("all_reduce", machine, 2**doublings), machine).time_s)
+        for machine in (load_machine(f"{name}-8"), load_machine(f"{name}-{count}x8"))
+    )
+    assert many >= one
 
 
 @pytest.mark.parametrize("name", ["h100-4", "gh200-2x4", "h100-2x4"])
