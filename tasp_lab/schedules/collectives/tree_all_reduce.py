@@ -26,8 +26,8 @@ from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 
 CHUNK_BYTES = 2**19
-"""What a half sends at once, at least. With switches NCCL sends 64 KiB on each of eight channels of Hopper, and twice as much
-of a long message on fewer than four nodes (NVIDIA/nccl 5067397c, src/transport/nvls.cc)."""
+"""What a half sends at once, at least. With switches NCCL sends 64 KiB on each of eight channels of Hopper, and twice
+that for long messages on fewer than four nodes (NVIDIA/nccl 5067397c, src/transport/nvls.cc)."""
 
 MAX_CHUNKS, MAX_TRANSFERS = 64, 2**17
 """More chunks gain less than that part of the time of the deepest way. On many ranks there are fewer, so that the
