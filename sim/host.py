@@ -2,12 +2,12 @@
 
 ::
 
-    derived = messages_under(schedule, machine.host)         # messages, calls and what they wait for
+    derived = messages_under(schedule, machine)              # messages, calls and what they wait for
     issued = issue_times(schedule, derived, machine.host)    # when the hosts have issued them
     busy_s(schedule, machine.compute)                           # seconds of kernel calls of each rank
 
 **Messages that wait for kernel calls.** Where a rank sends on a block that it also computes with, both are ready at
-once. Without priority of messages over kernels (`HostModel.overlaps` is false), the kernel goes first, at
+once. Without priority of messages over kernels (`Machine.overlaps` is false), the kernel goes first, at
 either end: GPUs hand out the thread blocks of the older kernel first, and the message gets multiprocessors once none of
 them waits. That is at once if all fit, and most of the time of a call of many waves. Gradients of keys that leave while
 the next call begins are ready with it, too. A backward call begins with a short kernel (row sums of dO * O), behind
@@ -34,7 +34,7 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.machines.host import HostModel
-from tasp_lab.machines.machine import Compute
+from tasp_lab.machines.machine import Compute, Machine
 from tasp_lab.schedule.blocks import Kind
 from tasp_lab.schedule.calls import ranges
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, HANDED_OUT, LANE, SENT, CallTable, Edges, shapes_by_rank
@@ -56,17 +56,18 @@ def busy_s(schedule: Schedule, compute: Compute, rank_speeds: Sequence[Number] =
     return [sum_s / speed for sum_s, speed in zip(sums_s, rank_speeds, strict=True)]
 
 
-def messages_under(schedule: Schedule, host: HostModel) -> MessageDependencies:
-    """The messages of a schedule, and what messages and calls wait for, under a host model.
+def messages_under(schedule: Schedule, machine: Machine) -> MessageDependencies:
+    """The messages of a schedule, and what messages and calls wait for, on the hosts of a machine.
 
     A host model that posts a batch for each kind of block has no message of two kinds.
     """
+    host = machine.host
     derived = message_dependencies(schedule, kinds_apart=host.batches == "kind")
     derived = with_separate_messages(schedule, derived, host)
     if not len(derived.calls.step):
         return derived
     edges = [derived.edges]
-    if not host.overlaps:
+    if not machine.overlaps:
         edges += _after_calls(schedule, derived)
     if host.waits_for_sends:
         edges.append(_after_sends(schedule, derived))

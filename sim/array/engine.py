@@ -132,7 +132,7 @@ def operations_of(schedule: Schedule, machine: Machine) -> tuple[Operations, Mes
     if is_ring_schedule(schedule):
         return ring_operations(schedule, machine), None
     check_fits(schedule, schedule.transfers)
-    derived = messages_under(schedule, machine.host)
+    derived = messages_under(schedule, machine)
     return step_operations(schedule, machine, derived), derived
 
 

@@ -64,7 +64,7 @@ class HandedOut(NamedTuple):
         """The operations of the calls that an edge waits for."""
         operation = np.unique(derived.edges.before[derived.edges.event == HANDED_OUT])
         call, calls = operation - derived.first_call, derived.calls
-        cost = call_costs(machine, machine.compute.handed_out_s, calls, call, table)
+        cost = call_costs(machine, machine.handed_out_s, calls, call, table)
         return cls(first, operation, calls.rank[call], cost)
 
     def edges(self, edges: Edges) -> Edges:

@@ -33,7 +33,7 @@ from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.contention import Contention
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
-from tasp_lab.machines.machine import Compute, ComputeRate, Machine
+from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule, remembered
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
@@ -102,9 +102,12 @@ class RepeatedRun:
         self._kinds, self._instant = list[_Kind | _CallKind](), list[_CallKind]()
         library = machine.comm_library.bind(self._call)
         numbers = (_Numbered if library.serial_launch else _NumberedApart)("numbered", of=library, kinds=self._kinds)
-        compute = _NumberedCompute(of=machine.compute, kinds=self._kinds, instant=self._instant)
+        compute = _NumberedCompute(of=machine, kinds=self._kinds, instant=self._instant)
+        # how long messages wait is one of the numbers, whether they do is not
+        host, contention = replace(machine.host, overlaps=machine.overlaps), replace(machine.contention, waits=0)
+        of_numbers = replace(machine, comm_library=numbers, compute=compute, host=host, contention=contention)
         with without_garbage_collection():
-            self._operations, derived = operations_of(schedule, replace(machine, comm_library=numbers, compute=compute))
+            self._operations, derived = operations_of(schedule, of_numbers)
         source, destination = derived.messages[1:3] if derived is not None else hops_of(schedule)
         hops, hop = np.unique(source * schedule.world_size + destination, return_inverse=True)
         self._hops = np.divmod(hops, schedule.world_size)
@@ -153,15 +156,14 @@ class RepeatedRun:
 
         Those of buffers and hosts have no number.
         """
-        compute = machine.compute
-        if any(kind.time_s(compute) for kind in self._instant):
+        if any(kind.time_s(machine) for kind in self._instant):
             return None
         costs = []
         for cost, latency_s in zip(self._operations.costs, network.latency_s[self._hop_of_cost], strict=True):
             if (number := int(cost.launch_s) - _FIRST) >= 0:
                 kind, slows = self._kinds[number], cost.channels > 0
                 if isinstance(kind, _CallKind):
-                    cost = cost._replace(launch_s=kind.time_s(compute))
+                    cost = cost._replace(launch_s=kind.time_s(machine))
                     alike = cost.launch_s > 0
                 else:
                     cost = Cost.of(kind.message(library), float(latency_s))
@@ -305,7 +307,7 @@ def _fixed(machine: Machine) -> tuple[object, ...]:
     """What machines have in common that differ in numbers, whatever the schedule."""
     library, topology = machine.comm_library, machine.topology
     links = topology.world_size, len(topology.links), len(topology.shared)
-    return links, machine.contention.slows, machine.host, machine.rank_speeds, type(library)
+    return links, machine.contention.slows, machine.overlaps, machine.host, machine.rank_speeds, type(library)
 
 
 _FIRST = 2**40
@@ -330,8 +332,8 @@ class _CallKind(NamedTuple):
     shape: KernelShape
     handed_out: bool
 
-    def time_s(self, compute: Compute) -> float:
-        return float(compute.handed_out_s(self.shape) if self.handed_out else compute.time_s(self.shape))
+    def time_s(self, machine: Machine) -> float:
+        return float(machine.handed_out_s(self.shape) if self.handed_out else machine.compute.time_s(self.shape))
 
 
 @dataclass(frozen=True)
@@ -364,7 +366,7 @@ class _NumberedApart(_Numbered):
 class _NumberedCompute(ComputeRate):
     """Kernel calls that have a number instead of a time, unless they take none."""
 
-    of: Compute
+    of: Machine
     kinds: list[_Kind | _CallKind]
     instant: list[_CallKind]
 

@@ -134,7 +134,7 @@ def _is_simple(schedule: Schedule, machine: Machine) -> bool:
         and len(schedule.blocks.pools) == 1
         and schedule.initial_part is None
         and host.is_instant
-        and host.overlaps
+        and machine.overlaps
         and host.batches == "step"
         and not host.waits_for_sends
         and task.passing not in host.separate

@@ -57,7 +57,7 @@ def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Tim
     """
     schedule.check_routes(machine.topology)
     _check_fits(schedule, schedule.transfers)
-    derived = messages_under(schedule, machine.host)
+    derived = messages_under(schedule, machine)
     _check_fits(schedule, derived.first_call, len(derived.calls.step))
     with without_garbage_collection():
         timeline = _Run(schedule, machine, derived, explain).run()
@@ -110,7 +110,6 @@ class _Run:
         self._schedule, self._derived, self._explain = schedule, derived, explain
         self._topology, self._machine = machine.topology, machine
         self._call_s = [machine.compute.time_s(shape) for shape in derived.calls.shapes]
-        self._compute_model = machine.compute
         self._parts = [machine.compute.parts(shape) for shape in derived.calls.shapes] if explain else []
         self._comm_library = machine.comm_library
         self._env = simpy.Environment()
@@ -214,7 +213,7 @@ class _Run:
     def _hand_out(self, operation: int, number: int) -> Generator[simpy.Event, Number | None, None]:
         """The process of a call in progress whose thread blocks others wait for."""
         calls = self._derived.calls
-        if time_s := self._compute_model.handed_out_s(calls.shapes[int(calls.shape[number])]):
+        if time_s := self._machine.handed_out_s(calls.shapes[int(calls.shape[number])]):
             yield self._compute(int(calls.rank[number]), time_s)
         self._progress.record(operation, HANDED_OUT)
 

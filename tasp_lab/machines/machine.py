@@ -168,6 +168,16 @@ class Machine:
         stated = self.accelerator or self.parameters or self.system is not None
         return self.comm_library.name == IDEAL.name and not stated
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether messages run beside kernel calls that become ready at the same time (`HostModel.overlaps`)."""
+        return self.host.overlaps and not self.contention.waits
+
+    def handed_out_s(self, shape: KernelShape) -> Number:
+        """The time from the begin of a call at the speed of `compute` until it leaves multiprocessors to messages."""
+        waits = self.contention.waits
+        return waits * self.compute.time_s(shape) if waits else self.compute.handed_out_s(shape)
+
     def edited(self, edit: Edit) -> Machine:
         """The machine with an edited topology, which its samples have as well."""
         system = None if self.system is None else self.system.edited(edit)

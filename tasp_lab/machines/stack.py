@@ -55,6 +55,8 @@ class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
     accelerators : GPUs, or their generations, such as ``hopper``; any if empty.
     passes, masks : any if empty.
     most_head_dim : the largest head dimension that it runs; no limit if None.
+    head_dims : the head dimensions that it runs; any if empty.
+    grouped : whether it runs fewer KV heads than heads.
     """
 
     kernel: str
@@ -63,15 +65,20 @@ class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
     passes: tuple[Passing, ...] = ()
     masks: tuple[str, ...] = ()
     most_head_dim: Count | None = None
+    head_dims: tuple[Count, ...] = ()
+    grouped: bool = True
 
     def holds(self, gpu: str, passing: Passing, layer: Workload | None) -> bool:
-        """Whether it is for this GPU, pass and layer; without a layer, for causal heads of 128."""
+        """Whether it is for this GPU, pass and layer; without a layer, for causal heads of 128 that share no KV head."""
         mask, head_dim = ("causal", 128) if layer is None else (layer.mask, layer.head_dim)
+        is_grouped = layer is not None and layer.kv_head_count < layer.heads
         return (
             (not self.accelerators or gpu in self.accelerators or architecture(gpu) in self.accelerators)
             and (not self.passes or passing in self.passes)
             and (not self.masks or mask in self.masks)
             and (not self.most_head_dim or head_dim <= self.most_head_dim)
+            and (not self.head_dims or head_dim in self.head_dims)
+            and (self.grouped or not is_grouped)
             and self.kernel in kernel_names(gpu)
         )
 

@@ -191,7 +191,8 @@ class System:
         try:
             with self._needing():
                 channels = _message_channels(numbers, self.domains, self._nics(self.ranks))
-                return Contention(numbers["sms"], numbers["sms_per_channel"], channels)
+                waits = _known(numbers, "messages_wait") or 0
+                return Contention(numbers["sms"], numbers["sms_per_channel"], channels, waits)
         except TopologyError as error:
             raise ProfileError(f"profile {self.family!r}: {error}") from error
 

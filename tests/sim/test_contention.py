@@ -310,6 +310,7 @@ def test_no_call_is_faster_than_alone_or_slower_than_beside_all_channels(
     [
         ((0, 1, 0), "sms is 0, expected more than 0"),
         ((132, -1, 8), "sms_per_channel is -1, expected 0 or more"),
+        ((132, 1, 8, 1.5), "messages wait for 1.5 of a call, expected a share from 0 to 1"),
         ((132, 1, float("nan")), "max_channels is nan"),
         ((32, 1, 32), "32 channels take 32 of 32 multiprocessors, expected fewer than all"),
         ((32, 2, 24), "24 channels take 48 of 32 multiprocessors"),

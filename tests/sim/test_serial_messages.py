@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from tasp_lab.machines.libraries.channels import PairLibrary
 from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.stack import load_stack
+from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.inputs import with_host
+from tasp_lab.prediction.question import Question
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective
@@ -61,6 +64,7 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
     waits_for_sends = draw(st.booleans())
     host = HostModel("test", overlaps=False, waits_for_sends=waits_for_sends, separate=separate)
     contention = draw(st.sampled_from([NONE, Contention(Fraction(8), Fraction(1), Fraction(2))]))
+    contention = replace(contention, waits=draw(st.just(0) | shares))
     compute = Waves(Fraction(10_000), share=draw(shares))
     library = CommLibrary("posts", Fraction(0))
     speeds = draw(st.just(()) | st.tuples(*[st.fractions(Fraction(1, 4), Fraction(2), max_denominator=4)] * 4))
@@ -107,6 +111,30 @@ def test_a_ring_overlaps_what_is_left_of_a_call_once_it_has_been_handed_out(
     for engine in ("simpy", "array"):
         found = simulate(schedule, machine, engine).time_s  # type: ignore[arg-type]
         assert float(found) == pytest.approx(float(call_s + (n - 1) * step_s))
+
+
+@given(st.integers(1, 6), shares, seconds, seconds)
+def test_where_messages_wait_for_a_share_of_calls_no_stack_is_needed(
+    n: int, share: Fraction, call_s: Fraction, hop_s: Fraction
+) -> None:
+    """T = K + (n-1) max(K, s K + C) again, with the share of the machine and not that of the tiles."""
+    topology = ring(n, 4 / hop_s, Fraction(0))
+    schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))[0]
+    machine = Machine(topology, compute=Waves(4 / call_s, share=1), contention=replace(NONE, waits=share))
+    step_s = max(call_s, share * call_s + hop_s)
+    for engine in ("simpy", "array"):
+        found = simulate(schedule, machine, engine).time_s  # type: ignore[arg-type]
+        assert float(found) == pytest.approx(float(call_s + (n - 1) * step_s))
+
+
+def test_messages_of_rccl_wait_unless_that_is_changed() -> None:
+    """With copy engines 28 % of an ideal overlap are lost, without contention nothing."""
+    layer = Workload(16384, heads=16, mask="full")
+    changes: list[dict[str, Any]] = [{}, {"overrides": ("messages_wait=0.28",)}, {"contention": False}]
+    questions = [Question("mi300x-8", "ring-attention", layer, **each) for each in changes]
+    times_s = [float(answer(each).time_s) for each in questions]
+    assert times_s == sorted(times_s, reverse=True)
+    assert times_s[1] < 0.95 * times_s[0]
 
 
 def backward_ring(n: int, host: HostModel, call_s: Fraction, hop_s: Fraction) -> Sequence[Event]:
