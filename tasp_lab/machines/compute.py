@@ -266,8 +266,7 @@ def _kernels_of(accelerator: str) -> list[str]:
     """The names of `kernels_on`, whose files are not read."""
     gpu = gpu_alias(accelerator)
     names = kernel_names(gpu) if gpu in gpu_names() else []
-    default = load_stack(DEFAULT_STACK).kernel(gpu)
-    return list(dict.fromkeys([*([] if default is None else [default.name]), *names]))
+    return list(dict.fromkeys([*(rule.kernel for rule in load_stack(DEFAULT_STACK).rules(gpu)), *names]))
 
 
 def with_kernel(machine: Machine, name: str | None) -> Machine:

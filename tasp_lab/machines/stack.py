@@ -30,7 +30,7 @@ from tasp_lab.core.records import Count, Record, Text, converted, data_names
 from tasp_lab.core.units import parse_time_s
 from tasp_lab.machines.host import INSTANT_HOST, NO_PASSES, Batches, Communicators, HostModel, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
-from tasp_lab.machines.kernel_model.catalogue import gpu_alias
+from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_by_shape
 from tasp_lab.machines.kernel_model.constants import KernelFile, Passing
 from tasp_lab.machines.kernel_model.designs import architecture
 from tasp_lab.workload.layer import Workload
@@ -50,13 +50,12 @@ class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
 
     Attributes
     ----------
-    kernel : its name in `tasp_lab.machines.kernel_model`.
+    kernel : its name in `tasp_lab.machines.kernel_model`, or that of a library that takes one by shape
+        (`kernel_by_shape`).
     source : where the choice stands.
     accelerators : GPUs, or their generations, such as ``hopper``; any if empty.
     passes, masks : any if empty.
     most_head_dim : the largest head dimension that it runs; no limit if None.
-    head_dims : the head dimensions that it runs; any if empty.
-    grouped : whether it runs fewer KV heads than heads.
     """
 
     kernel: str
@@ -65,22 +64,26 @@ class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
     passes: tuple[Passing, ...] = ()
     masks: tuple[str, ...] = ()
     most_head_dim: Count | None = None
-    head_dims: tuple[Count, ...] = ()
-    grouped: bool = True
 
     def holds(self, gpu: str, passing: Passing, layer: Workload | None) -> bool:
-        """Whether it is for this GPU, pass and layer; without a layer, for causal heads of 128 that share no KV head."""
+        """Whether it is for this GPU, pass and layer; without a layer, for causal heads of 128."""
         mask, head_dim = ("causal", 128) if layer is None else (layer.mask, layer.head_dim)
-        is_grouped = layer is not None and layer.kv_head_count < layer.heads
         return (
             (not self.accelerators or gpu in self.accelerators or architecture(gpu) in self.accelerators)
             and (not self.passes or passing in self.passes)
             and (not self.masks or mask in self.masks)
             and (not self.most_head_dim or head_dim <= self.most_head_dim)
-            and (not self.head_dims or head_dim in self.head_dims)
-            and (self.grouped or not is_grouped)
-            and self.kernel in kernel_names(gpu)
+            and self.taken(passing, layer).kernel in kernel_names(gpu)
         )
+
+    def taken(self, passing: Passing, layer: Workload | None) -> KernelRule:
+        """With the kernel that it takes for this pass and layer."""
+        if layer is None:
+            kernel = kernel_by_shape(self.kernel, passing)
+        else:
+            grouped = layer.kv_head_count < layer.heads
+            kernel = kernel_by_shape(self.kernel, passing, layer.head_dim, grouped=grouped)
+        return msgspec.structs.replace(self, kernel=kernel)
 
 
 class Shipped(Record, frozen=True, forbid_unknown_fields=True):
@@ -261,7 +264,10 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
         gpu = gpu_alias(accelerator)
         if gpu not in gpu_names():
             return ()
-        held = [[rule for rule in self.kernels if rule.holds(gpu, passing, layer)][:1] for passing in _PASSES]
+        held = [
+            [rule.taken(passing, layer) for rule in self.kernels if rule.holds(gpu, passing, layer)][:1]
+            for passing in _PASSES
+        ]
         return tuple(rule for rules in held for rule in rules) if all(held) else ()
 
     def _entry(self, schedule: str) -> Shipped | None:
@@ -316,7 +322,10 @@ def _check(found: Stack) -> None:
     places = [*gpus, *dict.fromkeys(map(architecture, gpus))]
     kernels = sorted({kernel for gpu in gpus for kernel in kernel_names(gpu)})
     for rule in found.kernels:
-        named = [("kernel", rule.kernel, kernels), *(("accelerator", each, places) for each in rule.accelerators)]
+        named = [
+            ("kernel", rule.taken("forward", None).kernel, kernels),
+            *(("accelerator", each, places) for each in rule.accelerators),
+        ]
         for what, name, known in named:
             if name not in known:
                 raise ProfileError(unknown(what, name, known))

@@ -62,6 +62,12 @@ SHORTER = (1 / 16, 1 / 4)
 """Sequence lengths, as shares of the real one, at which the recommendation is checked, until it holds."""
 
 
+TASP_ACROSS_NODES = (
+    "Measure it first: on two nodes of 8 H100 TASP's published gain over Ring Attention is 1.20 to 1.43 on average "
+    "(arXiv 2509.26541), 1.90 is predicted, and nothing that is known of its code explains that."
+)
+"""What is said beside a recommendation of TASP over several nodes."""
+
 Verdict = Literal["decided", "tie", "open"]
 """How sure a recommendation is."""
 
@@ -423,6 +429,8 @@ class Recommendation:
         """The recommendation as lines: what to use and why, how sure that is, what changes it, how to switch it on."""
         found = [f"Use {self.schedule}: {self.why}."]
         found.append(self._sureness())
+        if self.schedule == "tasp" and len({*self.answer.passes[0].machine.topology.node_of_rank}) > 1:
+            found.append(TASP_ACROSS_NODES)
         for each in self.overturned:
             times = f"{format_time(each.fastest_s)} instead of {format_time(each.time_s)}"
             found.append(f"With {each.condition} use {each.schedule}: {times}.")

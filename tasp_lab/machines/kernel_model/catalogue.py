@@ -14,6 +14,7 @@ from tasp_lab.machines.kernel_model.constants import (
     Gpu,
     KernelConstant,
     KernelFile,
+    Passing,
     Variant,
     data_folder,
     gpus,
@@ -37,6 +38,7 @@ _KERNEL_ALIASES = {
     "fa3": "flash-attention-3",
     "fa4": "flash-attention-4",
     "aiter-asm-a32": "aiter-asm",
+    "ck": "flash-attention-2-ck",
     "tlx-fa": "triton-tlx",
 }
 _WIDER = 0.26
@@ -65,6 +67,23 @@ def kernel_alias(name: str) -> str:
     if match := re.fullmatch(r"flash-?attn-?v?([234])(\.[\w.]*)?", text):
         return f"flash-attention-{match[1]}"
     return _KERNEL_ALIASES.get(text, text)
+
+
+def kernel_by_shape(name: str, passing: Passing = "forward", head_dim: int = 128, *, grouped: bool = False) -> str:
+    """The kernel that a library takes for a call; other names than ``aiter`` stay.
+
+    `grouped`: with fewer KV heads than heads. AITER has assembly for heads of 128, backward with as many KV heads as
+    heads, and runs Composable Kernel else: so are its times (HazyResearch/HipKittens f09e9685, analysis/attn, of
+    November 2025), though its backward assembly itself takes grouped heads (ROCm/aiter e4048607, op_tests/cpp/mha).
+
+    >>> kernel_by_shape("aiter"), kernel_by_shape("aiter", head_dim=64), kernel_by_shape("aiter", "backward")
+    ('aiter-asm', 'flash-attention-2-ck', 'aiter-asm-a16')
+    """
+    if name != "aiter":
+        return name
+    if head_dim != 128 or (passing == "backward" and grouped):
+        return "flash-attention-2-ck"
+    return "aiter-asm" if passing == "forward" else "aiter-asm-a16"
 
 
 @cache
@@ -117,7 +136,7 @@ def attention_kernel(gpu: str, name: str) -> AttentionKernel:
         return AttentionKernel(found.gpu_constants, found)
     if key not in gpus():
         raise ProfileError(unknown("GPU", gpu, gpu_names()))
-    kernel = kernel_alias(name)
+    kernel = kernel_by_shape(kernel_alias(name))
     if kernel not in kernel_names(key):
         raise ProfileError(unknown(f"kernel of {key}", name, kernel_names(key)))
     return _kernel(key, kernel)
