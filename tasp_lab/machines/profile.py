@@ -65,6 +65,7 @@ class Profile:
     machines : the members in the catalogue: their sizes, or aliases of these, each with a summary.
     accelerator : the name of its GPUs, see `tasp_lab.machines.compute`; empty if they are unknown.
     ranks_per_nic : GPUs that share a NIC: 2 for nodes of 8 GPUs and 4 NICs.
+    providers : the clouds whose nodes of its base these are, in lower case.
     network : whether the network of its machines is documented, or that of a cloud.
     generation : of the GPUs, as NCCL tells them apart; its constants are in
         ``libraries/constants/nccl_<generation>.toml``.
@@ -83,6 +84,7 @@ class Profile:
     network: NetworkKind = "documented"
     generation: Generation | Literal[""] = ""
     ranks_per_nic: int = 1
+    providers: tuple[str, ...] = ()
 
     def with_parameters(self, parameters: Parameters) -> Profile:
         """The family with other numbers."""
@@ -175,6 +177,7 @@ class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
     network: NetworkKind = "documented"
     generation: Generation | None = None
     ranks_per_nic: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 1
+    providers: tuple[str, ...] = ()
 
 
 def profile_names() -> list[str]:
@@ -229,6 +232,18 @@ def member(text: str, library: str = "auto", name: str = "") -> Machine | None:
             return None
         profile = load_profile(family)
     return profile.machine(size, name or text, library) if profile.has(size) else None
+
+
+def at_provider(text: str, provider: str) -> str:
+    """The member of a cloud that a member is there; the same where nothing is known of it.
+
+    >>> at_provider("h100-2x8", "AWS"), at_provider("h100-2x8", "Azure")
+    ('h100_p5-2x8', 'h100-2x8')
+    """
+    family, _, size = text.partition("-")
+    known = (name for name in profile_names() if name.startswith(f"{family}_"))
+    found = (name for name in known if provider.casefold() in load_profile(name).providers)
+    return f"{next(found, family)}-{size}" if size else text
 
 
 def find_profile(text: str) -> tuple[Profile, Machine]:
@@ -317,7 +332,7 @@ def _profile(record: _ProfileFile) -> Profile:
     return Profile(
         record.name, record.summary, record.library, record.inside, record.ranks_per_node, record.nodes_per_domain,
         Parameters(found.values()), record.aliases, record.machines, accelerator, record.network, generation,
-        record.ranks_per_nic,
+        record.ranks_per_nic, record.providers,
     )  # fmt: skip
 
 

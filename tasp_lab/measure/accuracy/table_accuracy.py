@@ -17,7 +17,7 @@ from tasp_lab.core.errors import TaspLabError, first_line
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Parameter, read_constants
-from tasp_lab.machines.profile import listed_members, load_profile, member, profile_names
+from tasp_lab.machines.profile import at_provider, listed_members, load_profile, member, profile_names
 from tasp_lab.measure.fit.cases import how_to_name, is_whole_node, suggested_profile
 from tasp_lab.measure.readers import AnyTable, KernelTable, LayerTable, MeasuredTable
 from tasp_lab.measure.readers.table import profile_beside
@@ -239,13 +239,14 @@ _SUMMARY = (
 def machine_of(table: MeasuredTable, library: str = "auto", *, left_out: bool = False) -> tuple[Machine | None, str]:
     """The machine of a table, or the reason why there is none; an impossible machine does not stop other tables.
 
-    With a header `provider` its network is that of a cloud, whatever its profile is; a header `library`, such as
-    ``nccl==2.28.9``, is its library where `library` is ``auto``. With `left_out` the machine has no constant that comes
-    from tables of the same system (`constants_without`).
+    With a header `provider` its network is that of this cloud, or of any, whatever its profile is; a header `library`,
+    such as ``nccl==2.28.9``, is its library where `library` is ``auto``. With `left_out` the machine has no constant
+    that comes from tables of the same system (`constants_without`).
     """
     library = table.headers.get("library", library) if library == "auto" else library
     try:
-        machine = member(table.machine, library, str(table.profile)) if table.machine else None
+        name = at_provider(table.machine, table.headers.get("provider", "")) if table.machine else ""
+        machine = member(name, library, str(table.profile)) if name else None
         without = constants_without(table.headers.get("system", "")) if left_out else ()
         if machine is not None and machine.system is not None and without:
             profile = load_profile(machine.system.family).with_constants(without)
