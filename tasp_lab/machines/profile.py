@@ -289,6 +289,7 @@ def profile_document(profile: Profile) -> str:
         "ranks_per_node": profile.ranks_per_node,
         "nodes_per_domain": profile.nodes_per_domain,
         **({"ranks_per_nic": profile.ranks_per_nic} if profile.ranks_per_nic > 1 else {}),
+        **({"providers": list(profile.providers)} if profile.providers else {}),
         **({"accelerator": profile.accelerator} if profile.accelerator else {}),
         "network": profile.network,
         **({"generation": profile.generation} if profile.generation else {}),

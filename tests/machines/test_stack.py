@@ -64,7 +64,8 @@ def test_hosts_take_between_a_microsecond_and_a_millisecond_per_call(name: str) 
 @pytest.mark.parametrize("name", stack_names())
 def test_kernels_are_known_on_some_accelerator(name: str) -> None:
     rules = load_stack(name).kernels
-    assert all(any(each.kernel in kernel_names(gpu) for gpu in gpu_names()) for each in rules)
+    taken = [each.taken(passing, None).kernel for each in rules for passing in ("forward", "backward")]
+    assert all(any(kernel in kernel_names(gpu) for gpu in gpu_names()) for kernel in taken)
 
 
 @pytest.mark.parametrize("name", stack_names())
@@ -253,7 +254,7 @@ def test_stacks_ship_schedules(name: str, mask: str, stack: str) -> None:
 def test_what_was_only_measured_and_tasp_lab_itself_are_not_shipped() -> None:
     """UltraAttn is a copy of rings that a table was made with; tasp-lab has every schedule, so it tells nothing."""
     names = {stack.name for each in NAMES for stack, _ in shipping(each, LAYER, 8)}
-    assert not names & {"ultraattn", "burst", "internevo", OWN_STACK}
+    assert not names & {"ultraattn", "burst", "internevo", "magi-baselines", "magi-baselines-cudnn", OWN_STACK}
     assert load_stack(OWN_STACK).shipped("tasp", LAYER, 8) is not None
 
 
@@ -397,3 +398,16 @@ def test_steps_take_one_too() -> None:
     assert "left out of the memory" not in str(plain)
     with pytest.raises(ScheduleError, match="the stack trl does not ship tasp"):
         predict_step("h100-8", "llama-3-8b", 16384, "tasp", stack="trl")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "kernels"),
+    [
+        (128, 16, ["aiter-asm", "aiter-asm-a16"]),
+        (128, 2, ["aiter-asm", "flash-attention-2-ck"]),
+        (64, 16, ["flash-attention-2-ck", "flash-attention-2-ck"]),
+    ],
+)
+def test_aiter_takes_a_kernel_by_shape(head_dim: int, kv_heads: int, kernels: list[str]) -> None:
+    layer = Workload(8192, heads=16, kv_heads=kv_heads, head_dim=head_dim)
+    assert [rule.kernel for rule in load_stack("torch").rules("mi355x", layer)] == kernels

@@ -60,6 +60,7 @@ class LibraryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schedule : the name of an attention schedule; empty if none of ours is the same.
     fields : fields of `AttentionOptions` other than those of its stack, in the file ``options``.
     stack : the stack with whose options and host model it runs (`tasp_lab.machines.stack`); none if empty.
+    stacks : the same by accelerator, where it is another one.
     kernels : attention kernels by accelerator; ``default`` is that of all others.
     source : the place in the library's code.
     reason : why it cannot be simulated; empty if it can.
@@ -71,6 +72,7 @@ class LibraryRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schedule: str = ""
     fields: dict[str, bool | int | str] = msgspec.field(default_factory=dict, name="options")
     stack: str = ""
+    stacks: dict[str, str] = {}
     kernels: dict[str, str] = {}
     source: str = ""
     reason: str = ""
@@ -197,6 +199,7 @@ def row_run(table: LayerTable, row: LayerRow, layers: tuple[Workload, ...]) -> R
         raise ScheduleError(run.reason)
     profile = table.profile or row.gpu.casefold()
     machine = with_compute(machine_for(profile, row.gpus, row.nodes or 1, Path(table.name).parent))
+    run = msgspec.structs.replace(run, stack=run.stacks.get(machine.accelerator, run.stack))
     kernel = table.kernel or run.kernel(machine.accelerator)
     machine = with_kernel(machine, kernel) if machine.accelerator else machine
     machine = with_host(machine, load_stack(run.stack).host(run.schedule)) if run.stack else machine
