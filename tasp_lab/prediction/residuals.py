@@ -159,9 +159,9 @@ STEPS = Regime("step", "intra", "any", "documented", "modelled")
 
 
 def message_bytes(schedule: Schedule) -> float:
-    """The mean size of a message: of a collective of a library, that over all its channels."""
-    lanes = schedule.lanes if schedule.fused else 1
-    return float(schedule.bytes_by_rank().sum()) / max(schedule.transfers, 1) * lanes
+    """The mean size of a message: of a collective of a library, of all that a rank sends at a step."""
+    messages = schedule.world_size * len(schedule.steps) if schedule.fused else schedule.transfers
+    return float(schedule.bytes_by_rank().sum()) / max(messages, 1)
 
 
 def spans_domains(machine: Machine) -> bool:

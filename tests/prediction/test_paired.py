@@ -219,15 +219,15 @@ def test_samples_of_unmeasured_schedules_agree_with_the_closed_form() -> None:
 
 
 def test_layers_of_a_stack_with_another_kernel_were_not_measured() -> None:
-    """Transformer Engine was measured with FlashAttention-3 on H100, and not with cuDNN; TRL not at all."""
+    """MagiAttention's baselines were measured with FlashAttention-3 on H100, not with cuDNN; Megatron not at all."""
     h100 = load_machine("h100-8")
     measured = {
         (kernel, stack): is_measured("ulysses", replace_kernel(h100, kernel, stack), "both")
         for kernel in ("flash-attention-3", "cudnn")
-        for stack in ("", "megatron", "trl")
+        for stack in ("", "magi-baselines", "megatron")
     }
     assert [named for named, is_one in measured.items() if is_one] == [
-        ("flash-attention-3", ""), ("flash-attention-3", "megatron"),
+        ("flash-attention-3", ""), ("flash-attention-3", "magi-baselines"),
     ]  # fmt: skip
 
 

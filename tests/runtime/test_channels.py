@@ -23,11 +23,13 @@ from tasp_lab.workload.layer import Workload
 def test_lanes_of_a_collective_are_one_channel(name: str, world_size: int) -> None:
     """What comes is passed on at the next step, or by nobody.
 
-    In a tree of two ranks the sum goes up on one lane, and down on another one a step later.
+    In a star (two ranks in a tree, all in a switch) sums go up on some lanes, and down on others a step later.
     """
-    schedule = collective(name, full_mesh(world_size), 64)
-    is_pair_tree = name == "library-tree-all-reduce" and world_size == 2
-    assert channels(schedule) == ((0, 1) * (schedule.lanes // 2) if is_pair_tree else (0,) * schedule.lanes)
+    schedule, others = collective(name, full_mesh(world_size), 64), world_size - 1
+    is_star = name == "library-nvls-tree-all-reduce" or (name == "library-tree-all-reduce" and world_size == 2)
+    up_and_down = (0,) * others + (1,) * others
+    lanes = up_and_down * (schedule.lanes // (2 * others)) if is_star else (0,) * schedule.lanes
+    assert channels(schedule) == lanes
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])

@@ -142,11 +142,12 @@ def _tree_all_reduce(name: str, topology: Topology, shard_bytes: int, *, in_swit
     ]
     columns = np.array(hops, dtype=np.int64).reshape(-1, 6).T
     source, destination, lane, level, half, gives = columns
+    used, lane = np.unique(lane, return_inverse=True)
     everything = np.ones((n, len(sizes)), dtype=bool)
     found = Schedule(
         name=name,
         world_size=n,
-        lanes=len(halves) * _lanes(ranks, in_switch),
+        lanes=max(len(used), 1),
         blocks=Blocks.of_sums(np.array(sizes, dtype=np.int64), n),
         initial=everything,
         final=everything.copy(),
@@ -187,7 +188,7 @@ def _hops(
 
 
 def _lanes(ranks: int, in_switch: bool) -> int:
-    """The lanes of one half: up, down inside a node, and down to two other nodes."""
+    """The most lanes of one half: up, down inside a node, and down to two other nodes."""
     return 2 * (ranks if in_switch else 1) + 2
 
 
