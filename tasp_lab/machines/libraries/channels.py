@@ -410,7 +410,7 @@ class ChannelLibrary(CommLibrary):
         """Bytes on a link inside a domain per byte of messages that its switch merges, in the calls along trees.
 
         A channel pays a latency for each chunk, in which its links move nothing: it counts as bytes. The rate inside a
-        domain is then that of a call in the switch of one domain, and no call over several domains is faster.
+        domain is then that of a call in the switch of one domain with such chunks.
         """
         assert self.tuner is not None, "it chose the algorithm"
         n, idle = self.domain_ranks, Fraction(0)
