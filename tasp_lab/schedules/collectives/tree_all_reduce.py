@@ -122,6 +122,7 @@ def library_nvls_tree_all_reduce(topology: Topology, shard_bytes: int) -> Schedu
 
 
 def _tree_all_reduce(name: str, topology: Topology, shard_bytes: int, *, in_switch: bool) -> Schedule:
+    """The schedule of either kind; `in_switch`: inside nodes along stars whose messages a switch merges, not chains."""
     n = topology.world_size
     node_count = len({*topology.node_of_rank}) or 1
     ranks = n // node_count

@@ -162,13 +162,13 @@ def test_a_rank_sends_to_all_its_children_at_once(
 def test_no_all_reduce_over_nodes_is_faster_than_inside_one(name: str, count: int, doublings: int) -> None:
     """At equal bytes; more nodes add hops, and no rank has fewer bytes to send.
 
-    NCCL cuts calls of up to 512 MiB in one node into smaller chunks, and these are predicted 5 to 6 % too slow.
+    NCCL cuts a call of 512 MiB in one node into smaller chunks than over nodes; it is predicted 5 to 6 % too slow.
     """
     one, many = (
         float(simulate_by(library_call("all_reduce", machine, 2**doublings), machine).time_s)
         for machine in (load_machine(f"{name}-8"), load_machine(f"{name}-{count}x8"))
     )
-    assert many >= (0.94 if 2**28 <= 2**doublings < 2**30 else 1) * one
+    assert many >= (0.94 if doublings == 29 else 1) * one
 
 
 @pytest.mark.parametrize("name", ["h100-4", "gh200-2x4", "h100-2x4"])
