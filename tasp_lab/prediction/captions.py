@@ -230,7 +230,7 @@ def interval_line(interval: Interval) -> str:
         return f"interval: {count} samples of kernel rates; {IDEAL_LINKS}" if count else IDEAL_LINKS
     measured = f"{found.rows} measured rows, {found.machines} machine{'s' * (found.machines > 1)}"
     borrowed = f"; borrowed: {found.borrowed}" if found.borrowed else ""
-    return f"interval: should hold 9 of 10 runs ({measured}: {found.regime}){borrowed}"
+    return f"interval: median and 9 of 10 runs ({measured}: {found.regime}){borrowed}"
 
 
 TILES_AND_WAVES = (

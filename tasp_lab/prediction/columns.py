@@ -185,8 +185,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("time_low_s", "lower end of the [interval](accuracy.md#how-sure-predictions-are); null with `--samples 0`",
            json=ALL),
     Column("time_high_s", "upper end of the interval", json=ALL),
-    Column("interval", "`regime` (the error class), its measured `rows` and `machines`, what is `borrowed` from other "
-           "classes, and `samples` of the parameters; null with `--samples 0`",
+    Column("interval", "its `median_s`, `regime` (the error class), its measured `rows` and `machines`, what is "
+           "`borrowed` from other classes, and `samples` of the parameters; null with `--samples 0`",
            lambda a: None if a.interval is None else a.interval.to_dict(), PREDICTED, "interval", ALL, _interval_text),
     Column("first_is_faster", "the probability that the first schedule is faster than this one, by the errors that "
            "they do not share; null of the first", json=RANKING),

@@ -57,6 +57,11 @@ class Interval:
         """The 95 % point, or the prediction if it is more: the account's middle may be far from it."""
         return max(self.time_s, self.quantile_s(0.95))
 
+    @cached_property
+    def median_s(self) -> float:
+        """The 50 % point: the time to expect of a measured run, as predictions of this class were mostly too short."""
+        return self.quantile_s(0.5)
+
     @property
     def is_exact(self) -> bool:
         """Whether the time is exact: links are ideal, and no rate of a kernel has an interval."""
@@ -64,17 +69,20 @@ class Interval:
 
     @property
     def text(self) -> str:
-        """Both ends to three digits, like ``5.93 to 6.4 ms``; empty where the time is exact."""
+        """The median and both ends to three digits, like ``6.1 (5.93 to 6.4 ms)``; empty where the time is exact."""
         if self.is_exact:
             return ""
-        low, high = format_time(self.low_s, 3), format_time(self.high_s, 3)
-        same = low.rpartition(" ")[2] == high.rpartition(" ")[2]
-        return f"{low.rpartition(' ')[0] if same else low} to {high}"
+        texts = [format_time(time_s, 3) for time_s in (self.median_s, self.low_s, self.high_s)]
+        if len({text.rpartition(" ")[2] for text in texts}) == 1:
+            texts[:2] = [text.rpartition(" ")[0] for text in texts[:2]]
+        median, low, high = texts
+        return f"{median} ({low} to {high})"
 
     def to_dict(self) -> dict[str, object]:
-        """What it is made of: the regime of its residuals, what was measured there, what is borrowed, and samples."""
+        """Its median, and what it is made of: regime of residuals, what was measured there, is borrowed, samples."""
         found = self.residual
         return {
+            "median_s": self.median_s,
             "regime": IDEAL_LINKS if found.is_exact else str(found.regime),
             "rows": found.rows,
             "machines": found.machines,

@@ -190,7 +190,7 @@ class Residual:
     Parameters
     ----------
     regime, asked : the regime that was measured, the nearest one to what was asked.
-    middle : its median.
+    middle : its median, drawn towards 1 as far as few machines may have it by chance (`_drawn`).
     spread : standard deviation of its logarithm on a new machine, so that 1.645 of it lead to the 5 and 95 % points.
     constants : what of it the intervals of constants explain, a standard deviation.
     own : standard deviation within one machine: what schedules on it do not have in common.
@@ -274,7 +274,7 @@ def fit(known: Sequence[Group], regime: Regime) -> Residual:
     variance = machines.widening**2 * machines.value * (1 + 1 / len(own)) + rows.value
     return Residual(
         regime,
-        middle=math.exp(_mean([each.mean for each in own])),
+        middle=math.exp(_drawn(_mean([each.mean for each in own]), machines.value / len(own))),
         spread=math.sqrt(variance),
         constants=math.sqrt(_mean([each.constants for each in own])),
         own=math.sqrt(rows.value),
@@ -283,6 +283,18 @@ def fit(known: Sequence[Group], regime: Regime) -> Residual:
         asked=regime,
         lender=lender if family.freedom < ENOUGH_FREEDOM else "",
     )
+
+
+def _drawn(mean: float, variance: float) -> float:
+    """A mean drawn towards 0 by its own variance: the mean of a few machines is partly theirs, not that of the class.
+
+    Efron, Morris: Stein's paradox in statistics, Scientific American 236 (1977).
+
+    >>> _drawn(0.2, 0.0), _drawn(0.2, 0.04), _drawn(0.0, 0.0)
+    (0.2, 0.1, 0.0)
+    """
+    square = mean**2
+    return mean * square / (square + variance) if square else 0.0
 
 
 def between(family: Sequence[Group]) -> Variance:

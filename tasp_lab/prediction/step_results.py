@@ -211,7 +211,7 @@ class StepPrediction(Report):
         memory = f"{format_size_about(self.memory.total)}{room} per GPU"
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
         takes = (
-            f"{format_time(self.time_s)} per step ({self.interval.text}), "
+            f"{format_time(self.time_s)} per step, in runs {self.interval.text}, "
             f"{format_four_digits(self.tokens_per_s / self.ranks)} tokens/s per GPU{mfu}"
         )
         if self.fits is False:
@@ -330,7 +330,8 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("time_s", "sum of the next five"),
     Column("time_low_s", "lower end of the [interval](whole_steps.md#accuracy)", lambda step: step.interval.low_s),
     Column("time_high_s", "upper end of the interval", lambda step: step.interval.high_s),
-    Column("interval", "its `regime`, and the measured `rows` and sources", lambda step: step.interval.to_dict()),
+    Column("interval", "its `median_s`, `regime`, and the measured `rows` and sources",
+           lambda step: step.interval.to_dict()),
     Column("forward_s", "forward phases of all micro-batches, of the busiest stage", lambda step: step.times.forward_s),
     Column("backward_s", "backward phases likewise", lambda step: step.times.backward_s),
     Column("pipeline_s", "what that stage waits for other stages", lambda step: step.times.pipeline_s),

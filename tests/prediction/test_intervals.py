@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sim.simulate import simulate
 from tasp_lab import Workload, compare, predict
 from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.units import format_time
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute
 from tasp_lab.machines.machine import Machine
@@ -235,11 +236,25 @@ def test_ideal_links_are_exact(machine: str) -> None:
         assert found.time_low_s == found.time_high_s == float(found.time_s)
         document = fields_of(found, view_of(found))["interval"]
         assert document == {
-            "regime": "ideal links: exact", "rows": 0, "machines": 0, "borrowed": None, "samples": 0,
+            "median_s": float(found.time_s), "regime": "ideal links: exact", "rows": 0, "machines": 0, "borrowed": None,
+            "samples": 0,
         }  # fmt: skip
     text = str(predict(machine, "ring", "8MiB"))
     assert "interval" not in text
     assert text.count("ideal links: exact") == 1
+
+
+@given(st.floats(1e-6, 10), st.lists(st.floats(0.5, 2.0), max_size=8), st.floats(0.5, 3.0), st.floats(0.0, 1.0))
+def test_a_median_is_inside_and_half_of_the_runs_are_below(
+    time_s: float, factors: list[float], middle: float, spread: float
+) -> None:
+    """A log-normal error without samples has its middle as median; with samples that of their mixture."""
+    residual = replace(residual_of(INSIDE), middle=middle, spread=spread, constants=0.0)
+    found = Interval(time_s, time_s * np.array(factors), residual)
+    assert found.low_s <= found.median_s * (1 + 1e-9) <= found.high_s * (1 + 2e-9)
+    if not factors:
+        assert found.median_s == pytest.approx(time_s * middle)
+        assert found.text.startswith(format_time(found.median_s, 3).partition(" ")[0])
 
 
 def test_machines_keep_their_intervals() -> None:

@@ -66,6 +66,17 @@ def test_machines_that_agree_leave_the_spread_of_their_rows() -> None:
     assert found.own == found.spread == pytest.approx(within)
 
 
+@given(st.lists(st.floats(-1.5, 1.5), min_size=1, max_size=8), st.integers(1, 4))
+def test_few_machines_that_disagree_move_the_middle_less(means: list[float], times: int) -> None:
+    """The middle has the sign of their mean and lies between it and 0; as many times the machines draw it less."""
+    known = [Group(INSIDE, str(number), "machine", 10, mean, 0.01, 0.0) for number, mean in enumerate(means)]
+    mean = sum(means) / len(means)
+    once, often = (math.log(fit(known * count, INSIDE).middle) for count in (1, times))
+    assert abs(once) <= abs(mean) + 1e-9
+    assert once * mean >= -1e-12
+    assert len(means) < ENOUGH_FREEDOM or abs(often) >= abs(once) - 1e-9
+
+
 @given(st.integers(2, 8), distances, variances)
 def test_fewer_machines_that_differ_as_much_never_make_it_narrower(
     pairs: int, distance: float, variance: float

@@ -5,6 +5,7 @@ The interval of a row uses the errors of all sources but its own, and of a cloud
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,30 +43,40 @@ from tasp_lab.measure.inputs import left_out_with, table_inputs
 from tasp_lab.measure.readers import COLLECTIVES, AnyTable, KernelTable, LayerTable, MeasuredTable, find_all_tables
 from tasp_lab.measure.scores import mean
 from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs
+from tasp_lab.prediction.residuals import residual_of
 
 
 def coverage_of(tables: Iterable[TableAccuracy]) -> list[dict[str, Any]]:
     """By regime, and of all together where there are several: ``rows`` that count, the share of them ``inside`` their
-    intervals of 90 %, and the mean ratio of high to low ends.
+    intervals of 90 %, the median ``position`` of a measured time in its interval, from 0 at its low end to 1 at its
+    high one on a logarithmic scale, and the mean ratio of high to low ends, ``shipped`` with all sources.
     """
-    by_regime: defaultdict[str, list[tuple[bool, float]]] = defaultdict(list)
+    by_regime: defaultdict[str, list[tuple[bool, float, float, float]]] = defaultdict(list)
     for row in (row for table in tables for row in table.rows if row.in_scope):
-        if row.interval is not None:
-            inside = bool(is_inside(row))
-            by_regime[str(row.interval.residual.asked)].append((inside, row.interval.high_s / row.interval.low_s))
+        if (ends := row.interval) is not None and row.measured_s:
+            shipped = replace(ends, residual=residual_of(ends.residual.asked))
+            width, position = math.log(ends.high_s / ends.low_s), math.log(row.measured_s / ends.low_s)
+            numbers = (bool(is_inside(row)), position / width if width else 0.5, ends.high_s / ends.low_s)
+            by_regime[str(ends.residual.asked)].append((*numbers, shipped.high_s / shipped.low_s))
     groups = sorted(by_regime.items())
     if len(groups) > 1:
         groups.append(("all", [each for rows in by_regime.values() for each in rows]))
     found = []
     for regime, rows in groups:
-        inside_of, widths = zip(*rows, strict=True)
-        shares = {"inside": sum(inside_of) / len(rows), "high_over_low": sum(widths) / len(rows)}
+        inside_of, positions, widths, shipped_widths = zip(*rows, strict=True)
+        shares = {
+            "inside": sum(inside_of) / len(rows),
+            "position": median(positions),
+            "high_over_low": sum(widths) / len(rows),
+            "shipped": sum(shipped_widths) / len(rows),
+        }
         found.append({"regime": regime, "rows": len(rows), **shares})
     return found
 
 
 COVERAGE_COLUMNS: Formats = {
-    "regime": "{regime}", "rows": "{rows}", "inside": "{inside:.0%}", "high over low": "{high_over_low:.2f}",
+    "regime": "{regime}", "rows": "{rows}", "inside": "{inside:.0%}", "position": "{position:.2f}",
+    "high over low": "{high_over_low:.2f}", "shipped": "{shipped:.2f}",
 }  # fmt: skip
 COLLECTIVE_COLUMNS: Formats = {
     "table": "{name}", "mean error": "{mean_relative_error:.1%}", "worst": "{worst_relative_error:.1%}",
@@ -122,9 +133,10 @@ def left_out_of(tables: Iterable[TableAccuracy]) -> list[dict[str, Any]]:
     """Collectives predicted without constants from tables of the same system: of all, inside one domain, and there by
     collective, size and generation; by system or source.
 
-    Each row has how many ``tables`` or parts of them and ``rows``, over tables the ``median_of_mean_relative_errors``
-    and the same ``in_sample``, with the constants of the same system, too, the share of rows ``inside`` their intervals
-    and the mean ``interval_score`` of these (`tasp_lab.measure.scores.Span`), None without intervals.
+    Each row has how many ``tables`` or parts of them and ``rows``, over tables the ``median_of_mean_relative_errors``,
+    the same ``at_median`` of the intervals and ``in_sample``, with the constants of the same system, too, the share of
+    rows ``inside`` their intervals and the mean ``interval_score`` of these (`tasp_lab.measure.scores.Span`), None
+    without intervals.
     """
     groups: dict[str, list[list[MeasuredRow]]] = {}
     for table in (each for each in tables if isinstance(each.table, MeasuredTable) and each.in_scope):
@@ -157,15 +169,17 @@ def _left_out(what: str, parts: Sequence[Sequence[MeasuredRow]]) -> dict[str, An
     rows = [row for of_table in parts for row in of_table]
     spans = [span for row in rows if (span := span_of(row)) is not None]
     in_sample = [[replace(row, predicted_s=row.in_sample_s or row.predicted_s) for row in part] for part in parts]
-    without, with_own = (
+    at_median = [[row.at_median for row in part] for part in parts]
+    without, of_medians, with_own = (
         median(sum(abs(row.relative_error or 0.0) for row in part) / len(part) for part in each)
-        for each in (parts, in_sample)
+        for each in (parts, at_median, in_sample)
     )
     return {
         "what": what,
         "tables": len(parts),
         "rows": len(rows),
         "median_of_mean_relative_errors": without,
+        "at_median": of_medians,
         "in_sample": with_own,
         "inside": mean([each.is_inside for each in spans]),
         "interval_score": mean([each.score for each in spans]),
@@ -174,7 +188,7 @@ def _left_out(what: str, parts: Sequence[Sequence[MeasuredRow]]) -> dict[str, An
 
 LEFT_OUT_COLUMNS: Formats = {
     "collectives": "{what}", "tables": "{tables}", "rows": "{rows}",
-    "mean error": "{median_of_mean_relative_errors:.1%}", "inside": "{inside:.0%}",
+    "mean error": "{median_of_mean_relative_errors:.1%}", "at median": "{at_median:.1%}", "inside": "{inside:.0%}",
     "interval score": "{interval_score:.2f}", "in sample": "{in_sample:.1%}",
 }  # fmt: skip
 

@@ -91,6 +91,11 @@ class MeasuredRow:
         """Predicted over measured, less one; None without either."""
         return self.predicted_s / self.measured_s - 1 if self.predicted_s is not None and self.measured_s else None
 
+    @property
+    def at_median(self) -> MeasuredRow:
+        """The row with the median of its interval as what is predicted; itself without one."""
+        return self if self.interval is None else replace(self, predicted_s=self.interval.median_s)
+
 
 def errors_of(rows: Sequence[MeasuredRow]) -> Errors:
     """Relative errors of the rows that count, an array (rows,)."""
@@ -208,6 +213,7 @@ def row_dict(row: MeasuredRow) -> dict[str, object]:
         "measured_s": row.measured_s,
         "predicted_s": row.predicted_s,
         "relative_error": row.relative_error,
+        "time_median_s": None if row.interval is None else row.interval.median_s,
         "time_low_s": None if row.interval is None else row.interval.low_s,
         "time_high_s": None if row.interval is None else row.interval.high_s,
         "in_scope": row.in_scope,
