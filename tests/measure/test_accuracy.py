@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.profile import load_profile, member, profile_document, profile_names
-from tasp_lab.machines.sampling import NO_SAMPLES
+from tasp_lab.machines.sampling import NO_SAMPLES, NORMAL_95
 from tasp_lab.measure.accuracy import accuracy, evaluate, own_tables
-from tasp_lab.measure.accuracy.table_accuracy import machine_of
+from tasp_lab.measure.accuracy.report import coverage_of
+from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy, machine_of
 from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.readers import find_tables, parse_table
 from tasp_lab.measure.scores import Span
+from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.residuals import Regime, residual_of
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tests.conftest import ROOT, Command
 
 HEAD = "# profile: h100-8\n# collective: sendrecv\n# ranks: 8\n# source: a test\nsize_B,time_us\n"
+INSIDE = Regime("collective", "intra", "large", "documented", "modelled")
 FIELDS = {
     "file", "profile", "collective", "ranks", "in_scope", "reason", "mean_relative_error", "worst_relative_error",
     "bias", "dominant_rule",
@@ -298,6 +308,29 @@ def test_a_system_is_judged_without_the_constants_that_its_tables_gave(system: s
 
 def _is_measured_on(system: str, source: str) -> bool:
     return source.startswith("measured") and f" {system}," in source
+
+
+@given(st.floats(0.3, 3.0), st.floats(0.05, 1.0), st.lists(st.floats(-3.0, 3.0), min_size=1, max_size=9))
+@settings(max_examples=30, deadline=None)
+def test_the_position_of_a_measured_time_is_where_it_lies_in_its_interval(
+    middle: float, spread: float, deviations: list[float]
+) -> None:
+    """A time at the median is at 0.5 of an interval of one log-normal error, its ends at 0 and 1."""
+    residual = replace(residual_of(INSIDE), middle=middle, spread=spread, constants=0.0)
+    interval = Interval(1.0, np.zeros(0), residual)
+    assume(interval.quantile_s(0.05) <= 1.0 <= interval.quantile_s(0.95))  # it is not stretched to the prediction
+    rows = [
+        MeasuredRow(middle * math.exp(spread * each), 1.0, interval=interval, shape={"profile": "h100-8"})
+        for each in deviations
+    ]
+    table = TableAccuracy(parse_table(HEAD + "1048576,100\n", "t.csv"), "", tuple(rows))
+    (found,) = coverage_of([table])
+    assert found["position"] == pytest.approx(0.5 + median(deviations) / (2 * NORMAL_95), abs=1e-6)
+    assert found["inside"] == pytest.approx(sum(abs(each) <= NORMAL_95 for each in deviations) / len(rows), abs=1e-9)
+    assert found["high_over_low"] == pytest.approx(math.exp(2 * NORMAL_95 * spread))
+    shipped = residual_of(INSIDE)
+    assert found["shipped"] == pytest.approx(math.exp(2 * NORMAL_95 * shipped.spread), rel=0.2)
+    assert all(row.at_median.predicted_s == pytest.approx(middle) for row in rows)
 
 
 def test_a_system_that_gave_no_constant_is_judged_as_it_is() -> None:
