@@ -4,22 +4,18 @@
 
 A factor is one uncertain parameter: how far it may be from its value, and which measurement would identify it. All
 compute rates and kernel parameters are one factor, `COMPUTE`, as in samples (`tasp_lab.machines.sampling`).
-Either one factor at a time takes both of its ends, or all vary together by a Sobol design. Rings stay those that are
-fastest with all parameters unchanged.
+One factor at a time takes both of its ends. Rings stay those that are fastest with all parameters unchanged.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-import numpy as np
-
-from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import StudyError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -31,12 +27,11 @@ from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import default_width, dimension, log_ends, source_kind
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.sampling import Sampling, log_normal, rate_ends, varied
+from tasp_lab.machines.sampling import rate_ends, varied
 from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.inputs import with_host
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
-from tasp_lab.study.frames import needed
 from tasp_lab.study.point import Point
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
@@ -195,9 +190,6 @@ Logs = Mapping[str, float]
 Times = Mapping[str, float]
 """The times of schedules in seconds, by name."""
 
-NEAREST_END = 1e-6
-"""Quantiles of a design are no nearer to 0 and 1 than this."""
-
 
 def fastest(times_s: Times) -> str:
     """The fastest schedule, the first of equal ones."""
@@ -232,66 +224,14 @@ def one_at_a_time(
     return sorted(records, key=lambda record: -record["effect"])
 
 
-def check_samples(samples: int) -> None:
-    """Raise `StudyError` unless a design of Sobol can have as many samples."""
-    if samples < 2 or samples & (samples - 1):
-        raise StudyError(f"samples: {samples}, expected a power of two, such as 64")
-
-
-def sobol(
-    factors: Sequence[Factor], answer: Callable[[Logs], float], samples: int, seed: int
-) -> tuple[list[dict[str, Any]], FloatArray]:
-    """Sobol indices of factors by a design of Saltelli, in their order, and the answers of the design.
-
-    ``first`` and ``total`` are the shares of the variance of the answer that a factor has alone, and with all that it
-    takes part in; ``first_conf`` and ``total_conf`` are the half widths of their 95 % intervals. It takes `samples`
-    (k + 2) answers, k being the number of factors. Logarithms of factors are normal with the 5 and 95 % points of their
-    intervals, each half apart, as in `tasp_lab.machines.sampling`.
-
-    References
-    ----------
-    A. Saltelli et al., Variance based sensitivity analysis of model output, Computer Physics Communications 181 (2010).
-
-    Raises `StudyError` unless `samples` is a power of two, and `MissingPackageError` without SALib.
-    """
-    check_samples(samples)
-    if not factors:
-        return [], np.zeros(0)
-    names = [factor.name for factor in factors]
-    problem = {"num_vars": len(names), "names": names, "bounds": [[0.0, 1.0]] * len(names)}
-    what = "sensitivity by the method sobol"
-    design = needed("SALib.sample.sobol", what).sample(problem, samples, calc_second_order=False, seed=seed)
-    from scipy.special import ndtri
-
-    normals = ndtri(np.clip(design, NEAREST_END, 1 - NEAREST_END))
-    logs = [log_normal(normals[:, place], factor.low, factor.high) for place, factor in enumerate(factors)]
-    answers = np.array([answer(dict(zip(names, row.tolist(), strict=True))) for row in np.stack(logs, axis=1)])
-    if np.ptp(answers) <= 1e-12 * abs(answers).max():
-        return [factor.record | dict.fromkeys(INDICES, 0.0) for factor in factors], answers
-    analyze = needed("SALib.analyze.sobol", what).analyze
-    # Not the number itself, since SALib takes the seed 0 for none.
-    seeds = np.random.SeedSequence(seed)
-    found = analyze(problem, answers, calc_second_order=False, seed=seeds, print_to_console=False)
-    shares = [{name: float(found[key][place]) for name, key in INDICES.items()} for place in range(len(factors))]
-    return [factor.record | share for factor, share in zip(factors, shares, strict=True)], answers
-
-
-INDICES = {"first": "S1", "first_conf": "S1_conf", "total": "ST", "total_conf": "ST_conf"}
-"""What an index is called here, and in SALib."""
-
-
 # -------------------------------------------------------------------------------------------------------- the question
 
 Of = Literal["speedup", "time"]
-Method = Literal["one-at-a-time", "sobol"]
 OFS: tuple[Of, ...] = get_args(Of)
-METHODS: tuple[Method, ...] = get_args(Method)
 
 _Text = TypeVar("_Text", bound=str)
 
-FIELDS: Mapping[str, object] = {
-    "of": "speedup", "by": BY_SOURCE, "top": 5, "at": "", "between": (), "method": "one-at-a-time", "samples": 64,
-}  # fmt: skip
+FIELDS: Mapping[str, object] = {"of": "speedup", "by": BY_SOURCE, "top": 5, "at": "", "between": ()}
 """Fields of the section ``[find] sensitivity`` of a study, and what they are where they are not given."""
 
 
@@ -306,7 +246,6 @@ class SensitivityQuestion:
     at : the question, see `tasp_lab.study.lookup.one_point_at`.
     width : of the intervals of constants.
     top : as many constants are listed.
-    method, samples, seed : the design, see `sobol`.
     """
 
     of: Of = "speedup"
@@ -314,49 +253,33 @@ class SensitivityQuestion:
     at: str = ""
     width: Width = OWN_WIDTHS
     top: int = 5
-    method: Method = "one-at-a-time"
-    samples: int = 64
-    seed: int = 0
 
 
-def sensitivity_question(find: Mapping[str, object], *, seed: int = 0, **given: object) -> SensitivityQuestion:
+def sensitivity_question(find: Mapping[str, object], **given: object) -> SensitivityQuestion:
     """The question of a section of a study, with the fields that are given in place of it; None is not given.
 
     >>> found = sensitivity_question({"of": "speedup", "by": "source interval, else 20%"}, at="seq=8Ki", top=3)
     >>> found.width.otherwise, found.at, found.top
     (0.2, 'seq=8Ki', 3)
 
-    Raises `StudyError` for an unknown field and an impossible value, `QuantityError` for an impossible seed.
+    Raises `StudyError` for an unknown field and an impossible value.
     """
     for name in find:
         if name not in FIELDS:
             raise StudyError(f"find.sensitivity: {unknown('field', name, FIELDS)}")
-    Sampling(seed=seed)
     values = {**FIELDS, **find, **{name: value for name, value in given.items() if value not in (None, ())}}
     pair = values["between"]
     if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) not in (0, 1, 2):
         raise StudyError(f"between {pair!r}: expected one schedule, or two")
     if len(pair) == 2 and pair[0] == pair[1]:
         raise StudyError(f"between {pair[0]!r} and itself, expected two schedules")
-    of, method = _one_of("of", values["of"], OFS), _one_of("method", values["method"], METHODS)
-    top, samples = (_count(name, values[name]) for name in ("top", "samples"))
-    if method == "sobol":
-        check_samples(samples)
-    width = Width.parse(str(values["by"]))
-    return SensitivityQuestion(of, tuple(map(str, pair)), str(values["at"]), width, top, method, samples, seed)
-
-
-def _one_of(what: str, given: object, known: Sequence[_Text]) -> _Text:
-    for each in known:
-        if each == given:
-            return each
-    raise StudyError(unknown(what, str(given), known))
-
-
-def _count(what: str, given: object) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise StudyError(f"{what}: {given!r}, expected 1 or more")
-    return given
+    of = next((each for each in OFS if each == values["of"]), None)
+    if of is None:
+        raise StudyError(unknown("of", str(values["of"]), OFS))
+    top = values["top"]
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise StudyError(f"top: {top!r}, expected 1 or more")
+    return SensitivityQuestion(of, tuple(map(str, pair)), str(values["at"]), Width.parse(str(values["by"])), top)
 
 
 # ---------------------------------------------------------------------------------------------------------- the answer
@@ -389,15 +312,15 @@ def find_sensitivity(
         if name in refused:
             raise StudyError(f"schedule {name!r} does not apply at {where_of(point)}: {refused[name]}")
 
-    def times_of(logs: Logs, schedules: Iterable[str] = ()) -> Times:
-        """The times of schedules with these factors, of all unless some are given."""
+    def times_of(logs: Logs) -> Times:
+        """The times of all schedules with these factors."""
         now = changed(machine, logs)
 
         def time_s(one: PassAnswer) -> float:
             on = now if one.machine.host == machine.host else with_host(now, one.machine.host)
             return float(one.on(on).time_s)
 
-        return {name: sum(map(time_s, passes[name])) for name in schedules or passes}
+        return {name: sum(map(time_s, passes[name])) for name in passes}
 
     def shown(value: float) -> str:
         return format_time(value) if len(names) == 1 else f"{value:.3g}x"
@@ -405,31 +328,16 @@ def find_sensitivity(
     factors, base = factors_of(machine, layer, point.options.passes, question.width), times_of({})
     value, what = answer_of(base, names), "time" if len(names) == 1 else "speed-up"
     title = f"{what} of {' over '.join(names)} is {shown(value)} at {where_of(point)}, fastest: {fastest(base)}"
-    extra: dict[str, object] = {}
-    texts: tuple[int, ...]
-    if question.method == "sobol":  # only the schedules of the answer are predicted
-        samples = question.samples
-        count = samples * (len(factors) + 2) * len(names)
-        progress(f"constants in a design of Sobol: {len(factors)}, in {count} predictions")
-        records, answers = sobol(factors, lambda logs: answer_of(times_of(logs, names), names), samples, question.seed)
-        records.sort(key=lambda record: -record["total"])
-        extra |= {"samples": samples, "seed": question.seed} if records else {}
-        if len(answers):
-            low, high = (float(np.quantile(answers, share)) for share in (0.05, 0.95))
-            extra |= {"value_low": low, "value_high": high}
-            title += f", {shown(low)} .. {shown(high)} (5 to 95 %)"
-        title += "; shares of its variance"
-        shares: Formats = {"alone": "{first:.0%} ± {first_conf:.0%}", "with others": "{total:.0%} ± {total_conf:.0%}"}
-        columns, texts = {**_CONSTANT, **shares, **_ORIGIN}, (0, 1, 4, 5)
-    else:
-        count = 2 * len(factors) * len(passes)
-        progress(f"constants at both ends: {len(factors)}, in {count} predictions")
-        records = one_at_a_time(factors, times_of, base, names)
-        ends: Formats = {
-            f"{what} becomes": lambda row: f"{shown(row['value_at_low'])} .. {shown(row['value_at_high'])}",
-            "fastest": _winners,
-        }
-        columns, texts = {**_CONSTANT, **ends, **_ORIGIN}, (0, 1, 2, 3, 4, 5)
+    progress(f"constants at both ends: {len(factors)}, in {2 * len(factors) * len(passes)} predictions")
+    records = one_at_a_time(factors, times_of, base, names)
+    columns: Formats = {
+        "constant": "{constant}",
+        "range": "{range}",
+        f"{what} becomes": lambda row: f"{shown(row['value_at_low'])} .. {shown(row['value_at_high'])}",
+        "fastest": _winners,
+        "source": _origin,
+        "would settle it": "{settled_by}",
+    }
     document = {
         "at": dict(point.labels) | {"machine": point.machine, "seq": point.layer.sequence},
         "of": question.of,
@@ -437,13 +345,11 @@ def find_sensitivity(
         "value": value,
         "times_s": dict(base),
         "fastest": fastest(base),
-        "method": question.method,
-        **extra,
         "constants": records,
         "refused": refused,
     }
     parts: list[Part] = [
-        Table(title, tuple(columns), [cells_of(record, columns) for record in records[: question.top]], texts)
+        Table(title, tuple(columns), [cells_of(record, columns) for record in records[: question.top]], range(6))
     ]
     if (rest := len(records) - question.top) > 0:
         parts.append(f"{rest} more constants have smaller effects; --top {rest + question.top} lists all")
@@ -461,10 +367,6 @@ def _origin(record: Mapping[str, Any]) -> str:
 def _winners(record: Mapping[str, Any]) -> str:
     ends = dict.fromkeys((record["fastest_at_low"], record["fastest_at_high"]))
     return " .. ".join(ends) if record["changes_fastest"] else "the same"
-
-
-_CONSTANT: Formats = {"constant": "{constant}", "range": "{range}"}
-_ORIGIN: Formats = {"source": _origin, "would settle it": "{settled_by}"}
 
 
 def _schedules(points: Sequence[Point], question: SensitivityQuestion, baseline: str | None) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from tasp_lab.prediction.paired import Rival, Setting, paired_errors
 from tasp_lab.study.axis import TOLERANCE, lattice
 from tasp_lab.study.crossover import CrossoverQuestion, crossover, crossover_question, crossovers, find_crossovers
 from tasp_lab.study.point import Point, Row
-from tasp_lab.study.validation import nearest
 from tasp_lab.workload.layer import Workload
 from tests.support.comparisons import by_ratio, comparison
 
@@ -221,17 +220,6 @@ def test_a_schedule_that_applies_nowhere_is_told_with_its_reason() -> None:
     found = find_crossovers(_points(("tasp", "usp:5x5")), question, _evaluate)
     assert "does not apply: usp:5x5: 32 heads, expected a multiple of 5" in str(found)
     assert found.to_dict()["groups"][0]["verdict"].startswith("does not apply")  # type: ignore[index]
-
-
-def test_the_nearest_points_are_nearest_to_a_crossing() -> None:
-    found = nearest(crossovers(_points(), QUESTION, _evaluate), 5)
-    assert [each.distance for each in found] == sorted(each.distance for each in found)
-    values = [(each.points[0].machine, each.value) for each in found]
-    assert values[:3] == [("h100-2x8", 262144), ("h100-8", 32768), ("h100-8", 16384)]
-    every = nearest(crossovers(_points(), QUESTION, _evaluate), 1000)
-    assert len(every) == 24
-    assert all(math.isinf(each.distance) == (each.points[0].machine == "mi300x-8") for each in every)
-    assert all(each.points[0].schedule == "tasp" for each in every)
 
 
 @pytest.mark.parametrize(

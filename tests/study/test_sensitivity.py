@@ -26,7 +26,6 @@ from tasp_lab.study.sensitivity import (
     find_sensitivity,
     one_at_a_time,
     sensitivity_question,
-    sobol,
 )
 from tests.support.uncertain_machine import ring_point, ring_time_s, uncertain_machine
 
@@ -99,18 +98,6 @@ def test_a_width_in_place_of_intervals(tmp_path: Path) -> None:
     assert highs(load_machine("h100-8"), "source interval, else 30%")["message_launch"] == pytest.approx(1.3)
 
 
-def test_sobol_of_a_machine(tmp_path: Path) -> None:
-    """Bound by its link, the time hangs on the link alone; bound by compute, on compute alone."""
-    machine = uncertain_machine(tmp_path)
-    for seq, name in ((1024, "link_bandwidth"), (1048576, COMPUTE)):
-        question = SensitivityQuestion(of="time", method="sobol", samples=32)
-        found: dict[str, Any] = find_sensitivity([ring_point(machine, seq)], question).to_dict()
-        first, second = found["constants"]
-        assert first["constant"] == name
-        assert (first["total"], second["total"]) == (pytest.approx(1, abs=0.15), pytest.approx(0, abs=0.01))
-        assert found["value_low"] < found["value"] < found["value_high"]
-
-
 def _points(machine: str) -> list[Point]:
     return [
         replace(
@@ -151,7 +138,6 @@ def test_a_schedule_that_does_not_apply_is_refused_with_its_reason(tmp_path: Pat
     [
         ({"off": "time"}, "unknown field 'off'"),
         ({"of": "latency"}, "unknown of 'latency'"),
-        ({"method": "sobl"}, "did you mean 'sobol'"),
         ({"by": "a guess"}, "by 'a guess': expected"),
         ({"by": "120%"}, "by '120%'"),
         ({"top": 0}, "top: 0, expected 1 or more"),
@@ -196,41 +182,3 @@ def test_one_at_a_time_has_both_ends_and_all_others_as_they_are() -> None:
     # exp(0.2) and exp(0.3) are more than 1.2, exp(0.1) is less
     assert [each["changes_fastest"] for each in both(["one"], 0.1, 0.3)] == [True, True]
     assert not both(["one"], 0.05)[0]["changes_fastest"]
-
-
-def test_sobol_indices_of_a_linear_answer() -> None:
-    """Of a1 x1 + a2 x2 + a3 x3 with independent x of standard deviation s: shares of the variance are (a s)^2."""
-    factors, weights = _factors(0.1, 0.2, 0.05), (1.0, 2.0, -3.0)
-    found, _ = sobol(factors, lambda logs: sum(a * logs[f"c{k}"] for k, a in enumerate(weights)), 1024, 7)
-    variances = [(weight * each.high) ** 2 for weight, each in zip(weights, factors, strict=True)]
-    shares = [each / sum(variances) for each in variances]
-    assert [each["first"] for each in found] == pytest.approx(shares, abs=0.02)
-    assert [each["total"] for each in found] == pytest.approx(shares, abs=0.02)
-
-
-def test_sobol_tells_an_interaction_from_what_a_factor_does_alone() -> None:
-    """Of a product of two symmetric factors neither does anything alone, and both do all together."""
-    found, _ = sobol(_factors(0.1, 0.1), lambda logs: logs["c0"] * logs["c1"], 1024, 7)
-    assert [each["first"] for each in found] == pytest.approx([0, 0], abs=0.1)
-    assert [each["total"] for each in found] == pytest.approx([1, 1], abs=0.1)
-
-
-@pytest.mark.parametrize("seeds", [(3, 3, 4), (0, 0, 1)])
-def test_equal_seeds_give_equal_indices(seeds: tuple[int, ...]) -> None:
-    first, second, other = (
-        sobol(_factors(0.1, 0.2), lambda logs: logs["c0"] + logs["c1"] ** 2, 16, seed)[0] for seed in seeds
-    )
-    assert first == second != other
-
-
-def test_an_answer_that_nothing_moves_has_indices_of_zero() -> None:
-    found, answers = sobol(_factors(0.1), lambda logs: 2.0, 8, 0)
-    assert [(each["first"], each["total"]) for each in found] == [(0.0, 0.0)]
-    assert set(answers) == {2.0}
-    assert sobol([], lambda logs: 2.0, 8, 0)[0] == []
-
-
-@pytest.mark.parametrize("samples", [0, 1, 48])
-def test_a_design_needs_a_power_of_two(samples: int) -> None:
-    with pytest.raises(StudyError, match="power of two"):
-        sobol(_factors(0.1), lambda logs: 1.0, samples, 0)

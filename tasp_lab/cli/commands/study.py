@@ -235,25 +235,6 @@ def plot(
 
 
 @study.command
-def diff(
-    a: Folder,
-    b: Annotated[Path, Parameter(help="Another one.")],
-    /,
-    *,
-    wide: Wide = False,
-    json: Json = False,
-) -> None:
-    """List differences of two studies: points, inputs, parameters, versions, times and winners.
-
-    Example: tasp-lab study diff longctx longctx-with-my-nic
-    """
-    from tasp_lab.study.diff import diff as difference
-    from tasp_lab.study.folder import StudyFolder
-
-    tell(difference(StudyFolder(a), StudyFolder(b)), json, wide=wide)
-
-
-@study.command
 def report(
     folder: Folder,
     /,
@@ -290,7 +271,6 @@ def report(
 FIND = Group("Question", help="Instead of [find] in the file of the study.", sort_key=2)
 
 StudyPath = Annotated[Path, Parameter(group=WORK, help="The file or the folder of a study.")]
-StudyFolderPath = Annotated[Path, Parameter(group=WORK, help="The folder of a study.")]
 Between = Annotated[list[str] | None, option("One of the two schedules; given twice.", FIND, name="--between")]
 Along = Annotated[
     str | None,
@@ -373,11 +353,6 @@ def sensitivity(
     top: Annotated[
         int | None, whole("Number of parameters shown, the largest effects first. Default: 5.", OUTPUT)
     ] = None,
-    method: Annotated[
-        str | None, Parameter(group=RUN, help="one-at-a-time (each parameter at both ends) or sobol (all together).")
-    ] = None,
-    samples: Annotated[int | None, whole("Samples of sobol, a power of two. Default: 64.", RUN)] = None,
-    seed: Annotated[int, whole("Seed of sobol.", RUN)] = 0,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -385,48 +360,14 @@ def sensitivity(
 
     Example: tasp-lab study sensitivity longctx.toml --at machine=h100-8x8,model=llama-3-8b,seq=128Ki
 
-    Example: tasp-lab study sensitivity longctx/ --at h100-8x8,128Ki --of time --between tasp --method sobol
+    Example: tasp-lab study sensitivity longctx/ --at h100-8x8,128Ki --of time --between tasp
     """
     from tasp_lab.study.lookup import one_point_at, study_at
     from tasp_lab.study.sensitivity import find_sensitivity, sensitivity_question
 
     asked = study_at(path).study
-    given = {"of": of, "between": between, "at": at, "by": by, "top": top, "method": method, "samples": samples}
-    question = sensitivity_question(asked.find.get("sensitivity", {}), seed=seed, **given)
+    given = {"of": of, "between": between, "at": at, "by": by, "top": top}
+    question = sensitivity_question(asked.find.get("sensitivity", {}), **given)
     with Progress(lines_only=json) as shown:
         found = find_sensitivity(one_point_at(asked.points(), question.at), question, asked.baseline, shown.line)
     tell(found, json, wide=wide)
-
-
-@study.command
-def validate(
-    folder: StudyFolderPath,
-    /,
-    *,
-    top: Annotated[int, whole("Number of points, those nearest to a crossover first.", RUN)] = 5,
-    at: At = None,
-    along: Along = None,
-    between: Between = None,
-    repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
-    wide: Wide = False,
-    json: Json = False,
-) -> None:
-    """Run both schedules on the emulated fabric at the points nearest to a crossover, and compare with predictions.
-
-    It writes validated.csv and validated.json into the folder.
-
-    Example: tasp-lab study validate longctx/ --top 5
-    """
-    from tasp_lab.study.crossover import crossover_question, crossovers
-    from tasp_lab.study.folder import StudyFolder
-    from tasp_lab.study.lookup import points_at, study_at
-    from tasp_lab.study.validation import check_validation, measure_points, nearest
-
-    check_validation(folder, top, repeat)
-    source = study_at(StudyFolder(folder).path)
-    question = crossover_question(source.study.find.get("crossover", {}), along=along, between=between)
-    with Progress(lines_only=json) as shown:
-        points = points_at(source.study.points(), at or "")
-        found = crossovers(points, question, source.evaluate, progress=shown.line)
-        measured = measure_points(nearest(found, top), question.along, folder, repeat, shown.line)
-    tell(measured, json, wide=wide)
