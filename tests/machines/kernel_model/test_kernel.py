@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
+from tasp_lab.machines.kernel_model.catalogue import _KERNEL_ALIASES, _NOT_MEASURED, kernel_by_shape
 from tasp_lab.machines.kernel_model.kernel import call_parts
 from tasp_lab.machines.kernel_model.tiles import splits, tile_columns
 from tasp_lab.measure.readers.kernel_table import attention_shape
 from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
+from tests.conftest import ROOT
 
 KERNELS = [attention_kernel(gpu, name) for gpu in gpu_names() for name in kernel_names(gpu)]
 NO_SPLIT = [kernel for kernel in KERNELS if all(each.design.split == "never" for each in kernel.file.variants)]
@@ -125,11 +127,53 @@ def test_parts_of_split_keys_are_of_what_a_tile_sees() -> None:
     [
         ("h1000", "", "unknown GPU 'h1000', did you mean 'h100'?"),
         ("h100", "flash-attention-9", "unknown kernel of h100 'flash-attention-9', did you mean 'flash-attention-"),
+        ("h100", "flash_attention", "unknown kernel of h100 'flash_attention', did you mean 'flash-attention-"),
+        (
+            "h100",
+            "trtllm_mha",
+            r"kernel 'trtllm_mha' \(sglang-trtllm-gen\) was not measured on h100 or a GPU like it: "
+            "sglang-flash-attention-3 is the nearest there$",
+        ),
+        ("mi300x", "torch_flow", r"'torch_flow' \(tensorrt-llm\) was not .*: expected one of aiter-asm-a16, "),
+        ("h100", "aiter-asm", "kernel 'aiter-asm' was not measured on h100 or a GPU like it: expected one of"),
+        ("b200", "FlashMLA", r"\(latent attention\) was not measured on b200 .*: sglang-trtllm-gen is the nearest"),
+        ("a100", "xformers", "memory-efficient attention of CUTLASS.* flash-attention-2 is the nearest there$"),
     ],
 )
 def test_unknown_names_are_one_line(gpu: str, name: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         attention_kernel(gpu, name)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "kernel"),
+    [
+        ("a100", "torch_flow", "tensorrt-llm"),
+        ("a100", "vllm_flash_attn", "vllm-flash-attention-2"),
+        ("b200", "TRTLLM", "tensorrt-llm"),
+        ("b200", "trtllm_mha", "sglang-trtllm-gen"),
+        ("gb300", "flashinfer", "sglang-flashinfer"),
+        ("gb300", "vllm_flashinfer_trtllmprefill", "vllm-trtllm-gen"),
+        ("h100", "vllm_flash_attn_fa3", "vllm-flash-attention-3"),
+        ("h100", "FusedAttention", "cudnn"),
+        ("mi300x", "ROCM_AITER_FA", "aiter-asm"),
+        ("mi355x", "ck", "flash-attention-2-ck"),
+    ],
+)
+def test_names_of_vendors_are_kernels_of_the_model(gpu: str, name: str, kernel: str) -> None:
+    assert attention_kernel(gpu, name) == attention_kernel(gpu, kernel)
+
+
+def test_every_name_of_a_vendor_is_explained_and_names_a_kernel_that_was_measured() -> None:
+    text = (ROOT / "docs" / "kernels.md").read_text().casefold().replace("_", "-")
+    measured = {name for gpu in gpu_names() for name in kernel_names(gpu)}
+    for name, kernel in _KERNEL_ALIASES.items():
+        assert name not in measured
+        assert kernel_by_shape(kernel) in measured
+        assert f"`{name}`" in text
+    for name, (_, near) in _NOT_MEASURED.items():
+        assert name not in measured
+        assert measured.issuperset(near)
 
 
 def test_float32_has_no_tensor_cores() -> None:
