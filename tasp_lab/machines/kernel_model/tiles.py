@@ -101,7 +101,7 @@ def _cudnn(tiles: int, rows: int, sms: int, blocks: int) -> int:
     if tiles >= sms:
         return 1
     merged = 0.2 * math.ceil(rows / sms)
-    counts = [2**power for power in range(8) if 2**power <= max(1, blocks // 2)]
+    counts = [1 << power for power in range(8) if 1 << power <= max(1, blocks // 2)]
     return min(counts, key=lambda n: math.ceil(tiles * n / sms) * (math.ceil(blocks / n) + 21) + merged * n)
 
 
