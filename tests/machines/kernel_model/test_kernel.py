@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -180,3 +181,66 @@ def test_float32_has_no_tensor_cores() -> None:
     shape = attention_shape("forward", "fp32", 1, 8, 8, 128, 4096, 4096, causal=False)
     kernel = attention_kernel("a100", "flash-attention-2")
     assert kernel.time_s(shape) == shape.flops / kernel.gpu.vector_flops.value
+
+
+CUDNN_THAT_SPLITS = [attention_kernel(gpu, "cudnn") for gpu in ("b200", "gb200", "b300", "gb300")]
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(CUDNN_THAT_SPLITS),
+    st.sampled_from([64, 128, 256]),
+    st.sampled_from([1, 2, 8, 9, 16]),
+    st.sampled_from([64, 512, 985, 2048, 8192]),
+    st.sampled_from([4096, 8192, 30000, 62208]),
+)
+def test_cudnn_splits_keys_of_few_tiles_where_it_pays(
+    kernel: AttentionKernel, head_dim: int, heads: int, queries: int, keys: int
+) -> None:
+    """Never slower than without, never above the peak of the GPU, and no faster with twice the keys."""
+    shape, more = (
+        attention_shape("forward", "bf16", 1, heads, heads, head_dim, queries, length, causal=False)._replace(flops=0)
+        for length in (keys, 2 * keys)
+    )
+    variant = kernel.variant("forward", head_dim)
+    whole = msgspec.structs.replace(variant, design=msgspec.structs.replace(variant.design, split="never"))
+    time_s = call_parts(kernel.gpu, variant, shape).time_s
+    assert time_s <= call_parts(kernel.gpu, whole, shape).time_s
+    pairs = heads * shape.pairs
+    assert time_s >= 4 * head_dim * pairs / kernel.peak_rate("forward", head_dim)
+    assert call_parts(kernel.gpu, variant, more).time_s >= time_s
+
+
+def test_two_designs_of_one_thread_block_split_keys_alike() -> None:
+    """Nine heads, 1024 queries on 152 SMs: 36 thread blocks of two tiles of 128, or of one of 256, in four parts. A
+    mask keeps cuDNN from it (8 and 32 heads, 256 queries: alike in NVIDIA/cudnn-frontend's prefill on GB200)."""
+    kernel = attention_kernel("gb200", "cudnn")
+    variant = kernel.variant("forward", 128)
+    tall = msgspec.structs.replace(variant, design=msgspec.structs.replace(variant.design, rows=256, slots=1))
+    shape = attention_shape("forward", "bf16", 1, 9, 9, 128, 1024, 62208, causal=False)._replace(flops=0)
+    merged = [call_parts(kernel.gpu, each, shape).passes_s for each in (variant, tall)]
+    assert (
+        merged[0] == merged[1] == pytest.approx(2.3e-6 + 4 * 8 * 9 * 1024 * 129 / kernel.gpu.memory_bytes_per_s.value)
+    )
+    causal = attention_shape("forward", "bf16", 1, 9, 9, 128, 1024, 62208, causal=True)
+    assert kernel.parts(causal).passes_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "per_key"),
+    [
+        ("a100", "flash-attention-2", 8 * 4 + 4),
+        ("h100", "flash-attention-3", 20),
+        ("mi355x", "flash-attention-2-ck", 8 * 4 + 4),
+        ("h100", "cudnn", 0),
+    ],
+)
+def test_gradients_of_a_kv_head_are_summed_over_its_heads(gpu: str, name: str, per_key: int) -> None:
+    """Two KV heads of eight heads each beside sixteen KV heads, which need no sum."""
+    kernel = attention_kernel(gpu, name)
+    grouped, own = (
+        kernel.parts(attention_shape("backward", "bf16", 1, 16, kv_heads, 128, 4096, 4096, causal=False)).passes_s
+        for kv_heads in (2, 16)
+    )
+    elements = 2 * 4096 * 128
+    assert grouped - own == pytest.approx(per_key * elements / kernel.gpu.memory_bytes_per_s.value)
