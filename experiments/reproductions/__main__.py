@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in NAMES if chosen == "all" else (chosen,):
         progress(name)
         each = reproduction(name)
-        found = each.find()
+        found = each.found()
         report.write(each, found)
         print(f"{name}: {report.counts(found.figures)}")
     report.write_index(NAMES)

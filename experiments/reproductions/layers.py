@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.common import markdown_table
-from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
+from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error, scored
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host import NO_PASSES
@@ -25,6 +25,9 @@ from tasp_lab.prediction.inputs import with_host
 
 Change = Callable[[RowRun], RowRun]
 """What is changed in how a row is run: its machine, its layer."""
+
+LEFT_OUT = "left_out"
+"""The header of a table that tells why no model can meet its times."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Row:
         assert interval is not None, "a row that counts has an interval"
         assert measured_s is not None, "a row that counts has a time"
         interval = interval if predicted_s is None else replace(interval, time_s=predicted_s)
-        return Figure.of(self.what, 1e3 * measured_s, interval, reason)
+        figure = Figure.of(self.what, 1e3 * measured_s, interval, reason)
+        return replace(figure, left_out=self.table.headers.get(LEFT_OUT, ""))
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,10 @@ def found_in(files: Iterable[Path], reasons: Sequence[Reason] = ()) -> Found:
 
 
 def evaluate(path: Path) -> TableAccuracy:
-    """A table beside its predictions, also one that accuracy leaves out: what it shows is the question here."""
+    """A table beside its predictions, also one that accuracy leaves out, whose figures tell why and do not count."""
     (table,) = find_all_tables([path])
     assert isinstance(table, LayerTable), "only layers"
-    headers = {name: text for name, text in table.headers.items() if name != "out_of_scope"}
+    headers = {LEFT_OUT if name == "out_of_scope" else name: text for name, text in table.headers.items()}
     return LayerEvaluator(FEW_SAMPLES).evaluate(replace(table, headers=headers))
 
 
@@ -127,8 +131,10 @@ def tables_text(tables: Sequence[TableAccuracy]) -> str:
 
 def _table_cells(table: TableAccuracy) -> list[str]:
     rows = counted(table)
-    figures = [Row(table.table, row).figure("") for row in rows]  # type: ignore[arg-type]
+    figures = scored(Row(table.table, row).figure("") for row in rows)  # type: ignore[arg-type]
     groups = groups_of(rows)
+    if not figures:
+        return [f"`{Path(table.table.name).name}`", f"{len(rows)}", "left out of scores", "-", "-", "-"]
     return [
         f"`{Path(table.table.name).name}`", f"{len(rows)}", f"{inside_of(figures)}", f"{median_error(figures):.0%}",
         f"{sum(abs(each.error) <= 0.15 for each in figures) / len(figures):.0%}",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from experiments.common import Record, markdown_table
-from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial, inside_of, median_error
+from experiments.reproductions.reproduction import Figure, Found, Reproduction, Trial, inside_of, median_error, scored
 from tasp_lab import __version__
 from tasp_lab.core.files import write_whole
 
@@ -24,7 +24,10 @@ everything with this page.
 
 A prediction has an interval, 5 to 95 % ([decision 23](../../docs/why/predictions.md#23-intervals)), made without \
 errors of the source that it is held against. Where few machines were measured it is wide, so the median error \
-stands beside the share inside."""
+stands beside the share inside.
+
+A figure that no model can meet is left out of both, with the arithmetic that shows it beside the figure; the reason \
+stands in the file that holds the figures (`left_out` of `published.toml`, `# out_of_scope:` of a table)."""
 
 
 def write(reproduction: Reproduction, found: Found, folder: Path = FOLDER) -> None:
@@ -38,11 +41,12 @@ def write(reproduction: Reproduction, found: Found, folder: Path = FOLDER) -> No
 
 def record(reproduction: Reproduction, found: Found) -> Record:
     """The record for JSON."""
-    head = headline(reproduction, found.figures)
+    head, counted = headline(reproduction, found.figures), scored(found.figures)
     return {
         "name": reproduction.name, "title": reproduction.title, "question": reproduction.question,
         "source": reproduction.source, "command": command(reproduction), "version": __version__,
-        "headline": head.record(), "inside": inside_of(found.figures), "median_error": median_error(found.figures),
+        "headline": head.record(), "inside": inside_of(counted),
+        "median_error": median_error(counted) if counted else None,
         "verdict": reproduction.verdict, "figures": [each.record() for each in found.figures],
         "trials": [each.record() for each in found.trials], **found.record,
     }  # fmt: skip
@@ -71,8 +75,13 @@ def page(reproduction: Reproduction, found: Found) -> str:
 
 
 def counts(figures: Sequence[Figure]) -> str:
-    """How many are inside, and the median error."""
-    return f"{inside_of(figures)} of {len(figures)} inside, median error {median_error(figures):.0%}."
+    """How many of those that count are inside, their median error, and how many do not count."""
+    counted = scored(figures)
+    head = (
+        f"{inside_of(counted)} of {len(counted)} inside, median error {median_error(counted):.0%}." if counted else ""
+    )
+    without = len(figures) - len(counted)
+    return f"{head} {without} of {len(figures)} left out of scores.".strip() if without else head
 
 
 def figures_text(figures: Sequence[Figure]) -> list[str]:
@@ -86,9 +95,9 @@ def figures_text(figures: Sequence[Figure]) -> list[str]:
 
 
 def reasons_text(figures: Sequence[Figure]) -> list[str]:
-    """The reasons, how many figures are outside by each, and the worst of them."""
+    """The reasons, how many figures that count are outside by each, and the worst of them."""
     found: dict[str, list[Figure]] = {}
-    for each in figures:
+    for each in scored(figures):
         if not each.inside:
             found.setdefault(each.reason, []).append(each)
     rows = [
@@ -126,9 +135,11 @@ def index(records: Sequence[Record]) -> str:
 def _index_row(found: Record) -> list[str]:
     fields = {name: value for name, value in found["headline"].items() if name != "inside"}
     head = Figure(**fields | {"reason": fields["reason"] or ""})
+    count = sum("left_out" not in each for each in found["figures"])
+    without = f"; {len(found['figures']) - count} left out" * (count < len(found["figures"]))
     return [
         f"[{found['title']}]({found['name']}/result.md): {head.what}", head.published_text, head.predicted_text,
-        f"{found['inside']} of {len(found['figures'])}", f"{found['median_error']:.0%}", found["verdict"],
+        f"{found['inside']} of {count}{without}", f"{found['median_error']:.0%}" if count else "-", found["verdict"],
     ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -35,6 +35,7 @@ class Figure:
     published, predicted : in that unit.
     low, high : the 5 and 95 % points of the prediction.
     reason : why it differs; shown where the published number is outside.
+    left_out : why no model can meet the published number, which then counts in no score; empty where it counts.
     """
 
     what: str
@@ -44,6 +45,7 @@ class Figure:
     low: float
     high: float
     reason: str = NOT_EXPLAINED
+    left_out: str = ""
 
     @classmethod
     def of(cls, what: str, published_ms: float, interval: Interval, reason: str = NOT_EXPLAINED) -> Figure:
@@ -73,12 +75,15 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """Inside the interval, or outside with the reason."""
+        """Inside the interval, or outside with the reason, or why it does not count."""
+        if self.left_out:
+            return f"left out of scores: {self.left_out}"
         return "inside" if self.inside else f"outside: {self.reason}"
 
     def record(self) -> Record:
         """The figure for JSON."""
-        return {**vars(self), "reason": None if self.inside else self.reason, "inside": self.inside}
+        text = {name: value for name, value in vars(self).items() if name != "left_out" or value}
+        return {**text, "reason": None if self.inside else self.reason, "inside": self.inside}
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ class Reproduction:
     headline : the figure that stands for the result in the index.
     verdict : what explains the differences, one sentence.
     find : predicts everything.
+    left_out : figures that no model can meet, by what their names begin with, each with the arithmetic that shows it.
     """
 
     name: str
@@ -132,6 +138,19 @@ class Reproduction:
     setting: str
     headline: str
     verdict: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def found(self) -> Found:
+        """What `find` finds, with the figures of `left_out` marked; `ValueError` for an entry that names none."""
+        result = self.find()
+        for start in self.left_out:
+            if not any(figure.what.startswith(start) for figure in result.figures):
+                raise ValueError(f"{self.name}: left_out names no figure: {start!r}")
+        return replace(result, figures=tuple(map(self._marked, result.figures)))
+
+    def _marked(self, figure: Figure) -> Figure:
+        why = [text for start, text in self.left_out.items() if figure.what.startswith(start)]
+        return replace(figure, left_out=why[0]) if why else figure
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -145,6 +164,11 @@ def numbers_of(path: Path) -> list[dict[str, float | None]]:
         {name: place.number(cell, name) if cell else None for name, cell in row.items()}
         for place, row in parse_csv(read_text(path), str(path)).rows()
     ]
+
+
+def scored(figures: Iterable[Figure]) -> list[Figure]:
+    """The figures that count in scores."""
+    return [figure for figure in figures if not figure.left_out]
 
 
 def inside_of(figures: Sequence[Figure]) -> int:

@@ -4,8 +4,10 @@
 takes some minutes. What a GPU without tables gets comes first: each kernel is predicted from the constants of other
 GPUs, by data sheets and the design of the kernel. Then, per GPU, kernel and pass: with two tables or more, each table
 is predicted from the others; with one, every second row from the rest. Tables of eager calls have the host's share in
-them: they are predicted from tables of kernel times and reported apart. Beside each error stands that of one constant
-rate, the median of the rows that fitted. Constants shipped with tasp-lab are fitted to all rows and judge nothing here.
+them: they are predicted from tables of kernel times and reported apart; where a header ``backward: adds gradients``
+states it, with the kernels that add gradients to those of the call before. Beside each error stands that of one
+constant rate, the median of the rows that fitted. Constants shipped with tasp-lab are fitted to all rows and judge
+nothing here.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from tasp_lab.core.errors import ProfileError
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress
 from tasp_lab.machines.kernel_model.catalogue import borrowed_kernel
-from tasp_lab.machines.kernel_model.constants import Passing, gpus
-from tasp_lab.machines.kernel_model.kernel import call_parts, nearest_variant
+from tasp_lab.machines.kernel_model.constants import Gpu, Passing, gpus
+from tasp_lab.machines.kernel_model.kernel import bound_s, call_parts, nearest_variant
 from tasp_lab.measure.calibrate_kernels import KernelTime, fit_kernel
 from tasp_lab.measure.readers.kernel_table import KernelTable
 
@@ -109,11 +111,26 @@ def kept_aside(tables: Sequence[KernelTable]) -> Iterator[Judged]:
 def eager(tables: Sequence[KernelTable]) -> Iterator[Judged]:
     """Tables of eager calls, from all tables of kernel times of the same kernel."""
     of_kernels = groups(tables, "kernel")
+    adding = {Path(each.name).stem for each in tables if each.headers.get("backward") == "adds gradients"}
     for key, by_table in sorted(groups(tables, "eager").items()):
         fit = [row for rows in of_kernels.get(key, {}).values() for row in rows]
         for name, rows in by_table.items():
             if len(fit) >= _LEAST_ROWS:
-                yield judge(key, fit, rows, (name, ", ".join(of_kernels[key]), "eager"))
+                found = judge(key, fit, rows, (name, ", ".join(of_kernels[key]), "eager"))
+                if name in adding and key[2] == "backward":
+                    times = zip(found.predicted_s, rows, strict=True)
+                    found = found._replace(
+                        predicted_s=[time_s + _adding_s(gpus()[key[0]], row) for time_s, row in times]
+                    )
+                yield found
+
+
+def _adding_s(gpu: Gpu, row: KernelTime) -> float:
+    """Each gradient of 16 bit is read, added to another and written (AccumulateGrad of torch.autograd)."""
+    shape = row.shape
+    head = 3 * 2 * shape.batch * shape.head_dim
+    of_keys_s = bound_s(gpu, head * shape.kv_heads * shape.keys)
+    return bound_s(gpu, head * shape.heads * shape.queries) + 2 * of_keys_s
 
 
 def left_out(tables: Sequence[KernelTable]) -> Iterator[Judged]:

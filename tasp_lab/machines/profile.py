@@ -7,7 +7,8 @@
     member("h100-2x8-rails")              # the same by name
 
 A machine is named by its size: ``h100-8`` is one node of 8 ranks, ``h100-10x8`` has ten nodes, ``h100-2x8-rails`` two
-nodes with rails, ``h100-2x8-rails-only`` with rails that no spine joins.
+nodes with rails, ``h100-2x8-rails-only`` with rails that no spine joins. Nodes of ``gb200-2x4`` share an NVLink domain;
+``gb200-2x1x4`` has two domains of one node of 4 ranks each, which NICs join, ``gb200-2x2x4`` two nodes in each.
 
 A profile file describes one family: the network of a node or rack, the network between them, the library and its
 constants, each with its source. The families of tasp-lab are ``tasp_lab/machines/profiles/*.toml``; users may have
@@ -42,8 +43,11 @@ from tasp_lab.machines.system import Library, System
 from tasp_lab.topology.builders import Network
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 
-SIZE = re.compile(r"(?:(?P<nodes>[1-9][0-9]{0,4})x)?(?P<ranks>[1-9][0-9]{0,4})(?:-(?P<network>rails|rails-only))?")
-"""The size of a member, like ``8``, ``2x8``, ``2x8-rails`` or ``2x8-rails-only``."""
+_COUNT = "[1-9][0-9]{0,4}"
+SIZE = re.compile(
+    rf"(?:(?:(?P<domains>{_COUNT})x)?(?P<nodes>{_COUNT})x)?(?P<ranks>{_COUNT})(?:-(?P<network>rails|rails-only))?"
+)
+"""The size of a member, like ``8``, ``2x8``, ``2x8-rails`` or ``2x8-rails-only``; ``2x1x8`` begins with the domains."""
 
 _NETWORKS: Mapping[str | None, Network] = {None: "fabric", "rails": "rails", "rails-only": "rails-only"}
 
@@ -103,13 +107,18 @@ class Profile:
         found = SIZE.fullmatch(self.aliases.get(size, size))
         if found is None:
             raise ProfileError(f"profile {self.name!r} has no size {size!r}, expected one like 8 or 2x8")
-        node_count, ranks = int(found["nodes"] or 1), int(found["ranks"])
+        each, ranks = int(found["nodes"] or 1), int(found["ranks"])
+        node_count = int(found["domains"] or 1) * each
         if ranks > self.ranks_per_node or node_count * ranks > MAX_WORLD_SIZE:
             raise ProfileError(
                 f"profile {self.name!r}: {node_count} node{'s' * (node_count != 1)} of {ranks} ranks, "
                 f"expected at most {self.ranks_per_node} ranks per node and {MAX_WORLD_SIZE} in all"
             )
-        domains = -(-node_count // self.nodes_per_domain)
+        if found["domains"] and each > self.nodes_per_domain:
+            raise ProfileError(
+                f"profile {self.name!r}: domains of {each} nodes, expected at most {self.nodes_per_domain}"
+            )
+        domains = int(found["domains"] or -(-node_count // self.nodes_per_domain))
         if node_count % domains:
             raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
         network = _NETWORKS[found["network"]]

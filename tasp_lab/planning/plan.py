@@ -656,10 +656,12 @@ def _more_nodes(name: str, nodes: Callable[[int], int]) -> str:
 
     >>> _more_nodes("h100-4x8", lambda count: count + 1), _more_nodes("h100-8", lambda count: 2 * count)
     ('h100-5x8', 'h100-2x8')
+    >>> _more_nodes("gb200-2x1x4", lambda count: count + 1)
+    'gb200-3x1x4'
     >>> _more_nodes("full-mesh:8", lambda count: count + 1)
     ''
     """
-    match = re.fullmatch(r"([a-z][a-z0-9_]*)-(?:(\d+)x)?(\d+)((?:-rails)?)", name)
+    match = re.fullmatch(r"([a-z][a-z0-9_]*)-(?:(\d+)x)?((?:1x)?\d+)((?:-rails)?)", name)
     if match is None:
         return ""
     family, count, ranks, rest = match.groups()

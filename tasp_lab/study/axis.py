@@ -45,7 +45,7 @@ _WORDS = ("machine", "schedule", "model", "mask", "pass", "passes", "dtype", "ki
 """Axes that are no numbers."""
 
 _FAMILY = r"(?P<family>[a-z][a-z0-9_]*-|nodes:|.+\.toml:)"
-_MEMBER = re.compile(_FAMILY + r"(?P<nodes>[1-9][0-9]{0,4})x(?P<rest>[1-9][0-9]{0,4}.*)")
+_MEMBER = re.compile(_FAMILY + r"(?P<nodes>[1-9][0-9]{0,4})x(?P<rest>(?:1x)?[1-9][0-9]{0,4}(?![x0-9]).*)")
 _SINGLE = re.compile(_FAMILY.replace("|nodes:", "") + r"(?P<rest>[1-9][0-9]{0,4})")
 
 SIGNIFICANT_DIGITS = 9

@@ -20,13 +20,22 @@ from experiments.reproductions.layers import (
     evaluate,
     explains,
     found_in,
+    layer_tables,
     links_alone,
     trials_of,
     with_full_mask,
     without_merges,
 )
 from experiments.reproductions.registry import NAMES, reproduction
-from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error
+from experiments.reproductions.reproduction import (
+    NOT_EXPLAINED,
+    Figure,
+    Found,
+    Trial,
+    inside_of,
+    median_error,
+    rows_of,
+)
 from experiments.reproductions.token_ring import result as token_ring
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.measure.readers import LayerTable
@@ -79,6 +88,46 @@ def test_results_are_written_and_found_again(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text().count("| 2 ms | 1 (0.5 to 1.5) | 1 of 2 | 25% |") == 2
 
 
+@given(st.lists(FIGURES, min_size=1, max_size=30), st.lists(FIGURES, min_size=1, max_size=30))
+def test_figures_that_no_model_can_meet_are_shown_and_count_in_no_score(some: list[Figure], none: list[Figure]) -> None:
+    each = replace(reproduction("usp"), headline="a time", left_out={"none": "twice the peak"})
+    mixed = [*some, *(replace(figure, what="none of these") for figure in none)]
+    found = replace(each, find=lambda: Found(tuple(mixed))).found()
+    record, alone = report.record(each, found), report.record(each, Found(tuple(some)))
+    assert (record["inside"], record["median_error"]) == (alone["inside"], alone["median_error"])
+    assert len(record["figures"]) == len(mixed)
+    page = report.page(each, found)
+    assert f"{len(none)} of {len(mixed)} left out of scores." in page
+    if len(mixed) <= report.MAX_FIGURES:
+        assert page.count("left out of scores: twice the peak") == len(none)
+
+
+def test_a_figure_to_leave_out_that_is_none_is_refused() -> None:
+    figure = Figure("a time", "ms", 2.0, 1.0, 0.5, 1.5)
+    each = replace(reproduction("usp"), find=lambda: Found((figure,)), left_out={"a speed": "twice the peak"})
+    with pytest.raises(ValueError, match="usp: left_out names no figure: 'a speed'"):
+        each.found()
+
+
+@pytest.mark.parametrize(("name", "count"), [("lasp2", 3), ("zeco", 6), ("burst_attention", 24), ("usp", 0)])
+def test_what_the_committed_results_leave_out(name: str, count: int) -> None:
+    record = json.loads((report.FOLDER / name / "result.json").read_text())
+    without = [figure for figure in record["figures"] if figure.get("left_out")]
+    assert len(without) == count
+    page = (report.FOLDER / name / "result.md").read_text()
+    assert all(figure["left_out"] in page for figure in without)
+
+
+def test_the_single_gpu_of_burst_has_the_rate_of_a_full_mask() -> None:
+    """4 x 128 FLOPs per pair and head: 201 to 217 TFLOP/s of all pairs, so 101 to 109 of a causal mask, on one A100."""
+    (path,) = layer_tables("burst_8xa100")
+    alone = [row for row in rows_of(path) if row["gpus"] == "1" and row["pass"] == "forward"]
+    assert len(alone) == 4
+    for row in alone:
+        flops_per_s = 4 * 128 * 32 * int(row["seq_total"]) ** 2 / (1e-6 * float(row["time_us"]))
+        assert 200e12 < flops_per_s < 218e12
+
+
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["tsap"])
@@ -92,8 +141,9 @@ def test_every_folder_has_its_result(name: str) -> None:
     record = json.loads((folder / "result.json").read_text())
     assert record["command"] == f"python -m experiments.reproductions {name}"
     assert record["inside"] == sum(
-        figure["low"] <= figure["published"] <= figure["high"] for figure in record["figures"]
-    )
+        figure["low"] <= figure["published"] <= figure["high"]
+        for figure in record["figures"] if not figure.get("left_out")
+    )  # fmt: skip
     assert (record["question"], record["verdict"]) == (each.question, each.verdict)
     assert each.headline in {figure["what"] for figure in record["figures"]}
     index = (report.FOLDER / "README.md").read_text()

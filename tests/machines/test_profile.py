@@ -100,6 +100,37 @@ def test_two_racks_are_two_domains() -> None:
     assert rack.topology.world_size == 72
 
 
+@pytest.mark.parametrize(("size", "domains", "ranks"), [("2x1x4", 2, 4), ("4x1x4", 4, 4), ("2x2x4", 2, 8)])
+def test_a_size_of_three_numbers_begins_with_the_domains(size: str, domains: int, ranks: int) -> None:
+    for family, nic in ("gb200", 50e9), ("gb300", 100e9):
+        found = load_machine(f"{family}-{size}")
+        assert found.system is not None
+        assert (found.system.domains, found.system.ranks) == (domains, ranks)
+        assert isinstance(found.comm_library, ChannelLibrary)
+        assert len(found.comm_library.media) == 2
+        assert {link.bandwidth_bytes_per_s for link in found.topology.links if "network" in link.name} == {nic}
+
+
+@pytest.mark.parametrize(("long", "short"), [("gb200-2x18x4-rails", "gb200-36x4-rails"), ("h100-2x1x8", "h100-2x8")])
+def test_full_domains_are_those_of_the_shorter_name(long: str, short: str) -> None:
+    assert load_machine(long).topology.links == load_machine(short).topology.links
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gb200-2x19x4", "domains of 19 nodes, expected at most 18"),
+        ("h100-2x2x8", "domains of 2 nodes, expected at most 1"),
+        ("gb200-2x1x5", "2 nodes of 5 ranks, expected at most 4 ranks per node"),
+        ("gb200-2x1x2x4", "machine 'gb200-2x1x2x4' is unknown"),
+        ("gb200-0x1x4", "machine 'gb200-0x1x4' is unknown"),
+    ],
+)
+def test_sizes_of_domains_that_a_family_has_not(name: str, reason: str) -> None:
+    with pytest.raises(TaspLabError, match=reason):
+        load_machine(name)
+
+
 def test_one_node_of_a_file_and_several(own: Path) -> None:
     found = member(str(own))
     assert found is not None

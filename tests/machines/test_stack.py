@@ -158,6 +158,11 @@ def test_passes_may_have_kernels_of_their_own(tmp_path: Path) -> None:
     assert found.time_s(call("backward")) == attention_kernel("h100", "cudnn").time_s(call("backward"))
 
 
+def test_a_stack_may_name_a_kernel_as_its_vendor_does(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.toml").write_text(MINE.replace('"flash-attention-3"', '"torch_flow"'))
+    assert load_stack(str(file)).rules("h100")[0].kernel == "tensorrt-llm"
+
+
 def test_a_file_of_yours_is_a_stack(tmp_path: Path, tell: Tell) -> None:
     (file := tmp_path / "mine.toml").write_text(MINE)
     code, out, err = tell("predict", "h100-8", "--schedule", "ulysses", "--seq", "16Ki", "--mask", "causal", "--stack",

@@ -92,6 +92,28 @@ def test_rings_are_compared_where_the_table_says_ring() -> None:
     assert found.dominant_rule == "ring rate"
 
 
+@pytest.mark.parametrize(
+    ("machine", "ranks", "collective", "size", "busbw"),
+    [
+        ("gb200-2x2x4", 16, "all_gather", 16, 378),
+        ("gb200-2x2x4", 16, "reduce_scatter", 16, 379),
+        ("gb200-2x2x4", 16, "alltoall", 16, 88),
+        ("gb200-2x1x4", 8, "all_reduce", 8, 326),
+    ],
+)
+def test_gb200_nodes_in_domains_of_their_own(
+    machine: str, ranks: int, collective: str, size: int, busbw: float
+) -> None:
+    """GB/s of A4X across domains, from a public test plan: a domain sends what its NICs carry, 47 GB/s each."""
+    share = 2 * (ranks - 1) / ranks if collective == "all_reduce" else (ranks - 1) / ranks
+    size_bytes = size * 2**30
+    head = HEAD.replace("h100-8", machine).replace("sendrecv", collective).replace("ranks: 8", f"ranks: {ranks}")
+    found = evaluate(parse_table(f"{head}{size_bytes},{size_bytes * share / busbw / 1e3}\n", "t.csv"))
+    error = found.to_dict()["mean_relative_error"]
+    assert isinstance(error, float)
+    assert error < 0.02
+
+
 def test_every_table_of_ours_names_its_source_and_a_profile() -> None:
     tables = find_tables(sorted(own_tables().glob("*.csv")))
     assert len(tables) > 60

@@ -54,6 +54,7 @@ def test_kv_heads_follow_where_there_are_as_many() -> None:
     [
         ("h100-8", "h100-3x8"),
         ("h100-2x8-rails", "h100-3x8-rails"),
+        ("gb200-2x1x4-rails", "gb200-3x1x4-rails"),
         ("nodes:2x4:switch:rails", "nodes:3x4:switch:rails"),
         ("folder/a-1x2/mine.toml:2x8", "folder/a-1x2/mine.toml:3x8"),
     ],
@@ -62,7 +63,7 @@ def test_nodes_are_in_the_name_of_a_machine(machine: str, there: str) -> None:
     assert moved(Point(machine, "tasp", Workload(8192, mask="full")), "nodes", 3).machine == there
 
 
-@pytest.mark.parametrize("machine", ["torus:4x4", "gb200-nvl72", "full-mesh:8", "mine.toml"])
+@pytest.mark.parametrize("machine", ["torus:4x4", "gb200-nvl72", "gb200-2x2x4", "full-mesh:8", "mine.toml"])
 def test_other_machines_have_no_number_of_nodes(machine: str) -> None:
     with pytest.raises(StudyError, match="has no number of nodes"):
         moved(Point(machine, "tasp", Workload(8192, mask="full")), "nodes", 3)

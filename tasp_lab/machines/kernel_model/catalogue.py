@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from tasp_lab.core.errors import ProfileError, unknown
+from tasp_lab.core.errors import ProfileError, expected_one_of, unknown
 from tasp_lab.machines.kernel_model.constants import (
     Gpu,
     KernelConstant,
@@ -23,6 +23,7 @@ from tasp_lab.machines.kernel_model.constants import (
 from tasp_lab.machines.kernel_model.designs import BLACKWELL, architecture, core_kernel, designs
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 
+_FA2, _FA3 = "flash-attention-2", "flash-attention-3"
 _GPU_PREFIXES = re.compile(r"^(fit|zhipu|nvidia|amd|instinct|geforce)[ -]+")
 _GPU_SUFFIXES = re.compile(r"([ -](sxm\d?|class|80gb|40gb|hbm\d?e?|oam))+$|-sxm\d?-.*$")
 _GPU_ALIASES = {
@@ -40,7 +41,30 @@ _KERNEL_ALIASES = {
     "aiter-asm-a32": "aiter-asm",
     "ck": "flash-attention-2-ck",
     "tlx-fa": "triton-tlx",
+    # kernel_source of ai-dynamo/aiconfigurator 095f58a5, whose rows these kernels were fitted to, and what engines call
+    # their backends: SGLang (docs.sglang.io, advanced_features/attention_backend), TensorRT-LLM (attn_backend)
+    "torch-flow": "tensorrt-llm",
+    "trtllm": "tensorrt-llm",
+    "trtllm-mha": "sglang-trtllm-gen",
+    "flashinfer": "sglang-flashinfer",
+    "vllm-flash-attn": "vllm-flash-attention-2",
+    "vllm-flash-attn-fa3": "vllm-flash-attention-3",
+    "vllm-flashinfer-trtllmprefill": "vllm-trtllm-gen",
+    "rocm-aiter-fa": "aiter",  # vLLM: docs.vllm.ai, api/vllm/v1/attention/backends
+    "cudnn-attn": "cudnn",  # vLLM-Omni: user_guide/diffusion/attention_backends
+    "cudnn-attention": "cudnn",  # PyTorch: torch.nn.attention.SDPBackend
+    "fusedattention": "cudnn",  # Transformer Engine: NVTE_FUSED_ATTN
 }
+_NOT_MEASURED = {
+    **dict.fromkeys(("efficient-attention", "xformers"), ("memory-efficient attention of CUTLASS", (_FA2,))),
+    **dict.fromkeys(("flex-attention", "triton-attn"), ("Triton's kernel of that library", ("triton", _FA2))),
+    **dict.fromkeys(("math", "torch-native", "vanilla"), ("attention by separate products", (_FA2,))),
+    **dict.fromkeys(("sage-attn", "sageattn", "sageattention"), ("attention in 8 bits", (_FA2,))),
+    **dict.fromkeys(("trtllm-mla", "flashmla", "cutlass-mla"), ("latent attention", ("sglang-trtllm-gen", _FA3))),
+    **dict.fromkeys(("rocm-attn", "rocm-aiter-unified-attn"), ("Triton with pages", ("flash-attention-2-ck",))),
+}
+"""Kernels that engines name (the pages above) and nobody measured in a public table: what they are, and the nearest
+kernels that were, in this order."""
 _WIDER = 0.26
 """A rate taken from another GPU by data sheets is known within this share, as 39 of 42 kernels are whose GPU was left
 out (experiments/results/kernel_accuracy.md)."""
@@ -58,10 +82,10 @@ def gpu_alias(name: str) -> str:
 
 
 def kernel_alias(name: str) -> str:
-    """The name of a kernel in our files; unknown names stay, in kebab case.
+    """The name of a kernel in our files, of one that a vendor or an engine uses; unknown ones stay, in kebab case.
 
-    >>> kernel_alias("flash_attention_2"), kernel_alias("flash-attn 2.5.7"), kernel_alias("flash_attention_4:a")
-    ('flash-attention-2', 'flash-attention-2', 'flash-attention-4')
+    >>> kernel_alias("flash_attention_2"), kernel_alias("flash-attn 2.5.7"), kernel_alias("trtllm_mha")
+    ('flash-attention-2', 'flash-attention-2', 'sglang-trtllm-gen')
     """
     text = re.sub(r"[ _]+", "-", name.strip().lower().split(":")[0])
     if match := re.fullmatch(r"flash-?attn-?v?([234])(\.[\w.]*)?", text):
@@ -70,7 +94,7 @@ def kernel_alias(name: str) -> str:
 
 
 def kernel_by_shape(name: str, passing: Passing = "forward", head_dim: int = 128, *, grouped: bool = False) -> str:
-    """The kernel that a library takes for a call; other names than ``aiter`` stay.
+    """The kernel of a name (`kernel_alias`), of ``aiter`` the one that it takes for a call.
 
     `grouped`: with fewer KV heads than heads. AITER has assembly for heads of 128, backward with as many KV heads as
     heads, and runs Composable Kernel else: so are its times (HazyResearch/HipKittens f09e9685, analysis/attn, of
@@ -79,6 +103,7 @@ def kernel_by_shape(name: str, passing: Passing = "forward", head_dim: int = 128
     >>> kernel_by_shape("aiter"), kernel_by_shape("aiter", head_dim=64), kernel_by_shape("aiter", "backward")
     ('aiter-asm', 'flash-attention-2-ck', 'aiter-asm-a16')
     """
+    name = kernel_alias(name)
     if name != "aiter":
         return name
     if head_dim != 128 or (passing == "backward" and grouped):
@@ -100,7 +125,6 @@ def gpu_names() -> list[str]:
     return sorted(gpus())
 
 
-_FA2, _FA3 = "flash-attention-2", "flash-attention-3"
 _FROM: Mapping[str, Mapping[str, str]] = {
     "vllm-flash-attention-2": {"ampere": _FA2, "ada": _FA2},
     "vllm-flash-attention-3": {"hopper": _FA3},
@@ -136,10 +160,21 @@ def attention_kernel(gpu: str, name: str) -> AttentionKernel:
         return AttentionKernel(found.gpu_constants, found)
     if key not in gpus():
         raise ProfileError(unknown("GPU", gpu, gpu_names()))
-    kernel = kernel_by_shape(kernel_alias(name))
+    kernel = kernel_by_shape(name)
     if kernel not in kernel_names(key):
-        raise ProfileError(unknown(f"kernel of {key}", name, kernel_names(key)))
+        raise ProfileError(_no_kernel(key, name))
     return _kernel(key, kernel)
+
+
+def _no_kernel(gpu: str, name: str) -> str:
+    """The message for a kernel that a GPU does not have, with the nearest one: of those listed, or of that library."""
+    known, kernel = kernel_names(gpu), kernel_by_shape(name)
+    if not (kernel in _NOT_MEASURED or any(kernel in files for files in _files().values())):
+        return unknown(f"kernel of {gpu}", name, known)
+    library = kernel.partition("-")[0]
+    what, near = _NOT_MEASURED.get(kernel, (kernel, [each for each in known if each.startswith(library)]))
+    found = next((f"{each} is the nearest there" for each in near if each in known), expected_one_of(kernel, known))
+    return f"kernel {name!r}{f' ({what})' * (what != name)} was not measured on {gpu} or a GPU like it: {found}"
 
 
 @cache

@@ -66,7 +66,8 @@ class Design(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields
 
     `group` is how many SMs share what limits them: the slots are then those of a group. `query_bytes` and `key_bytes`
     are what kernels beside the main one move per element of Q and of K: gradients, or what a serving engine does with
-    the KV cache.
+    the KV cache. Backward, `key_bytes` and `repeated_key_bytes`, the latter per element of K as if every head had its
+    own, count where heads share a KV head: they are the sums of its gradients.
     """
 
     rows: int
@@ -79,6 +80,7 @@ class Design(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields
     source: str
     query_bytes: float = 0.0
     key_bytes: float = 0.0
+    repeated_key_bytes: float = 0.0
 
 
 class Variant(msgspec.Struct, frozen=True, cache_hash=True, forbid_unknown_fields=True, omit_defaults=True):

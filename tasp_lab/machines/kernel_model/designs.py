@@ -82,7 +82,11 @@ def designs(gpu: str, kernel: str, passing: Literal["forward", "backward"], head
     arch, engine = architecture(gpu), _ENGINES.get(_engine(kernel))
     if passing == "backward":
         found = _designs(arch, core_kernel(kernel), passing, head_dim)
-        return [msgspec.structs.replace(each, query_bytes=GRADIENT_BYTES) for each in found]
+        key_bytes, repeated = _SUMS_OF_GRADIENTS.get(core_kernel(kernel), (0.0, 0.0))
+        return [
+            msgspec.structs.replace(each, query_bytes=GRADIENT_BYTES, key_bytes=key_bytes, repeated_key_bytes=repeated)
+            for each in found
+        ]
     if engine is None:
         return _designs(arch, kernel, passing, head_dim)
     return [
@@ -130,7 +134,7 @@ def _designs(arch: Architecture, kernel: str, passing: Literal["forward", "backw
     if arch in ("cdna", "other"):
         return _candidates((64, 128, 192, 256), (1,), _BEST) + _candidates((128,), (2,), _BEST)
     if arch in BLACKWELL and passing == "forward":
-        split: SplitRule = "fill" if kernel == "cudnn" else "never"
+        split: SplitRule = "cudnn" if kernel == "cudnn" else "never"
         tall = _candidates((128,), (2,), _BEST, split) + _candidates((256,), (1,), _BEST, split)
         pairs = [msgspec.structs.replace(each, group=2) for each in _candidates((128,), (2,), _BEST, split)]
         if kernel == "cudnn":
@@ -170,3 +174,18 @@ def _design(
 GRADIENT_BYTES = 14.0
 """Backward, bytes per element of Q beside the main kernel: dO and O read for their row sums (4), dQ in float32 cleared,
 read (8) and cast to 16 bit (2) (flash_bwd_launch_template.h of Dao-AILab/flash-attention)."""
+
+_SUMS_OF_GRADIENTS = {
+    "flash-attention-2": (4.0, 4.0),
+    "flash-attention-2-ck": (4.0, 4.0),
+    "flash-attention-3": (20.0, 0.0),
+    "flash-attention-4": (20.0, 0.0),
+}
+"""Backward, bytes per element of K, and of K repeated for all heads, where heads share a KV head.
+
+FlashAttention-2 and Composable Kernel write dK and dV of every head in 16 bit, which the main kernel does beside its
+arithmetic, then read them (4) and write their sums (4): at::sum_out in mha_bwd of csrc/flash_attn/flash_api.cpp,
+Dao-AILab/flash-attention, and of csrc/py_itfs_ck/mha_bwd_kernels.cu, ROCm/aiter. FlashAttention-3 and 4 clear dK and dV
+in float32 (8), add to them, read them (8) and cast them to 16 bit (4): hopper/flash_api.cpp,
+flash_bwd_launch_template.h and flash_attn/cute/interface.py. What cuDNN and AITER's assembly do is not public, or not
+in their times."""

@@ -218,8 +218,10 @@ def _tiles(design: Design, tile_columns_cost: float, sms: int, shape: KernelShap
         costs[costs > 0] += tile_columns_cost
         return _Tiles(costs, heads, sms // design.group, design, 1.0, 1)
     parts = 1
-    if shape.passing == "forward" and not (design.split == "fill" and _is_masked(shape)):
-        parts = splits(design.split, heads, shape.queries, shape.keys, shape.head_dim, sms, rows, shape.batch)
+    if shape.passing == "forward" and not (design.split in ("fill", "cudnn") and _is_masked(shape)):
+        # cuDNN counts thread blocks, of which an SM holds one: it computes all slots
+        of_split = rows * design.slots / design.group if design.split == "cudnn" else rows
+        parts = splits(design.split, heads, shape.queries, shape.keys, shape.head_dim, sms, of_split, shape.batch)
     height = 1.0
     if parts > 1 and design.split == "flash-attention-2":
         rows, height = rows / 2, 0.5
@@ -286,7 +288,10 @@ def _elements(shape: KernelShape) -> tuple[float, float]:
 def _beside_s(gpu: Gpu, design: Design, shape: KernelShape) -> float:
     """The time of the kernels beside the main one, which move memory; merges of split keys apart."""
     q, k = _elements(shape)
-    return (design.query_bytes * q + design.key_bytes * k) / gpu.memory_bytes_per_s.value
+    moved = design.query_bytes * q
+    if shape.passing == "forward" or shape.kv_heads < shape.heads:
+        moved += (design.key_bytes + design.repeated_key_bytes * shape.heads / shape.kv_heads) * k
+    return moved / gpu.memory_bytes_per_s.value
 
 
 def _bytes(shape: KernelShape, q: float, k: float) -> float:

@@ -49,8 +49,8 @@ def tile_columns(shape: KernelShape, rows: float, columns: int, splits: int = 1)
     return np.asarray(np.maximum(inside, 0) * columns, float).ravel()
 
 
-SplitRule = Literal["never", "flash-attention-2", "flash-attention-3", "fill"]
-"""``fill``: as many parts as fill the SMs (flash_attn/cute/interface.py, num_splits_heuristic)."""
+SplitRule = Literal["never", "flash-attention-2", "flash-attention-3", "fill", "cudnn"]
+"""``fill``: as many parts as fill the SMs (flash_attn/cute/interface.py, num_splits_heuristic, with num_splits=0)."""
 
 _MAX_SPLITS = 128
 
@@ -69,6 +69,8 @@ def splits(
     if rule == "flash-attention-2":
         block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
         return _flash_attention_2(heads * math.ceil(queries / 64), 2 * sms, math.ceil(keys / block))
+    if rule == "cudnn":
+        return _cudnn(heads * math.ceil(queries / rows), heads * queries, sms, math.ceil(keys / 128))
     if rule == "fill":
         blocks = math.ceil(keys / 128)
         return max(1, min(sms // max(1, heads * math.ceil(queries / rows)), _MAX_SPLITS, blocks)) if blocks > 4 else 1
@@ -86,6 +88,21 @@ def _flash_attention_2(tiles: int, places: int, blocks: int) -> int:
     filled = {n: (tiles * n / places) / math.ceil(tiles * n / places) for n in fair}
     best = max(filled.values())
     return next(n for n in fair if filled[n] >= 0.85 * best)
+
+
+def _cudnn(tiles: int, rows: int, sms: int, blocks: int) -> int:
+    """The power of two with the least latency, waves of tiles and then of merged rows, in blocks of keys; only calls
+    that leave SMs idle are split. Rule and costs are those of choose_split_kv in NVIDIA/cudnn-frontend,
+    python/cudnn/sdpa/fwd/heuristics.py of August 2026: a tile costs 21 blocks besides its own, a merged part 0.2.
+
+    >>> _cudnn(36, 9 * 1024, 148, 486), _cudnn(144, 9 * 4096, 148, 486), _cudnn(16, 8 * 512, 148, 8)
+    (4, 1, 1)
+    """
+    if tiles >= sms:
+        return 1
+    merged = 0.2 * math.ceil(rows / sms)
+    counts = [1 << power for power in range(8) if 1 << power <= max(1, blocks // 2)]
+    return min(counts, key=lambda n: math.ceil(tiles * n / sms) * (math.ceil(blocks / n) + 21) + merged * n)
 
 
 _SIMULATED_WAVES = 3

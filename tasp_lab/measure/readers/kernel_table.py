@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tasp_lab.core.errors import TableError
-from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_alias, kernel_by_shape
+from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_by_shape
 from tasp_lab.measure.readers.file_position import CsvText, FilePosition, parse_csv, quoted, read_text
 from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
 
@@ -199,7 +199,7 @@ def _row(place: FilePosition, cells: Mapping[str, str], headers: Mapping[str, st
         attention_shape(passing, dtype, batch, heads, kv_heads, head_dim, queries, keys, causal=causal)
         for passing in _PASSES[cells["pass"]]
     )
-    name = kernel_by_shape(kernel_alias(kernel), shapes[-1].passing, head_dim, grouped=kv_heads < heads)
+    name = kernel_by_shape(kernel, shapes[-1].passing, head_dim, grouped=kv_heads < heads)
     name += "-deterministic" if cells["pass"] == "bwd-det" else ""
     measured_s = _measured_s(place, cells, headers, shapes, causal=causal)
     return KernelRow(gpu_alias(gpu), name, shapes, measured_s, place.line)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
+from tasp_lab.machines.kernel_model.catalogue import _KERNEL_ALIASES, _NOT_MEASURED, kernel_by_shape
 from tasp_lab.machines.kernel_model.kernel import call_parts
 from tasp_lab.machines.kernel_model.tiles import splits, tile_columns
 from tasp_lab.measure.readers.kernel_table import attention_shape
 from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
+from tests.conftest import ROOT
 
 KERNELS = [attention_kernel(gpu, name) for gpu in gpu_names() for name in kernel_names(gpu)]
 NO_SPLIT = [kernel for kernel in KERNELS if all(each.design.split == "never" for each in kernel.file.variants)]
@@ -125,6 +128,17 @@ def test_parts_of_split_keys_are_of_what_a_tile_sees() -> None:
     [
         ("h1000", "", "unknown GPU 'h1000', did you mean 'h100'?"),
         ("h100", "flash-attention-9", "unknown kernel of h100 'flash-attention-9', did you mean 'flash-attention-"),
+        ("h100", "flash_attention", "unknown kernel of h100 'flash_attention', did you mean 'flash-attention-"),
+        (
+            "h100",
+            "trtllm_mha",
+            r"kernel 'trtllm_mha' \(sglang-trtllm-gen\) was not measured on h100 or a GPU like it: "
+            "sglang-flash-attention-3 is the nearest there$",
+        ),
+        ("mi300x", "torch_flow", r"'torch_flow' \(tensorrt-llm\) was not .*: expected one of aiter-asm-a16, "),
+        ("h100", "aiter-asm", "kernel 'aiter-asm' was not measured on h100 or a GPU like it: expected one of"),
+        ("b200", "FlashMLA", r"\(latent attention\) was not measured on b200 .*: sglang-trtllm-gen is the nearest"),
+        ("a100", "xformers", "memory-efficient attention of CUTLASS.* flash-attention-2 is the nearest there$"),
     ],
 )
 def test_unknown_names_are_one_line(gpu: str, name: str, message: str) -> None:
@@ -132,7 +146,101 @@ def test_unknown_names_are_one_line(gpu: str, name: str, message: str) -> None:
         attention_kernel(gpu, name)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "name", "kernel"),
+    [
+        ("a100", "torch_flow", "tensorrt-llm"),
+        ("a100", "vllm_flash_attn", "vllm-flash-attention-2"),
+        ("b200", "TRTLLM", "tensorrt-llm"),
+        ("b200", "trtllm_mha", "sglang-trtllm-gen"),
+        ("gb300", "flashinfer", "sglang-flashinfer"),
+        ("gb300", "vllm_flashinfer_trtllmprefill", "vllm-trtllm-gen"),
+        ("h100", "vllm_flash_attn_fa3", "vllm-flash-attention-3"),
+        ("h100", "FusedAttention", "cudnn"),
+        ("mi300x", "ROCM_AITER_FA", "aiter-asm"),
+        ("mi355x", "ck", "flash-attention-2-ck"),
+    ],
+)
+def test_names_of_vendors_are_kernels_of_the_model(gpu: str, name: str, kernel: str) -> None:
+    assert attention_kernel(gpu, name) == attention_kernel(gpu, kernel)
+
+
+def test_every_name_of_a_vendor_is_explained_and_names_a_kernel_that_was_measured() -> None:
+    text = (ROOT / "docs" / "kernels.md").read_text().casefold().replace("_", "-")
+    measured = {name for gpu in gpu_names() for name in kernel_names(gpu)}
+    for name, kernel in _KERNEL_ALIASES.items():
+        assert name not in measured
+        assert kernel_by_shape(kernel) in measured
+        assert f"`{name}`" in text
+    for name, (_, near) in _NOT_MEASURED.items():
+        assert name not in measured
+        assert measured.issuperset(near)
+
+
 def test_float32_has_no_tensor_cores() -> None:
     shape = attention_shape("forward", "fp32", 1, 8, 8, 128, 4096, 4096, causal=False)
     kernel = attention_kernel("a100", "flash-attention-2")
     assert kernel.time_s(shape) == shape.flops / kernel.gpu.vector_flops.value
+
+
+CUDNN_THAT_SPLITS = [attention_kernel(gpu, "cudnn") for gpu in ("b200", "gb200", "b300", "gb300")]
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(CUDNN_THAT_SPLITS),
+    st.sampled_from([64, 128, 256]),
+    st.sampled_from([1, 2, 8, 9, 16]),
+    st.sampled_from([64, 512, 985, 2048, 8192]),
+    st.sampled_from([4096, 8192, 30000, 62208]),
+)
+def test_cudnn_splits_keys_of_few_tiles_where_it_pays(
+    kernel: AttentionKernel, head_dim: int, heads: int, queries: int, keys: int
+) -> None:
+    """Never slower than without, never above the peak of the GPU, and no faster with twice the keys."""
+    shape, more = (
+        attention_shape("forward", "bf16", 1, heads, heads, head_dim, queries, length, causal=False)._replace(flops=0)
+        for length in (keys, 2 * keys)
+    )
+    variant = kernel.variant("forward", head_dim)
+    whole = msgspec.structs.replace(variant, design=msgspec.structs.replace(variant.design, split="never"))
+    time_s = call_parts(kernel.gpu, variant, shape).time_s
+    assert time_s <= call_parts(kernel.gpu, whole, shape).time_s
+    pairs = heads * shape.pairs
+    assert time_s >= 4 * head_dim * pairs / kernel.peak_rate("forward", head_dim)
+    assert call_parts(kernel.gpu, variant, more).time_s >= time_s
+
+
+def test_two_designs_of_one_thread_block_split_keys_alike() -> None:
+    """Nine heads, 1024 queries on 152 SMs: 36 thread blocks of two tiles of 128, or of one of 256, in four parts. A
+    mask keeps cuDNN from it (8 and 32 heads, 256 queries: alike in NVIDIA/cudnn-frontend's prefill on GB200)."""
+    kernel = attention_kernel("gb200", "cudnn")
+    variant = kernel.variant("forward", 128)
+    tall = msgspec.structs.replace(variant, design=msgspec.structs.replace(variant.design, rows=256, slots=1))
+    shape = attention_shape("forward", "bf16", 1, 9, 9, 128, 1024, 62208, causal=False)._replace(flops=0)
+    merged = [call_parts(kernel.gpu, each, shape).passes_s for each in (variant, tall)]
+    assert (
+        merged[0] == merged[1] == pytest.approx(2.3e-6 + 4 * 8 * 9 * 1024 * 129 / kernel.gpu.memory_bytes_per_s.value)
+    )
+    causal = attention_shape("forward", "bf16", 1, 9, 9, 128, 1024, 62208, causal=True)
+    assert kernel.parts(causal).passes_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "per_key"),
+    [
+        ("a100", "flash-attention-2", 8 * 4 + 4),
+        ("h100", "flash-attention-3", 20),
+        ("mi355x", "flash-attention-2-ck", 8 * 4 + 4),
+        ("h100", "cudnn", 0),
+    ],
+)
+def test_gradients_of_a_kv_head_are_summed_over_its_heads(gpu: str, name: str, per_key: int) -> None:
+    """Two KV heads of eight heads each beside sixteen KV heads, which need no sum."""
+    kernel = attention_kernel(gpu, name)
+    grouped, own = (
+        kernel.parts(attention_shape("backward", "bf16", 1, 16, kv_heads, 128, 4096, 4096, causal=False)).passes_s
+        for kv_heads in (2, 16)
+    )
+    elements = 2 * 4096 * 128
+    assert grouped - own == pytest.approx(per_key * elements / kernel.gpu.memory_bytes_per_s.value)

@@ -88,3 +88,5 @@ def test_names_of_others() -> None:
         "h100", "h200", "a100", "rtx-4090", "mi300x",
     ]  # fmt: skip
     assert kernel_alias("aiter-asm-a32") == "aiter-asm"
+    table = kernel_table(parse_csv(HEAD + "B200,trtllm_mha,fwd,bf16,1,1,8,1,128,4096,4096,99,\n", "t.csv"))
+    assert table.rows[0].kernel == "sglang-trtllm-gen"
