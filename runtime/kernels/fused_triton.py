@@ -219,13 +219,13 @@ COPIED = 8192
 
 
 @triton.jit
-def _copy(into, source, elements, block: tl.constexpr):
-    step = tl.num_programs(0) * block
-    for start in range(tl.program_id(0) * block, elements, step):
-        place = start + tl.arange(0, block)
+def _copy(into, source, elements, trips: tl.constexpr, block: tl.constexpr):
+    for trip in range(trips):
+        place = (trip * tl.num_programs(0) + tl.program_id(0)) * block + tl.arange(0, block)
         tl.store(into + place, tl.load(source + place, mask=place < elements), mask=place < elements)
 
 
 def launch_copy(into: Tensor, source: Tensor, blocks: int) -> None:
     """Copy less than 2**31 elements of 4 bytes by so many programs of 512 threads."""
-    _copy[(blocks,)](into, source, source.numel(), block=COPIED, num_warps=16)
+    trips = triton.cdiv(source.numel(), blocks * COPIED)
+    _copy[(blocks,)](into, source, source.numel(), trips=trips, block=COPIED, num_warps=16)

@@ -153,7 +153,8 @@ def gpu_check(
             raise RunError(f"--backend {backend}: with --one no process is joined, expected none")
         found = gpu_check_one(
             machine, ranks=ranks, schedules=schedule or (), seed=seed or 0, quick=quick, output=output,
-            minutes=None if not measure else DEFAULT_MINUTES if minutes is None else minutes, progress=print_progress, show=show,
+            minutes=(DEFAULT_MINUTES if minutes is None else minutes) if measure else None,
+            progress=print_progress, show=show,
         )  # fmt: skip
         if found.error is not None:
             if not json:
