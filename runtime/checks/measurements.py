@@ -1,6 +1,6 @@
 """What one GPU shows of attention by others: calls, a copy beside a call, and rank 0 of several without links::
 
-    call = KernelCall("cudnn", "bwd", CallShape(1, 64, 8, 128, 16384, 16384, True))
+    call = KernelCall("cudnn", CallShape(1, 64, 8, 128, 16384, 16384, True), "bwd")
     call.problem(device)  # "" where it can be measured here, else what to install
     call.rows(device)  # rows by the name of their table
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,27 +35,6 @@ Rows = Mapping[str, list[dict[str, object]]]
 
 KERNELS_TABLE, OVERLAP_TABLE, RANK_TABLE = "gpu-kernels", "overlap", "rank-0"
 _REPEATS = 5
-
-
-class Case(Protocol):
-    """One thing that is measured."""
-
-    @property
-    def library(self) -> str: ...
-
-    @property
-    def shape(self) -> CallShape: ...
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def tables(self) -> tuple[str, ...]: ...
-
-    def problem(self, device: Device) -> str:
-        """Why it cannot be measured here, with what to install; empty where it can."""
-
-    def rows(self, device: Device) -> Rows: ...
 
 
 def dtype_on(device: Device) -> torch.dtype:
@@ -206,25 +185,44 @@ LIBRARIES: dict[str, Library] = {
 
 
 @dataclass(frozen=True)
-class KernelCall:
-    """One pass of a call, timed and profiled."""
+class Case:
+    """One thing that is measured; `rows` are those of its `tables`."""
 
     library: str
-    passing: str
     shape: CallShape
+    libraries: ClassVar[Mapping[str, Library]] = LIBRARIES
 
     @property
     def label(self) -> str:
         batch, heads, kv_heads, head_dim, queries, keys, causal = self.shape
         mask = "causal" if causal else "full"
-        return f"{self.library} {self.passing} {batch}x{heads}/{kv_heads}x{head_dim} {queries}x{keys} {mask}"
+        return f"{self.library} {batch}x{heads}/{kv_heads}x{head_dim} {queries}x{keys} {mask}"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def problem(self, device: Device) -> str:
+        """Why it cannot be measured here, with what to install; empty where it can."""
+        return self.libraries[self.library].missing(self.library, self.shape, device)
+
+    def rows(self, device: Device) -> Rows:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class KernelCall(Case):
+    """The pass ``fwd`` or ``bwd`` of a call, timed and profiled."""
+
+    passing: str
+
+    @property
+    def label(self) -> str:
+        return f"{super().label} {self.passing}"
 
     @property
     def tables(self) -> tuple[str, ...]:
         return self.library, KERNELS_TABLE
-
-    def problem(self, device: Device) -> str:
-        return LIBRARIES[self.library].missing(self.library, self.shape, device)
 
     def rows(self, device: Device) -> Rows:
         library = LIBRARIES[self.library]
@@ -242,28 +240,24 @@ class KernelCall:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class Overlap(Case):
     """A forward call, and a copy that becomes ready `delay_us` after it began: the time of each, alone and together."""
 
-    library: str
-    shape: CallShape
     blocks: int
     copied_bytes: int
     delay_us: int
     high_priority: bool
-    tables: ClassVar = (OVERLAP_TABLE,)
+    tables = (OVERLAP_TABLE,)
 
     @property
     def label(self) -> str:
         priority = "high" if self.high_priority else "normal"
-        size = f"{self.copied_bytes >> 20} MiB"
-        call = KernelCall(self.library, "fwd", self.shape).label
-        return f"{call}, {self.blocks} blocks, {size}, {self.delay_us} us, {priority}"
+        copied = f"{self.blocks} blocks, {self.copied_bytes >> 20} MiB, {self.delay_us} us, {priority}"
+        return f"{super().label}, {copied}"
 
     def problem(self, device: Device) -> str:
-        if problem := _import("triton")():
-            return f"a copy of so many blocks: {problem}; install triton"
-        return LIBRARIES[self.library].missing(self.library, self.shape, device)
+        problem = _import_error("triton")
+        return f"a copy of so many blocks: {problem}; install triton" if problem else super().problem(device)
 
     def rows(self, device: Device) -> Rows:
         source = torch.ones(self.copied_bytes // 4, dtype=torch.int32, device=device)
@@ -395,22 +389,17 @@ RINGS: dict[str, Library] = {
 
 
 @dataclass(frozen=True)
-class RankZero:
+class RankZero(Case):
     """A layer of a library on rank 0 of `ranks`; `shape` has the queries and keys of this rank."""
 
-    library: str
     variant: str
-    shape: CallShape
     ranks: int = 8
-    tables: ClassVar = (RANK_TABLE, KERNELS_TABLE)
+    libraries = RINGS
+    tables = (RANK_TABLE, KERNELS_TABLE)
 
     @property
     def label(self) -> str:
-        mask = "causal" if self.shape.causal else "full"
-        return f"{self.library} {self.variant} {mask} {self.shape.queries} of {self.ranks} ranks"
-
-    def problem(self, device: Device) -> str:
-        return RINGS[self.library].missing(self.library, self.shape, device)
+        return f"{super().label}, {self.variant}, rank 0 of {self.ranks}"
 
     def rows(self, device: Device) -> Rows:
         passes, kernels = [], []

@@ -60,17 +60,17 @@ def _of_length(shape: CallShape, queries: int, keys: int = 0, **others: bool) ->
 def _rank_zero() -> tuple[RankZero, ...]:
     """Transformer Engine first: its variants decide most choices that are wrong."""
     engine = [
-        RankZero("transformer-engine", f"{travels} {layout}", _of_length(_LAYER, positions, causal=causal))
+        RankZero("transformer-engine", _of_length(_LAYER, positions, causal=causal), f"{travels} {layout}")
         for positions, layout, travels, causal in product(
             (16 * _KIB, 8 * _KIB), ("thd", "bshd"), ("p2p", "all_gather", "a2a"), (True, False)
         )
     ]
     full = _LAYER._replace(causal=False)
     others = [
-        RankZero("ring-flash-attn", "zigzag_ring", _LAYER), RankZero("ring-flash-attn", "ring", full),
-        RankZero("yunchang", "8x1", _LAYER), RankZero("yunchang", "2x4", _LAYER), RankZero("yunchang", "1x8", _LAYER),
-        RankZero("hamilton", "K_8", full._replace(kv_heads=64)),
-        RankZero("torch", "alltoall", _LAYER), RankZero("torch", "allgather", _LAYER),
+        RankZero("ring-flash-attn", _LAYER, "zigzag_ring"), RankZero("ring-flash-attn", full, "ring"),
+        RankZero("yunchang", _LAYER, "8x1"), RankZero("yunchang", _LAYER, "2x4"), RankZero("yunchang", _LAYER, "1x8"),
+        RankZero("hamilton", full._replace(kv_heads=64), "K_8"),
+        RankZero("torch", _LAYER, "alltoall"), RankZero("torch", _LAYER, "allgather"),
     ]  # fmt: skip
     return (*engine[:6], *others, *engine[6:])
 
@@ -104,7 +104,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "cuDNN's constants (`calibrate --kernels cudnn.csv`), and a kernel of its own for packed calls",
         2,
         tuple(
-            KernelCall(library, passing, shape)
+            KernelCall(library, shape, passing)
             for shape in (
                 *(_LAYER._replace(heads=heads, kv_heads=kv, queries=queries, keys=keys, causal=queries == keys)
                   for heads, kv in ((64, 8), (8, 1)) for queries, keys in ((16 * _KIB, 16 * _KIB), *_HALVES)),
@@ -125,9 +125,9 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "FlashAttention's constants (`calibrate --kernels flash-attention-2.csv`), and with them [TASP](tasp.md)",
         1,
         (
-            *(KernelCall("flash-attention-3", "bwd", CallShape(16 * _KIB // s, 16, 16, 128, s, s, True))
+            *(KernelCall("flash-attention-3", CallShape(16 * _KIB // s, 16, 16, 128, s, s, True), "bwd")
               for s in (512, 1024, 2048, 4096)),
-            *(KernelCall(library, "fwd", shape)
+            *(KernelCall(library, shape, "fwd")
               for shape, library in product(_TASP_GRID, ("flash-attention-2", "flash-attention-3"))),
         ),
     ),
@@ -135,7 +135,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "few tiles", "do cuDNN and FlashAttention-3 split keys where queries are few?",
         "the rule of split keys of these kernels ([kernels](kernels.md#the-model))",
         1,
-        tuple(KernelCall(library, "fwd", CallShape(1, 9, 9, 128, queries, 62208, False))
+        tuple(KernelCall(library, CallShape(1, 9, 9, 128, queries, 62208, False), "fwd")
               for queries, library in product((512, 1024, 2048, 4096), ("cudnn", "flash-attention-3"))),
     ),
     Measurement(
@@ -143,7 +143,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "[linear attention](linear_attention.md), whose rate is assumed to be that of softmax attention",
         2,
         tuple(
-            KernelCall(library, passing, CallShape(1, 16, 16, 128, positions * _KIB, positions * _KIB, True))
+            KernelCall(library, CallShape(1, 16, 16, 128, positions * _KIB, positions * _KIB, True), passing)
             for positions, passing, library in product(
                 (8, 64, 16, 32), ("fwd", "bwd"), ("fla-chunk_simple_gla", "fla-chunk_gla")
             )

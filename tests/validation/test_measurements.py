@@ -90,7 +90,7 @@ def test_tables_of_calls_are_read_by_calibrate_and_accuracy(
     tmp_path: Path, on_processor: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = [SHAPE._replace(queries=length, keys=length) for length in (64, 128, 192, 256, 320)]
-    calls = [KernelCall("flash-attention-2", passing, shape) for shape in shapes for passing in ("fwd", "bwd")]
+    calls = [KernelCall("flash-attention-2", shape, passing) for shape in shapes for passing in ("fwd", "bwd")]
     outcome = run(tmp_path, *calls)
     assert (outcome.numbers, outcome.failure, outcome.skipped) == ({"measured": 10}, "", "")
     path = tmp_path / "flash-attention-2.csv"
@@ -132,11 +132,11 @@ def sleepy(counts: Counter[str], seconds: Mapping[str, float]) -> Library:
 def test_times_are_microseconds_of_the_pass_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counter[str]()
     monkeypatch.setitem(LIBRARIES, "torch-sdpa", sleepy(counts, {"fwd": 0.002, "bwd": 0.02}))
-    run(tmp_path, KernelCall("torch-sdpa", "bwd", SHAPE))
+    run(tmp_path, KernelCall("torch-sdpa", SHAPE, "bwd"))
     assert counts == {"bwd": 2 + 5 + 1}, "two that warm up, five that are timed, one that is profiled"
     (row,) = cells(tmp_path / "torch-sdpa.csv")
     assert 20e3 <= float(row["time_us"]) < 40e3
-    run(tmp_path, KernelCall("torch-sdpa", "fwd", SHAPE))
+    run(tmp_path, KernelCall("torch-sdpa", SHAPE, "fwd"))
     assert counts["fwd"] == 8
     (row,) = cells(tmp_path / "torch-sdpa.csv")
     assert (row["pass"], row["seq_q"], row["kv_heads"]) == ("fwd", "64", "2")
@@ -146,8 +146,8 @@ def test_times_are_microseconds_of_the_pass_that_is_named(tmp_path: Path, monkey
 def test_the_time_of_another_kernel_is_not_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what should be cuDNN runs torch's flash operator, as torch does where cuDNN refuses a call."""
     monkeypatch.setitem(LIBRARIES, "cudnn", replace(LIBRARIES["torch-sdpa"], runs="cudnn"))
-    outcome = run(tmp_path, KernelCall("cudnn", "fwd", SHAPE), KernelCall("torch-sdpa", "fwd", SHAPE))
-    assert "1 failed: cudnn fwd 2x4/2x16 64x64 causal: " in outcome.failure
+    outcome = run(tmp_path, KernelCall("cudnn", SHAPE, "fwd"), KernelCall("torch-sdpa", SHAPE, "fwd"))
+    assert "1 failed: cudnn 2x4/2x16 64x64 causal fwd: " in outcome.failure
     assert outcome.failure.endswith(", expected a kernel of cudnn")
     assert outcome.numbers["measured"] == 1
     assert not (tmp_path / "cudnn.csv").exists()
@@ -155,7 +155,7 @@ def test_the_time_of_another_kernel_is_not_in_the_table(tmp_path: Path, monkeypa
 
 def test_what_is_missing_is_one_line_that_names_what_to_install(tmp_path: Path) -> None:
     told: list[str] = []
-    calls = [KernelCall("flash-attention-3", passing, SHAPE) for passing in ("fwd", "bwd")]
+    calls = [KernelCall("flash-attention-3", SHAPE, passing) for passing in ("fwd", "bwd")]
     outcome = run(tmp_path, *calls, told=told)
     assert told == [f"not measured: {outcome.skipped}"]
     assert outcome.skipped.startswith("flash-attention-3: it runs on cuda, not cpu; install the folder hopper of")
@@ -200,7 +200,7 @@ def test_what_found_no_time_is_named_and_what_failed_does_not_end_it(tmp_path: P
 
 @pytest.mark.parametrize(("variant", "ranks"), [("alltoall", 2), ("allgather", 4)])
 def test_torch_on_rank_0_makes_a_call_per_block(variant: str, ranks: int, tmp_path: Path) -> None:
-    case = RankZero("torch", variant, SHAPE._replace(kv_heads=4), ranks)
+    case = RankZero("torch", SHAPE._replace(kv_heads=4), variant, ranks)
     assert run(tmp_path, case).failure == ""
     assert not dist.is_initialized()
     (row,) = cells(tmp_path / "rank-0.csv")
@@ -209,7 +209,7 @@ def test_torch_on_rank_0_makes_a_call_per_block(variant: str, ranks: int, tmp_pa
     assert float(row["host_us"]) > 0
     (calls,) = [each for each in cells(tmp_path / "gpu-kernels.csv") if "flash_attention" in each["kernel"]]
     assert int(calls["calls"]) == ranks, "its own block, and one of each other rank"
-    assert calls["what"] == f"torch {variant} causal 64 of {ranks} ranks"
+    assert calls["what"] == f"torch 2x4/4x16 64x64 causal, {variant}, rank 0 of {ranks}"
 
 
 def ring_of_tests(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
@@ -235,7 +235,7 @@ def test_both_passes_of_a_ring_are_timed_and_profiled(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "ring_flash_attn", module)
     measurements._import_error.cache_clear()
     try:
-        assert run(tmp_path, RankZero("ring-flash-attn", "zigzag_ring", SHAPE)).failure == ""
+        assert run(tmp_path, RankZero("ring-flash-attn", SHAPE, "zigzag_ring")).failure == ""
     finally:
         measurements._import_error.cache_clear()
     assert [row["pass"] for row in cells(tmp_path / "rank-0.csv")] == ["fwd", "bwd"]
