@@ -16,6 +16,7 @@ from pathlib import Path
 from cyclopts import App
 from cyclopts.argument import Argument
 
+from runtime.checks.measurements import KernelCall, Overlap, RankZero
 from tasp_lab.cli.app import app
 from tasp_lab.cli.options import schedules_help
 from tasp_lab.cli.process import main
@@ -24,6 +25,7 @@ from tasp_lab.prediction import columns, step_results
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.kinds import KINDS
 from tasp_lab.schedules.registry import ATTENTION, COLLECTIVES, LINEAR, options_of
+from tasp_lab.validation.measurements import COLUMNS, MEASUREMENTS, Measurement
 from tasp_lab.workload.layer import Workload
 
 ROOT = Path(__file__).parent.parent
@@ -107,6 +109,43 @@ def plan_fields_table() -> str:
     return table(("field", "meaning"), *((f"`{column.name}`", column.meaning) for column in PLAN_COLUMNS))
 
 
+def measurements_table() -> str:
+    """What ``gpu-check --one --measure`` measures, in its order, then the cases of each."""
+    rows = [("measurement", "minutes", "question", "tables", "what it changes")]
+    for each in MEASUREMENTS:
+        tables = " ".join(f"`{name}.csv`" for name in each.tables)
+        rows.append((each.name, f"{each.minutes:g}", each.question, tables, each.changes))
+    return "\n".join([table(*rows), "", *map(cases_of, MEASUREMENTS)])
+
+
+def cases_of(measurement: Measurement) -> str:
+    """An item with the libraries, shapes and settings of a measurement, each in the order of its cases."""
+    libraries, others = dict[str, dict[str, None]](), dict[str, dict[str, None]]()
+    for case in measurement.cases:
+        batch, heads, kv_heads, head_dim, queries, keys, causal = case.shape
+        length = f"{queries:,}" if queries == keys else f"{queries:,} on {keys:,}"
+        libraries.setdefault(case.library, {}).update({case.variant: None} if isinstance(case, RankZero) else {})
+        others.setdefault(f"{heads}/{kv_heads} heads of {head_dim}", {})[
+            f"{f'{batch} x ' * (batch > 1)}{length}{' causal' * causal}"
+        ] = None
+        settings = {} if not isinstance(case, Overlap) else {
+            "blocks": str(case.blocks), "copied": f"{case.copied_bytes >> 20} MiB", "after": f"{case.delay_us} us",
+            "priority": "high" if case.high_priority else "normal",
+        }  # fmt: skip
+        settings |= {"pass": case.passing} if isinstance(case, KernelCall) else {}
+        for name, value in settings.items():
+            others.setdefault(name, {})[value] = None
+    found = (*libraries.items(), *others.items())
+    texts = (f"{name}: {', '.join(values)}" if values else name for name, values in found)
+    text = f"- **{measurement.name}**, {len(measurement.cases)} cases. {'; '.join(texts)}."
+    return textwrap.fill(text, 140, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def columns_of_measurements() -> str:
+    """The columns of the tables that no command reads."""
+    return table(("table", "columns"), *((f"`{name}.csv`", text) for name, text in COLUMNS.items()))
+
+
 def all_commands(parent: App = app, path: str = "") -> Iterator[tuple[str, App]]:
     """Every command with its full name, in the order of the help."""
     for name in parent:
@@ -182,6 +221,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "fields of answers": fields_table,
     "fields of steps": step_fields_table,
     "fields of plans": plan_fields_table,
+    "measurements": measurements_table,
+    "columns of measurements": columns_of_measurements,
 }
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

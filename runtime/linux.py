@@ -126,7 +126,7 @@ def library_variables() -> dict[str, str]:
 def host_environment() -> dict[str, object]:
     """The host, the versions and the variables behind a measurement; without the name of the host."""
     return {
-        "torch": _version("torch"),
+        "torch": installed_version("torch"),
         "python": platform.python_version(),
         "processor": platform.machine(),
         "kernel": platform.release().partition("-")[0],
@@ -136,7 +136,8 @@ def host_environment() -> dict[str, object]:
     }
 
 
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution; None without it."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

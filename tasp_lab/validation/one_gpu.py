@@ -6,9 +6,11 @@ over a loopback (`runtime.executor.loopback`). Steps that fail do not end the ch
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on,
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation.gpu_check import Record, Session, Show, StepResult, check_folder, in_one_line, result_of
 from tasp_lab.validation.gpu_steps import FULL, HOST, NEEDS_GPU, QUICK, STEPS, Outcome, Sizes, Step, add_to
+from tasp_lab.validation.measurements import DEFAULT_MINUTES, MEASUREMENTS, Measurement, Tables, measure
 from tasp_lab.workload.layer import Work, Workload
 
 DEFAULT_RANKS = 4
@@ -53,7 +56,7 @@ MERGE_LIMIT, COPY_SHARE = 4e-6, 0.7
 
 @dataclass
 class OneDevice:
-    """What steps work with."""
+    """What steps work with; none begins after `ends_s` of the monotonic clock."""
 
     device: Device
     machine: Machine
@@ -62,6 +65,7 @@ class OneDevice:
     quick: bool
     folder: Path
     progress: ProgressCallback = no_progress
+    ends_s: float = math.inf
     unapplied: list[dict[str, object]] = field(default_factory=list)
 
     @property
@@ -75,6 +79,10 @@ class OneDevice:
     @property
     def ranks(self) -> int:
         return self.machine.topology.world_size
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.ends_s
 
     def layer(self, per_rank: int, **changes: Any) -> Workload:
         """A layer with heads for all ranks; on a GPU of sizes that its kernels have."""
@@ -129,7 +137,11 @@ def time_kernels(context: OneDevice) -> Outcome:
 def check_schedules(context: OneDevice) -> Outcome:
     """Run all schedules with all ranks on this device."""
     runs, names, seeds = 0, set[str](), 1 if context.quick else 2
+    last = ""
     for label, schedule in _schedules(context):
+        if context.is_over:
+            last = label
+            break
         names.add(label)
         for seed in range(context.seed, context.seed + seeds):
             try:
@@ -138,7 +150,8 @@ def check_schedules(context: OneDevice) -> Outcome:
                 raise RunError(f"{label}, seed {seed}: {error}") from None
             runs += 1
     unapplied = context.unapplied or "none"
-    return Outcome({"schedules": len(names), "runs": runs, "ranks": context.ranks, "do_not_apply": unapplied})
+    numbers = {"schedules": len(names), "runs": runs, "ranks": context.ranks, "do_not_apply": unapplied}
+    return Outcome(numbers | ({"no_time_from": last} if last else {}))
 
 
 def _schedules(context: OneDevice) -> Iterator[tuple[str, Schedule]]:
@@ -279,6 +292,19 @@ def plant_faults(context: OneDevice) -> Outcome:
     return Outcome({"faults": rows}, failure="; ".join(failures))
 
 
+def _measuring(tables: Tables, began_s: float, minutes: float) -> Iterator[Step]:
+    """A step per measurement; what one does not need of its share of the time is left to the next."""
+    shares = 0.0
+    for number, each in enumerate(MEASUREMENTS, len(ONE_STEPS)):
+        shares += each.minutes / DEFAULT_MINUTES
+        run = partial(_measure, each, tables, began_s + 60 * minutes * shares)
+        yield Step(number, each.name, each.question, "The libraries differ from those we read; send the record.", run)
+
+
+def _measure(measurement: Measurement, tables: Tables, ends_s: float, context: OneDevice) -> Outcome:
+    return measure(measurement, tables, ends_s, context.progress)
+
+
 def gpu_check_one(
     machine: MachineLike | None = None,
     *,
@@ -286,6 +312,7 @@ def gpu_check_one(
     schedules: Sequence[str] = (),
     seed: int = 0,
     quick: bool = False,
+    minutes: float | None = None,
     output: Path | str = "gpu-check",
     progress: ProgressCallback = no_progress,
     show: Show = lambda record: None,
@@ -299,12 +326,15 @@ def gpu_check_one(
     schedules : names of those to run; by default all.
     seed : of the orders of ranks; equal seeds give equal orders on a host.
     quick : whether to run less.
+    minutes : measure, in this time, what one GPU settles of predictions (`tasp_lab.validation.measurements`), after the
+        first step and before the others, of which none begins later; None measures nothing and has no limit.
     output : the folder of the record, made if it is not there.
     progress : called with lines of progress.
     show : called with the record when Ctrl-C ends the check.
     steps : what is checked; for tests.
 
-    Raises `RunError` for fewer than 2 ranks, for another number than the machine has, and for a negative seed;
+    Raises `RunError` for fewer than 2 ranks, for another number than the machine has, for a negative seed, and for
+    measurements without a GPU or without time;
     `ScheduleError` for an unknown schedule; `OutputError` for a folder that cannot be written; and what loading a
     machine raises. Failed steps are in the record.
     """
@@ -312,6 +342,13 @@ def gpu_check_one(
         raise RunError(f"--ranks: {ranks}, expected 2 to 64")
     if seed < 0:
         raise RunError(f"--seed: {seed}, expected 0 or more")
+    device = the_device()
+    if minutes is not None and not minutes > 0:
+        raise RunError(f"--minutes: {minutes:g}, expected more than 0")
+    if minutes is not None and device.type != "cuda":
+        raise RunError(
+            "--measure: needs a GPU, and torch sees none here; without it, --one checks the runtime on the CPU"
+        )
     chosen = wires(f"full-mesh:{ranks or DEFAULT_RANKS}" if machine is None else machine)
     n = chosen.topology.world_size
     if ranks is not None and n != ranks:
@@ -322,8 +359,12 @@ def gpu_check_one(
     names = tuple(schedules) or (*COLLECTIVES, *attention_names_on(n), *LINEAR)
     folder = Path(output)
     check_folder(folder)
-    device = the_device()
     context = OneDevice(device, chosen, names, seed, quick, folder, progress)
+    if minutes is not None:
+        began_s = time.monotonic()
+        context.ends_s = began_s + 60 * minutes
+        tables = Tables(folder, device, chosen.topology.name)
+        steps = [*steps[:1], *_measuring(tables, began_s, minutes), *steps[1:]]
     session = Session(Record(chosen.topology.name, n, f"loopback, {device.type}", quick), folder, show, progress)
     for step in steps:
         session.begin(step)
@@ -338,9 +379,9 @@ def gpu_check_one(
 def _run(step: Step, context: OneDevice) -> StepResult:
     began_s = time.perf_counter()
     try:
-        skipped = step.on_gpu and not context.on_gpu
+        skipped = NEEDS_GPU if step.on_gpu and not context.on_gpu else "no time was left" if context.is_over else ""
         with one_thread():
-            outcome = Outcome({}, skipped=NEEDS_GPU) if skipped else step.run(context)
+            outcome = Outcome({}, skipped=skipped) if skipped else step.run(context)
     except Exception as error:
         outcome = Outcome({}, failure=in_one_line(error))
     return result_of(step, outcome, time.perf_counter() - began_s)

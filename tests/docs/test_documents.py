@@ -106,6 +106,7 @@ NOT_RUN = {
     ): "needs root; tests/cli runs it where that is allowed",
     ("fabrics.md", "validate"): "needs root or torchrun",
     ("gpus.md", ""): "needs GPUs",
+    ("one_gpu.md", ""): "needs a GPU; tests/validation/test_measurements.py",
     ("hybrids.md", "compare"): "takes ten seconds each; tests/cli/test_hybrids.py runs short ones",
     ("kernels.md", "calibrate --kernels live"): "times kernels for a minute; tests/runtime",
     ("nccl-and-collectives.md", "validate"): "needs root",

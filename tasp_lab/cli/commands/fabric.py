@@ -118,6 +118,10 @@ def gpu_check(
     ] = None,
     seed: Annotated[int | None, whole("With --one: seed of the orders of ranks. Default: 0.", RUN)] = None,
     quick: Annotated[bool, option("Smaller sizes and fewer runs.", RUN)] = False,
+    measure: Annotated[
+        bool, option("With --one, on a GPU: first write tables of what one GPU settles of predictions.", RUN)
+    ] = False,
+    minutes: Annotated[int | None, whole("With --measure: the time for all. Default: 15.", RUN)] = None,
     backend: Annotated[
         BackendKind, Parameter(group=RUN, help="auto: nccl (RCCL on AMD); gloo checks the logic on CPUs.")
     ] = "auto",
@@ -132,18 +136,24 @@ def gpu_check(
     Example: torchrun --nproc-per-node 8 -m tasp_lab.cli gpu-check h100-8 --quick
 
     Example: tasp-lab gpu-check --one --schedule tasp
+
+    Example: tasp-lab gpu-check h200-8 --one --measure --quick --output record
     """
 
     def show(record: Record) -> None:
         tell(record, json, wide=wide)
 
+    if minutes is not None and not measure:
+        raise RunError("--minutes: only with --measure, see tasp-lab gpu-check --help")
     if one:
+        from tasp_lab.validation.measurements import DEFAULT_MINUTES
         from tasp_lab.validation.one_gpu import gpu_check_one
 
         if backend != "auto":
             raise RunError(f"--backend {backend}: with --one no process is joined, expected none")
         found = gpu_check_one(
             machine, ranks=ranks, schedules=schedule or (), seed=seed or 0, quick=quick, output=output,
+            minutes=(DEFAULT_MINUTES if minutes is None else minutes) if measure else None,
             progress=print_progress, show=show,
         )  # fmt: skip
         if found.error is not None:
@@ -157,7 +167,14 @@ def gpu_check(
     from tasp_lab.validation.gpu_check import gpu_check as check
 
     given = [
-        name for name, value in (("--ranks", ranks), ("--schedule", schedule), ("--seed", seed)) if value is not None
+        name
+        for name, value in (
+            ("--ranks", ranks),
+            ("--schedule", schedule),
+            ("--seed", seed),
+            ("--measure", measure or None),
+        )
+        if value is not None
     ]
     if given:
         raise RunError(f"{given[0]}: only with --one, see tasp-lab gpu-check --help")
