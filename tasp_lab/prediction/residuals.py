@@ -190,7 +190,7 @@ class Residual:
     Parameters
     ----------
     regime, asked : the regime that was measured, the nearest one to what was asked.
-    middle : its median, drawn towards 1 as far as few machines may have it by chance (`_drawn`).
+    middle : its median, that of all rows, drawn towards 1 as far as few machines may have it by chance (`_drawn`).
     spread : standard deviation of its logarithm on a new machine, so that 1.645 of it lead to the 5 and 95 % points.
     constants : what of it the intervals of constants explain, a standard deviation.
     own : standard deviation within one machine: what schedules on it do not have in common.
@@ -274,7 +274,7 @@ def fit(known: Sequence[Group], regime: Regime) -> Residual:
     variance = machines.widening**2 * machines.value * (1 + 1 / len(own)) + rows.value
     return Residual(
         regime,
-        middle=math.exp(_drawn(_mean([each.mean for each in own]), machines.value / len(own))),
+        middle=math.exp(_drawn(own, machines.value)),
         spread=math.sqrt(variance),
         constants=math.sqrt(_mean([each.constants for each in own])),
         own=math.sqrt(rows.value),
@@ -285,15 +285,15 @@ def fit(known: Sequence[Group], regime: Regime) -> Residual:
     )
 
 
-def _drawn(mean: float, variance: float) -> float:
-    """A mean drawn towards 0 by its own variance: the mean of a few machines is partly theirs, not that of the class.
+def _drawn(own: Sequence[Group], between_machines: float) -> float:
+    """The mean error of all rows, drawn towards 0 by its variance.
 
-    Efron, Morris: Stein's paradox in statistics, Scientific American 236 (1977).
-
-    >>> _drawn(0.2, 0.0), _drawn(0.2, 0.04), _drawn(0.0, 0.0)
-    (0.2, 0.1, 0.0)
+    The mean of rows of few machines is partly theirs, not that of the class. (Efron, Morris: Stein's paradox in
+    statistics, Scientific American 236, 1977.)
     """
-    square = mean**2
+    rows = sum(each.rows for each in own)
+    square = (mean := sum(each.rows * each.mean for each in own) / rows) ** 2
+    variance = between_machines * sum(each.rows**2 for each in own) / rows**2
     return mean * square / (square + variance) if square else 0.0
 
 
