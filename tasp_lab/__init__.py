@@ -8,7 +8,7 @@ topologies. Each name is imported when it is first used, so ``import tasp_lab`` 
 7
 """
 
-from tasp_lab.core.lazy import lazy_names
+from tasp_lab.core.lazy import ABOVE, lazy_names
 
 TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
@@ -57,6 +57,13 @@ __all__ = [
     "calibrate",
     "__version__",
 ]
+
+ABOVE |= {
+    "draw timelines": "tasp_lab.plots.timelines:draw_timelines",
+    "tabulate an answer": "tasp_lab.prediction.columns:answer_table",
+    "schedule of .xml": "tasp_lab.formats.msccl_xml:spec",
+    "schedule of .json": "tasp_lab.synthesis.program:spec",
+}
 
 __getattr__, __dir__ = lazy_names(
     __name__,

@@ -83,7 +83,9 @@ def modules_of(root: Path, package: str) -> Iterator[tuple[str, Path]]:
 
 
 def imported_modules(name: str, tree: ast.AST, known: Mapping[str, object], folders: set[str]) -> Iterator[str]:
-    """The known modules that statements of a module import: at its top, in functions, or for type checkers only."""
+    """The known modules that a module imports: at its top, in functions, for type checkers only, or by
+    ``import_module("their name")``.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -95,6 +97,8 @@ def imported_modules(name: str, tree: ast.AST, known: Mapping[str, object], fold
                 base = ".".join([*parents, *filter(None, [node.module])])
             # "from package import name" imports the module package.name, if there is one.
             targets = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            targets = [each.value for each in node.args if isinstance(each, ast.Constant)]
         else:
             continue
         yield from (target for target in targets if target in known and target != name)

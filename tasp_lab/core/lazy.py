@@ -1,6 +1,7 @@
-"""Packages whose public names are imported when they are first used.
+"""Names that are imported when they are first used: of a package, and of packages that stand above their callers.
 
 __getattr__, __dir__ = lazy_names(__name__, {"predict": "tasp_lab.prediction.predict"})
+draw = from_above("draw timelines")  # as Timeline.plot does: pictures stand above timelines
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 TYPE_CHECKING = False  # this module is imported before Ctrl-C is handled: it imports nothing itself
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
@@ -35,3 +37,16 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         return sorted({*here, *modules})
 
     return find, names
+
+
+ABOVE: dict[str, str] = {}
+"""What packages do for those below them, ``module:function`` by task; `tasp_lab`, which stands above all, enters it."""
+
+
+def from_above(task: str) -> Callable[..., Any]:
+    """The function for a task of `ABOVE`."""
+    from importlib import import_module
+
+    module, _, name = ABOVE[task].partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function

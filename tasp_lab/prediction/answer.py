@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
-from importlib import import_module
 from itertools import product
 from operator import add
 from threading import Thread
@@ -38,6 +37,7 @@ from tasp_lab.core.errors import (
     TopologyError,
     WorkloadError,
 )
+from tasp_lab.core.lazy import from_above
 from tasp_lab.core.process import spare_cores
 from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress, no_share
 from tasp_lab.core.tables import brief, to_html
@@ -318,8 +318,7 @@ class Answer:
         """The row of its table, in a notebook."""
         if not self.passes:
             return to_html([repr(self)])
-        columns = import_module("tasp_lab.prediction.columns")  # which stand above answers
-        return to_html([columns.table_of(self.topology, columns.view_of(self), [self], lambda each: None)])
+        return to_html([from_above("tabulate an answer")(self)])
 
     def plot(self) -> Figure:
         """A picture of its timeline, both passes one after the other, see `tasp_lab.plots.timelines`.

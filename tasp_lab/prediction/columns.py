@@ -348,6 +348,11 @@ def names(view: View) -> tuple[str, ...]:
     return tuple(column.name for column in columns(view) if column.when is None and not column.explains)
 
 
+def answer_table(answer: Answer) -> Table:
+    """The table of one answer, without speed-ups."""
+    return table_of(answer.topology, view_of(answer), [answer], lambda each: None)
+
+
 def table_of(
     title: str,
     view: View,

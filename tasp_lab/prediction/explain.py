@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.bounds.schedules import busiest_link_bytes, least_of_messages_s
 from tasp_lab.core.choices import Pass
+from tasp_lab.core.lazy import from_above
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_size_about, format_time
@@ -220,9 +220,8 @@ class Explanation(Report):
         detailed = [
             replace(each, passes=tuple(replace(one, detail="events") for one in each.passes)).timeline for each in shown
         ]
-        drawing = import_module("tasp_lab.plots.timelines")  # which stands above predictions
         title = f"{' and '.join(each.schedule for each in shown)} on {self.recommended.topology}"
-        figure: Figure = drawing.draw_timelines(detailed, title, one_axis=True)
+        figure: Figure = from_above("draw timelines")(detailed, title, one_axis=True)
         return figure
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "tasp_lab.schedules"
 """The group of entry points by which an installed package offers schedules, each under its own name."""
 
-READERS = {".xml": "tasp_lab.formats.msccl_xml", ".json": "tasp_lab.synthesis.program"}
-"""By the end of a file's name, the module whose `spec` reads the schedule that it is."""
+READERS = (".xml", ".json")
+"""Ends of names of files that are schedules; a package above reads each (`tasp_lab.core.lazy.ABOVE`)."""
 
 LIMIT_S = 60.0
 """Processor time that user code may take at once, in seconds; the variable `LIMIT` sets another one."""

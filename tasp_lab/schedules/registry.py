@@ -35,6 +35,7 @@ from tasp_lab.core.errors import (
     nearest,
     unknown,
 )
+from tasp_lab.core.lazy import from_above
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, NcclTestsName, with_article
 from tasp_lab.schedules.files import (
@@ -239,8 +240,7 @@ def _outside(name: str) -> ScheduleSpec | None:
     if not (file := file_of(name)):
         return SCHEDULES.get(name) if name and load_entry_point(name) else None
     if (end := Path(file).suffix) in READERS:
-        # Readers stand above schedules, so their modules are imported by name, as those of schedules are.
-        spec: ScheduleSpec = import_module(READERS[end]).spec(file)
+        spec: ScheduleSpec = from_above(f"schedule of {end}")(file)
         return spec
     module, own = module_of(file), name[len(file) + 1 :]
     if module not in _FROM_FILES:

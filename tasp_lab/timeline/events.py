@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasp_lab.core.errors import OutputError
+from tasp_lab.core.lazy import from_above
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import Number, format_time
 
@@ -98,8 +98,8 @@ class Timeline:
         if not self.events and self.time_s:
             raise OutputError(f"the timeline of {self.schedule} has a time only, expected one with events, such as "
                               "predict(..., events=True) keeps")  # fmt: skip
-        drawing = import_module("tasp_lab.plots.timelines")  # which stands above this package
-        figure: Figure = drawing.draw_timelines([self], title or f"{self.schedule} on {self.topology}, {self.origin}")
+        title = title or f"{self.schedule} on {self.topology}, {self.origin}"
+        figure: Figure = from_above("draw timelines")([self], title)
         return figure
 
     def __repr__(self) -> str:

@@ -48,6 +48,11 @@ SOURCES = {
         def inner(): return unused
         def unused(): return 1
     """,
+    "hidden.py": """
+        from importlib import import_module
+        def low(): return import_module("toy.above").high()
+    """,
+    "above.py": "from toy.hidden import low\ndef high(): return low\n",
 }
 
 
@@ -68,7 +73,7 @@ def counts(toy: Path) -> SourceCounts:
 
 
 def test_modules_and_classes_are_counted(counts: SourceCounts) -> None:
-    assert counts.modules == 9
+    assert counts.modules == 11
     assert counts.classes == 5
     assert counts.report_subclasses == ["Table"], "Long is a Table"
     assert counts.to_dict == 1
@@ -76,12 +81,14 @@ def test_modules_and_classes_are_counted(counts: SourceCounts) -> None:
 
 def test_importers_in_functions_registries_and_for_type_checkers_count(counts: SourceCounts) -> None:
     # one: main and the registry's string; base: registry and one; registry: two and main.
-    assert counts.single_importers == ["toy.main", "toy.part.a", "toy.part.b", "toy.two"]
+    assert counts.single_importers == ["toy.above", "toy.hidden", "toy.main", "toy.part.a", "toy.part.b", "toy.two"]
 
 
-def test_cycles_are_those_of_statements(counts: SourceCounts) -> None:
-    # The registry imports two in a function, and two the registry; a needs b for its annotations alone.
-    assert counts.cycles == [("toy.part.a", "toy.part.b"), ("toy.registry", "toy.two")]
+def test_cycles_are_those_of_imports(counts: SourceCounts) -> None:
+    # The registry imports two in a function, and two the registry; a needs b for its annotations alone; hidden imports
+    # above by its name.
+    cycles = [("toy.above", "toy.hidden"), ("toy.part.a", "toy.part.b"), ("toy.registry", "toy.two")]
+    assert counts.cycles == cycles
     assert counts.cycles_across_packages == []
 
 
