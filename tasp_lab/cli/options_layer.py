@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, fields, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
@@ -28,26 +28,15 @@ from tasp_lab.cli.options import (
     quantity,
     whole,
 )
-from tasp_lab.core.choices import (
-    DEFAULT_BUFFERS,
-    Checkpointing,
-    Dataflow,
-    Decay,
-    Direction,
-    Dtype,
-    KindChoice,
-    Pass,
-    Travelling,
-    WireDtype,
-)
+from tasp_lab.core.choices import Checkpointing, Decay, Dtype, KindChoice
 from tasp_lab.core.errors import ModelError, QuantityError
 from tasp_lab.core.units import parse_count, parse_size_bytes
+from tasp_lab.schedules.attention.options import OPTIONS, AttentionOptions
 from tasp_lab.workload.mask import MASKS
 
 if TYPE_CHECKING:
     from tasp_lab.core.choices import AttentionKind
     from tasp_lab.prediction.training_step.layout import Layout
-    from tasp_lab.schedules.attention.options import AttentionOptions
     from tasp_lab.workload.layer import Work, Workload
 
 MAX_DOCUMENTS = 100_000
@@ -56,6 +45,26 @@ MAX_DOCUMENTS = 100_000
 
 def _choice(help: str, name: str | None = None) -> Parameter:
     return Parameter(name=name, help=help, group=LAYER)
+
+
+def _option_choice() -> type:
+    """The options of `AttentionOptions` as those of the command line."""
+    hints, found = get_type_hints(AttentionOptions), list[tuple[str, Any, Any]]()
+    for each in fields(AttentionOptions):
+        about = OPTIONS[each.name]
+        shown = Parameter(help=about.help, group=PASSES) if about.least is None else whole(about.help, PASSES)
+        if each.name == "passes":
+            shown = _choice(about.help, name="--pass")
+        found.append((each.name, Annotated[hints[each.name], shown], each.default))
+    # cyclopts takes a class of the module `types` for one value
+    return make_dataclass("OptionChoice", found, frozen=True, namespace={"__module__": __name__})
+
+
+if TYPE_CHECKING:
+    OptionChoice = AttentionOptions
+else:
+    OptionChoice = Parameter(name="*")(_option_choice())
+DEFAULT_CHOICE = OptionChoice()
 
 
 @Parameter(name="*", group=LAYER)
@@ -119,7 +128,7 @@ class LayerChoice:
             "position and KV head (scalar) or also per channel. Default: none."
         ),
     ] = None
-    passes: Annotated[Pass, _choice("both: forward, then backward.", name="--pass")] = "forward"
+    choice: OptionChoice = DEFAULT_CHOICE
     compute: Annotated[
         str | None,
         Parameter(
@@ -140,67 +149,6 @@ class LayerChoice:
         ),
     ] = None
     stack: StackName = None
-    dataflow: Annotated[
-        Dataflow,
-        Parameter(
-            group=PASSES,
-            help="What circulates in the backward pass. rotate-kv: keys and values again, followed by their gradients; "
-            "rotate-kv-back: the same, backwards from where an untrimmed forward pass ends; rotate-q: queries; auto: "
-            "the fewest bytes.",
-        ),
-    ] = "auto"
-    gradient_dtype: Annotated[
-        WireDtype,
-        Parameter(
-            group=PASSES, help="Dtype of gradients that are sent; input: --dtype; auto: fp32 for sums that are sent on."
-        ),
-    ] = "auto"
-    result_dtype: Annotated[
-        WireDtype, Parameter(group=PASSES, help="Dtype of results that are sent, as --gradient-dtype.")
-    ] = "auto"
-    trim: Annotated[bool, Parameter(group=PASSES, help="Stop a block after the last rank whose mask needs it.")] = True
-    buffers: Annotated[int, whole("Receive buffers of a rank, each for the arrivals of one step.", PASSES)] = (
-        DEFAULT_BUFFERS
-    )
-    tail_chunks: Annotated[int, whole("Pieces of the last results of TokenRing.", PASSES)] = 1
-    stages: Annotated[
-        int | None,
-        whole(
-            "Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses: the fastest of 1, 2, "
-            "4 and 8 unless given.",
-            PASSES,
-        ),
-    ] = None
-    groups: Annotated[
-        str,
-        Parameter(
-            group=PASSES,
-            help="Groups of schedules such as usp:2x4: consecutive (0,1|2,3|...), strided (0,4|1,5|...), lists, or "
-            "auto: near ranks, or strided where that is faster.",
-        ),
-    ] = "auto"
-    travels: Annotated[
-        Travelling,
-        Parameter(
-            group=PASSES,
-            help="What travels around the rings of kv-and-q-rings. both: per pair of ranks the one with fewer bytes; "
-            "auto: the one that loads the busiest link least.",
-        ),
-    ] = "auto"
-    direction: Annotated[
-        Direction,
-        Parameter(
-            group=PASSES,
-            help="Direction around one ring: to the next higher or lower rank; auto: the fewest bytes, and direct "
-            "returns of gradients to their owners.",
-        ),
-    ] = "auto"
-    pieces: Annotated[
-        int | None,
-        whole(
-            "Pieces in which All-Scan sends states. Default: the best by latency and bandwidth of the links.", PASSES
-        ),
-    ] = None
 
     def work(self, shard_bytes: str | None) -> Work:
         """The work: a layer of `seq` positions, or a collective."""
@@ -264,9 +212,7 @@ class LayerChoice:
 
     def options(self) -> AttentionOptions:
         """The options of the layer."""
-        from tasp_lab.schedules.attention.options import AttentionOptions
-
-        return AttentionOptions(**{each.name: getattr(self, each.name) for each in fields(AttentionOptions)})
+        return AttentionOptions(**vars(self.choice))
 
 
 _PLAIN = {"kind": "softmax", "window": None, "decay": "none", "layers": None, "linear_kv_heads": None}

@@ -33,12 +33,13 @@ GROUPS = ("auto", "consecutive", "strided")
 class Option(NamedTuple):
     """What is known of an option, stated once, beside its field.
 
-    `choices` are its values if they have names, `least` is the least value of a number. `tried` are the values that are
-    searched for the fastest (`tasp_lab.prediction.tune`); none of what changes the numbers that a layer computes.
-    `open` are those of which every prediction takes the fastest where the option is left at its default; where no
-    machine is known, the schedule itself chooses by bytes.
+    `help` is its text on the command line. `choices` are its values if they have names, `least` is the least value of
+    a number. `tried` are the values that are searched for the fastest (`tasp_lab.prediction.tune`); none of what
+    changes the numbers that a layer computes. `open` are those of which every prediction takes the fastest where the
+    option is left at its default; where no machine is known, the schedule itself chooses by bytes.
     """
 
+    help: str
     choices: tuple[str, ...] = ()
     least: int | None = None
     tried: tuple[object, ...] = ()
@@ -49,13 +50,14 @@ _LISTS = re.compile(r"\d{1,6}(,\d{1,6})*(\|\d{1,6}(,\d{1,6})*)*", re.ASCII)
 
 
 def _about(
+    help: str,
     choices: tuple[str, ...] = (),
     *,
     least: int | None = None,
     tried: tuple[object, ...] = (),
     open: tuple[object, ...] = (),
 ) -> Mapping[str, Option]:
-    return {"option": Option(choices, least, tried, open)}
+    return {"option": Option(help, choices, least, tried, open)}
 
 
 @dataclass(frozen=True)
@@ -89,18 +91,79 @@ class AttentionOptions:
     'rotate-q'
     """
 
-    passes: Pass = field(default="forward", metadata=_about(get_args(Pass)))
-    trim: bool = field(default=True, metadata=_about(tried=(True, False)))
-    buffers: int = field(default=DEFAULT_BUFFERS, metadata=_about(least=2, tried=(2, 3, 4, 6)))
-    dataflow: Dataflow = field(default="auto", metadata=_about(get_args(Dataflow), open=get_args(Dataflow)[1:]))
-    gradient_dtype: WireDtype = field(default="auto", metadata=_about(get_args(WireDtype)))
-    result_dtype: WireDtype = field(default="auto", metadata=_about(get_args(WireDtype)))
-    tail_chunks: int = field(default=1, metadata=_about(least=1, tried=(1, 2, 4)))
-    stages: int | None = field(default=None, metadata=_about(least=1, open=(1, 2, 4, 8)))
-    groups: str = field(default="auto", metadata=_about(open=("auto", "strided")))
-    travels: Travelling = field(default="auto", metadata=_about(get_args(Travelling), open=get_args(Travelling)[1:]))
-    pieces: int | None = field(default=None, metadata=_about(least=1, tried=(None, 1, 2, 4, 8)))
-    direction: Direction = field(default="auto", metadata=_about(get_args(Direction)))
+    passes: Pass = field(default="forward", metadata=_about("both: forward, then backward.", get_args(Pass)))
+    trim: bool = field(
+        default=True, metadata=_about("Stop a block after the last rank whose mask needs it.", tried=(True, False))
+    )
+    buffers: int = field(
+        default=DEFAULT_BUFFERS,
+        metadata=_about("Receive buffers of a rank, each for the arrivals of one step.", least=2, tried=(2, 3, 4, 6)),
+    )
+    dataflow: Dataflow = field(
+        default="auto",
+        metadata=_about(
+            "What circulates in the backward pass. rotate-kv: keys and values again, followed by their gradients; "
+            "rotate-kv-back: the same, backwards from where an untrimmed forward pass ends; rotate-q: queries; auto: "
+            "the fastest.",
+            get_args(Dataflow),
+            open=get_args(Dataflow)[1:],
+        ),
+    )
+    gradient_dtype: WireDtype = field(
+        default="auto",
+        metadata=_about(
+            "Dtype of gradients that are sent; input: --dtype; auto: fp32 for sums that are sent on.",
+            get_args(WireDtype),
+        ),
+    )
+    result_dtype: WireDtype = field(
+        default="auto", metadata=_about("Dtype of results that are sent, as --gradient-dtype.", get_args(WireDtype))
+    )
+    tail_chunks: int = field(
+        default=1, metadata=_about("Pieces of the last results of TokenRing.", least=1, tried=(1, 2, 4))
+    )
+    stages: int | None = field(
+        default=None,
+        metadata=_about(
+            "Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses: the fastest of 1, 2, "
+            "4 and 8 unless given.",
+            least=1,
+            open=(1, 2, 4, 8),
+        ),
+    )
+    groups: str = field(
+        default="auto",
+        metadata=_about(
+            "Groups of schedules such as usp:2x4: consecutive (0,1|2,3|...), strided (0,4|1,5|...), lists, or auto: "
+            "near ranks, or strided where that is faster.",
+            open=("auto", "strided"),
+        ),
+    )
+    travels: Travelling = field(
+        default="auto",
+        metadata=_about(
+            "What travels around the rings of kv-and-q-rings. both: per pair of ranks the one with fewer bytes; auto: "
+            "the fastest.",
+            get_args(Travelling),
+            open=get_args(Travelling)[1:],
+        ),
+    )
+    pieces: int | None = field(
+        default=None,
+        metadata=_about(
+            "Pieces in which All-Scan sends states. Default: the best by latency and bandwidth of the links.",
+            least=1,
+            tried=(None, 1, 2, 4, 8),
+        ),
+    )
+    direction: Direction = field(
+        default="auto",
+        metadata=_about(
+            "Direction around one ring: to the next higher or lower rank; auto: the fewest bytes, and direct returns "
+            "of gradients to their owners.",
+            get_args(Direction),
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_arguments(vars(self))
