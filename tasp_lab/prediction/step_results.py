@@ -265,7 +265,7 @@ class StepPrediction(Report):
             "whole step": self.time_s,
         }
         rows = [(name, format_time(each), f"{each / self.time_s:.1%}") for name, each in shown.items() if each]
-        return [*rows, ("5 to 95 %", self.interval.text, "")]
+        return [*rows, ("interval", self.interval.text, "")]
 
     def _gpu_rows(self) -> list[tuple[str, str]]:
         rows = [

@@ -16,7 +16,9 @@ def test_the_table_shows_time_throughput_and_memory(tell: Tell) -> None:
     assert code == 0, err
     answer, software, title, *_ = out.splitlines()
     assert software.startswith("Software: cudnn, measured on h100, ")
-    assert re.fullmatch(r"\S+ \S+ per step \(.*\), .* tokens/s per GPU, MFU .*%, .* of 77.65 GiB per GPU.", answer)
+    assert re.fullmatch(
+        r"\S+ \S+ per step, in runs \S+ \(.*\), .* tokens/s per GPU, MFU .*%, .* of 77.65 GiB per GPU.", answer
+    )
     assert title.startswith(
         "Training step of llama-3-8b, 4096 positions, 1 per replica, cp 4 x dp 2, attention by ulysses"
     )
