@@ -407,6 +407,12 @@ class Recommendation:
 
     # In words.
 
+    @property
+    def warning(self) -> str | None:
+        """What was published against the prediction of the recommended schedule; None for nothing."""
+        over_nodes = len({*self.answer.passes[0].machine.topology.node_of_rank}) > 1
+        return TASP_ACROSS_NODES if self.schedule == "tasp" and over_nodes else None
+
     @cached_property
     def why(self) -> str:
         """The reason, in a sentence."""
@@ -429,8 +435,8 @@ class Recommendation:
         """The recommendation as lines: what to use and why, how sure that is, what changes it, how to switch it on."""
         found = [f"Use {self.schedule}: {self.why}."]
         found.append(self._sureness())
-        if self.schedule == "tasp" and len({*self.answer.passes[0].machine.topology.node_of_rank}) > 1:
-            found.append(TASP_ACROSS_NODES)
+        if self.warning is not None:
+            found.append(self.warning)
         for each in self.overturned:
             times = f"{format_time(each.fastest_s)} instead of {format_time(each.time_s)}"
             found.append(f"With {each.condition} use {each.schedule}: {times}.")
@@ -502,6 +508,7 @@ class Recommendation:
             "margin": self.margin,
             "is_decided": self.is_decided,
             "verdict": self.verdict,
+            "warning": self.warning,
             "near": [each.schedule for each in self.near],
             "network_share": share,
             "below_network_share": rival or None,

@@ -28,7 +28,7 @@ def test_json_has_every_field(tell: Tell) -> None:
     decision = {
         "recommended", "why", "prefer", "expected_regret", "margin", "is_decided", "near", "network_share",
         "below_network_share", "down_to_sequence", "shorter_sequence", "faster_at_shorter_sequence", "otherwise",
-        "tuned_ring", "to_measure", "expected_regret_then", "switches", "verdict", "model_does_not_fit",
+        "tuned_ring", "to_measure", "expected_regret_then", "switches", "verdict", "model_does_not_fit", "warning",
     }  # fmt: skip
     assert always | decision == set(found)
     assert all(set(row) == FIELDS for row in found["results"])
