@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.profile import load_profile, member, profile_document, profile_names
 from tasp_lab.machines.sampling import NO_SAMPLES, NORMAL_95
 from tasp_lab.measure.accuracy import accuracy, evaluate, own_tables
@@ -50,6 +51,16 @@ def test_errors_are_predicted_over_measured() -> None:
     assert found["worst_relative_error"] == pytest.approx(1)
     assert found["bias"] == pytest.approx(0.25)
     assert (found["in_scope"], found["reason"]) == (True, "")
+
+
+def test_a_machine_that_the_catalogue_describes_is_a_profile_too() -> None:
+    """PCIe nodes are of no family."""
+    name, size = "rtx-pro-6000-8-pcie", 2**30
+    found = evaluate(parse_table(HEAD.replace("h100-8", name) + f"{size},20000\n", "t.csv"))
+    assert found.in_scope
+    (row,) = found.rows
+    machine = load_machine(name)
+    assert row.predicted_s == simulate(library_schedule("sendrecv", machine.topology, size), machine).time_s
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tasp_lab.core.errors import TaspLabError, first_line
-from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Parameter, read_constants
-from tasp_lab.machines.profile import at_provider, listed_members, load_profile, member, profile_names
+from tasp_lab.machines.profile import at_provider, load_profile, member, profile_names
 from tasp_lab.measure.fit.cases import how_to_name, is_whole_node, suggested_profile
 from tasp_lab.measure.readers import AnyTable, KernelTable, LayerTable, MeasuredTable
 from tasp_lab.measure.readers.table import profile_beside
@@ -253,6 +253,8 @@ def machine_of(table: MeasuredTable, library: str = "auto", *, left_out: bool = 
     try:
         name = at_provider(table.machine, table.headers.get("provider", "")) if table.machine else ""
         machine = member(name, library, str(table.profile)) if name else None
+        if machine is None and name in catalogue_names():
+            machine = load_machine(name, library=library)
         without = constants_without(table.headers.get("system", "")) if left_out else ()
         if machine is not None and machine.system is not None and without:
             profile = load_profile(machine.system.family).with_constants(without)
@@ -303,11 +305,11 @@ def no_profile(table: MeasuredTable) -> str:
     """Why a table has no machine, and how to name it."""
     if table.profile is None:
         return f"the table does not name its machine, expected {how_to_name(suggested_profile(table))}"
-    near = difflib.get_close_matches(table.profile, [*profile_names(), *listed_members()], n=1, cutoff=0.5)
+    near = difflib.get_close_matches(table.profile, [*profile_names(), *catalogue_names()], n=1, cutoff=0.5)
     hint = f", did you mean {near[0]!r}?" if near else ","
     return (
         f"there is no profile {table.profile!r}{hint} expected one of {', '.join(profile_names())} with a size, like "
-        "h100-2x8, or a file, like my.toml:2x8"
+        "h100-2x8, a machine of the catalogue, like l20-8-pcie, or a file, like my.toml:2x8"
     )
 
 
