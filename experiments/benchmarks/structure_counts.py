@@ -98,7 +98,7 @@ def imported_modules(name: str, tree: ast.AST, known: Mapping[str, object], fold
             # "from package import name" imports the module package.name, if there is one.
             targets = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            targets = [each.value for each in node.args if isinstance(each, ast.Constant)]
+            targets = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
         else:
             continue
         yield from (target for target in targets if target in known and target != name)

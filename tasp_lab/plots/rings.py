@@ -66,8 +66,8 @@ def draw_decomposition(decomposition: Decomposition, title: str) -> Figure:
         _draw_matrix(body.add_subplot(), decomposition)
         return figure
     unused = [link for link, load in zip(topology.links, loads, strict=True) if not load]
-    ranks = range(topology.world_size)
-    idle = {(link.source, link.destination) for link in unused if link.source in ranks and link.destination in ranks}
+    ends = ((link.source, link.destination) for link in unused)
+    idle = sorted((a, b) for a, b in ends if isinstance(a, int) and isinstance(b, int))  # not those of switches
     for place, name in enumerate(panels):
         axes = body.add_subplot(rows, columns, place + 1)
         axes.set_title(name, fontsize=8, color=_COLORS[place - 1] if place else INK)
@@ -76,7 +76,7 @@ def draw_decomposition(decomposition: Decomposition, title: str) -> Figure:
 
 
 def _draw_graph(
-    axes: Axes, decomposition: Decomposition, rings: Iterable[int], unused: Iterable[tuple[object, object]]
+    axes: Axes, decomposition: Decomposition, rings: Iterable[int], unused: Iterable[tuple[int, int]]
 ) -> None:
     at = positions_of(decomposition.topology)
     nearest, span = float(min(pdist(at), default=1.0)), float(np.ptp(at, axis=0).max()) or 1.0
@@ -84,7 +84,7 @@ def _draw_graph(
     low, high = at.min(axis=0) - margin, at.max(axis=0) + margin
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
     axes.set_axis_off()
-    for source, destination in sorted(unused):  # type: ignore[type-var]  # they are ranks
+    for source, destination in unused:
         ends = at[[source, destination]]
         axes.plot(*ends.T, color=_UNUSED_LINK, linewidth=0.6, zorder=1, label=f"unused {source}->{destination}")
     circles = [Circle((x, y), min(0.25 * nearest, 0.08 * span), facecolor="white", edgecolor=INK) for x, y in at]
@@ -92,7 +92,9 @@ def _draw_graph(
         circle.set(linewidth=0.8, zorder=5)
         axes.add_patch(circle)
         points = 8 if len(at) <= 16 else 5
-        axes.text(*at[rank], str(rank), ha="center", va="center_baseline", fontsize=points, color=INK, zorder=6)
+        axes.text(
+            at[rank, 0], at[rank, 1], str(rank), ha="center", va="center_baseline", fontsize=points, color=INK, zorder=6
+        )
     used = Counter[tuple[int, int]]()
     for ring in rings:
         order = decomposition.rings[ring].tolist()
