@@ -37,7 +37,7 @@ _LEAD_CYCLES = 1_000_000
 """About 0.5 ms, in which the host queues a call, so that events around it measure the GPU and not the host."""
 
 COLUMNS = ("pass", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim", "seq_q", "seq_k", "time_us")
-"""Of a table of kernel times (`tasp_lab.measure.readers.kernel_table`)."""
+"""Columns of a table of kernel times, as `tasp_lab.measure.readers.kernel_table` reads it."""
 
 Call = Callable[[], object]
 """Queues the work that is timed."""

@@ -68,17 +68,21 @@ def draw_decomposition(decomposition: Decomposition, title: str) -> Figure:
     unused = [link for link, load in zip(topology.links, loads, strict=True) if not load]
     ends = ((link.source, link.destination) for link in unused)
     idle = sorted((a, b) for a, b in ends if isinstance(a, int) and isinstance(b, int))  # not those of switches
+    at = positions_of(topology)
     for place, name in enumerate(panels):
         axes = body.add_subplot(rows, columns, place + 1)
         axes.set_title(name, fontsize=8, color=_COLORS[place - 1] if place else INK)
-        _draw_graph(axes, decomposition, [place - 1] if place else range(len(rings)), idle)
+        _draw_graph(axes, at, decomposition, [place - 1] if place else range(len(rings)), idle)
     return figure
 
 
 def _draw_graph(
-    axes: Axes, decomposition: Decomposition, rings: Iterable[int], unused: Iterable[tuple[int, int]]
+    axes: Axes,
+    at: FloatArray,
+    decomposition: Decomposition,
+    rings: Iterable[int],
+    unused: Iterable[tuple[int, int]],
 ) -> None:
-    at = positions_of(decomposition.topology)
     nearest, span = float(min(pdist(at), default=1.0)), float(np.ptp(at, axis=0).max()) or 1.0
     margin = 0.15 * span + 0.3 * nearest
     low, high = at.min(axis=0) - margin, at.max(axis=0) + margin

@@ -176,11 +176,6 @@ def point_columns(rows: pd.DataFrame) -> list[str]:
     return known + [column for column in rows.columns if column not in (*COLUMNS, *OF_PLANS, *DERIVED, *OF_WINNERS)]
 
 
-def all_varying(rows: pd.DataFrame) -> list[str]:
-    """The columns of `point_columns` with more than one value."""
-    return [column for column in point_columns(rows) if rows[column].nunique(dropna=False) > 1]
-
-
 def varying(rows: pd.DataFrame) -> tuple[str, ...]:
     """The columns of `point_columns` with more than one value, without those that follow from another one of them.
 
@@ -194,9 +189,8 @@ def varying(rows: pd.DataFrame) -> tuple[str, ...]:
             return not answered.empty and answered[column].nunique(dropna=False) == 1
         return bool((answered.groupby(other, dropna=False)[column].nunique(dropna=False) <= 1).all())
 
-    return tuple(
-        column for column in all_varying(rows) if not any(follows(column, of) for of in FOLLOWING.get(column, ()))
-    )
+    several = [column for column in point_columns(rows) if rows[column].nunique(dropna=False) > 1]
+    return tuple(column for column in several if not any(follows(column, of) for of in FOLLOWING.get(column, ())))
 
 
 def compared_columns(rows: pd.DataFrame) -> list[str]:
