@@ -21,7 +21,6 @@ from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.core.units import format_count
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.training_step.costs import (
-    BACKWARD,
     ELEMENT_BYTES,
     LOSS_BYTES,
     Cost,
@@ -29,7 +28,7 @@ from tasp_lab.prediction.training_step.costs import (
     before_attention,
     behind_projection,
     kinds_of,
-    output_flops,
+    output_matrix,
     output_projection,
     repeated_selectively,
     stored_parameters,
@@ -209,7 +208,7 @@ class Speeds:
             float(machine.compute.rate(layer.dtype, passing, "softmax", layer.head_dim).flops_per_s or math.inf)
             for passing in ("forward", "backward")
         )
-        matrices, memory = float(rates.matrices.flops_per_s or math.inf), float(rates.memory_bytes_per_s or math.inf)
+        matrices, memory = rates.highest_flops_per_s, float(rates.memory_bytes_per_s or math.inf)
         return cls(matrices, forward, backward, memory, Network.of(machine.topology), domain_of(machine.topology))
 
 
@@ -225,7 +224,7 @@ def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
     work = {kind: _layer_s(plan, kind, speeds) for kind in set(kinds_of(model))}
     tensor_s, context_s, state_s = _message_s(plan, speeds)
     tokens = plan.sequence * plan.batch / (layout.cp or 1) / layout.tp
-    output_s = _cost_s(Cost((1 + BACKWARD) * output_flops(model), sum(LOSS_BYTES) * model.vocabulary), tokens, speeds)
+    output_s = _cost_s(_training(output_matrix(model))._replace(moved_bytes=sum(LOSS_BYTES) * model.vocabulary), tokens, speeds)
 
     def step_s(messages: bool) -> float:
         of_layer = {
@@ -259,7 +258,7 @@ def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> _LayerWork:
     model = plan.model
     cost = before_attention(model, kind).plus(output_projection(model)).plus(behind_projection(model, kind))
     again = {"none": (), "selective": repeated_selectively(model, kind), "full": (cost,)}[layout.checkpointing]
-    cost = reduce(Cost.plus, again, cost.times(1 + BACKWARD))
+    cost = reduce(Cost.plus, again, _training(cost))
     attention_s = 0.0
     if kind.letter == "S":
         flops = _pairs(layer) * layer.flops_per_pair / cp
@@ -267,6 +266,11 @@ def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> _LayerWork:
     return _LayerWork(
         attention_s, attention_s + _cost_s(cost, layer.sequence * layer.batch / cp / layout.tp, speeds)
     )  # fmt: skip
+
+
+def _training(cost: Cost) -> Cost:
+    """Work forward and backward."""
+    return cost.plus(cost.backward("inputs", "weights"))
 
 
 def _pairs(layer: Workload) -> int:

@@ -42,7 +42,7 @@ from tasp_lab.prediction.provenance import (
 from tasp_lab.prediction.question import Question
 from tasp_lab.prediction.recommend import TIE, Recommendation
 from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
-from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, output_flops
+from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, LOSS_LAUNCHES, output_matrix
 from tasp_lab.prediction.training_step.layout import (
     DEFAULT_LAYOUT,
     Layout,
@@ -337,13 +337,17 @@ class _Step:
 
     def _output(self, chunk: int, times: int) -> FloatArray:
         """The output matrix and the loss of a micro-batch, forward or `BACKWARD`, behind the last part of the model."""
-        plan, bandwidth = self.plan, self._rates.memory_bytes_per_s
-        if chunk < plan.layout.chunks - 1:
+        plan, phases = self.plan, self.phases
+        if chunk < plan.layout.chunks - 1 or not plan.model.vocabulary:
             return _NOTHING
-        tokens = self.phases.most_tokens / plan.layout.tp
-        found = float(self._rates.output.flops_time_s(round(tokens * times * output_flops(plan.model))))
-        if plan.trains and bandwidth is not None:
-            found += tokens * plan.model.vocabulary * LOSS_BYTES[times == BACKWARD] / float(bandwidth)
+        tokens, tp = phases.most_tokens, plan.layout.tp
+        cost = output_matrix(plan.model)
+        cost = cost.backward("inputs", phases.sums) if times == BACKWARD else cost
+        products = [each.product(tokens, tp) for each in cost.matrices]
+        found = float(self._rates.products_s(products, round(tokens / tp * cost.flops), output=True))
+        if plan.trains:
+            moved_bytes = tokens / tp * plan.model.vocabulary * LOSS_BYTES[times == BACKWARD]
+            found += float(self._rates.moved_s(moved_bytes, LOSS_LAUNCHES))
         found = float(max(self._stage.call_s(found, rank) for rank in range(self._stage.topology.world_size)))
         return np.array([found, found])
 

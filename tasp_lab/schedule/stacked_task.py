@@ -13,7 +13,7 @@ from tasp_lab.core.arrays import BoolArray, IntArray, first_true
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import BlockLists, Calls, Contract, Effects, Passing, Task, ranges
-from tasp_lab.workload.kernel_shapes import ShapeRows
+from tasp_lab.workload.kernel_shapes import Product, ShapeRows
 
 DENSE, DENSE_BACKWARD = "dense", "dense_backward"
 """The kernels that make inputs of a layer from what the layer computed before yields: of a forward pass from results,
@@ -23,8 +23,9 @@ of a backward pass from gradients. The parameter is the number of the call in `D
 class Dense(NamedTuple):
     """What each call between layers reads and makes; arrays (calls,): its FLOPs, and whether it is `DENSE_BACKWARD`.
 
-    `moved_bytes` are those of element-wise work beside the matrices, none if None. `part` is the part that is made of
-    each block of `targets`, the first one if None: gradients of parameters are sums of parts of all ranks.
+    `moved_bytes` and `launches` are those of element-wise work beside the matrices, none if None. `part` is the part that
+    is made of each block of `targets`, the first one if None: gradients of parameters are sums of parts of all ranks.
+    `product` is an index in `products`, the matrix products of each call; None where only FLOPs are known.
     """
 
     sources: BlockLists
@@ -33,6 +34,9 @@ class Dense(NamedTuple):
     is_backward: BoolArray
     moved_bytes: IntArray | None = None
     part: IntArray | None = None
+    launches: IntArray | None = None
+    product: IntArray | None = None
+    products: tuple[tuple[Product, ...], ...] = ((),)
 
 
 NO_DENSE = Dense(BlockLists.of([]), BlockLists.of([]), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_))
@@ -89,10 +93,11 @@ class StackedTask:
         layers = tuple(task.content for task in self.layers)
         costs = tuple(zip(self.dense.flops.tolist(), self.dense.is_backward.tolist(), strict=True))
         more = tuple(
-            None if each is None else tuple(each.tolist()) for each in (self.dense.moved_bytes, self.dense.part)
+            None if each is None else tuple(each.tolist())
+            for each in (self.dense.moved_bytes, self.dense.part, self.dense.launches, self.dense.product)
         )
         ranks = None if self.ranks is None else self.ranks.tolist()
-        return "stacked", layers, tuple(self.block_counts), calls, costs, more, repr(ranks)
+        return "stacked", layers, tuple(self.block_counts), calls, costs, more, self.dense.products, repr(ranks)
 
     @cached_property
     def first_block(self) -> IntArray:
@@ -168,8 +173,12 @@ class StackedTask:
     def shapes(self, calls: Calls) -> ShapeRows:
         """The shape of each call, by the task of its layer."""
         if calls.kernel in (DENSE, DENSE_BACKWARD):
-            moved = 0 if self.dense.moved_bytes is None else self.dense.moved_bytes[self._dense_numbers(calls)]
-            return ShapeRows.of("dense", self.flops(calls), moved_bytes=moved)
+            dense, numbers = self.dense, self._dense_numbers(calls)
+            moved, launches, packing = (
+                0 if each is None else each[numbers] for each in (dense.moved_bytes, dense.launches, dense.product)
+            )
+            rows = ShapeRows.of("dense", self.flops(calls), moved_bytes=moved, launches=launches, packing=packing)
+            return rows._replace(packings=dense.products)
         parts = [(chosen, self.layers[number].shapes(of_layer)) for number, chosen, of_layer in self._by_layer(calls)]
         rows = ShapeRows.joined([shapes for _, shapes in parts])
         place = np.argsort(np.concatenate([chosen for chosen, _ in parts]))

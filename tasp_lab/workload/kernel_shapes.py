@@ -20,6 +20,25 @@ ShapeKind = Literal["softmax", "linear", "dense"]
 
 KINDS: tuple[ShapeKind, ...] = get_args(ShapeKind)
 
+ProductKind = Literal["results", "inputs", "weights", "sums"]
+"""What a matrix product makes: results of a layer, gradients of its inputs, those of its weights in 16 bits, or sums of
+these in 32 bits, to which it adds."""
+
+
+class Product(NamedTuple):
+    """A matrix product: rows x inner dimension times inner dimension x columns; `count` of them in one call."""
+
+    rows: int
+    inner: int
+    columns: int
+    kind: ProductKind
+    count: int = 1
+
+    @property
+    def flops(self) -> int:
+        """Its FLOPs."""
+        return 2 * self.rows * self.inner * self.columns * self.count
+
 
 class Segment(NamedTuple):
     """The queries and keys of one document in a call, and the band of their mask, clipped."""
@@ -43,8 +62,10 @@ class KernelShape(NamedTuple):
     queries, keys : positions; a kernel of linear attention has 0 of what it does not read.
     low, high : the band of the mask.
     flops : FLOPs of the call; masked pairs are not counted.
-    moved_bytes : of ``dense`` calls, what element-wise work beside its matrices reads and writes.
+    moved_bytes, launches : of ``dense`` calls, what element-wise work beside its matrices reads and writes, and its
+        kernels.
     packed : of packed documents, what the call computes instead of the band: its sequences, in order.
+    products : of ``dense`` calls, their matrix products; none where only FLOPs are known.
     """
 
     kernel: str
@@ -61,7 +82,9 @@ class KernelShape(NamedTuple):
     high: int
     flops: int
     moved_bytes: int = 0
+    launches: int = 0
     packed: tuple[Segment, ...] = ()
+    products: tuple[Product, ...] = ()
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -79,10 +102,15 @@ class KernelShape(NamedTuple):
         return sum(int(pairs_in_band(low, high, queries, keys)) for queries, keys, low, high in self.segments)
 
 
+Packing = tuple[Segment, ...] | tuple[Product, ...]
+"""What a call consists of."""
+
+
 class ShapeRows(NamedTuple):
     """The shapes of calls of a kernel, int arrays (calls,): numbers of `KernelShape`; `kind` is an index in `KINDS`.
 
-    `packing` is an index in `packings`, the sequences of calls on packed documents; 0 of all others.
+    `packing` is an index in `packings`, the sequences of calls on packed documents or the products of ``dense`` ones; 0
+    of all others.
     """
 
     kind: IntArray
@@ -96,8 +124,9 @@ class ShapeRows(NamedTuple):
     high: IntArray
     flops: IntArray
     moved_bytes: IntArray
+    launches: IntArray
     packing: IntArray
-    packings: tuple[tuple[Segment, ...], ...] = ((),)
+    packings: tuple[Packing, ...] = ((),)
 
     @classmethod
     def of(cls, kind: ShapeKind, flops: IntArray, **numbers: IntArray | int) -> ShapeRows:
@@ -113,7 +142,7 @@ class ShapeRows(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[ShapeRows]) -> ShapeRows:
         """The calls of all parts, one after another."""
-        numbers: dict[tuple[Segment, ...], int] = {(): 0}
+        numbers: dict[Packing, int] = {(): 0}
         nothing = (np.zeros(0, dtype=np.int64),) * (len(cls._fields) - 1)
         columns = [nothing]
         for part in parts:
@@ -157,7 +186,9 @@ def distinct_shapes(
 
 
 def _shape(name: KernelName, kind: int, *numbers: Any) -> KernelShape:
-    return KernelShape(name.kernel, KINDS[kind], name.passing, name.dtype, *numbers)
+    *numbers, packing = numbers
+    consists = {"products" if KINDS[kind] == "dense" else "packed": packing}
+    return KernelShape(name.kernel, KINDS[kind], name.passing, name.dtype, *numbers, **consists)
 
 
 def clip_band(

@@ -17,12 +17,16 @@ the loss is PyTorch's cross entropy of float32 logits (train.py there): see `LOS
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import Literal, NamedTuple
 
+from tasp_lab.workload.kernel_shapes import Product, ProductKind
 from tasp_lab.workload.models.model import Linear, Model
-from tasp_lab.workload.models.parameters import attention_matrices, attention_parameters, layer_of, mlp_matrices
+from tasp_lab.workload.models.parameters import attention_matrices, layer_of, mlp_matrices
 
 ELEMENT_BYTES = 2
 """Of activations."""
@@ -37,24 +41,74 @@ LOSS_BYTES = (14, 22)
 """What the loss moves per logit, forward and backward. Forward: a cast to float32 (2 read, 4 written) and the logarithm
 of the softmax (4, 4). Backward: its gradient (4 written), that of the logits (8 read, 4 written), and a cast (4, 2)."""
 
+LOSS_LAUNCHES = 3
+"""Element-wise kernels of the loss, each way."""
+
+
+class Matrix(NamedTuple):
+    """A matrix that tokens are multiplied with.
+
+    Parameters
+    ----------
+    inputs, outputs : its sizes.
+    divided : which of them tensor groups divide; the other's results or inputs are then those of all tokens of a group.
+    kind : what the product makes.
+    experts, active : of matrices of experts, how many there are, and of how many each token takes one.
+    """
+
+    inputs: int
+    outputs: int
+    divided: Literal["inputs", "outputs"]
+    kind: ProductKind = "results"
+    experts: int = 1
+    active: int = 1
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of a token."""
+        return 2 * self.inputs * self.outputs * self.active
+
+    def product(self, tokens: int, tp: int) -> Product:
+        """The product with so many tokens at a rank of a tensor group."""
+        inputs, outputs = (-(-size // (tp if name == self.divided else 1))
+                           for name, size in (("inputs", self.inputs), ("outputs", self.outputs)))  # fmt: skip
+        rows = -(-tokens * self.active // self.experts)
+        sizes = {
+            "results": (rows, inputs, outputs),
+            "inputs": (rows, outputs, inputs),
+            "weights": (outputs, rows, inputs),
+            "sums": (outputs, rows, inputs),
+        }
+        return Product(*sizes[self.kind], self.kind, self.experts)
+
 
 class Cost(NamedTuple):
-    """FLOPs of matrices, bytes of element-wise work and elements of inputs of matrices, of a number of tokens."""
+    """What a token costs: matrices, and the bytes, kernels and inputs of matrices of element-wise work."""
 
-    flops: int
-    moved_bytes: int
+    matrices: tuple[Matrix, ...] = ()
+    moved_bytes: int = 0
     inputs: int = 0
+    launches: int = 0
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all matrices."""
+        return sum(each.flops for each in self.matrices)
 
     def plus(self, other: Cost) -> Cost:
         """Both together."""
-        return Cost(self.flops + other.flops, self.moved_bytes + other.moved_bytes, self.inputs + other.inputs)
+        return Cost(*(mine + its for mine, its in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
-    def times(self, factor: int) -> Cost:
-        """So many times the work."""
-        return Cost(self.flops * factor, self.moved_bytes * factor, self.inputs * factor)
+    def backward(self, *makes: ProductKind) -> Cost:
+        """The backward pass of forward work: so many kinds of gradients by each matrix, and twice the element-wise work.
+
+        Without kinds the element-wise work alone.
+        """
+        matrices = tuple(each._replace(kind=kind) for each in self.matrices for kind in makes)
+        return Cost(matrices, *(BACKWARD * each for each in self[1:]))
 
 
-NO_COST = Cost(0, 0)
+NO_COST = Cost()
 
 
 @dataclass(frozen=True)
@@ -83,22 +137,20 @@ def before_attention(model: Model, kind: LayerKind) -> Cost:
     rotated = attention.heads + _kv_heads(model, kind)
     moved = 2 * model.hidden_size + 2 * rotated * attention.head_dim
     shapes = attention_matrices(model, kind.letter)[:-1]
-    matrices = sum(inputs * outputs for inputs, outputs in shapes)
-    return Cost(2 * matrices, ELEMENT_BYTES * moved, sum({inputs for inputs, _ in shapes}))
+    return Cost(_fused(shapes), ELEMENT_BYTES * moved, sum({inputs for inputs, _ in shapes}), 3)
 
 
 def output_projection(model: Model) -> Cost:
     """What the output projection of attention costs a token, forward."""
     inputs = model.attention.heads * model.attention.value_size
-    return Cost(2 * inputs * model.hidden_size, 0, inputs)
+    return Cost((Matrix(inputs, model.hidden_size, "inputs"),), 0, inputs)
 
 
 def behind_projection(model: Model, kind: LayerKind) -> Cost:
     """What a token costs behind the output projection, forward: residuals, a norm, the MLP or experts."""
-    matrices = layer_of(model, kind.letter, has_experts=kind.has_experts).matrices
-    matrices -= attention_parameters(model, kind.letter).matrices
     moved = 7 * model.hidden_size + _activated(model, kind)
-    return Cost(2 * matrices, ELEMENT_BYTES * moved, _mlp_inputs(model, kind))
+    launches = 6 if kind.has_experts else 4
+    return Cost(_mlp(model, kind), ELEMENT_BYTES * moved, _mlp_inputs(model, kind), launches)
 
 
 def repeated_selectively(model: Model, kind: LayerKind) -> tuple[Cost, Cost, Cost]:
@@ -107,16 +159,47 @@ def repeated_selectively(model: Model, kind: LayerKind) -> tuple[Cost, Cost, Cos
     All element-wise work, and the matrices that are not `kept`, save the last one of an MLP, whose result no backward
     pass reads.
     """
-    again = [2 * inputs * outputs for inputs, outputs in _matrices(model, kind)]
-    again = [0 if number % 2 == 0 else flops for number, flops in enumerate(again)]
-    projections = len(attention_matrices(model, kind.letter))
-    before, behind = before_attention(model, kind), behind_projection(model, kind)
-    rest = behind.flops if kind.has_experts else sum(again[projections:])
-    return (
-        Cost(sum(again[: projections - 1]), before.moved_bytes, before.inputs),
-        Cost(again[projections - 1], 0, output_projection(model).inputs if again[projections - 1] else 0),
-        Cost(rest, behind.moved_bytes, behind.inputs),
+    attention = attention_matrices(model, kind.letter)
+    again = list(enumerate(_matrices(model, kind)))[1::2]
+    before, projection, behind = (
+        [shape for number, shape in again if place(number)]
+        for place in (
+            lambda number: number < len(attention) - 1,
+            lambda number: number == len(attention) - 1,
+            lambda number: number >= len(attention),
+        )
     )
+    first, last = before_attention(model, kind), behind_projection(model, kind)
+    return (
+        first._replace(matrices=_fused(before)),
+        output_projection(model) if projection else NO_COST,
+        last if kind.has_experts else last._replace(matrices=_fused(behind)),
+    )
+
+
+def _fused(shapes: Sequence[tuple[int, int]]) -> tuple[Matrix, ...]:
+    """Matrices whose outputs tensor groups divide; those that follow each other and read the same input are one.
+
+    So they are in Megatron-LM and in many others (``linear_qkv``, ``linear_fc1``).
+    """
+    groups = ((inputs, sum(outputs for _, outputs in group)) for inputs, group in groupby(shapes, key=itemgetter(0)))
+    return tuple(Matrix(inputs, outputs, "outputs") for inputs, outputs in groups)
+
+
+def _mlp(model: Model, kind: LayerKind) -> tuple[Matrix, ...]:
+    """The matrices of an MLP, or of a router, experts and shared experts."""
+    experts = model.experts
+    if not kind.has_experts or experts is None:
+        *first, last = mlp_matrices(model) or ((0, 0),)
+        return (*_fused(first), Matrix(*last, "inputs")) if first else ()
+    hidden, width = model.hidden_size, experts.width
+    own = experts.count, experts.active
+    found = [Matrix(hidden, experts.count, "outputs")]
+    found += [Matrix(hidden, 2 * width, "outputs", "results", *own), Matrix(width, hidden, "inputs", "results", *own)]
+    if experts.shared:
+        found += [Matrix(hidden, 2 * width * experts.shared, "outputs")]
+        found += [Matrix(width * experts.shared, hidden, "inputs")]
+    return tuple(found)
 
 
 def kept(model: Model, kind: LayerKind) -> int:
@@ -134,9 +217,9 @@ def _matrices(model: Model, kind: LayerKind) -> list[tuple[int, int]]:
     return [*attention_matrices(model, kind.letter), *(() if kind.has_experts else mlp_matrices(model)[:-1])]
 
 
-def output_flops(model: Model) -> int:
-    """FLOPs of the output matrix for a token, forward."""
-    return 2 * model.vocabulary * model.hidden_size
+def output_matrix(model: Model) -> Cost:
+    """What the output matrix costs a token, forward."""
+    return Cost((Matrix(model.hidden_size, model.vocabulary, "outputs"),) if model.vocabulary else ())
 
 
 def _mlp_inputs(model: Model, kind: LayerKind) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,9 +17,11 @@ from tasp_lab.core.units import Number, format_flops, parse_flops_per_s, parse_s
 from tasp_lab.machines.kernel_model import gpu_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import gpus
+from tasp_lab.machines.kernel_model.kernel import ELEMENTWISE_LAUNCH
 from tasp_lab.machines.machine import Compute, ComputeRate, Machine
+from tasp_lab.prediction.training_step.products import Shapes, shapes_of
 from tasp_lab.schedule.calls import Passing
-from tasp_lab.workload.kernel_shapes import KernelShape, ShapeKind
+from tasp_lab.workload.kernel_shapes import KernelShape, Product, ShapeKind
 
 ASSUMED_MATRIX_RATE = ComputeRate(720e12, "assumed: no accelerator is known; as large matrices on one H100", True)
 """Where the machine names no accelerator."""
@@ -66,8 +69,9 @@ class StepRates:
 
     Parameters
     ----------
-    matrices : the rate of multiplications with parameters of layers.
+    matrices : the rate of large multiplications with parameters of layers, or of all if `shapes` is None.
     output : that of the output matrix, which is in 16 bits.
+    shapes : how other shapes of matrices follow from large ones.
     memory_bytes_per_s : that element-wise work reaches; it takes no time if None.
     memory_source : where that comes from.
     capacity_bytes, capacity_source : the memory of a GPU as its driver reports it; None if it is unknown.
@@ -81,6 +85,26 @@ class StepRates:
     capacity_bytes: int | None = None
     capacity_source: str = ""
     peak_flops_per_s: float | None = None
+    shapes: Shapes | None = None
+
+    def products_s(self, products: Sequence[Product], flops: int, *, output: bool = False) -> Number:
+        """The time of products one after another, `flops` in all; of the output matrix, at its rate."""
+        rate = self.output if output else self.matrices
+        if self.shapes is None or not products:
+            return rate.flops_time_s(flops)
+        return sum(self.shapes.time_s(float(rate.flops_per_s or math.inf), each) for each in products)
+
+    def moved_s(self, moved_bytes: float, launches: int) -> Number:
+        """The time of so many element-wise kernels that move so many bytes; none if the bandwidth is unknown."""
+        if self.memory_bytes_per_s is None:
+            return 0
+        return launches * ELEMENTWISE_LAUNCH.value + moved_bytes / self.memory_bytes_per_s
+
+    @property
+    def highest_flops_per_s(self) -> float:
+        """A rate that no product with parameters exceeds."""
+        rate = float(self.matrices.flops_per_s or math.inf)
+        return rate if self.shapes is None else self.shapes.highest(rate)
 
     @property
     def usable_bytes(self) -> int | None:
@@ -115,6 +139,8 @@ def step_rates(machine: Machine, dtype: MatrixDtype = "bf16", given: Number | No
     if gpu is not None:
         bandwidth = gpu.memory_bytes_per_s
         rates = replace(rates, memory_bytes_per_s=bandwidth.value, memory_source=bandwidth.source)
+        if given is None:
+            rates = replace(rates, shapes=shapes_of(gpu))
     if found is None:
         return rates
     capacity = parse_size_bytes(found.memory.value)
@@ -152,9 +178,9 @@ class StepCompute:
         """What the time of a call is spent on."""
         if shape.kind != "dense":
             return self.attention.parts(shape)
-        found = [("matrices", self.rates.matrices.flops_time_s(shape.flops))]
+        found = [("matrices", self.rates.products_s(shape.products, shape.flops))]
         if self.rates.memory_bytes_per_s is not None and shape.moved_bytes:
-            found.append(("element-wise", shape.moved_bytes / self.rates.memory_bytes_per_s))
+            found.append(("element-wise", self.rates.moved_s(shape.moved_bytes, shape.launches)))
         return found
 
     def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
