@@ -130,13 +130,8 @@ class Phases:
 
     @cached_property
     def gathering(self) -> AttentionPass | None:
-        """Hidden states, or their gradients, gathered in tensor groups."""
+        """Inputs of matrices, gathered in tensor groups."""
         return self._of_tensors(gather)
-
-    @cached_property
-    def summing(self) -> AttentionPass | None:
-        """Gradients of hidden states, summed over tensor groups to the ranks that norm them."""
-        return self._of_tensors(reduce_scatter)
 
     def _of_tensors(self, messages: Callable[[Topology, int], Schedule]) -> AttentionPass | None:
         groups = tensor_groups(self.places)
@@ -175,9 +170,9 @@ class Phases:
                 again, projection, behind = repeated_selectively(model, kind)
                 links.add(again.plus(projection), self.joining)
                 links.add(behind)
-            self._gradients(links, behind_projection(model, kind), self.gathering)
+            self._gradients(links, behind_projection(model, kind))
             links.add(output_projection(model).backward("inputs", self.sums), layer.backward)
-            self._gradients(links, before, self.gathering)
+            self._gradients(links, before)
         last = links.last(reduces=reduces)
         return _Chain("backward", links.slots, last, self._gather(unit, gathers), self._reduction(unit)).schedule()
 
@@ -188,21 +183,18 @@ class Phases:
         """
         return "weights" if self.plan.layout.zero == 3 else "sums"
 
-    def _gradients(self, links: _Links, cost: Cost, behind: AttentionPass | None) -> None:
+    def _gradients(self, links: _Links, cost: Cost) -> None:
         """The backward pass of matrices, those whose outputs tensor groups divide behind the others.
 
-        Their inputs are gathered again while gradients of these are computed, and the gradients summed while those of
-        weights are (arXiv:2205.05198, section 4.2.2).
+        Their inputs are gathered again, and gradients of these summed (arXiv:2205.05198, section 4.2.2), beside matrix
+        products. That hides nothing: kernels that stay on all multiprocessors wait for those of the library, and take
+        twice as long (pytorch/pytorch issue 143988, NVIDIA/cutlass issue 2471).
         """
-        inner = tuple(each for each in cost.matrices if each.divided == "inputs")
-        outer = Cost(tuple(each for each in cost.matrices if each.divided == "outputs"))
-        if self.summing is None:
-            links.add(cost.backward("inputs", self.sums), behind)
-            return
+        inner, outer = (
+            tuple(each for each in cost.matrices if each.divided == size) for size in ("inputs", "outputs")
+        )
         links.add(cost._replace(matrices=inner).backward("inputs", self.sums), self.gathering)
-        links.add(outer.backward("inputs"), self.summing, beside=True)
-        links.add(outer.backward(self.sums), beside=True)
-        links.add(NO_COST, behind)
+        links.add(Cost(outer).backward("inputs", self.sums), self.joining)
 
     def _behind(self, links: _Links, kind: LayerKind) -> None:
         """What is behind attention, with the sums of tensor groups behind its projection and behind the MLP."""
@@ -212,8 +204,7 @@ class Phases:
     def work(self, cost: Cost, kind: LayerKind) -> Work:
         """The work of a call at each rank, an equal part of that of its tensor group."""
         tokens, tp = self.tokens(kind.letter), self.plan.layout.tp
-        fp8 = self.plan.matrix_dtype == "fp8"
-        moved_bytes = cost.moved_bytes + (CAST_BYTES * cost.inputs if fp8 else 0)
+        moved_bytes = cost.moved_bytes + (CAST_BYTES * cost.inputs if self.plan.matrix_dtype == "fp8" else 0)
         products = {each: tuple(matrix.product(each, tp) for matrix in cost.matrices) for each in {*tokens.tolist()}}
         of_ranks = [products[each] for each in tokens.tolist()]
         return Work(-(-tokens * cost.flops // tp), -(-tokens * moved_bytes // tp), cost.launches, of_ranks)
@@ -249,14 +240,13 @@ class _Links:
             work = self._phases.work(NO_COST, kind)
             self.slots[-1].append(Link(work, moving, is_backward=self._is_backward))
 
-    def add(self, cost: Cost, behind: AttentionPass | None = None, *, beside: bool = False) -> None:
-        """Add to the next call; behind it, if there is a pass, comes this one. `beside`: see `Link`."""
+    def add(self, cost: Cost, behind: AttentionPass | None = None) -> None:
+        """Add to the next call; behind it, if there is a pass, comes this one."""
         self._cost = self._cost.plus(cost)
-        if behind is None and not beside:
+        if behind is None:
             return
         work = self._phases.work(self._cost, self._kind)
-        reduces = self._opens and self._reduces
-        link = Link(work, behind, self._opens, not self._opens, reduces, self._is_backward, beside)
+        link = Link(work, behind, self._opens, not self._opens, self._opens and self._reduces, self._is_backward)
         self.slots[-1].append(link)
         self._cost, self._opens = NO_COST, False
 
@@ -288,11 +278,10 @@ class Link:
     Parameters
     ----------
     work : of the call.
-    behind : the pass; None for the last call of a chain, and for one beside a pass that the next call waits for.
+    behind : the pass; None for the last call of a chain.
     opens, reads : whether it opens its layer; whether it reads the parameters of the layer that is open.
     reduces : whether it makes the last part of the gradients of a layer.
     is_backward : whether it is of the backward pass.
-    beside : whether it does not wait for the pass before it, which goes on beside it; the call behind it does.
     """
 
     work: Work
@@ -301,7 +290,11 @@ class Link:
     reads: bool = False
     reduces: bool = False
     is_backward: bool = False
-    beside: bool = False
+
+    @property
+    def steps(self) -> int:
+        """The steps of the call and the pass."""
+        return 1 + (0 if self.behind is None else len(self.behind.schedule.steps))
 
 
 Slot = Sequence[Link]
@@ -340,8 +333,8 @@ class _Chain:
         self._lanes = max(each.lanes for each in passes)
         self._gather, self._reduction = gather, reduction
         opening = [[link.opens for link in slot].index(True) for slot in slots]
-        ahead = max(sum(_steps(slot)[:at]) for slot, at in zip(slots, opening, strict=True))
-        behind = max(sum(_steps(slot)[at:]) for slot, at in zip(slots, opening, strict=True))
+        ahead = max(sum(link.steps for link in slot[:at]) for slot, at in zip(slots, opening, strict=True))
+        behind = max(sum(link.steps for link in slot[at:]) for slot, at in zip(slots, opening, strict=True))
         self._slot = max(ahead + behind, 0 if gather is None else len(gather.steps))
         self._links = [*(link for slot in slots for link in slot), last]
         self._at = self._placed(slots, opening, ahead)
@@ -351,15 +344,14 @@ class _Chain:
         found: list[int] = []
         for number, (slot, at) in enumerate(zip(slots, opening, strict=True)):
             opens = (number + 1) * self._slot
-            steps = _steps(slot)
-            begin = opens - sum(steps[:at])
-            found += [begin + before for before in accumulate(steps[:-1], initial=0)]
+            begin = opens - sum(link.steps for link in slot[:at])
+            found += [begin + before for before in accumulate((link.steps for link in slot[:-1]), initial=0)]
         return [*found, (len(slots) + 1) * self._slot - ahead]
 
     def schedule(self) -> Schedule:
         """The schedule, proven. Raises `ScheduleError` if there are too many blocks."""
         tokens, states, passes = self._tokens(), self._states(), self._passes()
-        parts = [tokens, *states.values(), *passes.values()]
+        parts = [tokens, *states.values(), *passes]
         first = dict(zip(map(id, parts), np.cumsum([0, *(len(each.blocks) for each in parts)]).tolist(), strict=False))
         check_size(self._name, self._ranks, sum(len(each.blocks) for each in parts))
         dense, calls = self._calls(tokens, states, passes, first)
@@ -413,9 +405,9 @@ class _Chain:
     def _moved(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> StatesTask:
         return StatesTask.of(blocks, self._dtype, initial, final)
 
-    def _passes(self) -> dict[int, _Part]:
-        found = {}
-        for number, (link, step) in enumerate(zip(self._links, self._at, strict=True)):
+    def _passes(self) -> list[_Part]:
+        found = []
+        for link, step in zip(self._links, self._at, strict=True):
             if link.behind is None:
                 continue
             own = link.behind.schedule
@@ -423,23 +415,21 @@ class _Chain:
             initial = own.initial & ~link.behind.made
             final = np.zeros_like(own.final)
             task = own.task or self._moved(own.blocks, initial, final)  # messages alone have none
-            found[number] = _Part(own.blocks, task, initial, final, kept, own.steps, step + 1)
+            found.append(_Part(own.blocks, task, initial, final, kept, own.steps, step + 1))
         return found
 
     def _calls(
         self,
         tokens: _Part,
         states: dict[tuple[str, int], _Part],
-        passes: dict[int, _Part],
+        passes: Sequence[_Part],
         first: dict[int, int],
     ) -> tuple[Dense, dict[int, Step]]:
         """All calls, with what each reads and makes, and their steps."""
         sources, targets, parts, steps = list[IntArray](), list[IntArray](), list[IntArray](), dict[int, Step]()
         for number, (link, step) in enumerate(zip(self._links, self._at, strict=True)):
             read = self._read(number, tokens, states, passes)
-            made = [] if link.behind is None else [(passes[number], link.behind.made)]
-            if link is self._last:
-                made = [(tokens, tokens.final)]
+            made = [(tokens, tokens.final)] if link.behind is None else [(passes[number], link.behind.made)]
             own = [_blocks_at(read, rank, first) for rank in range(self._ranks)]
             kernel = DENSE_BACKWARD if link.is_backward else DENSE
             params = number * self._ranks + np.arange(self._ranks)[:, None]
@@ -463,16 +453,15 @@ class _Chain:
         return dense, steps
 
     def _read(
-        self, number: int, tokens: _Part, states: dict[tuple[str, int], _Part], passes: dict[int, _Part]
+        self, number: int, tokens: _Part, states: dict[tuple[str, int], _Part], passes: Sequence[_Part]
     ) -> list[tuple[_Part, BoolArray]]:
-        """What a call reads: results of the pass that it waits for, and the parameters of the layer that is open."""
+        """What a call reads: results of the pass before it, and the parameters of the layer that is open."""
         link = self._links[number]
-        ended = [each for each in passes if each < number - link.beside]
         read = [(tokens, tokens.initial)]
-        if ended:
-            before = self._links[ended[-1]].behind
-            assert before is not None, "a pass is behind a call"
-            read = [(passes[ended[-1]], before.schedule.final)]
+        if number:
+            before = self._links[number - 1].behind
+            assert before is not None, "only the last call has no pass behind it"
+            read = [(passes[number - 1], before.schedule.final)]
         opened = max((each for each in range(number + 1) if self._links[each].opens), default=0)
         gathered = states.get(("gather", opened))
         if gathered is not None and (link.opens or link.reads):
@@ -490,16 +479,9 @@ class _Chain:
         return first[id(reduced)] + own, part[rank, own]
 
 
-def _steps(slot: Slot) -> list[int]:
-    """The steps of each call of a slot with its pass, whose last one is that of a call beside it."""
-    sizes = [1 + (0 if link.behind is None else len(link.behind.schedule.steps)) for link in slot]
-    return [size - beside for size, beside in zip(sizes, [*(link.beside for link in slot[1:]), False], strict=True)]
-
-
 def _blocks_at(tables: Sequence[tuple[_Part, BoolArray]], rank: int, first: dict[int, int]) -> IntArray:
     """The numbers of blocks that a rank reads or makes, ascending."""
-    none = np.zeros(0, dtype=np.int64)
-    return np.sort(np.concatenate([none, *(np.flatnonzero(table[rank]) + first[id(part)] for part, table in tables)]))
+    return np.sort(np.concatenate([np.flatnonzero(table[rank]) + first[id(part)] for part, table in tables]))
 
 
 def _initial_part(schedule: Schedule) -> IntArray | None:
