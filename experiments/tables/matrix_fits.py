@@ -20,14 +20,15 @@ from experiments.common import RESULTS, markdown_table
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.files import write_whole
 from tasp_lab.machines.kernel_model.constants import gpus
+from tasp_lab.machines.kernel_model.kernel import throttled
 from tasp_lab.prediction.training_step import products
 from tasp_lab.prediction.training_step.products import LARGE, Form, parts_s
 from tasp_lab.workload.kernel_shapes import ProductKind
 
 FOLDER = Path(__file__).parents[1] / "published" / "matrices"
 GPUS = ("a100-pcie", "b200")
-BURSTS = ("b200",)
-"""GPUs whose small shapes reach rates that large ones do not."""
+LIMITED = ("b200",)
+"""GPUs whose power limits large shapes, in these tables."""
 
 _KINDS: dict[tuple[str, str], ProductKind] = {
     ("TN", "bf16"): "results", ("NN", "bf16"): "inputs", ("NT", "bf16"): "weights", ("NT", "fp32"): "sums",
@@ -48,7 +49,7 @@ class Fit(NamedTuple):
         rate = self.rate * rows.kind.map(kinds).to_numpy()
         sizes = (rows[name].to_numpy(dtype=float) for name in ("m", "k", "n"))
         busy_s, moved_s = parts_s(form, gpus()[gpu], rate, *sizes, (rows.kind == "sums").to_numpy())
-        busy_s = busy_s / (1 + form.burst * np.exp(-busy_s / form.burst_s))
+        busy_s = np.array([throttled(each * form.sustained, form.sustained, form.settle_s) for each in busy_s])
         return np.asarray(form.launch_s + np.maximum(busy_s, moved_s))
 
     def large_rate(self, gpu: str) -> float:
@@ -68,20 +69,23 @@ def read(gpu: str) -> pd.DataFrame:
 
 
 def fitted(gpu: str, rows: pd.DataFrame) -> Fit:
-    """The form that fits rows best: by the logarithm of times, robust to those that no form explains."""
+    """The form that fits rows best: by the logarithm of times, robust to those that no form explains.
+
+    Full clocks are those of the fastest row, settled ones those of the median of large rows.
+    """
     kinds = [each for each in _KINDS.values() if each in set(rows.kind)]
-    bursts = gpu in BURSTS
+    sustained = float(rows.tflops[rows.flops > _LARGE_FLOPS].median() / rows.tflops.max()) if gpu in LIMITED else 1.0
 
     def fit_of(logs: FloatArray) -> Fit:
-        rates, (depth, loads, launch_us, burst, burst_ms) = np.exp(logs[: len(kinds)]), np.exp(logs[len(kinds) :])
+        rates, (depth, loads, launch_us, settle_ms) = np.exp(logs[: len(kinds)]), np.exp(logs[len(kinds) :])
         shares = dict(zip(kinds, (rates / rates[0]).tolist(), strict=True))
         shares.setdefault("weights", shares["sums"])
-        more = {"burst": float(burst), "burst_s": float(burst_ms * 1e-3)} if bursts else {}
-        form = Form("fit", shares, float(depth), float(loads), float(launch_us * 1e-6), **more)
+        settle_s = float(settle_ms * 1e-3) if sustained < 1 else 0.0
+        form = Form("fit", shares, float(depth), float(loads), float(launch_us * 1e-6), sustained, settle_s)
         return Fit(form, float(rates[0]))
 
     measured = rows.time_s.to_numpy()
-    start = [np.quantile(rows.tflops, 0.7) * 1e12] * len(kinds) + [64, 0.05, 3, 0.3, 0.3]
+    start = [np.quantile(rows.tflops, 0.7) * 1e12] * len(kinds) + [64, 0.05, 3, 0.3]
     found = least_squares(
         lambda logs: np.log(fit_of(logs).times_s(gpu, rows) / measured), np.log(start), loss="soft_l1", f_scale=0.05
     )
@@ -128,7 +132,7 @@ def main() -> None:
 
 
 def _rounded(form: Form) -> Form:
-    numbers = {name: float(f"{getattr(form, name):.4g}") for name in ("depth", "loads", "launch_s", "burst", "burst_s")}
+    numbers = {name: float(f"{getattr(form, name):.4g}") for name in ("depth", "loads", "launch_s", "sustained", "settle_s")}
     return msgspec.structs.replace(form, kinds={name: round(each, 4) for name, each in form.kinds.items()}, **numbers)
 
 

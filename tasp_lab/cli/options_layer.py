@@ -340,6 +340,14 @@ class LayoutChoice:
     ] = "full"
     logit_chunks: Annotated[int, whole("Parts in which logits are computed.", WORK)] = 1
     offload: Annotated[bool, option("Keep optimiser states in the memory of the host.", WORK)] = False
+    overlap: Annotated[
+        bool | None,
+        Parameter(
+            group=WORK,
+            help="Move parameters and gradients beside layers, as with Megatron's --overlap-grad-reduce and "
+            "--overlap-param-gather. Default: as the stack does without flags; without a stack yes.",
+        ),
+    ] = None
     order: Annotated[
         str, Parameter(group=WORK, help="Which ranks form groups: from neighbours to those that are farthest apart.")
     ] = "tp-cp-dp-pp"

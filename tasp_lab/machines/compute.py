@@ -269,6 +269,13 @@ def _kernels_of(accelerator: str) -> list[str]:
     return list(dict.fromkeys([*(rule.kernel for rule in load_stack(DEFAULT_STACK).rules(gpu)), *names]))
 
 
+def in_long_use(compute: Compute) -> Compute:
+    """Kernels on GPUs whose clocks have settled to what their power allows; rates stay."""
+    if isinstance(compute, KernelCompute):
+        return replace(compute, kernel=compute.kernel.in_long_use())
+    return compute
+
+
 def with_kernel(machine: Machine, name: str | None) -> Machine:
     """The machine with a kernel of its accelerator, if one is named.
 

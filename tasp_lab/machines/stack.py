@@ -188,6 +188,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
     source : where.
     communication : the communication library and its version, if the stack fixes one.
     memory : what it does to save memory, with the source; predictions leave it out.
+    overlaps_states : whether, without flags, parameters are gathered and gradients reduced beside layers.
     kernels : which attention kernel runs.
     kernels_as : the stack whose kernels run instead.
     schedules : those that it ships; the first entry that matches a name counts.
@@ -205,6 +206,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
     hosts: dict[str, HostRecord] = msgspec.field(default_factory=dict)
     communication: str = ""
     memory: str = ""
+    overlaps_states: bool = True
     name: str = ""
 
     def shipped(self, schedule: str, layer: Workload, ranks: int, passes: Pass = "forward") -> Shipped | None:

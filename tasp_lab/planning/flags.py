@@ -81,6 +81,8 @@ def _megatron(plan: StepPlan, context: str, sequences: int) -> list[_Option]:
         found += [("use-megatron-fsdp", ""), ("data-parallel-sharding-strategy", "optim_grads_params")]
     elif layout.zero:
         found.append(("use-distributed-optimizer", ""))
+        if layout.overlap is not False and (layout.dp or 1) * cp > 1:
+            found += [("overlap-grad-reduce", ""), ("overlap-param-gather", "")]
     if layout.offload:
         found.append(("optimizer-cpu-offload", ""))
     if layout.checkpointing == "full":

@@ -14,8 +14,10 @@ from tasp_lab.core.choices import MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import count_of, format_bandwidth, format_flops, format_size
+from tasp_lab.machines.compute import in_long_use
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import (
@@ -63,8 +65,11 @@ from tasp_lab.prediction.training_step.rates import (
     HOST_SOURCE,
     RESERVED_BYTES,
     RESERVED_SOURCE,
+    SPREAD,
+    SPREAD_SOURCE,
     StepCompute,
     StepRates,
+    slowest_speed,
     step_rates,
 )
 from tasp_lab.schedule.schedule import Schedule
@@ -160,6 +165,8 @@ def predict_step(
     machine = chosen_machine(machine, library, compute, kernel, overrides, (), ())
     machine = with_stack(with_contention(with_compute(machine), contention), stack)
     layout = layout.on(machine.topology.world_size)
+    if layout.overlap is None and machine.stack:
+        layout = replace(layout, overlap=load_stack(machine.stack).overlaps_states)
     plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype)
 
     def step_of(name: str) -> StepPrediction:
@@ -167,7 +174,8 @@ def predict_step(
         on = run_by_stack(machine, own.layer, name, passes, layout.cp)
         on = with_assumptions(on, own.layer) if compute is None else on
         beside = rates or step_rates(on, matrix_dtype, _rate(matrix_rate))
-        step = _Step(replace(on, compute=StepCompute(on.compute, beside)), own, beside, layers, progress)
+        kernels = StepCompute(in_long_use(on.compute), beside).scaled(slowest_speed(machine.topology.world_size))
+        step = _Step(replace(on, compute=kernels), own, kernels.rates, layers, progress)
         return StepPrediction(
             own,
             on,
@@ -393,16 +401,21 @@ class _Step:
         return self._alone_s(machine, send(topology, places, -(-size // self.plan.layout.tp)))
 
     def _embedding_s(self) -> float:
-        """Embedding and output gathered, and their gradients reduced; of a pipeline, those of one end."""
+        """Embedding and output gathered, and their gradients reduced; of a pipeline, those of one end.
+
+        So are all parameters and gradients that do not move beside layers.
+        """
         plan, phases, layout = self.plan, self.phases, self.plan.layout
         size = (
             embedding_parameters(plan.model).stored
             if layout.pp == 1
             else plan.model.vocabulary * plan.model.hidden_size
         )
+        size = -(-size // layout.tp)
+        if not phases.overlaps:
+            size = max(stage_parameters(plan, stage) for stage in range(layout.pp))
         if phases.states.shape[1] == 1 or not size:
             return 0.0
-        size = -(-size // layout.tp)
 
         def alone_s(messages: Callable[[Topology, int], Schedule], size_bytes: int) -> float:
             return self._alone_s(self._stage, in_groups(messages(phases.states_part, size_bytes), phases.states))
@@ -471,6 +484,7 @@ def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, offload: bool) -
     matrices = rates.matrices
     value = format_flops(float(matrices.flops_per_s or 0))
     found = [UsedConstant(f"matrix_rate_{matrix_dtype}", value, matrices.source)]
+    found.append(UsedConstant("spread_of_gpus", f"{SPREAD:.2%}", SPREAD_SOURCE))
     if rates.memory_bytes_per_s is not None:
         found.append(UsedConstant("memory_bandwidth", format_bandwidth(rates.memory_bytes_per_s), rates.memory_source))
     if rates.capacity_bytes is not None:

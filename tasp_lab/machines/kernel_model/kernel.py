@@ -9,10 +9,11 @@ read or written once. Kernels before and after the main one move memory, too (`D
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
@@ -80,6 +81,12 @@ class AttentionKernel:
         if shape.dtype == "fp32":
             return TimeParts(0.0, shape.flops / self.gpu.vector_flops.value, 0.0, 0.0, 0.0, 0.0)
         return call_parts(self.gpu, self.variant(shape.passing, shape.head_dim), _plain(shape))
+
+    def in_long_use(self) -> AttentionKernel:
+        """The kernel on a GPU whose clocks have settled to what its power allows."""
+        at_once = KernelConstant(0.0, 0.0, 0.0, "long use: clocks have settled")
+        settled = tuple(msgspec.structs.replace(each, settle_s=at_once) for each in self.file.variants)
+        return replace(self, file=msgspec.structs.replace(self.file, variants=settled))
 
     def handed_out_s(self, shape: KernelShape) -> float:
         """The seconds from the begin of a call until its last tile has begun: until then its tiles take all SMs."""
@@ -268,9 +275,14 @@ def throttled(time_s: float, sustained: float, settle_s: float) -> float:
     """The time of work that takes `time_s` at full clocks, when clocks settle to a share of `sustained`.
 
     Speed falls as sustained + (1 - sustained) exp(-t / settle_s); Newton's method inverts its integral.
+
+    >>> throttled(1.0, 0.5, 0.0)
+    2.0
     """
     if sustained >= 1 or time_s <= 0:
         return time_s
+    if settle_s <= 0:
+        return time_s / sustained
     found = time_s
     for _ in range(6):
         decay = math.exp(-found / settle_s)

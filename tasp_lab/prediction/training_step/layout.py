@@ -54,6 +54,8 @@ class Layout:
         every other matrix product, whose results are kept; ``full``, all of a layer.
     logit_chunks : parts in which logits and their gradients are computed; only one part is in memory.
     offload : whether optimizer states are in the memory of the host, which updates them.
+    overlap : whether parameters and gradients move beside layers. By default as the stack does without flags, and
+        without a stack yes. With ZeRO 3 they always do.
     order : from the ranks that are neighbours to those that are farthest apart. By default tensor groups, whose
         messages nothing hides, are inside a node, and pipeline stages, which exchange least, in different ones.
 
@@ -70,6 +72,7 @@ class Layout:
     checkpointing: Checkpointing = "full"
     logit_chunks: int = 1
     offload: bool = False
+    overlap: bool | None = None
     order: str = "tp-cp-dp-pp"
 
     def __post_init__(self) -> None:

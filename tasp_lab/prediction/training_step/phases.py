@@ -177,6 +177,11 @@ class Phases:
         return _Chain("backward", links.slots, last, self._gather(unit, gathers), self._reduction(unit)).schedule()
 
     @property
+    def overlaps(self) -> bool:
+        """Whether states move beside layers."""
+        return self.states.shape[1] > 1 and (self.plan.layout.zero == 3 or self.plan.layout.overlap is not False)
+
+    @property
     def sums(self) -> ProductKind:
         """What products with gradients of weights make: with FSDP gradients that are then reduced, else sums of all
         micro-batches in 32 bits.
@@ -214,12 +219,12 @@ class Phases:
         return -(-max(stored_parameters(self.plan.model, kind) for kind in unit) // self.plan.layout.tp)
 
     def _gather(self, unit: Sequence[LayerKind], gathers: bool) -> Schedule | None:
-        if not gathers or self.plan.layout.zero == 0 or self.states.shape[1] == 1:
+        if not gathers or self.plan.layout.zero == 0 or not self.overlaps:
             return None
         return in_groups(gather(self.states_part, PARAMETER_BYTES * self._largest(unit)), self.states)
 
     def _reduction(self, unit: Sequence[LayerKind]) -> Schedule | None:
-        if self.states.shape[1] == 1:
+        if not self.overlaps:
             return None
         found = reduce_scatter if self.plan.layout.zero else all_reduce
         return in_groups(found(self.states_part, GRADIENT_BYTES * self._largest(unit)), self.states)

@@ -6,8 +6,8 @@ it loads per FLOP (`Form.loads`). The last wave of tiles takes as long as a full
 dimension, and add up the parts. Of all these ways it takes the fastest.
 
 The form comes from shapes that were timed (``python -m experiments.tables.matrix_fits``); the rate of large matrices is
-that of the accelerator. Steps draw as much power as a GPU may, for longer than short benchmarks of small shapes, which
-reach higher rates (`Form.burst`): in a step no product does.
+that of the accelerator. Steps draw as much power as a GPU may, for longer than benchmarks of small shapes, which run at
+higher clocks: in a step none does.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Form(Record, frozen=True, forbid_unknown_fields=True):
     depth : elements of the inner dimension that a tile costs beside its own.
     loads : by how much tiles of half the rows or columns are slower per FLOP.
     launch_s : the fixed part of a call.
-    burst, burst_s : a benchmark of products of t seconds runs ``1 + burst exp(-t / burst_s)`` times as fast as in long
-        use, before the power of the GPU is limited.
+    sustained, settle_s : the share of full clocks that power allows in long use, and when clocks of a benchmark have
+        settled to it, as those of attention kernels (`tasp_lab.machines.kernel_model.kernel.throttled`).
     """
 
     source: Text
@@ -58,8 +58,8 @@ class Form(Record, frozen=True, forbid_unknown_fields=True):
     depth: float
     loads: float
     launch_s: float
-    burst: float = 0.0
-    burst_s: float = 1.0
+    sustained: float = 1.0
+    settle_s: float = 0.0
 
 
 @cache
