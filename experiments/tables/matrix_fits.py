@@ -126,13 +126,18 @@ def main() -> None:
         shipped[gpu] = _rounded(msgspec.structs.replace(fit.form, source=_source(gpu, rows)))
         print(gpu, f"{fit.large_rate(gpu) / 1e12:.1f} TFLOP/s", msgspec.to_builtins(shipped[gpu]))
     document = msgspec.toml.encode(shipped)
-    write_whole(Path(products.__file__).with_suffix(".toml"), b"# Made by python -m experiments.tables.matrix_fits.\n\n" + document)
+    write_whole(
+        Path(products.__file__).with_suffix(".toml"),
+        b"# Made by python -m experiments.tables.matrix_fits.\n\n" + document,
+    )
     table = markdown_table(["shapes", "rows", "median error", "mean", "9 of 10 within", "median, signed"], lines)
     write_whole(RESULTS / "matrix_accuracy.md", (_PAGE + table + "\n").encode())
 
 
 def _rounded(form: Form) -> Form:
-    numbers = {name: float(f"{getattr(form, name):.4g}") for name in ("depth", "loads", "launch_s", "sustained", "settle_s")}
+    numbers = {
+        name: float(f"{getattr(form, name):.4g}") for name in ("depth", "loads", "launch_s", "sustained", "settle_s")
+    }
     return msgspec.structs.replace(form, kinds={name: round(each, 4) for name, each in form.kinds.items()}, **numbers)
 
 

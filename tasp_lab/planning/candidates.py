@@ -224,7 +224,9 @@ def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
     work = {kind: _layer_s(plan, kind, speeds) for kind in set(kinds_of(model))}
     tensor_s, context_s, state_s = _message_s(plan, speeds)
     tokens = plan.sequence * plan.batch / (layout.cp or 1) / layout.tp
-    output_s = _cost_s(_training(output_matrix(model))._replace(moved_bytes=sum(LOSS_BYTES) * model.vocabulary), tokens, speeds)
+    output_s = _cost_s(
+        _training(output_matrix(model))._replace(moved_bytes=sum(LOSS_BYTES) * model.vocabulary), tokens, speeds
+    )
 
     def step_s(messages: bool) -> float:
         of_layer = {
@@ -257,7 +259,7 @@ def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> _LayerWork:
     cp = layout.cp or 1
     model = plan.model
     cost = before_attention(model, kind).plus(output_projection(model)).plus(behind_projection(model, kind))
-    again = {"none": (), "selective": repeated_selectively(model, kind), "full": (cost,)}[layout.checkpointing]
+    again = {"none": (), "selective": (repeated_selectively(model, kind),), "full": (cost,)}[layout.checkpointing]
     cost = reduce(Cost.plus, again, _training(cost))
     attention_s = 0.0
     if kind.letter == "S":
@@ -291,9 +293,9 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
     layout, layer, model = plan.layout, plan.layer, plan.model
     cp, tp, network = layout.cp or 1, layout.tp, speeds.network
     passes = 2 + {"none": 0.0, "selective": 0.5, "full": 1.0}[layout.checkpointing]
-    # a gather and a reduction around attention, and around the MLP (arXiv:2205.05198, section 4.2.2)
+    # a gather and a sum around attention, and around the MLP; inputs of both again (arXiv:2205.05198, section 4.2.2)
     hidden_bytes = ELEMENT_BYTES * model.hidden_size * plan.sequence * plan.batch / cp
-    tensor_s = 4 * passes * hidden_bytes * (tp - 1) / tp / network.inside if tp > 1 else 0.0
+    tensor_s = (4 * passes + 2) * hidden_bytes * (tp - 1) / tp / network.inside if tp > 1 else 0.0
     rate = network.inside if tp * cp <= speeds.domain else network.across
     # keys go around a ring, backward with their gradients; or heads are exchanged, and nothing hides that
     ring_s = (passes + 1) * layer.kv_bytes_per_position * plan.sequence * (cp - 1) / cp / rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -74,6 +75,8 @@ from tasp_lab.prediction.training_step.rates import (
 )
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.collectives.kinds import NcclTestsName
+from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.schedules.registry import check_names, names_of, options_of
 from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
@@ -85,12 +88,18 @@ UPDATE_BYTES = 30
 """What an update of Adam reads and writes per parameter: gradient, parameter and two moments, all in float32; the last
 three and a 16-bit parameter."""
 
+NORM_BYTES = 12
+"""What the norm of gradients and their scaling by it read and write per parameter, in float32."""
+
 MANY_TRANSFERS = 120_000
 """Layers of a run are simulated up to about this many transfers."""
 
 MOST_LAYERS = 8
 """Layers of a run that are simulated, or two units of more layers: the ends of a stack are unlike its middle."""
 
+
+TENSOR_COLLECTIVES: tuple[NcclTestsName, NcclTestsName] = ("all_gather", "reduce_scatter")
+"""The messages of tensor groups."""
 
 LEADERS = 3
 """Schedules whose whole steps are ranked: the recommended one, and those with the fastest layer."""
@@ -226,11 +235,15 @@ def _best_options(machine: Machine, plan: StepPlan, schedule: str) -> AttentionO
 
 
 def context_machine(machine: Machine, layout: Layout) -> Machine:
-    """The machine of a context group, with a communicator of its ranks; groups are equal, so the first stands for all.
+    """The machine of a context group, see `group_machine`."""
+    return group_machine(machine, context_groups(layout.ranks(machine.topology.world_size)))
 
-    Raises `TopologyError` for groups that are not equal.
+
+def group_machine(machine: Machine, groups: IntArray) -> Machine:
+    """The machine of a group of ranks, an int array (groups, ranks), with a communicator of its ranks.
+
+    Groups are equal, so the first stands for all. Raises `TopologyError` for groups that are not.
     """
-    groups = context_groups(layout.ranks(machine.topology.world_size))
     if len(groups) == 1:
         return machine
     topology, library = equal_parts(machine.topology, groups), machine.comm_library
@@ -244,25 +257,18 @@ def context_machine(machine: Machine, layout: Layout) -> Machine:
 def with_groups(machine: Machine, topology: Topology, places: IntArray) -> Machine:
     """The machine with the topology of a stage, or of all stages, and a communicator for each group of its ranks.
 
-    Sums of tensor groups, parameters and gradients are collective calls; attention schedules and pipelines send and
-    receive. A program with context groups alone has the communicator of all ranks.
+    Parameters and gradients are collective calls; attention schedules and pipelines send and receive. A program with
+    context groups alone has the communicator of all ranks.
     """
     context, system = context_groups(places), machine.system
     if topology is not machine.topology:  # a stage stands for all, which are equal
         speeds = machine.rank_speeds[: topology.world_size]
         machine = replace(machine, topology=topology, rank_speeds=speeds, system=None)
-    if system is None or len(context) == 1:
+    kinds = [(context, False), (state_groups(places), True), (places.reshape(len(places), -1).T, False)]
+    kinds = [each for each in kinds if each[0].shape[1] > 1]
+    if system is None or len(context) == 1 or not kinds:
         return machine
-    kinds = [
-        (tensor_groups(places), True),
-        (context, False),
-        (state_groups(places), True),
-        (places.reshape(len(places), -1).T, False),
-    ]
-    domains = np.array(topology.node_of_rank)
-    library = system.group_library(
-        machine.parameters.numbers, domains, [each for each in kinds if each[0].shape[1] > 1]
-    )
+    library = system.group_library(machine.parameters.numbers, np.array(topology.node_of_rank), kinds)
     return replace(machine, comm_library=library, system=None)
 
 
@@ -359,6 +365,34 @@ class _Step:
         found = float(max(self._stage.call_s(found, rank) for rank in range(self._stage.topology.world_size)))
         return np.array([found, found])
 
+    @cached_property
+    def _tensor_s(self) -> tuple[float, float]:
+        """The gather and the sum of hidden states in a tensor group, collectives of the library: 0 without such groups."""
+        layout, topology = self.plan.layout, self._machine.topology
+        if layout.tp == 1:
+            return 0.0, 0.0
+        machine = group_machine(self._machine, tensor_groups(layout.ranks(topology.world_size)))
+        size = ELEMENT_BYTES * self.phases.most_tokens * self.plan.model.hidden_size
+        gather_s, sum_s = (
+            self._alone_s(machine, library_schedule(name, machine.topology, max(size, layout.tp)))
+            for name in TENSOR_COLLECTIVES
+        )
+        return gather_s, sum_s
+
+    def _tensors(self, layers: int, phase: Literal["forward", "backward"]) -> FloatArray:
+        """The messages of tensor groups of so many layers, which nothing hides.
+
+        Around attention and around the MLP hidden states are gathered and summed; backward so are gradients, and inputs
+        are gathered again (arXiv:2205.05198, section 4.2.2). The last is done beside matrix products, as are sums of
+        gradients, which hides nothing: kernels that stay on all multiprocessors wait for those of the library, and take
+        twice as long (pytorch/pytorch issue 143988, NVIDIA/cutlass issue 2471).
+        """
+        gather_s, sum_s = self._tensor_s
+        forward_s = 2 * (gather_s + sum_s)
+        again = {"none": 0.0, "selective": 0.5}.get(self.plan.layout.checkpointing, 1.0)
+        found_s = forward_s if phase == "forward" else forward_s * (1 + again) + 2 * gather_s
+        return np.array([layers * found_s, 0.0])
+
     def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
         build = getattr(self.phases, phase)
@@ -377,12 +411,12 @@ class _Step:
                 self._simulated[key, count] = self._times_of(one if count == 1 else build(run.unit, count, **how))
             return self._simulated[key, count]
 
-        last = of(few)
+        last, tensors = of(few), self._tensors(len(run.unit) * run.times, phase)
         if few == run.times:
-            return last
+            return last + tensors
         half = few // 2
         first, more = of(half), run.times - few
-        return last + more * (last - first) / (few - half)
+        return last + more * (last - first) / (few - half) + tensors
 
     def _times_of(self, schedule: Schedule) -> FloatArray:
         found = PassAnswer(self._stage, schedule, self.plan.layer, self.plan.options)
@@ -439,7 +473,9 @@ class _Step:
             most = max(Counter(self._machine.topology.node_of_rank).values())
             moved_s = (GRADIENT_BYTES + PARAMETER_BYTES) * parameters / HOST_LINK_BYTES_PER_S
             return moved_s + UPDATE_BYTES * parameters * most / HOST_BYTES_PER_S
-        return 0.0 if bandwidth is None else UPDATE_BYTES * parameters / float(bandwidth)
+        gradients = parameters * (shards if plan.layout.zero == 1 else 1)
+        moved_bytes = (UPDATE_BYTES + NORM_BYTES) * parameters + GRADIENT_BYTES * gradients  # the last to zero them
+        return 0.0 if bandwidth is None else moved_bytes / float(bandwidth)
 
     def model_flops(self) -> int:
         """FLOPs of a step by the convention of MFU, over all ranks."""

@@ -153,28 +153,19 @@ def behind_projection(model: Model, kind: LayerKind) -> Cost:
     return Cost(_mlp(model, kind), ELEMENT_BYTES * moved, _mlp_inputs(model, kind), launches)
 
 
-def repeated_selectively(model: Model, kind: LayerKind) -> tuple[Cost, Cost, Cost]:
-    """What selective checkpointing computes again of a token: before attention, its output projection, and behind it.
+def repeated_selectively(model: Model, kind: LayerKind) -> Cost:
+    """What selective checkpointing computes again of a token.
 
     All element-wise work, and the matrices that are not `kept`, save the last one of an MLP, whose result no backward
     pass reads.
     """
-    attention = attention_matrices(model, kind.letter)
+    projections = len(attention_matrices(model, kind.letter))
     again = list(enumerate(_matrices(model, kind)))[1::2]
-    before, projection, behind = (
-        [shape for number, shape in again if place(number)]
-        for place in (
-            lambda number: number < len(attention) - 1,
-            lambda number: number == len(attention) - 1,
-            lambda number: number >= len(attention),
-        )
-    )
-    first, last = before_attention(model, kind), behind_projection(model, kind)
-    return (
-        first._replace(matrices=_fused(before)),
-        output_projection(model) if projection else NO_COST,
-        last if kind.has_experts else last._replace(matrices=_fused(behind)),
-    )
+    first, rest = before_attention(model, kind), behind_projection(model, kind)
+    if not kind.has_experts:
+        rest = rest._replace(matrices=_fused([shape for number, shape in again if number >= projections]))
+    found = first._replace(matrices=_fused([shape for number, shape in again if number < projections - 1])).plus(rest)
+    return found.plus(output_projection(model)) if projections % 2 == 0 else found
 
 
 def _fused(shapes: Sequence[tuple[int, int]]) -> tuple[Matrix, ...]:

@@ -15,7 +15,7 @@ Nothing is assumed to overlap: messages of states share links, and multiprocesso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, product
@@ -26,7 +26,6 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.prediction.training_step.costs import (
     CAST_BYTES,
-    ELEMENT_BYTES,
     NO_COST,
     Cost,
     LayerKind,
@@ -36,7 +35,7 @@ from tasp_lab.prediction.training_step.costs import (
     repeated_selectively,
     stored_parameters,
 )
-from tasp_lab.prediction.training_step.layout import StepPlan, context_groups, state_groups, tensor_groups
+from tasp_lab.prediction.training_step.layout import StepPlan, context_groups, state_groups
 from tasp_lab.prediction.training_step.messages import StatesTask, all_reduce, gather, reduce_scatter
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, Task
@@ -120,28 +119,6 @@ class Phases:
         """The positions of the rank with most of them."""
         return max(int(self.tokens(letter).max()) for letter in set(self.plan.model.pattern))
 
-    @cached_property
-    def joining(self) -> AttentionPass | None:
-        """The sums of hidden states over tensor groups, behind attention and behind an MLP; None without such groups.
-
-        A ReduceScatter to the ranks that norm them, then an AllGather to the next matrix (arXiv:2205.05198, figure 5).
-        """
-        return self._of_tensors(all_reduce)
-
-    @cached_property
-    def gathering(self) -> AttentionPass | None:
-        """Inputs of matrices, gathered in tensor groups."""
-        return self._of_tensors(gather)
-
-    def _of_tensors(self, messages: Callable[[Topology, int], Schedule]) -> AttentionPass | None:
-        groups = tensor_groups(self.places)
-        if groups.shape[1] == 1:
-            return None
-        size = ELEMENT_BYTES * self.most_tokens * self.plan.model.hidden_size
-        schedule = in_groups(messages(part_of(self.topology, groups), size), groups)
-        layout = self.passes.layers[self.plan.model.pattern[0]].forward.layout
-        return AttentionPass(schedule, schedule.initial, 0, layout)
-
     def forward(self, unit: Sequence[LayerKind], count: int, *, gathers: bool = True) -> Schedule:
         """The forward phase of so many units of layers; `gathers` if parameters of layers are gathered first."""
         model, kinds = self.plan.model, list(unit) * count
@@ -167,12 +144,10 @@ class Phases:
                 links.add(before, layer.forward)
                 self._behind(links, kind)
             elif checkpointing == "selective":
-                again, projection, behind = repeated_selectively(model, kind)
-                links.add(again.plus(projection), self.joining)
-                links.add(behind)
-            self._gradients(links, behind_projection(model, kind))
-            links.add(output_projection(model).backward("inputs", self.sums), layer.backward)
-            self._gradients(links, before)
+                links.add(repeated_selectively(model, kind))
+            behind = behind_projection(model, kind).plus(output_projection(model))
+            links.add(behind.backward("inputs", self.sums), layer.backward)
+            links.add(before.backward("inputs", self.sums))
         last = links.last(reduces=reduces)
         return _Chain("backward", links.slots, last, self._gather(unit, gathers), self._reduction(unit)).schedule()
 
@@ -188,23 +163,10 @@ class Phases:
         """
         return "weights" if self.plan.layout.zero == 3 else "sums"
 
-    def _gradients(self, links: _Links, cost: Cost) -> None:
-        """The backward pass of matrices, those whose outputs tensor groups divide behind the others.
-
-        Their inputs are gathered again, and gradients of these summed (arXiv:2205.05198, section 4.2.2), beside matrix
-        products. That hides nothing: kernels that stay on all multiprocessors wait for those of the library, and take
-        twice as long (pytorch/pytorch issue 143988, NVIDIA/cutlass issue 2471).
-        """
-        inner, outer = (
-            tuple(each for each in cost.matrices if each.divided == size) for size in ("inputs", "outputs")
-        )
-        links.add(cost._replace(matrices=inner).backward("inputs", self.sums), self.gathering)
-        links.add(Cost(outer).backward("inputs", self.sums), self.joining)
-
     def _behind(self, links: _Links, kind: LayerKind) -> None:
-        """What is behind attention, with the sums of tensor groups behind its projection and behind the MLP."""
-        links.add(output_projection(self.plan.model), self.joining)
-        links.add(behind_projection(self.plan.model, kind), self.joining)
+        """What is behind attention."""
+        links.add(output_projection(self.plan.model))
+        links.add(behind_projection(self.plan.model, kind))
 
     def work(self, cost: Cost, kind: LayerKind) -> Work:
         """The work of a call at each rank, an equal part of that of its tensor group."""

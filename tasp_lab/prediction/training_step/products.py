@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasp_lab.core.records import Record, Text
-from tasp_lab.machines.kernel_model.constants import Gpu, gpus
+from tasp_lab.machines.kernel_model.constants import Gpu
 from tasp_lab.workload.kernel_shapes import Product, ProductKind
 
 TILES = ((256, 256), (256, 128), (128, 256), (128, 128))

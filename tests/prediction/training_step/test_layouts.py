@@ -15,6 +15,8 @@ from sim.simulate import simulate
 from tasp_lab import Layout, predict_step
 from tasp_lab.core.choices import Checkpointing
 from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.prediction.predict_step import group_machine
 from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.prediction.training_step.costs import kinds_of, stored_parameters
 from tasp_lab.prediction.training_step.layout import context_groups, stage_of, state_groups, tensor_groups
@@ -28,6 +30,7 @@ from tasp_lab.prediction.training_step.pipeline import (
     order_of,
 )
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Attention
@@ -83,10 +86,8 @@ def test_parts_of_a_model_are_consecutive_and_equal_but_for_one_layer(pp: int, i
 @given(small_layouts, st.sampled_from(["none", "selective", "full"]))
 @settings(max_examples=15)
 def test_bytes_of_a_layer_are_those_of_each_parallelism(layout: Layout, checkpointing: Checkpointing) -> None:
-    """Forward, tensor groups of t ranks reduce-scatter and gather the s bytes of a layer's hidden states twice
-    (arXiv:2205.05198, section 4.2.2), (t - 1) / t s each per rank. The keys and values of a ring move c - 1 times.
-    Parameters and gradients of a layer move (d c - 1) / (d c) of their bytes to or from each rank. Backward there are
-    as many sums of tensor groups as forward; full checkpointing repeats both, and those of the ring, selective one.
+    """The keys and values of a ring move c - 1 times. Parameters and gradients of a layer move (d c - 1) / (d c) of
+    their bytes to or from each rank. Full checkpointing repeats those of the ring.
     """
     tp, cp, dp, zero = layout.tp, layout.cp or 1, layout.dp or 1, layout.zero
     ranks, layers, sequence = tp * cp * dp, 2, 64
@@ -96,8 +97,6 @@ def test_bytes_of_a_layer_are_those_of_each_parallelism(layout: Layout, checkpoi
     )
     phases = phases_of(plan, exact_machine(ranks))
     (run,) = runs_of(kinds_of(model))
-    hidden_bytes = 2 * (sequence // cp) * model.hidden_size
-    tensor = layers * 4 * (tp - 1) * -(-hidden_bytes // tp) * ranks
     context = layers * (cp - 1) * (2 * 2 * (sequence // cp) * (4 // tp) * 8) * ranks
     shards, parameters = cp * dp, -(-stored_parameters(model, run.unit[0]) // tp)
 
@@ -108,8 +107,8 @@ def test_bytes_of_a_layer_are_those_of_each_parallelism(layout: Layout, checkpoi
         return int(schedule.bytes_sent().sum())
 
     gathered = moved(PARAMETER_BYTES * parameters) if zero else 0
-    assert sent(phases.forward(run.unit, layers)) == tensor + context + gathered
-    assert sent(phases.forward(run.unit, layers, gathers=False)) == tensor + context
+    assert sent(phases.forward(run.unit, layers)) == context + gathered
+    assert sent(phases.forward(run.unit, layers, gathers=False)) == context
     reducing, silent = (
         sent(phases.backward(run.unit, layers, reduces=reduces, gathers=False)) for reduces in (True, False)
     )
@@ -118,7 +117,27 @@ def test_bytes_of_a_layer_are_those_of_each_parallelism(layout: Layout, checkpoi
     repeated = silent - sent(
         phases_of(alone, exact_machine(ranks)).backward(run.unit, layers, reduces=False, gathers=False)
     )
-    assert repeated == {"none": 0, "selective": tensor // 2, "full": tensor + context}[checkpointing]
+    assert repeated == {"none": 0, "selective": 0, "full": context}[checkpointing]
+
+
+@pytest.mark.parametrize(("checkpointing", "gathers", "sums"), [("none", 6, 4), ("selective", 7, 5), ("full", 8, 6)])
+def test_tensor_groups_gather_and_sum_hidden_states(checkpointing: Checkpointing, gathers: int, sums: int) -> None:
+    """Twice forward, around attention and MLP (arXiv:2205.05198, section 4.2.2), and twice backward, where inputs of
+    both are gathered again, too. Full checkpointing repeats those of the forward pass, selective half of them.
+    """
+    model, tokens = small_model(3), 64
+    step = predict_step(
+        "b200-8", model, tokens, "ulysses", layout=Layout(tp=4, cp=1, dp=2, zero=0, checkpointing=checkpointing)
+    )
+    group = group_machine(load_machine("b200-8"), np.arange(8).reshape(2, 4))
+    size = 2 * tokens * model.hidden_size
+    gather_s, sum_s = (
+        float(simulate(library_schedule(name, group.topology, size), group).time_s)  # type: ignore[arg-type]
+        for name in ("all_gather", "reduce_scatter")
+    )
+    without = predict_step("b200-8", model, tokens, "ulysses", layout=replace(step.layout, tp=1, dp=8))
+    of_tensors = step.times.exposed_s - step.times.embedding_s - 3 * (gathers * gather_s + sums * sum_s)
+    assert 0 <= of_tensors < without.times.exposed_s
 
 
 @pytest.mark.parametrize(("tp", "cp", "dp"), [(2, 1, 1), (2, 2, 1), (4, 1, 2)])
