@@ -367,7 +367,7 @@ class _Step:
 
     @cached_property
     def _tensor_s(self) -> tuple[float, float]:
-        """The gather and the sum of hidden states in a tensor group, collectives of the library: 0 without such groups."""
+        """The gather and the sum of hidden states in a tensor group, as collectives of the library."""
         layout, topology = self.plan.layout, self._machine.topology
         if layout.tp == 1:
             return 0.0, 0.0

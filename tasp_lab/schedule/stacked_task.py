@@ -23,9 +23,9 @@ of a backward pass from gradients. The parameter is the number of the call in `D
 class Dense(NamedTuple):
     """What each call between layers reads and makes; arrays (calls,): its FLOPs, and whether it is `DENSE_BACKWARD`.
 
-    `moved_bytes` and `launches` are those of element-wise work beside the matrices, none if None. `part` is the part that
-    is made of each block of `targets`, the first one if None: gradients of parameters are sums of parts of all ranks.
-    `product` is an index in `products`, the matrix products of each call; None where only FLOPs are known.
+    `moved_bytes` and `launches` are those of element-wise work beside the matrices, none if None. `part` is the part
+    that is made of each block of `targets`, the first one if None: gradients of parameters are sums of parts of all
+    ranks. `product` is an index in `products`, the matrix products of each call; None where only FLOPs are known.
     """
 
     sources: BlockLists
