@@ -35,7 +35,8 @@ class PublishedStep:
 
     `other_error` is the error if something that the table does not say is taken in another way; `measured_bytes` the
     published peak of memory. Where measured times have parts that are no steps, equal for all numbers of GPUs,
-    `one_gpu` is the row of one GPU, and the time that more GPUs save is compared.
+    `one_gpu` is the row of one GPU, and the time that more GPUs save is compared. `simumax` is the time in seconds and
+    the peak in bytes that SimuMax predicts.
     """
 
     source: str
@@ -49,6 +50,7 @@ class PublishedStep:
     other_error: float | None = None
     measured_bytes: float | None = None
     one_gpu: PublishedStep | None = None
+    simumax: tuple[float, float] | None = None
 
     @property
     def error(self) -> float | None:
@@ -78,6 +80,7 @@ class PublishedStep:
 
 _FIELDS = (
     "source", "what", "variant", "gpus", "positions", "measured_s", "error", "other_error", "measured_bytes", "reason",
+    "simumax",
 )  # fmt: skip
 
 
@@ -88,6 +91,8 @@ def published_steps(say: Callable[[str], None]) -> Iterator[PublishedStep]:
         "nemo": _nemo,
         "prime_rl": _prime_rl,
         "xdit": _xdit,
+        "simumax": _simumax,
+        "trl": _trl,
     }
     for name, row_of in tables.items():
         lines = [line for line in (FOLDER / f"{name}.csv").read_text().splitlines() if not line.startswith("#")]
@@ -290,6 +295,37 @@ def _xdit_schedule(variant: str) -> str:
     if ring == 1:
         return "ulysses"
     return "ring-attention" if ulysses == 1 else f"usp:{ulysses}x{ring}"
+
+
+def _simumax(cells: Cells) -> PublishedStep:
+    """Megatron with Transformer Engine, as its stack is by default; SimuMax was told the same."""
+    tp, cp, pp, dp = (_number(rf"{name} (\d+)", cells["variant"]) for name in ("TP", "CP", "PP", "DP"))
+    count = _number(r"(\d+) micro", cells["what"])
+    step = predict_step(
+        "b200-8",
+        load_model(str(FOLDER / "llama-3-70b-l12.toml")),
+        int(cells["positions"]),
+        "ulysses",
+        layout=Layout(tp, cp, pp, dp, 1, checkpointing="none", microbatches=count),
+        stack="megatron",
+    )
+    row = _row("SimuMax", cells, step, float(cells["time_us"]) / 1e6)
+    theirs = float(cells["simumax_ms"]) / 1e3, float(cells["simumax_gib"]) * 2**30
+    return replace(row, measured_bytes=float(cells["memory_gib"]) * 2**30, simumax=theirs)
+
+
+def _trl(cells: Cells) -> PublishedStep:
+    """The ring of PyTorch; its kernel is the stack's, save where torch fell back to another one."""
+    step = predict_step(
+        "h100-8",
+        load_model(cells["what"].lower().replace(" ", "-")),
+        int(cells["positions"]),
+        "zigzag-ring-attention",
+        layout=Layout(checkpointing="offload", logit_chunks=64, offload=True),
+        stack="trl",
+        kernel=None if cells["variant"] == "cudnn" else cells["variant"],
+    )
+    return _row("TRL", cells, step, float(cells["time_us"]) / 1e6)
 
 
 def _part(name: str, ranks: int) -> Machine:

@@ -1,8 +1,8 @@
 """Published steps of whole models beside predictions, to which nothing was tuned.
 
-The records in ``experiments/published/whole_steps`` are torchtitan's, NeMo's, prime-rl's and xDiT's tables.
-``python -m experiments.tables.whole_steps`` writes ``experiments/results/whole_steps.json`` and its table ``.md`` in
-ten minutes.
+The records in ``experiments/published/whole_steps`` are tables of torchtitan, NeMo, prime-rl, xDiT, SimuMax and TRL.
+``python -m experiments.tables.whole_steps`` writes ``experiments/results/whole_steps.json``, its table ``.md`` and
+``experiments/results/beside_simumax.md`` in ten minutes.
 """
 
 from __future__ import annotations
@@ -54,6 +54,12 @@ Experts are taken as equally loaded.""",
     "xDiT": """\
 Denoising steps of diffusion transformers, forward only. Measured is the whole latency over the number of steps, with \
 text encoders and VAE, which do not shrink with GPUs. So what is compared is how much less more GPUs take than one.""",
+    "SimuMax": """\
+Megatron-LM with Transformer Engine on 8 B200, one sequence per micro-batch, as `--stack megatron` is without flags: \
+messages of parameters and gradients before and behind the layers. Beside SimuMax: `beside_simumax.md`.""",
+    "TRL": """\
+FSDP2 and PyTorch's ring of 1Mi positions on 8 H100, layer inputs and optimizer states on the host. The kernel is that \
+of `--stack trl`, save in the row where torch fell back to FlashAttention-2.""",
 }
 
 OTHERWISE = {
@@ -76,6 +82,9 @@ GROUPS = {
     "HunyuanVideo, H100": ("xDiT", "HunyuanVideo.*H100"),
     "HunyuanVideo, L20": ("xDiT", "HunyuanVideo.*L20"),
     "ConsisID": ("xDiT", "ConsisID"),
+    "SimuMax, tensor groups of 8": ("SimuMax", "TP 8"),
+    "SimuMax, other layouts": ("SimuMax", "(TP [24]|CP 8|, PP 2)"),
+    "TRL": ("TRL", ""),
 }
 """Rows that miss for the same cause: their source, and a pattern of model and variant."""
 
@@ -125,6 +134,59 @@ def publish() -> None:
         parts += [rates_of(rates)] if source == "torchtitan" else []
         parts += [otherwise_of(own), left_out_of([row for row in own if row["error"] is None])]
     write_page(RESULTS / "whole_steps.md", "\n\n".join(part for part in parts if part))
+    write_page(RESULTS / "beside_simumax.md", beside_simumax([row for row in rows if row["simumax"]]))
+
+
+def beside_simumax(rows: Sequence[Row]) -> str:
+    """The rows that SimuMax predicted, with the errors of both."""
+    found = []
+    for row in rows:
+        measured, ours = (row["measured_s"], row["measured_bytes"]), row["predicted"]
+        errors = [each / one - 1 for each, one in zip(row["simumax"], measured, strict=True)]
+        own = [ours["time_s"] / measured[0] - 1, ours["memory_bytes"] / measured[1] - 1]
+        found.append({**row, "their_s": errors[0], "their_bytes": errors[1], "our_s": own[0], "our_bytes": own[1]})
+    middle = {name: [abs(row[name]) for row in found] for name in ("our_s", "their_s", "our_bytes", "their_bytes")}
+    lines = [[name, *(f"{each(values):.1%}" for each in (median, max) for values in pair)]
+             for name, pair in (("time", (middle["our_s"], middle["their_s"])),
+                                ("memory", (middle["our_bytes"], middle["their_bytes"])))]  # fmt: skip
+    head = ("", "tasp-lab, median", "SimuMax, median", "tasp-lab, most", "SimuMax, most")
+    return "\n\n".join((BESIDE, markdown_table(head, lines), table(found, BESIDE_COLUMNS), TOLD))
+
+
+BESIDE = """\
+# Whole steps beside SimuMax
+
+Steps of Megatron-LM on 8 B200, measured and predicted by SimuMax 1.2 in `docs/b200/b200_release_v1.2_summary.md` of \
+its repository (4dcaae5), beside predictions here; made by `python -m experiments.tables.whole_steps`. Errors are \
+predicted over measured, less one."""
+
+TOLD = markdown_table(
+    ("what each was told of", "SimuMax", "tasp-lab"),
+    [
+        ["matrices", "the rate of each shape, measured there", "a form fitted to those rates (`matrix_accuracy.md`)"],
+        [
+            "attention",
+            "the rate of each call, measured there",
+            "a kernel model, fitted to the nine calls of 1 ms or more",
+        ],
+        ["messages", "bandwidths measured there", "NCCL, fitted to nccl-tests on other B200"],
+        ["steps", "none", "none"],
+        ["overlap, loss, optimizer", "as the steps were run", "as `--stack megatron` is by default"],
+    ],
+)
+
+BESIDE_COLUMNS: Formats = {
+    "model": "{what}",
+    "layout": "{variant}",
+    "positions": "{positions}",
+    "measured s": "{measured_s:.4g}",
+    "tasp-lab": "{our_s:+.1%}",
+    "SimuMax": "{their_s:+.1%}",
+    "measured GiB": lambda row: f"{row['measured_bytes'] / 2**30:.1f}",
+    "tasp-lab, memory": "{our_bytes:+.1%}",
+    "SimuMax, memory": "{their_bytes:+.1%}",
+}
+"""The columns of rows that SimuMax predicted."""
 
 
 def summary_of(rows: Sequence[Row]) -> str:

@@ -23,8 +23,8 @@ from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
 from tasp_lab.workload.models.parameters import parameter_count
 
 LESS_CHECKED = (
-    "Whole steps are less checked than layers: all work but attention has one rate for all shapes, and few published "
-    "steps were compared (docs/whole_steps.md)."
+    "Whole steps are less checked than layers: hosts take no time beside attention, and few published steps were "
+    "compared (docs/whole_steps.md)."
 )
 """Shown with every step."""
 
@@ -43,7 +43,8 @@ class StepTimes:
     ----------
     forward_s, backward_s : the phases of all micro-batches, of the busiest stage of a pipeline.
     pipeline_s : how long that stage waits for others, and for what they send; 0 without pipeline.
-    embedding_s : embedding and output gathered before the layers, and their gradients reduced behind them.
+    embedding_s : embedding and output gathered before the layers, and their gradients reduced behind them; and so all
+        parameters that do not move beside layers.
     optimizer_s : the update of the states.
     compute_s : kernel calls of the busiest rank in both phases; the rest of the phases waits for messages, or is slowed
         by them.
@@ -260,7 +261,7 @@ class StepPrediction(Report):
             "forward": self.times.forward_s,
             "backward": self.times.backward_s,
             "pipeline, waiting": self.times.pipeline_s,
-            "embedding and output, messages": self.times.embedding_s,
+            "parameters and gradients, messages": self.times.embedding_s,
             "optimiser": self.times.optimizer_s,
             "whole step": self.time_s,
         }
@@ -294,11 +295,12 @@ class StepPrediction(Report):
         elementwise = "element-wise work takes no time, as no memory bandwidth is known"
         if self.rates.memory_bytes_per_s is not None:
             elementwise = f"element-wise work at {float(self.rates.memory_bytes_per_s) / 1e12:.3g} TB/s"
+        shapes = "" if self.rates.shapes is None else f", by shape as on {self.rates.shapes.of}"
         saves = load_stack(self.machine.stack).memory if self.machine.stack else ""
         return [
             *([f"left out of the memory: {saves}"] if saves else []),
-            f"matrices: {format_flops(float(rate.flops_per_s or 0))} in {self.plan.matrix_dtype}, {rate.source}; "
-            f"{elementwise}; set --matrix-rate",
+            f"matrices: {format_flops(float(rate.flops_per_s or 0))} in {self.plan.matrix_dtype}{shapes}, {rate.source}"
+            f"; {elementwise}; set --matrix-rate",
             f"layers simulated: {simulated}; the others take as long as the last of them",
             interval_line(self.interval),
             LESS_CHECKED,
@@ -324,6 +326,8 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("checkpointing", "what is recomputed", lambda step: step.layout.checkpointing),
     Column("logit_chunks", "parts in which logits are computed", lambda step: step.layout.logit_chunks),
     Column("offload", "whether optimizer states are on the host", lambda step: step.layout.offload),
+    Column("overlap", "whether parameters and gradients move beside layers, or null for yes",
+           lambda step: step.layout.overlap),
     Column("order", "of ranks, neighbours first", lambda step: step.layout.order),
     Column("pass", "`both`, or `forward` without training", lambda step: step.plan.options.passes),
     Column("matrix_dtype", "of matrix products", lambda step: step.plan.matrix_dtype),
@@ -335,7 +339,8 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("forward_s", "forward phases of all micro-batches, of the busiest stage", lambda step: step.times.forward_s),
     Column("backward_s", "backward phases likewise", lambda step: step.times.backward_s),
     Column("pipeline_s", "what that stage waits for other stages", lambda step: step.times.pipeline_s),
-    Column("embedding_s", "messages of embedding and output", lambda step: step.times.embedding_s),
+    Column("embedding_s", "messages of embedding and output, and of all parameters that do not move beside layers",
+           lambda step: step.times.embedding_s),
     Column("optimizer_s", "update of the states", lambda step: step.times.optimizer_s),
     Column("compute_s", "kernel calls of the busiest rank in both phases", lambda step: step.times.compute_s),
     Column("exposed_s", "phases and `embedding_s`, less `compute_s`", lambda step: step.times.exposed_s),

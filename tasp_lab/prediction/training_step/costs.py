@@ -100,7 +100,7 @@ class Cost(NamedTuple):
         return Cost(*(mine + its for mine, its in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
     def backward(self, *makes: ProductKind) -> Cost:
-        """The backward pass of forward work: these kinds of gradients by each matrix, and twice the element-wise work."""
+        """The backward pass of forward work: these gradients by each matrix, and twice the element-wise work."""
         matrices = tuple(each._replace(kind=kind) for each in self.matrices for kind in makes)
         return Cost(matrices, *(BACKWARD * each for each in self[1:]))
 

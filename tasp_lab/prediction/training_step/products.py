@@ -106,8 +106,11 @@ def _time_s(shapes: Shapes, rate: float, product: Product) -> float:
 def _full_rate(shapes: Shapes, rate: float) -> float:
     """FLOP/s of results of full waves of tiles without ends, at which a `LARGE` product has this rate."""
     form, large = forms()[shapes.of], np.array([float(LARGE)])
-    busy_s, _ = parts_s(form, shapes.gpu, 1.0, large, large, large, False)
-    return float(busy_s[0] / (2 * LARGE**3 / rate - form.launch_s))
+    needed_s, found = 2 * LARGE**3 / rate - form.launch_s, rate
+    for _ in range(30):  # busy time is nearly in inverse proportion
+        busy_s, _ = parts_s(form, shapes.gpu, found, large, large, large, False)
+        found *= float(busy_s[0]) / needed_s
+    return found
 
 
 def parts_s(
