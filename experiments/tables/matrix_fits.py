@@ -47,8 +47,8 @@ class Fit(NamedTuple):
         """The times of a benchmark of these rows, an array (rows,)."""
         form, kinds = self.form, self.form.kinds
         rate = self.rate * rows.kind.map(kinds).to_numpy()
-        sizes = (rows[name].to_numpy(dtype=float) for name in ("m", "k", "n"))
-        busy_s, moved_s = parts_s(form, gpus()[gpu], rate, *sizes, (rows.kind == "sums").to_numpy())
+        m, k, n = (rows[name].to_numpy(dtype=float) for name in ("m", "k", "n"))
+        busy_s, moved_s = parts_s(form, gpus()[gpu], rate, m, k, n, (rows.kind == "sums").to_numpy())
         busy_s = np.array([throttled(each * form.sustained, form.sustained, form.settle_s) for each in busy_s])
         return np.asarray(form.launch_s + np.maximum(busy_s, moved_s))
 
@@ -86,9 +86,11 @@ def fitted(gpu: str, rows: pd.DataFrame) -> Fit:
 
     measured = rows.time_s.to_numpy()
     start = [np.quantile(rows.tflops, 0.7) * 1e12] * len(kinds) + [64, 0.05, 3, 0.3]
-    found = least_squares(
-        lambda logs: np.log(fit_of(logs).times_s(gpu, rows) / measured), np.log(start), loss="soft_l1", f_scale=0.05
-    )
+
+    def residuals(logs: FloatArray) -> FloatArray:
+        return np.asarray(np.log(fit_of(logs).times_s(gpu, rows) / measured))
+
+    found = least_squares(residuals, np.log(start), loss="soft_l1", f_scale=0.05)
     return fit_of(found.x)
 
 
@@ -100,6 +102,22 @@ def errors_of(gpu: str, rows: pd.DataFrame) -> pd.Series:
         judged, fit = rows[half == left_out], fitted(gpu, rows[half != left_out])
         found.append(pd.Series(fit.times_s(gpu, judged) / judged.time_s.to_numpy() - 1, index=judged.index))
     return pd.concat(found).sort_index()
+
+
+_STAGES: dict[str, ProductKind] = {"fwd": "results", "bwd_grad_act": "inputs", "bwd_grad_w": "sums"}
+
+
+def experts_errors(gpu: str, fit: Fit, *, together: bool) -> pd.Series:
+    """The errors of grouped products of experts, to which nothing is fitted but whether they run `together`."""
+    rows = pd.read_csv(FOLDER / f"{gpu}_experts.csv", comment="#")
+    errors = []
+    for row in rows.itertuples():
+        adds, rate = row.stage == "bwd_grad_w", fit.rate * fit.form.kinds[_STAGES[row.stage]]
+        sizes = (np.array([float(each)]) for each in (row.m, row.k, row.n))
+        parts = parts_s(fit.form, gpus()[gpu], rate, *sizes, adds, row.groups if together else 1)  # type: ignore[misc]
+        time_s = (fit.form.launch_s + max(each[0] for each in parts)) * (1 if together else row.groups)
+        errors.append(time_s * row.tflops * 1e12 / (2 * row.m * row.k * row.n * row.groups) - 1)
+    return pd.Series(errors)
 
 
 def _source(gpu: str, rows: pd.DataFrame) -> str:
@@ -123,7 +141,11 @@ def main() -> None:
         lines += [_line(f"{gpu}, all", errors), _line(f"{gpu}, from 0.8 TFLOP on", errors[large])]
         lines += [_line(f"{gpu}, smaller", errors[~large])]
         lines += [_line(f"{gpu}, {kind}", errors[rows.kind == kind]) for kind in sorted(set(rows.kind))]
-        shipped[gpu] = _rounded(msgspec.structs.replace(fit.form, source=_source(gpu, rows)))
+        experts = {together: experts_errors(gpu, fit, together=together) for together in (True, False)}
+        together = bool(experts[True].abs().median() < experts[False].abs().median())
+        lines += [_line(f"{gpu}, experts, {'together' if together else 'one after another'}", experts[together])]
+        form = msgspec.structs.replace(fit.form, source=_source(gpu, rows), together=together)
+        shipped[gpu] = _rounded(form)
         print(gpu, f"{fit.large_rate(gpu) / 1e12:.1f} TFLOP/s", msgspec.to_builtins(shipped[gpu]))
     document = msgspec.toml.encode(shipped)
     write_whole(

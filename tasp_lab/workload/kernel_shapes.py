@@ -26,18 +26,18 @@ these in 32 bits, to which it adds."""
 
 
 class Product(NamedTuple):
-    """A matrix product: rows x inner dimension times inner dimension x columns; `count` of them in one call."""
+    """A matrix product: rows x inner dimension times inner dimension x columns; so many `copies` in one call."""
 
     rows: int
     inner: int
     columns: int
     kind: ProductKind
-    count: int = 1
+    copies: int = 1
 
     @property
     def flops(self) -> int:
         """Its FLOPs."""
-        return 2 * self.rows * self.inner * self.columns * self.count
+        return 2 * self.rows * self.inner * self.columns * self.copies
 
 
 class Segment(NamedTuple):
@@ -186,9 +186,9 @@ def distinct_shapes(
 
 
 def _shape(name: KernelName, kind: int, *numbers: Any) -> KernelShape:
-    *numbers, packing = numbers
+    *sizes, packing = numbers
     consists = {"products" if KINDS[kind] == "dense" else "packed": packing}
-    return KernelShape(name.kernel, KINDS[kind], name.passing, name.dtype, *numbers, **consists)
+    return KernelShape(name.kernel, KINDS[kind], name.passing, name.dtype, *sizes, **consists)
 
 
 def clip_band(

@@ -97,12 +97,17 @@ class Cost(NamedTuple):
 
     def plus(self, other: Cost) -> Cost:
         """Both together."""
-        return Cost(*(mine + its for mine, its in zip(self, other, strict=True)))  # type: ignore[arg-type]
+        return Cost(
+            self.matrices + other.matrices,
+            self.moved_bytes + other.moved_bytes,
+            self.inputs + other.inputs,
+            self.launches + other.launches,
+        )
 
     def backward(self, *makes: ProductKind) -> Cost:
         """The backward pass of forward work: these gradients by each matrix, and twice the element-wise work."""
         matrices = tuple(each._replace(kind=kind) for each in self.matrices for kind in makes)
-        return Cost(matrices, *(BACKWARD * each for each in self[1:]))
+        return Cost(matrices, BACKWARD * self.moved_bytes, BACKWARD * self.inputs, BACKWARD * self.launches)
 
 
 NO_COST = Cost()

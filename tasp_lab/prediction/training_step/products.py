@@ -49,6 +49,8 @@ class Form(Record, frozen=True, forbid_unknown_fields=True):
     depth : elements of the inner dimension that a tile costs beside its own.
     loads : by how much tiles of half the rows or columns are slower per FLOP.
     launch_s : the fixed part of a call.
+    together : whether tiles of all products of one call share waves, as if they were one product; else products follow
+        each other, each with its own launch.
     sustained, settle_s : the share of full clocks that power allows in long use, and when clocks of a benchmark have
         settled to it, as those of attention kernels (`tasp_lab.machines.kernel_model.kernel.throttled`).
     """
@@ -60,6 +62,7 @@ class Form(Record, frozen=True, forbid_unknown_fields=True):
     launch_s: float
     sustained: float = 1.0
     settle_s: float = 0.0
+    together: bool = True
 
 
 @cache
@@ -96,10 +99,13 @@ def shapes_of(gpu: Gpu) -> Shapes:
 
 @lru_cache(1 << 14)
 def _time_s(shapes: Shapes, rate: float, product: Product) -> float:
-    form, sizes = forms()[shapes.of], [np.array([float(each)]) for each in product[:3]]
+    form = forms()[shapes.of]
+    rows, inner, columns = (np.array([float(each)]) for each in product[:3])
     kind_rate = form.kinds[product.kind] * _full_rate(shapes, rate)
-    busy_s, moved_s = parts_s(form, shapes.gpu, kind_rate, *sizes, product.kind == "sums", product.count)
-    return form.launch_s + float(np.maximum(busy_s, moved_s)[0])
+    adds, copies = product.kind == "sums", product.copies
+    at_once = copies if form.together else 1
+    busy_s, moved_s = parts_s(form, shapes.gpu, kind_rate, rows, inner, columns, adds, at_once)
+    return (form.launch_s + float(np.maximum(busy_s, moved_s)[0])) * (copies // at_once)
 
 
 @lru_cache(1 << 8)
@@ -115,21 +121,21 @@ def _full_rate(shapes: Shapes, rate: float) -> float:
 
 def parts_s(
     form: Form, gpu: Gpu, rate: float | Numbers, rows: Numbers, inner: Numbers, columns: Numbers,
-    adds: bool | npt.NDArray[np.bool_], count: int = 1,
+    adds: bool | npt.NDArray[np.bool_], copies: int = 1,
 ) -> tuple[Numbers, Numbers]:  # fmt: skip
     """The seconds of multiprocessors and of memory, arrays (products,).
 
-    `adds` : whether results are added to sums in 32 bits. `count` : products of one call.
+    `adds` : whether results are added to sums in 32 bits. `copies` : products of one call.
     """
     sms, bandwidth = gpu.sms.value, gpu.memory_bytes_per_s.value
     fastest = np.full(rows.shape, np.inf)
     for (high, wide), parts in pairs(TILES, PARTS):
-        tiles = count * parts * np.ceil(rows / high) * np.ceil(columns / wide)
+        tiles = copies * parts * np.ceil(rows / high) * np.ceil(columns / wide)
         depth = _STEP * np.ceil(inner / parts / _STEP) + form.depth
         slower = 1 + form.loads * (128 / high + 128 / wide - 1)
         busy_s = np.ceil(tiles / sms) * sms * 2 * high * wide * depth * slower / rate
         if parts > 1:  # written by each part and read again, in 32 bits
-            busy_s = busy_s + 8 * parts * count * rows * columns / bandwidth
+            busy_s = busy_s + 8 * parts * copies * rows * columns / bandwidth
         fastest = np.minimum(fastest, busy_s)
     moved = 2 * inner * (rows + columns) + np.where(adds, 8, 2) * rows * columns
-    return fastest, count * moved / bandwidth
+    return fastest, copies * moved / bandwidth

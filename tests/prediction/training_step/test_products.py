@@ -34,10 +34,10 @@ def test_a_large_product_has_the_rate_of_the_accelerator(gpu: str) -> None:
 
 @given(shapes, products)
 def test_no_product_is_faster_than_its_bytes_or_the_highest_rate(own: Shapes, product: Product) -> None:
-    rows, inner, columns, kind, count = product
+    rows, inner, columns, kind, copies = product
     moved = 2 * inner * (rows + columns) + (8 if kind == "sums" else 2) * rows * columns
     time_s = own.time_s(rate_of(own), product)
-    assert time_s >= count * moved / own.gpu.memory_bytes_per_s.value * (1 - 1e-9)
+    assert time_s >= copies * moved / own.gpu.memory_bytes_per_s.value * (1 - 1e-9)
     assert time_s >= product.flops / own.highest(rate_of(own)) * (1 - 1e-9)
 
 
@@ -51,7 +51,7 @@ def test_whole_tiles_more_never_take_less_time(own: Shapes, product: Product, mo
         one._replace(rows=rows + step * more),
         one._replace(inner=inner + 64 * max(PARTS) * more),
         one._replace(columns=columns + step * more),
-        one._replace(count=one.count + more),
+        one._replace(copies=one.copies + more),
     ):
         assert own.time_s(rate_of(own), larger) >= own.time_s(rate_of(own), one) * (1 - 1e-12)
 
