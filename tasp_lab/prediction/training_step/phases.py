@@ -61,6 +61,10 @@ from tasp_lab.workload.sequence_layout import SequenceLayout
 PARAMETER_BYTES, GRADIENT_BYTES = 2, 4
 """On the wire, per parameter: bf16 for parameters, float32 for gradients, as FSDP of PyTorch with mixed precision."""
 
+FSDP_COPY_BYTES = (4, 10)
+"""What FSDP's copies move per parameter, forward and backward: gathered parameters out of the buffer (2 read, 2
+written), and gradients into it, in float32 (2, 4); PyTorch's ``split_with_sizes_copy`` and ``chunk_cat``."""
+
 
 class Run(NamedTuple):
     """Layers that follow each other: a unit of one or more kinds, so many times."""
@@ -176,6 +180,12 @@ class Phases:
         of_ranks = [products[each] for each in tokens.tolist()]
         return Work(-(-tokens * cost.flops // tp), -(-tokens * moved_bytes // tp), cost.launches, of_ranks)
 
+    def copied_bytes(self, kind: LayerKind, *, is_backward: bool) -> int:
+        """What a rank moves to copy the parameters and gradients of a layer out of and into FSDP's buffers."""
+        if self.plan.layout.zero < 3 or self.states.shape[1] == 1:
+            return 0
+        return FSDP_COPY_BYTES[is_backward] * stored_parameters(self.plan.model, kind) // self.plan.layout.tp
+
     def _largest(self, unit: Sequence[LayerKind]) -> int:
         """The parameters of a rank, of the largest layer."""
         return -(-max(stored_parameters(self.plan.model, kind) for kind in unit) // self.plan.layout.tp)
@@ -213,6 +223,9 @@ class _Links:
         if behind is None:
             return
         work = self._phases.work(self._cost, self._kind)
+        if self._opens:
+            copied = self._phases.copied_bytes(self._kind, is_backward=self._is_backward)
+            work = work._replace(moved_bytes=work.moved_bytes + copied, launches=work.launches + 2 * (copied > 0))
         link = Link(work, behind, self._opens, not self._opens, self._opens and self._reduces, self._is_backward)
         self.slots[-1].append(link)
         self._cost, self._opens = NO_COST, False
