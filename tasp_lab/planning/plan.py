@@ -57,7 +57,7 @@ from tasp_lab.prediction.paired import Rival, is_measured, paired_errors, settin
 from tasp_lab.prediction.recommend import TIE
 from tasp_lab.prediction.step_results import LESS_CHECKED, LOGIT_CHUNKS, StepPrediction
 from tasp_lab.prediction.training_step.layout import StepPlan
-from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, step_rates
+from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, of_machine, step_rates, with_memory
 from tasp_lab.schedules.registry import check_names
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Model
@@ -164,10 +164,10 @@ def plan(
     count = count or count_lines(progress)
 
     def on(machine: MachineLike) -> Setting:
-        found = chosen_machine(machine, library, compute, kernel, overrides, (), ())
+        found = chosen_machine(machine, library, compute, kernel, of_machine(overrides), (), ())
         found = with_stack(with_contention(with_compute(found), contention), stack)
         rate = parse_compute(matrix_rate)
-        rates = step_rates(found, matrix_dtype, rate if isinstance(rate, float) else None)
+        rates = with_memory(step_rates(found, matrix_dtype, rate if isinstance(rate, float) else None), overrides)
         return Setting(found, rates, names, matrix_dtype, matrix_rate)
 
     def layouts(machine: Machine, logit_chunks: int = logit_chunks, offload: bool = offload) -> list[StepPlan]:

@@ -66,7 +66,9 @@ from tasp_lab.prediction.training_step.rates import (
     StepCompute,
     StepRates,
     step_rates,
+    of_machine,
 )
+    with_memory,
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import check_names, names_of, options_of
@@ -134,8 +136,8 @@ def predict_step(
         the accelerator.
     options : of the schedule, besides the passes.
     library, compute, kernel, stack, contention : see `tasp_lab.prediction.predict.predict`.
-    overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; the layer is the
-        model's.
+    overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`, and of the memory of
+        a GPU, ``"gpu.memory=40GiB"``; the layer is the model's.
     layers : the most layers of a run of equal ones that are simulated; the others take as long as the last of them.
     progress : called with what is simulated.
 
@@ -157,7 +159,7 @@ def predict_step(
     if schedule:
         check_names([schedule], model.layer(sequence, batch))
     _check_overrides(overrides)
-    machine = chosen_machine(machine, library, compute, kernel, overrides, (), ())
+    machine = chosen_machine(machine, library, compute, kernel, of_machine(overrides), (), ())
     machine = with_stack(with_contention(with_compute(machine), contention), stack)
     layout = layout.on(machine.topology.world_size)
     plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype)
@@ -166,7 +168,7 @@ def predict_step(
         own = replace(plan, schedule=name, options=_best_options(machine, plan, name))
         on = run_by_stack(machine, own.layer, name, passes, layout.cp)
         on = with_assumptions(on, own.layer) if compute is None else on
-        beside = rates or step_rates(on, matrix_dtype, _rate(matrix_rate))
+        beside = with_memory(rates or step_rates(on, matrix_dtype, _rate(matrix_rate)), overrides)
         step = _Step(replace(on, compute=StepCompute(on.compute, beside)), own, beside, layers, progress)
         return StepPrediction(
             own,
