@@ -16,6 +16,7 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import count_of, format_bandwidth, format_flops, format_size
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import (
@@ -52,7 +53,7 @@ from tasp_lab.prediction.training_step.layout import (
     state_groups,
     tensor_groups,
 )
-from tasp_lab.prediction.training_step.memory import memory_use, stage_parameters
+from tasp_lab.prediction.training_step.memory import attention_buffers, memory_use, stage_parameters
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter, send
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, in_groups, runs_of
 from tasp_lab.prediction.training_step.pipeline import makespan_s, one_forward_one_backward
@@ -162,7 +163,8 @@ def predict_step(
     machine = chosen_machine(machine, library, compute, kernel, of_machine(overrides), (), ())
     machine = with_stack(with_contention(with_compute(machine), contention), stack)
     layout = layout.on(machine.topology.world_size)
-    plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype)
+    memory = load_stack(machine.stack or DEFAULT_STACK).step_memory
+    plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype, memory)
 
     def step_of(name: str) -> StepPrediction:
         own = replace(plan, schedule=name, options=_best_options(machine, plan, name))
@@ -170,13 +172,15 @@ def predict_step(
         on = with_assumptions(on, own.layer) if compute is None else on
         beside = with_memory(rates or step_rates(on, matrix_dtype, _rate(matrix_rate)), overrides)
         step = _Step(replace(on, compute=StepCompute(on.compute, beside)), own, beside, layers, progress)
+        buffers = attention_buffers(step.phases.passes)
         return StepPrediction(
             own,
             on,
             beside,
             step.times(),
             step.model_flops(),
-            memory_use(own, step.phases.passes, step.phases.most_tokens),
+            memory_use(own, buffers, step.phases.most_tokens),
+            buffers,
             tuple((len(run.unit) * few, len(run.unit) * run.times) for run, few in step.fewest.items()),
             _provenance(on, own, beside, overrides),
         )

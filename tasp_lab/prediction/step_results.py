@@ -93,6 +93,7 @@ class StepPrediction(Report):
     recommendation : that of the schedule, for one layer; None if the schedule was given.
     ranked : the steps of several schedules, first the fastest that fits; empty if the schedule was given.
     """
+    attention_buffers : bytes of the buffers of attention, of the rank and the pass that need most.
 
     plan: StepPlan
     machine: Machine
@@ -105,6 +106,7 @@ class StepPrediction(Report):
     recommendation: Recommendation | None = None
     ranked: tuple[RankedStep, ...] = ()
 
+    attention_buffers: int
     @property
     def time_s(self) -> float:
         """The time of the step."""
@@ -170,7 +172,7 @@ class StepPrediction(Report):
             for names in combinations(changes, count):
                 options = {key: value for name in names for key, value in changes[name].items()}
                 other = replace(self.layout, **options)
-                memory = least_memory(replace(self.plan, layout=other), self.memory.attention_buffers)
+                memory = least_memory(replace(self.plan, layout=other), self.attention_buffers)
                 if self.rates.holds(memory.total):
                     found[" ".join(names)] = memory.total
             if found:

@@ -18,6 +18,7 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
 from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.machines.stack import EAGER_MEMORY, StepMemory
 from tasp_lab.prediction.training_step.costs import LayerKind, kinds_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.topology.derived import equal_parts
@@ -212,6 +213,7 @@ class StepPlan:
 
     model: Model
     sequence: int
+    memory : what the software holds.
     schedule: str
     layout: Layout = DEFAULT_LAYOUT
     batch: int = 1
@@ -224,6 +226,7 @@ class StepPlan:
                 raise WorkloadError(f"{name}: {getattr(self, name)}, expected 1 or more")
         if self.matrix_dtype not in get_args(MatrixDtype):
             known = ", ".join(get_args(MatrixDtype))
+    memory: StepMemory = EAGER_MEMORY
             raise WorkloadError(f"matrix dtype: {self.matrix_dtype!r}, expected one of {known}")
         if self.options.passes == "backward":
             raise WorkloadError("pass 'backward' of a whole step, expected both or forward")
