@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.core.units import format_flops, format_four_digits, format_size_about, format_time
+from tasp_lab.core.units import format_count, format_flops, format_four_digits, format_size_about, format_time
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.captions import interval_line, software, software_line
@@ -30,6 +32,9 @@ LESS_CHECKED = (
 
 LOGIT_CHUNKS = 8
 """Parts of the logits where computing them in parts may make a step fit."""
+
+SEQUENCE_UNIT, MOST_UNITS = 1024, 2**20
+"""The longest sequence that fits is a multiple of so many positions, and at most so many times as long."""
 
 STATES = ("all states at each rank", "ZeRO 1", "ZeRO 2", "FSDP")
 """How states are shared, by ZeRO stage."""
@@ -180,6 +185,21 @@ class StepPrediction(Report):
         return {}
 
     def to_dict(self) -> dict[str, object]:
+    @cached_property
+    def longest_sequence(self) -> int | None:
+        """The most positions of a sequence, in multiples of `SEQUENCE_UNIT`, with which this layout fits; 0 if none do,
+        None where the memory of a GPU is unknown. Buffers of attention are taken as proportional to the sequence.
+        """
+        if self.rates.capacity_bytes is None:
+            return None
+
+        def is_too_long(units: int) -> bool:
+            longer = replace(self.plan, sequence=units * SEQUENCE_UNIT)
+            buffers = self.attention_buffers * longer.sequence // self.plan.sequence
+            return not self.rates.holds(least_memory(longer, buffers).total)
+
+        return SEQUENCE_UNIT * bisect_left(range(1, MOST_UNITS), True, key=is_too_long)
+
         found = {column.name: column.of(self) for column in STEP_COLUMNS}
         return found if self.recommendation is None else found | self.recommendation.to_dict()
 
@@ -289,6 +309,7 @@ class StepPrediction(Report):
             rows.append(("context and communication library", format_size_about(RESERVED_BYTES)))
             rows.append(("the GPU has", f"{format_size_about(self.rates.capacity_bytes)}: {fits}"))
         return rows
+            rows.append(("longest sequence that fits", f"{format_count(self.longest_sequence or 0)} positions"))
 
     def _lines(self) -> list[str]:
         rate = self.rates.matrices
@@ -357,6 +378,7 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
            lambda step: None if step.rates.capacity_bytes is None else RESERVED_BYTES),
     Column("fits", "whether `memory_bytes` fits, or null"),
     Column("would_fit", "if it does not fit, an object of the fewest options with which it does: "
+    Column("longest_sequence", "positions, a multiple of 1024, with which this layout fits, or null"),
            "`memory_bytes` with each"),
     Column("simulated_layers", "list of `simulated`, `of`: layers simulated of each run of equal ones",
            lambda step: [{"simulated": few, "of": every} for few, every in step.simulated_layers]),
