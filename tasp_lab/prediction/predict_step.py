@@ -66,10 +66,10 @@ from tasp_lab.prediction.training_step.rates import (
     RESERVED_SOURCE,
     StepCompute,
     StepRates,
-    step_rates,
     of_machine,
-)
+    step_rates,
     with_memory,
+)
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import check_names, names_of, options_of
@@ -354,6 +354,16 @@ class _Step:
         return np.array([found, found])
 
     def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:
+        """The time of a run, no less than inputs of its layers take to the host or back, beside computing."""
+        plan = self.plan
+        found = self._simulated_run(run, phase, **how)
+        if plan.layout.checkpointing != "offload":
+            return found
+        size = ELEMENT_BYTES * self.phases.most_tokens * plan.model.hidden_size / plan.layout.tp
+        moved_s = run.times * len(run.unit) * size / HOST_LINK_BYTES_PER_S
+        return np.array([max(found[0], moved_s), found[1]])
+
+    def _simulated_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
         build = getattr(self.phases, phase)
         key = (run.unit, phase, tuple(how.items()))
@@ -463,13 +473,11 @@ def _provenance(machine: Machine, plan: StepPlan, rates: StepRates, overrides: S
     passes = ("forward", "backward") if plan.trains else ("forward",)
     of_passes = {passing: machine.rate_of(plan.layer, passing) for passing in passes}  # type: ignore[arg-type]
     constants = machine_constants(machine.parameters.values()) + compute_constants(plan.layer.dtype, of_passes)
-    return Provenance(
-        inputs, constants + tuple(step_constants(rates, plan.matrix_dtype, plan.layout.offload)), ("auto",)
-    )
+    return Provenance(inputs, constants + tuple(step_constants(rates, plan.matrix_dtype, plan.layout)), ("auto",))
 
 
-def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, offload: bool) -> list[UsedConstant]:
-    """The constants of what is no attention: rates of matrices and memory, and with `offload` those of hosts."""
+def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, layout: Layout) -> list[UsedConstant]:
+    """The constants of what is no attention: rates of matrices and memory, and those of hosts that a layout uses."""
     matrices = rates.matrices
     value = format_flops(float(matrices.flops_per_s or 0))
     found = [UsedConstant(f"matrix_rate_{matrix_dtype}", value, matrices.source)]
@@ -478,7 +486,8 @@ def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, offload: bool) -
     if rates.capacity_bytes is not None:
         found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source))
         found.append(UsedConstant("memory_reserved", format_size(RESERVED_BYTES), RESERVED_SOURCE))
-    if offload:
+    if layout.offload or layout.checkpointing == "offload":
         found.append(UsedConstant("host_link", format_bandwidth(HOST_LINK_BYTES_PER_S), HOST_LINK_SOURCE))
+    if layout.offload:
         found.append(UsedConstant("host_memory", format_bandwidth(HOST_BYTES_PER_S), HOST_SOURCE))
     return found

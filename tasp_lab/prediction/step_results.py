@@ -93,12 +93,12 @@ class StepPrediction(Report):
     model_flops : FLOPs of a step by the convention of MFU: 6 per parameter of a matrix and token, 3 times those of
         attention forward, masked pairs not counted; without training 2 and 1. What is computed again does not count.
     memory : of the GPU that needs most.
+    attention_buffers : bytes of the buffers of attention, of the rank and the pass that need most.
     simulated_layers : how many layers were simulated of each run of equal ones; others take as long as the last ones.
     provenance : version, inputs, constants with their sources.
     recommendation : that of the schedule, for one layer; None if the schedule was given.
     ranked : the steps of several schedules, first the fastest that fits; empty if the schedule was given.
     """
-    attention_buffers : bytes of the buffers of attention, of the rank and the pass that need most.
 
     plan: StepPlan
     machine: Machine
@@ -106,12 +106,12 @@ class StepPrediction(Report):
     times: StepTimes
     model_flops: int
     memory: MemoryUse
+    attention_buffers: int
     simulated_layers: tuple[tuple[int, int], ...]
     provenance: Provenance
     recommendation: Recommendation | None = None
     ranked: tuple[RankedStep, ...] = ()
 
-    attention_buffers: int
     @property
     def time_s(self) -> float:
         """The time of the step."""
@@ -166,6 +166,7 @@ class StepPrediction(Report):
         """
         changes: dict[str, dict[str, Any]] = {
             "--checkpointing full": {"checkpointing": "full"},
+            "--checkpointing offload": {"checkpointing": "offload"},
             "--fsdp": {"zero": 3},
             f"--logit-chunks {LOGIT_CHUNKS}": {"logit_chunks": LOGIT_CHUNKS},
             "--offload": {"offload": True},
@@ -184,7 +185,6 @@ class StepPrediction(Report):
                 return found
         return {}
 
-    def to_dict(self) -> dict[str, object]:
     @cached_property
     def longest_sequence(self) -> int | None:
         """The most positions of a sequence, in multiples of `SEQUENCE_UNIT`, with which this layout fits; 0 if none do,
@@ -200,6 +200,7 @@ class StepPrediction(Report):
 
         return SEQUENCE_UNIT * bisect_left(range(1, MOST_UNITS), True, key=is_too_long)
 
+    def to_dict(self) -> dict[str, object]:
         found = {column.name: column.of(self) for column in STEP_COLUMNS}
         return found if self.recommendation is None else found | self.recommendation.to_dict()
 
@@ -308,8 +309,8 @@ class StepPrediction(Report):
             fits = "fits" if self.fits else "does not fit"
             rows.append(("context and communication library", format_size_about(RESERVED_BYTES)))
             rows.append(("the GPU has", f"{format_size_about(self.rates.capacity_bytes)}: {fits}"))
-        return rows
             rows.append(("longest sequence that fits", f"{format_count(self.longest_sequence or 0)} positions"))
+        return rows
 
     def _lines(self) -> list[str]:
         rate = self.rates.matrices
@@ -377,8 +378,8 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("reserved_bytes", "for the context and the communication library, or null",
            lambda step: None if step.rates.capacity_bytes is None else RESERVED_BYTES),
     Column("fits", "whether `memory_bytes` fits, or null"),
-    Column("would_fit", "if it does not fit, an object of the fewest options with which it does: "
     Column("longest_sequence", "positions, a multiple of 1024, with which this layout fits, or null"),
+    Column("would_fit", "if it does not fit, an object of the fewest options with which it does: "
            "`memory_bytes` with each"),
     Column("simulated_layers", "list of `simulated`, `of`: layers simulated of each run of equal ones",
            lambda step: [{"simulated": few, "of": every} for few, every in step.simulated_layers]),

@@ -52,7 +52,8 @@ class Layout:
     interleave : parts of the model per stage, each of consecutive layers (arXiv:2104.04473).
     microbatches : of a step, one after another, or in a pipeline by 1F1B.
     checkpointing : what the backward pass computes again: ``none``; ``selective``, all of a layer but attention and
-        every other matrix product, whose results are kept; ``full``, all of a layer.
+        every other matrix product, whose results are kept; ``full``, all of a layer; ``offload``, likewise, with the
+        inputs of layers in the memory of the host.
     logit_chunks : parts in which logits and their gradients are computed; only one part is in memory.
     offload : whether optimizer states are in the memory of the host, which updates them.
     order : from the ranks that are neighbours to those that are farthest apart. By default tensor groups, whose
@@ -134,13 +135,19 @@ class Layout:
         return places.transpose([names.index(name) for name in ("pp", "dp", "cp", "tp")])
 
     @property
+    def repeats_layers(self) -> bool:
+        """Whether the backward pass computes all of each layer again."""
+        return self.checkpointing in ("full", "offload")
+
+    @property
     def recomputing(self) -> str:
         """What is computed again, in words.
 
         >>> Layout().recomputing, Layout(checkpointing="none").recomputing
         ('full checkpointing', 'no checkpointing')
         """
-        return f"{'no' if self.checkpointing == 'none' else self.checkpointing} checkpointing"
+        words = {"none": "no checkpointing", "offload": "full checkpointing with layer inputs on the host"}
+        return words.get(self.checkpointing, f"{self.checkpointing} checkpointing")
 
     @property
     def chunks(self) -> int:
@@ -206,6 +213,7 @@ class StepPlan:
     layout : how ranks share the step, see `tasp_lab.prediction.training_step.layout.Layout`.
     options : of the schedule; its passes are those of the step: ``both``, or ``forward`` for a step without training.
     matrix_dtype : of the multiplications with parameters.
+    memory : what the software holds.
 
     Raises `WorkloadError` for numbers below 1, unknown choices, and a step that is neither; `ScheduleError` for a
     layout that does not divide the model.
@@ -213,12 +221,12 @@ class StepPlan:
 
     model: Model
     sequence: int
-    memory : what the software holds.
     schedule: str
     layout: Layout = DEFAULT_LAYOUT
     batch: int = 1
     options: AttentionOptions = DEFAULT_OPTIONS
     matrix_dtype: MatrixDtype = "bf16"
+    memory: StepMemory = EAGER_MEMORY
 
     def __post_init__(self) -> None:
         for name in ("sequence", "batch"):
@@ -226,7 +234,6 @@ class StepPlan:
                 raise WorkloadError(f"{name}: {getattr(self, name)}, expected 1 or more")
         if self.matrix_dtype not in get_args(MatrixDtype):
             known = ", ".join(get_args(MatrixDtype))
-    memory: StepMemory = EAGER_MEMORY
             raise WorkloadError(f"matrix dtype: {self.matrix_dtype!r}, expected one of {known}")
         if self.options.passes == "backward":
             raise WorkloadError("pass 'backward' of a whole step, expected both or forward")

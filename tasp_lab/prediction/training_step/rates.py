@@ -41,7 +41,7 @@ GPU_MEMORY = "gpu.memory"
 
 HOST_LINK_BYTES_PER_S = 25e9
 HOST_LINK_SOURCE = "assumed: PCIe 4.0 x16, 32 GB/s each way, at 0.8 of it"
-"""Between a GPU and its host, where that has the optimizer states."""
+"""Between a GPU and its host, where that has optimizer states or inputs of layers."""
 
 HOST_BYTES_PER_S = 300e9
 HOST_SOURCE = "assumed: memory of two sockets with 8 channels of DDR4-3200 each, 410 GB/s, at 0.73 of it"
