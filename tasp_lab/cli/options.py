@@ -176,7 +176,8 @@ Overrides = Annotated[
     tuple[str, ...],
     option(
         "Override a parameter of the machine or a field of the layer: nic.bandwidth=x2, link.bandwidth=900GB/s, "
-        "port.latency=+1us, link.0-1=x0.5, compute.rate=x0.9, layer.kv_heads=1; repeatable.",
+        "port.latency=+1us, link.0-1=x0.5, compute.rate=x0.9, layer.kv_heads=1, of steps also gpu.memory=40GiB; "
+        "repeatable.",
         MACHINE,
         name="--set",
     ),

@@ -335,11 +335,14 @@ class LayoutChoice:
         Checkpointing,
         Parameter(
             group=WORK,
-            help="What the backward pass recomputes: nothing, a layer without its attention (selective), or all.",
+            help="What the backward pass recomputes: nothing, a layer without its attention (selective), or all; "
+            "offload: all, from layer inputs in the memory of the host.",
         ),
     ] = "full"
     logit_chunks: Annotated[int, whole("Parts in which logits are computed.", WORK)] = 1
-    offload: Annotated[bool, option("Keep optimiser states in the memory of the host.", WORK)] = False
+    offload: Annotated[
+        bool, option("Keep optimiser states in the memory of the host; of some stacks all that FSDP shards.", WORK)
+    ] = False
     overlap: Annotated[
         bool | None,
         Parameter(

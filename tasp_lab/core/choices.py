@@ -48,8 +48,9 @@ GPUs are meant."""
 TransportKind = Literal["auto", "p2p", "batched", "all-to-all", "symmetric-memory"]
 """How ranks exchange blocks."""
 
-Checkpointing = Literal["none", "selective", "full"]
-"""What the backward pass of a step computes again: nothing, all of a layer but attention, or all of it."""
+Checkpointing = Literal["none", "selective", "full", "offload"]
+"""What the backward pass of a step computes again: nothing, all of a layer but attention, or all of it; offload: all of
+it, from layer inputs that are in the memory of the host."""
 
 MatrixDtype = Literal["bf16", "fp8"]
 """Of multiplications with the parameters of a model."""

@@ -177,6 +177,29 @@ class HostRecord(Record, frozen=True, forbid_unknown_fields=True):
         return HostModel(name, **times_s, **{field: getattr(self, field) for field in same}, sources=sources)
 
 
+class StepMemory(Record, frozen=True, forbid_unknown_fields=True):
+    """What software holds of a training step where others differ; the default is eager PyTorch.
+
+    Attributes
+    ----------
+    source : where that stands.
+    logit_bytes : per logit. Default: when the backward pass of PyTorch's cross entropy ends, the logarithm of the
+        softmax, its gradient and that of the logit, each in float32. The logit itself in 16 bits was dropped
+        (torchtitan 9dec370, train.py).
+    dummy_gradients : whether a 16-bit tensor of the shape of each matrix of a layer, and of the output, stays allocated
+        and is given to autograd for a gradient that was added to the float32 one.
+    offloads_shards : whether, with FSDP, offload moves shards of parameters and gradients to the host, too.
+    """
+
+    source: str = ""
+    logit_bytes: Count = 12
+    dummy_gradients: bool = False
+    offloads_shards: bool = False
+
+
+EAGER_MEMORY = StepMemory()
+
+
 class Stack(Record, frozen=True, forbid_unknown_fields=True):
     """Software that runs layers.
 
@@ -193,6 +216,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
     kernels_as : the stack whose kernels run instead.
     schedules : those that it ships; the first entry that matches a name counts.
     hosts : host models by name.
+    step_memory : what it holds of a training step where others differ.
     name : of the file.
     """
 
@@ -207,6 +231,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
     communication: str = ""
     memory: str = ""
     overlaps_states: bool = True
+    step_memory: StepMemory = EAGER_MEMORY
     name: str = ""
 
     def shipped(self, schedule: str, layer: Workload, ranks: int, passes: Pass = "forward") -> Shipped | None:

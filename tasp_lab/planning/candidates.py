@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
 from tasp_lab.core.errors import ScheduleError, WorkloadError
@@ -42,7 +42,8 @@ from tasp_lab.workload.kernel_shapes import pairs_in_band
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.models.model import Model
 
-CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
+CHECKPOINTINGS: tuple[Checkpointing, ...] = ("none", "selective", "full")
+"""Those that are tried by default: offload takes no less time than full, so it is tried where nothing fits."""
 
 INTERLEAVES = (1, 2, 4)
 """Parts of the model per pipeline stage that are tried."""
@@ -259,12 +260,13 @@ def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> _LayerWork:
     cp = layout.cp or 1
     model = plan.model
     cost = before_attention(model, kind).plus(output_projection(model)).plus(behind_projection(model, kind))
-    again = {"none": (), "selective": (repeated_selectively(model, kind),), "full": (cost,)}[layout.checkpointing]
+    whole = (cost,)
+    again = {"none": (), "selective": (repeated_selectively(model, kind),)}.get(layout.checkpointing, whole)
     cost = reduce(Cost.plus, again, _training(cost))
     attention_s = 0.0
     if kind.letter == "S":
         flops = _pairs(layer) * layer.flops_per_pair / cp
-        attention_s = flops * (1 + (layout.checkpointing == "full")) / speeds.forward + 2.5 * flops / speeds.backward
+        attention_s = flops * (1 + layout.repeats_layers) / speeds.forward + 2.5 * flops / speeds.backward
     return _LayerWork(
         attention_s, attention_s + _cost_s(cost, layer.sequence * layer.batch / cp / layout.tp, speeds)
     )  # fmt: skip
@@ -292,7 +294,7 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
     """
     layout, layer, model = plan.layout, plan.layer, plan.model
     cp, tp, network = layout.cp or 1, layout.tp, speeds.network
-    passes = 2 + {"none": 0.0, "selective": 0.5, "full": 1.0}[layout.checkpointing]
+    passes = 2 + {"none": 0.0, "selective": 0.5}.get(layout.checkpointing, 1.0)
     # a gather and a sum around attention, and around the MLP; inputs of both again (arXiv:2205.05198, section 4.2.2)
     hidden_bytes = ELEMENT_BYTES * model.hidden_size * plan.sequence * plan.batch / cp
     tensor_s = (4 * passes + 2) * hidden_bytes * (tp - 1) / tp / network.inside if tp > 1 else 0.0

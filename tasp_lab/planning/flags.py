@@ -85,7 +85,7 @@ def _megatron(plan: StepPlan, context: str, sequences: int) -> list[_Option]:
             found += [("overlap-grad-reduce", ""), ("overlap-param-gather", "")]
     if layout.offload:
         found.append(("optimizer-cpu-offload", ""))
-    if layout.checkpointing == "full":
+    if layout.repeats_layers:  # of offload the nearest: Megatron recomputes a layer or offloads it, not both
         found += [("recompute-granularity", "full"), ("recompute-method", "uniform"), ("recompute-num-layers", "1")]
     elif layout.checkpointing == "selective":  # nearest: projections of attention are kept, too
         found += [("recompute-granularity", "selective"), ("recompute-modules", "layernorm mlp")]
@@ -123,5 +123,5 @@ def _torchtitan(plan: StepPlan, sequences: int) -> str:
     ]
     options.append(("training.enable_cpu_offload", "", layout.offload))
     found = " ".join(f"--{name} {value}".rstrip() for name, value, applies in options if applies)
-    config = {"full": "FullAC", "selective": "SelectiveAC", "none": ""}[layout.checkpointing]
+    config = {"selective": "SelectiveAC", "none": ""}.get(layout.checkpointing, "FullAC")
     return found + (f", activation_checkpoint={config}.Config()" if config else "")

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import combinations
 from operator import itemgetter, mul
 from typing import Any, NamedTuple, get_args
 
@@ -37,6 +38,7 @@ from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_na
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.overrides.override import has_nics
+from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.flags import Flags, flags_of
 from tasp_lab.planning.search import Context, Found, Ranked, Search, Setting, TooLarge, describe, promise, simulated
@@ -57,7 +59,7 @@ from tasp_lab.prediction.paired import Rival, is_measured, paired_errors, settin
 from tasp_lab.prediction.recommend import TIE
 from tasp_lab.prediction.step_results import LESS_CHECKED, LOGIT_CHUNKS, StepPrediction
 from tasp_lab.prediction.training_step.layout import StepPlan
-from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, step_rates
+from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, of_machine, step_rates, with_memory
 from tasp_lab.schedules.registry import check_names
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Model
@@ -136,7 +138,7 @@ def plan(
     sequence, batch_tokens : positions of a sequence, and of a step over all sequences: numbers, or text such as
         ``"128Ki"``.
     schedules : of attention, to choose from; by default those that the stack, or Megatron-Core or PyTorch ships.
-    checkpointing : what is computed again; by default all choices are searched.
+    checkpointing : what is computed again; by default all choices are searched, ``offload`` where nothing else fits.
     logit_chunks, offload : see `tasp_lab.prediction.training_step.layout.Layout`.
     matrix_dtype, matrix_rate, library, compute, kernel, stack, contention, overrides : see `predict_step`.
     simulations : the most layouts that are simulated; None for all that bounds do not exclude.
@@ -164,18 +166,25 @@ def plan(
     count = count or count_lines(progress)
 
     def on(machine: MachineLike) -> Setting:
-        found = chosen_machine(machine, library, compute, kernel, overrides, (), ())
+        found = chosen_machine(machine, library, compute, kernel, of_machine(overrides), (), ())
         found = with_stack(with_contention(with_compute(found), contention), stack)
         rate = parse_compute(matrix_rate)
-        rates = step_rates(found, matrix_dtype, rate if isinstance(rate, float) else None)
+        rates = with_memory(step_rates(found, matrix_dtype, rate if isinstance(rate, float) else None), overrides)
         return Setting(found, rates, names, matrix_dtype, matrix_rate)
 
-    def layouts(machine: Machine, logit_chunks: int = logit_chunks, offload: bool = offload) -> list[StepPlan]:
+    def layouts(
+        machine: Machine,
+        logit_chunks: int = logit_chunks,
+        offload: bool = offload,
+        checkpointing: Checkpointing | None = checkpointing,
+    ) -> list[StepPlan]:
         topology = machine.topology
         chosen = CHECKPOINTINGS if checkpointing is None else (checkpointing,)
-        return list(candidates(model, sequence, batch_tokens, topology.world_size, domain_of(topology),
-                               checkpointings=chosen, matrix_dtype=matrix_dtype, logit_chunks=logit_chunks,
-                               offload=offload))  # fmt: skip
+        memory = load_stack(machine.stack or DEFAULT_STACK).step_memory
+        found = candidates(model, sequence, batch_tokens, topology.world_size, domain_of(topology),
+                           checkpointings=chosen, matrix_dtype=matrix_dtype, logit_chunks=logit_chunks,
+                           offload=offload)  # fmt: skip
+        return [replace(each, memory=memory) for each in found]
 
     machine_name = machine if isinstance(machine, str) else ""
     setting = on(machine)
@@ -191,7 +200,7 @@ def plan(
         if not changes:
             return answer
         if not found.steps:
-            ways = _would_fit(setting, machine_name, on, layouts, logit_chunks, offload)
+            ways = _would_fit(setting, machine_name, on, layouts, logit_chunks, offload, checkpointing)
             return replace(answer, would_fit=tuple(ways))
         asked = [(change, answer.best, found.steps, search.rankings)
                  for change in _changes(setting, answer.best, layouts, machine_name, on)]  # fmt: skip
@@ -206,7 +215,7 @@ def _check_numbers(
     for name, value in named.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise WorkloadError(f"{name}: {value}, expected 1 or more")
-    if checkpointing is not None and checkpointing not in CHECKPOINTINGS:
+    if checkpointing is not None and checkpointing not in get_args(Checkpointing):
         raise WorkloadError(f"checkpointing: {checkpointing!r}, expected one of {', '.join(get_args(Checkpointing))}")
 
 
@@ -591,22 +600,29 @@ def _would_fit(
     layouts: Callable[..., list[StepPlan]],
     logit_chunks: int,
     offload: bool,
+    checkpointing: Checkpointing | None,
 ) -> Iterator[dict[str, Any]]:
     """What makes a layout fit, the fewest GPUs first: of each number of nodes, by doubling, the fewest options that do,
     until no option is needed.
     """
-    ways = [(chunks, on_host) for on_host in sorted({offload, True})
-            for chunks in sorted({logit_chunks, max(logit_chunks, LOGIT_CHUNKS)})]  # fmt: skip
+    options: dict[str, dict[str, Any]] = {}
+    if logit_chunks < LOGIT_CHUNKS:
+        options[f"--logit-chunks {LOGIT_CHUNKS}"] = {"logit_chunks": LOGIT_CHUNKS}
+    if not offload:
+        options["--offload"] = {"offload": True}
+    if checkpointing is None:
+        options["--checkpointing offload"] = {"checkpointing": "offload"}
+    ways = [names for count in range(len(options) + 1) for names in combinations(options, count)]
     more, factor = "", 1
     while True:
-        for chunks, on_host in ways:
-            options = [f"--logit-chunks {chunks}"] * (chunks != logit_chunks) + ["--offload"] * (on_host != offload)
-            fits, _ = Search(setting).candidates(layouts(setting.machine, chunks, on_host))
-            if fits and (more or options):  # else only attention buffers do not fit
+        for names in ways:
+            changed = {key: value for name in names for key, value in options[name].items()}
+            fits, _ = Search(setting).candidates(layouts(setting.machine, **changed))
+            if fits and (more or names):  # else only attention buffers do not fit
                 best = min(fits, key=promise)
-                change = " ".join([more, *options]).strip()
+                change = " ".join([more, *names]).strip()
                 yield {"change": change, "layout": describe(best.plan), "memory_bytes": best.memory.total}
-                if not options:
+                if not names:
                     return
                 break
         factor *= 2

@@ -199,7 +199,7 @@ class Search:
         ranked, rates = self.rankings[_context(plan)], self.setting.rates
         if isinstance(ranked, str):
             return ranked
-        needed = {name: least_memory(plan, size) for name, size in ranked}
+        needed = {name: least_memory(replace(plan, schedule=name), size) for name, size in ranked}
         fitting = (name for name, memory in needed.items() if rates.holds(memory.total) is not False)
         name = next(fitting, None)
         return min(needed.values(), key=sum) if name is None else replace(plan, schedule=name)

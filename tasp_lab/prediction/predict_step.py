@@ -18,7 +18,7 @@ from tasp_lab.core.units import count_of, format_bandwidth, format_flops, format
 from tasp_lab.machines.compute import in_long_use
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.stack import load_stack
+from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import (
@@ -55,7 +55,7 @@ from tasp_lab.prediction.training_step.layout import (
     state_groups,
     tensor_groups,
 )
-from tasp_lab.prediction.training_step.memory import memory_use, stage_parameters
+from tasp_lab.prediction.training_step.memory import attention_buffers, memory_use, stage_parameters
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter, send
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, Phases, Run, in_groups, runs_of
 from tasp_lab.prediction.training_step.pipeline import makespan_s, one_forward_one_backward
@@ -70,8 +70,10 @@ from tasp_lab.prediction.training_step.rates import (
     SPREAD_SOURCE,
     StepCompute,
     StepRates,
+    of_machine,
     slowest_speed,
     step_rates,
+    with_memory,
 )
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
@@ -148,8 +150,8 @@ def predict_step(
         the accelerator.
     options : of the schedule, besides the passes.
     library, compute, kernel, stack, contention : see `tasp_lab.prediction.predict.predict`.
-    overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; the layer is the
-        model's.
+    overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`, and of the memory of
+        a GPU, ``"gpu.memory=40GiB"``; the layer is the model's.
     layers : the most layers of a run of equal ones that are simulated; the others take as long as the last of them.
     progress : called with what is simulated.
 
@@ -171,27 +173,30 @@ def predict_step(
     if schedule:
         check_names([schedule], model.layer(sequence, batch))
     _check_overrides(overrides)
-    machine = chosen_machine(machine, library, compute, kernel, overrides, (), ())
+    machine = chosen_machine(machine, library, compute, kernel, of_machine(overrides), (), ())
     machine = with_stack(with_contention(with_compute(machine), contention), stack)
     layout = layout.on(machine.topology.world_size)
     if layout.overlap is None and machine.stack:
         layout = replace(layout, overlap=load_stack(machine.stack).overlaps_states)
-    plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype)
+    memory = load_stack(machine.stack or DEFAULT_STACK).step_memory
+    plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype, memory)
 
     def step_of(name: str) -> StepPrediction:
         own = replace(plan, schedule=name, options=_best_options(machine, plan, name))
         on = run_by_stack(machine, own.layer, name, passes, layout.cp)
         on = with_assumptions(on, own.layer) if compute is None else on
-        beside = rates or step_rates(on, matrix_dtype, _rate(matrix_rate))
+        beside = with_memory(rates or step_rates(on, matrix_dtype, _rate(matrix_rate)), overrides)
         kernels = StepCompute(in_long_use(on.compute), beside).scaled(slowest_speed(machine.topology.world_size))
         step = _Step(replace(on, compute=kernels), own, kernels.rates, layers, progress)
+        buffers = attention_buffers(step.phases.passes)
         return StepPrediction(
             own,
             on,
             beside,
             step.times(),
             step.model_flops(),
-            memory_use(own, step.phases.passes, step.phases.most_tokens),
+            memory_use(own, buffers, step.phases.most_tokens),
+            buffers,
             tuple((len(run.unit) * few, len(run.unit) * run.times) for run, few in step.fewest.items()),
             _provenance(on, own, beside, overrides),
         )
@@ -394,6 +399,16 @@ class _Step:
         return np.array([layers * found_s, 0.0])
 
     def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:
+        """The time of a run, no less than inputs of its layers take to the host or back, beside computing."""
+        plan = self.plan
+        found = self._simulated_run(run, phase, **how)
+        if plan.layout.checkpointing != "offload":
+            return found
+        size = ELEMENT_BYTES * self.phases.most_tokens * plan.model.hidden_size / plan.layout.tp
+        moved_s = run.times * len(run.unit) * size / HOST_LINK_BYTES_PER_S
+        return np.array([max(found[0], moved_s), found[1]])
+
+    def _simulated_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
         build = getattr(self.phases, phase)
         key = (run.unit, phase, tuple(how.items()))
@@ -510,13 +525,11 @@ def _provenance(machine: Machine, plan: StepPlan, rates: StepRates, overrides: S
     passes = ("forward", "backward") if plan.trains else ("forward",)
     of_passes = {passing: machine.rate_of(plan.layer, passing) for passing in passes}  # type: ignore[arg-type]
     constants = machine_constants(machine.parameters.values()) + compute_constants(plan.layer.dtype, of_passes)
-    return Provenance(
-        inputs, constants + tuple(step_constants(rates, plan.matrix_dtype, plan.layout.offload)), ("auto",)
-    )
+    return Provenance(inputs, constants + tuple(step_constants(rates, plan.matrix_dtype, plan.layout)), ("auto",))
 
 
-def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, offload: bool) -> list[UsedConstant]:
-    """The constants of what is no attention: rates of matrices and memory, and with `offload` those of hosts."""
+def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, layout: Layout) -> list[UsedConstant]:
+    """The constants of what is no attention: rates of matrices and memory, and those of hosts that a layout uses."""
     matrices = rates.matrices
     value = format_flops(float(matrices.flops_per_s or 0))
     found = [UsedConstant(f"matrix_rate_{matrix_dtype}", value, matrices.source)]
@@ -526,7 +539,8 @@ def step_constants(rates: StepRates, matrix_dtype: MatrixDtype, offload: bool) -
     if rates.capacity_bytes is not None:
         found.append(UsedConstant("memory", format_size(rates.capacity_bytes), rates.capacity_source))
         found.append(UsedConstant("memory_reserved", format_size(RESERVED_BYTES), RESERVED_SOURCE))
-    if offload:
+    if layout.offload or layout.checkpointing == "offload":
         found.append(UsedConstant("host_link", format_bandwidth(HOST_LINK_BYTES_PER_S), HOST_LINK_SOURCE))
+    if layout.offload:
         found.append(UsedConstant("host_memory", format_bandwidth(HOST_BYTES_PER_S), HOST_SOURCE))
     return found

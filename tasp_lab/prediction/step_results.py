@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.core.units import format_flops, format_four_digits, format_size_about, format_time
+from tasp_lab.core.units import format_count, format_flops, format_four_digits, format_size_about, format_time
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.captions import interval_line, software, software_line
@@ -30,6 +32,9 @@ LESS_CHECKED = (
 
 LOGIT_CHUNKS = 8
 """Parts of the logits where computing them in parts may make a step fit."""
+
+SEQUENCE_UNIT, MOST_UNITS = 1024, 2**20
+"""The longest sequence that fits is a multiple of so many positions, and at most so many times as long."""
 
 STATES = ("all states at each rank", "ZeRO 1", "ZeRO 2", "FSDP")
 """How states are shared, by ZeRO stage."""
@@ -89,6 +94,7 @@ class StepPrediction(Report):
     model_flops : FLOPs of a step by the convention of MFU: 6 per parameter of a matrix and token, 3 times those of
         attention forward, masked pairs not counted; without training 2 and 1. What is computed again does not count.
     memory : of the GPU that needs most.
+    attention_buffers : bytes of the buffers of attention, of the rank and the pass that need most.
     simulated_layers : how many layers were simulated of each run of equal ones; others take as long as the last ones.
     provenance : version, inputs, constants with their sources.
     recommendation : that of the schedule, for one layer; None if the schedule was given.
@@ -101,6 +107,7 @@ class StepPrediction(Report):
     times: StepTimes
     model_flops: int
     memory: MemoryUse
+    attention_buffers: int
     simulated_layers: tuple[tuple[int, int], ...]
     provenance: Provenance
     recommendation: Recommendation | None = None
@@ -160,6 +167,7 @@ class StepPrediction(Report):
         """
         changes: dict[str, dict[str, Any]] = {
             "--checkpointing full": {"checkpointing": "full"},
+            "--checkpointing offload": {"checkpointing": "offload"},
             "--fsdp": {"zero": 3},
             f"--logit-chunks {LOGIT_CHUNKS}": {"logit_chunks": LOGIT_CHUNKS},
             "--offload": {"offload": True},
@@ -171,12 +179,27 @@ class StepPrediction(Report):
             for names in combinations(changes, count):
                 options = {key: value for name in names for key, value in changes[name].items()}
                 other = replace(self.layout, **options)
-                memory = least_memory(replace(self.plan, layout=other), self.memory.attention_buffers)
+                memory = least_memory(replace(self.plan, layout=other), self.attention_buffers)
                 if self.rates.holds(memory.total):
                     found[" ".join(names)] = memory.total
             if found:
                 return found
         return {}
+
+    @cached_property
+    def longest_sequence(self) -> int | None:
+        """The most positions of a sequence, in multiples of `SEQUENCE_UNIT`, with which this layout fits; 0 if none do,
+        None where the memory of a GPU is unknown. Buffers of attention are taken as proportional to the sequence.
+        """
+        if self.rates.capacity_bytes is None:
+            return None
+
+        def is_too_long(units: int) -> bool:
+            longer = replace(self.plan, sequence=units * SEQUENCE_UNIT)
+            buffers = self.attention_buffers * longer.sequence // self.plan.sequence
+            return not self.rates.holds(least_memory(longer, buffers).total)
+
+        return SEQUENCE_UNIT * bisect_left(range(1, MOST_UNITS), True, key=is_too_long)
 
     def to_dict(self) -> dict[str, object]:
         found = {column.name: column.of(self) for column in STEP_COLUMNS}
@@ -287,6 +310,7 @@ class StepPrediction(Report):
             fits = "fits" if self.fits else "does not fit"
             rows.append(("context and communication library", format_size_about(RESERVED_BYTES)))
             rows.append(("the GPU has", f"{format_size_about(self.rates.capacity_bytes)}: {fits}"))
+            rows.append(("longest sequence that fits", f"{format_count(self.longest_sequence or 0)} positions"))
         return rows
 
     def _lines(self) -> list[str]:
@@ -359,6 +383,7 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("reserved_bytes", "for the context and the communication library, or null",
            lambda step: None if step.rates.capacity_bytes is None else RESERVED_BYTES),
     Column("fits", "whether `memory_bytes` fits, or null"),
+    Column("longest_sequence", "positions, a multiple of 1024, with which this layout fits, or null"),
     Column("would_fit", "if it does not fit, an object of the fewest options with which it does: "
            "`memory_bytes` with each"),
     Column("simulated_layers", "list of `simulated`, `of`: layers simulated of each run of equal ones",

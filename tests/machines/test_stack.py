@@ -399,7 +399,8 @@ def test_steps_take_one_too() -> None:
     plain = predict_step("h100-8", "llama-3-8b", 16384, "zigzag-ring-attention", kernel="cudnn")
     of_stack = predict_step("h100-8", "llama-3-8b", 16384, "zigzag-ring-attention", stack="trl")
     assert of_stack.time_s > plain.time_s, "its host and its merges take time"
-    assert "left out of the memory: fsdp_activation_checkpointing_offload" in str(of_stack)
+    offloading = predict_step("h100-8", "llama-3-8b", 16384, "ulysses", stack="megatron")
+    assert "left out of the memory: --cpu-offloading-num-layers" in str(offloading)
     assert "left out of the memory" not in str(plain)
     with pytest.raises(ScheduleError, match="the stack trl does not ship tasp"):
         predict_step("h100-8", "llama-3-8b", 16384, "tasp", stack="trl")

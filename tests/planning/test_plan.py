@@ -140,6 +140,17 @@ def test_of_a_model_that_fits_nowhere_the_smallest_layouts_are_shown_in_order() 
     assert str(found).startswith("llama-3-405b with 128Ki positions fits nowhere")
 
 
+def test_where_nothing_fits_layer_inputs_on_the_host_are_tried() -> None:
+    found = plan("h100-8", "llama-3-70b", 2**20, 2**20, logit_chunks=64, offload=True)
+    assert not found.fits
+    assert found.would_fit[0]["change"].endswith("--checkpointing offload")
+    assert "layer inputs on the host" in found.would_fit[0]["layout"]
+    chosen = plan("h100-8", "llama-3-8b", 2**20, 2**20, checkpointing="offload", logit_chunks=64, changes=False,
+                  simulations=1, overrides=["gpu.memory=70GiB"])  # fmt: skip
+    assert chosen.best.layout.checkpointing == "offload"
+    assert chosen.setting.rates.capacity_bytes == 70 * 2**30
+
+
 def test_flags_have_the_degrees_of_the_layout() -> None:
     found = planned("h100-2x2", tokens=2 * 8192, simulations=2)
     layout = found.best.layout

@@ -9,10 +9,10 @@ import pytest
 from msgspec import structs
 
 from tasp_lab import Layout, compare, predict_step
-from tasp_lab.core.choices import Dataflow
+from tasp_lab.core.choices import Checkpointing, Dataflow
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.prediction.step_results import StepPrediction
+from tasp_lab.prediction.step_results import StepPrediction, StepTimes
 from tasp_lab.prediction.training_step.rates import HOST_BYTES_PER_S, HOST_LINK_BYTES_PER_S, step_rates
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.builders import full_mesh
@@ -104,6 +104,7 @@ def test_options_that_make_a_step_fit_are_named_with_its_memory() -> None:
     one = {
         "--fsdp": {"zero": 3},
         "--checkpointing full": {"checkpointing": "full"},
+        "--checkpointing offload": {"checkpointing": "offload"},
         "--logit-chunks 8": {"logit_chunks": 8},
         "--offload": {"offload": True},
     }
@@ -118,6 +119,35 @@ def test_options_that_make_a_step_fit_are_named_with_its_memory() -> None:
         step = predict_step("h100-8", "llama-3-8b", 131072, "ulysses", layout=layout)
         assert (step.fits, step.memory.total, step.would_fit) == (True, size, {})
     assert str(found).startswith("Does not fit: ")
+
+
+def test_layer_inputs_on_the_host_cost_time_only_where_computing_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 32 layers send 16384 x 4096 numbers in 16 bits, and take them back, at 1 MB/s."""
+
+    def step(checkpointing: Checkpointing) -> StepTimes:
+        layout = Layout(checkpointing=checkpointing)
+        return predict_step("h100-8", "llama-3-8b", 131072, "ulysses", layout=layout, layers=2).times
+
+    full = step("full")
+    assert step("offload") == full, "a layer is computed for longer than 128 MiB take over PCIe"
+    monkeypatch.setattr("tasp_lab.prediction.predict_step.HOST_LINK_BYTES_PER_S", 1e6)
+    slow = step("offload")
+    moved_s = 32 * 16384 * 4096 * 2 / 1e6
+    assert moved_s < slow.forward_s < moved_s + full.forward_s, "the output matrix and the loss come on top"
+    assert moved_s < slow.backward_s < moved_s + full.backward_s
+
+
+def test_layer_inputs_on_the_host_make_a_million_positions_fit() -> None:
+    """Qwen3 32B on 8 H100: measured peaks are 60.8 GB (huggingface/trl pull 6846, with MLPs in tiles)."""
+    where = ("h100-8", "qwen3-32b", "1Mi", "zigzag-ring-attention")
+    layout = Layout(offload=True, logit_chunks=64)
+    full = predict_step(*where, layout=layout, stack="trl", layers=2)
+    assert full.fits is False
+    assert list(full.would_fit) == ["--checkpointing offload"]
+    step = predict_step(*where, layout=replace(layout, checkpointing="offload"), stack="trl", layers=2)
+    assert step.fits
+    assert step.memory.total == full.would_fit["--checkpointing offload"]
+    assert step.memory.total == pytest.approx(60.8e9, rel=0.05)
 
 
 def test_overrides_change_the_machine() -> None:

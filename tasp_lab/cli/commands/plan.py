@@ -49,7 +49,9 @@ def plan(
     ] = None,
     checkpointing: Annotated[
         Checkpointing | None,
-        Parameter(group=WORK, help="What the backward pass recomputes, see step. Default: all are searched."),
+        Parameter(
+            group=WORK, help="What the backward pass recomputes, see step. Default: all but offload are searched."
+        ),
     ] = None,
     logit_chunks: Annotated[int, whole("Parts in which logits are computed.", WORK)] = 1,
     offload: Annotated[bool, option("Keep optimizer states in the memory of the host.", WORK)] = False,

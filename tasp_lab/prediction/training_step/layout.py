@@ -18,6 +18,7 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
 from tasp_lab.core.errors import ScheduleError, WorkloadError
+from tasp_lab.machines.stack import EAGER_MEMORY, StepMemory
 from tasp_lab.prediction.training_step.costs import LayerKind, kinds_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.topology.derived import equal_parts
@@ -51,7 +52,8 @@ class Layout:
     interleave : parts of the model per stage, each of consecutive layers (arXiv:2104.04473).
     microbatches : of a step, one after another, or in a pipeline by 1F1B.
     checkpointing : what the backward pass computes again: ``none``; ``selective``, all of a layer but attention and
-        every other matrix product, whose results are kept; ``full``, all of a layer.
+        every other matrix product, whose results are kept; ``full``, all of a layer; ``offload``, likewise, with the
+        inputs of layers in the memory of the host.
     logit_chunks : parts in which logits and their gradients are computed; only one part is in memory.
     offload : whether optimizer states are in the memory of the host, which updates them.
     overlap : whether parameters and gradients move beside layers. By default as the stack does without flags, and
@@ -136,13 +138,19 @@ class Layout:
         return places.transpose([names.index(name) for name in ("pp", "dp", "cp", "tp")])
 
     @property
+    def repeats_layers(self) -> bool:
+        """Whether the backward pass computes all of each layer again."""
+        return self.checkpointing in ("full", "offload")
+
+    @property
     def recomputing(self) -> str:
         """What is computed again, in words.
 
         >>> Layout().recomputing, Layout(checkpointing="none").recomputing
         ('full checkpointing', 'no checkpointing')
         """
-        return f"{'no' if self.checkpointing == 'none' else self.checkpointing} checkpointing"
+        words = {"none": "no checkpointing", "offload": "full checkpointing with layer inputs on the host"}
+        return words.get(self.checkpointing, f"{self.checkpointing} checkpointing")
 
     @property
     def chunks(self) -> int:
@@ -208,6 +216,7 @@ class StepPlan:
     layout : how ranks share the step, see `tasp_lab.prediction.training_step.layout.Layout`.
     options : of the schedule; its passes are those of the step: ``both``, or ``forward`` for a step without training.
     matrix_dtype : of the multiplications with parameters.
+    memory : what the software holds.
 
     Raises `WorkloadError` for numbers below 1, unknown choices, and a step that is neither; `ScheduleError` for a
     layout that does not divide the model.
@@ -220,6 +229,7 @@ class StepPlan:
     batch: int = 1
     options: AttentionOptions = DEFAULT_OPTIONS
     matrix_dtype: MatrixDtype = "bf16"
+    memory: StepMemory = EAGER_MEMORY
 
     def __post_init__(self) -> None:
         for name in ("sequence", "batch"):

@@ -1,4 +1,7 @@
-"""What each GPU holds during a step, item by item.
+"""What each GPU holds during a step, item by item, at the moment of its peak.
+
+Of two moments the one with more counts: the backward pass begins, with the activations of all layers and the logits; or
+that of the first layer to be passed backward begins, with the buffers of its attention and what is computed again.
 
 - **Parameters, gradients, optimizer** in mixed precision: 16 bits per parameter to compute with, 32 for its gradient,
   its master copy and each of Adam's two moments. ZeRO stages shard them from the end over the ranks with the same
@@ -6,15 +9,19 @@
 - **Gathered**, with stage 3: two layers in 16 bits, embedding and output, and the gradients of one layer.
 - **Saved activations**, 2 bytes per element, of each layer: what its backward pass reads, or with checkpointing its
   input, and with selective checkpointing also the results of attention and of every other matrix product; of all
-  micro-batches under way.
+  micro-batches under way. The last stage also keeps the input of the last norm and that of the output matrix. Inputs of
+  layers on the host need buffers for two of them.
 - **Recomputed activations**: what the backward pass reads of one layer, which is computed again. Kernels are fused:
   norms, rotary positions and attention keep nothing else but a log-sum-exp per head.
-- **Logits**: the logarithms of their softmax, the gradients of these and of the logits, in float32, of one chunk.
+- **Activation gradients**: that of a hidden state, and within a layer those of the hidden vectors of its MLP.
+- **Dummy gradients**: see `tasp_lab.machines.stack.StepMemory`.
+- **Logits**: of one chunk, what the software holds of them, see there.
 - **Attention buffers**: what arrives from other ranks, of the pass that needs most.
 - **Tensor buffers**: the hidden states of all positions of a tensor group, gathered, and their sums.
 
-Left out: copies of experts' inputs that are unbalanced. What the context and the communication library take is kept
-back from the memory of a GPU (`tasp_lab.prediction.training_step.rates.RESERVED_BYTES`).
+Left out: copies of experts' inputs that are unbalanced, workspaces of matrix products (64 MiB), and free blocks of the
+allocator. What the context and the communication library take is kept back from the memory of a GPU
+(`tasp_lab.prediction.training_step.rates.RESERVED_BYTES`).
 """
 
 from __future__ import annotations
@@ -28,15 +35,20 @@ from tasp_lab.prediction.training_step.layout import StepPlan, parts_of
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, AllPasses
 from tasp_lab.prediction.training_step.pipeline import most_under_way, order_of
 from tasp_lab.schedule.buffer_layout import memory_bytes
+from tasp_lab.schedules.registry import family_of, one_name
 from tasp_lab.workload.models.model import Model
-from tasp_lab.workload.models.parameters import embedding_parameters, parameter_count
+from tasp_lab.workload.models.parameters import (
+    attention_parameters,
+    embedding_parameters,
+    layer_of,
+    parameter_count,
+)
 
 MASTER_BYTES, MOMENT_BYTES = 4, 8
 """Per parameter: in float32, and the two moments of Adam."""
 
-LOGIT_BYTES = 12
-"""Per logit, when the backward pass of PyTorch's cross entropy ends: logarithm of the softmax, its gradient, that of
-the logit, each in float32. The logit itself in 16 bits was dropped (torchtitan 9dec370, train.py)."""
+HOST_BUFFERS = 2
+"""Inputs of layers on the GPU while those of all layers are on the host: one in use, one on its way."""
 
 
 class MemoryUse(NamedTuple):
@@ -48,6 +60,8 @@ class MemoryUse(NamedTuple):
     gathered: int
     saved_activations: int
     recomputed_activations: int
+    activation_gradients: int
+    dummy_gradients: int
     logits: int
     attention_buffers: int
     tensor_buffers: int
@@ -58,17 +72,22 @@ class MemoryUse(NamedTuple):
         return sum(self)
 
 
-def memory_use(plan: StepPlan, passes: AllPasses, tokens: int) -> MemoryUse:
-    """What the GPU holds that needs most; `tokens` are the most positions of a rank in a micro-batch.
-
-    The layout of the plan is one of a number of ranks, see `Layout.on`.
-    """
-    buffers = max(
+def attention_buffers(passes: AllPasses) -> int:
+    """Bytes of the buffers of attention, of the rank and the pass that need most."""
+    return max(
         int(memory_bytes(each.schedule).max())
         for layer in passes.layers.values()
         for each in (layer.forward, layer.backward)
         if each is not None
     )
+
+
+def memory_use(plan: StepPlan, buffers: int, tokens: int) -> MemoryUse:
+    """What the GPU holds that needs most; `tokens` are the most positions of a rank in a micro-batch, `buffers` the
+    bytes of `attention_buffers`.
+
+    The layout of the plan is one of a number of ranks, see `Layout.on`.
+    """
     return max((stage_memory(plan, stage, tokens, buffers) for stage in range(plan.layout.pp)), key=sum)
 
 
@@ -83,24 +102,50 @@ def least_memory(plan: StepPlan, attention_buffers: int = 0) -> MemoryUse:
 
 
 def stage_memory(plan: StepPlan, stage: int, tokens: int, attention_buffers: int) -> MemoryUse:
-    """What a rank of a stage holds, with buffers of its attention schedule of so many bytes."""
+    """What a rank of a stage holds at its peak, with buffers of its attention schedule of so many bytes."""
     model, layout, trains = plan.model, plan.layout, plan.trains
     has_output = stage == layout.pp - 1
     sent = ELEMENT_BYTES * tokens * model.hidden_size
     # more micro-batches than a pipeline begins with do not add to those under way
     microbatches = min(layout.microbatches, (layout.interleave + 2) * layout.pp)
     divided = layout.pp, layout.interleave, microbatches
-    first, again = _activation_bytes(model, trains, layout.checkpointing, *divided, stage)
-    logits = tokens * model.vocabulary * (LOGIT_BYTES if trains else ELEMENT_BYTES)
-    return MemoryUse(
+    first, again, gradients = _activation_bytes(
+        model, trains, layout.checkpointing, *divided, stage, returns_results(plan)
+    )
+    logits = tokens * model.vocabulary * (plan.memory.logit_bytes if trains else ELEMENT_BYTES)
+    in_layer = MemoryUse(
         *_states_bytes(plan, stage),
         _gathered_bytes(plan, stage),
         _shared(tokens * first, layout.tp),
         _shared(tokens * again, layout.tp),
-        _shared(logits, layout.tp * layout.logit_chunks) if has_output else 0,
+        _shared(tokens * gradients, layout.tp),
+        _dummy_bytes(plan, stage),
+        0,
         attention_buffers,
         2 * sent if layout.tp > 1 else 0,
     )
+    if not has_output:
+        return in_layer
+    ends = 2 * sent if trains else 0  # inputs of the last norm and of the output, until the output is passed backward
+    at_output = in_layer._replace(
+        saved_activations=_shared(tokens * first + ends, layout.tp),
+        recomputed_activations=0,
+        activation_gradients=_shared(sent, layout.tp) if trains else 0,
+        logits=_shared(logits, layout.tp * layout.logit_chunks),
+        attention_buffers=0,
+    )
+    return max(in_layer, at_output, key=sum)
+
+
+def returns_results(plan: StepPlan) -> bool:
+    """Whether results of attention are sent back to the owners of their positions, as Ulysses and USP do.
+
+    Then they are kept twice: as computed, for the backward pass of attention, and as they arrived, the input of the
+    output projection (NVIDIA/TransformerEngine v2.11, context_parallel.py, AttnFuncWithCPAndQKVOA2A, out_part; queries,
+    keys and values are kept as they arrived alone).
+    """
+    name = one_name(plan.schedule.rpartition("+")[2])  # of a hybrid that of its softmax layers
+    return (plan.layout.cp or 1) > 1 and family_of(name) in ("ulysses", "usp")
 
 
 def stage_parameters(plan: StepPlan, stage: int) -> int:
@@ -151,7 +196,31 @@ def _states_bytes(plan: StepPlan, stage: int) -> tuple[int, int, int]:
     gradients = _shared(GRADIENT_BYTES * count, shards if layout.zero >= 2 else 1)
     states = MOMENT_BYTES + (0 if layout.zero == 3 else MASTER_BYTES)
     optimizer = 0 if layout.offload else _shared(states * count, shards if layout.zero >= 1 else 1)
+    if layout.offload and layout.zero == 3 and plan.memory.offloads_shards:
+        parameters = gradients = 0
     return parameters, gradients, optimizer
+
+
+def _dummy_bytes(plan: StepPlan, stage: int) -> int:
+    """A 16-bit tensor per shape of a matrix of the stage: those of its largest layer, and the output.
+
+    Of experts one stands for all, which have the same shapes. FSDP has gradients of its own, see `_gathered_bytes`.
+    """
+    model, layout = plan.model, plan.layout
+    if not (plan.trains and plan.memory.dummy_gradients) or layout.zero == 3:
+        return 0
+    parts = parts_of(model, layout.chunks)[stage :: layout.pp]
+    largest = max(_distinct_matrices(model, kind) for part in parts for kind in part)
+    output = model.vocabulary * model.hidden_size if stage == layout.pp - 1 else 0
+    return _shared(PARAMETER_BYTES * (largest + output), layout.tp)
+
+
+def _distinct_matrices(model: Model, kind: LayerKind) -> int:
+    """The elements of the matrices of a layer, with one expert for all."""
+    if kind.has_experts and model.experts is not None:
+        expert = 3 * model.hidden_size * model.experts.width
+        return attention_parameters(model, kind.letter).matrices + expert
+    return layer_of(model, kind.letter, has_experts=False).matrices
 
 
 def _gathered_bytes(plan: StepPlan, stage: int) -> int:
@@ -169,15 +238,30 @@ def _gathered_bytes(plan: StepPlan, stage: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _activation_bytes(
-    model: Model, trains: bool, checkpointing: Checkpointing, pp: int, interleave: int, microbatches: int, stage: int
-) -> tuple[int, int]:
-    """Of one position: over all layers and micro-batches that are under way, and of a layer that is computed again."""
+    model: Model,
+    trains: bool,
+    checkpointing: Checkpointing,
+    pp: int,
+    interleave: int,
+    microbatches: int,
+    stage: int,
+    returned: bool,
+) -> tuple[int, int, int]:
+    """Of one position: over all layers and micro-batches that are under way, of a layer that is computed again, and of
+    gradients in a layer. `returned`: see `returns_results`.
+    """
     parts = parts_of(model, pp * interleave)
-    whole = {kind: ELEMENT_BYTES * _saved_elements(model, kind) + _row_bytes(model) for kind in set(kinds_of(model))}
-    largest = max(whole[kind] for part in parts[stage::pp] for kind in part)
+    twice = ELEMENT_BYTES * model.attention.heads * model.attention.value_size if returned else 0
+    whole = {
+        kind: ELEMENT_BYTES * _saved_elements(model, kind) + _row_bytes(model) + (twice if kind.letter == "S" else 0)
+        for kind in set(kinds_of(model))
+    }
+    own = {kind for part in parts[stage::pp] for kind in part}
+    largest = max(whole[kind] for kind in own)
     if not trains:
-        return largest, 0
-    none = checkpointing == "none"
+        return largest, 0, 0
+    gradients = ELEMENT_BYTES * (model.hidden_size + max(_hidden_vectors(model, kind) for kind in own))
+    none, host = checkpointing == "none", checkpointing == "offload"
     saved = whole if none else dict.fromkeys(whole, ELEMENT_BYTES * model.hidden_size)
     if checkpointing == "selective":
         results = model.attention.heads * model.attention.value_size
@@ -187,12 +271,21 @@ def _activation_bytes(
     under_way = sizes[0]
     if pp > 1:
         under_way = most_under_way(order_of(stage, pp, interleave, microbatches), sizes.__getitem__)
-    return under_way, 0 if none else largest
+    if host:
+        under_way = min(under_way, HOST_BUFFERS * ELEMENT_BYTES * model.hidden_size)
+    return under_way, 0 if none else largest, gradients
 
 
 def _row_bytes(model: Model) -> int:
     """A log-sum-exp per head, in float32."""
     return 4 * model.attention.heads
+
+
+def _hidden_vectors(model: Model, kind: LayerKind) -> int:
+    """Elements per position of the one or two hidden vectors of an MLP, or of the experts that a position takes."""
+    if kind.has_experts and model.experts is not None:
+        return 2 * (model.experts.active + model.experts.shared) * model.experts.width
+    return 0 if model.mlp is None else (2 if model.mlp.gated else 1) * model.mlp.width
 
 
 def _saved_elements(model: Model, kind: LayerKind) -> int:

@@ -136,7 +136,7 @@ class Phases:
 
     def backward(self, unit: Sequence[LayerKind], count: int, *, reduces: bool, gathers: bool = True) -> Schedule:
         """The backward phase of so many units; `reduces` if their gradients are reduced."""
-        model, checkpointing = self.plan.model, self.plan.layout.checkpointing
+        model, layout = self.plan.model, self.plan.layout
         kinds = list(reversed(list(unit) * count))
         links = _Links(self, is_backward=True)
         for number, kind in enumerate(kinds):
@@ -144,10 +144,10 @@ class Phases:
             links.begin(kind, moving, reduces=reduces and number > 0)
             layer, before = self.passes.layers[kind.letter], before_attention(model, kind)
             assert layer.backward is not None, "a step that trains has backward passes"
-            if checkpointing == "full":
+            if layout.repeats_layers:
                 links.add(before, layer.forward)
                 self._behind(links, kind)
-            elif checkpointing == "selective":
+            elif layout.checkpointing == "selective":
                 links.add(repeated_selectively(model, kind))
             behind = behind_projection(model, kind).plus(output_projection(model))
             links.add(behind.backward("inputs", self.sums), layer.backward)

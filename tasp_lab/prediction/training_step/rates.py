@@ -12,14 +12,16 @@ from statistics import NormalDist
 import msgspec
 
 from tasp_lab.core.choices import MatrixDtype
-from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.errors import OverrideError, QuantityError
 from tasp_lab.core.records import Record, Text
-from tasp_lab.core.units import Number, format_flops, parse_flops_per_s, parse_size_bytes
+from tasp_lab.core.units import Number, format_flops, format_size, parse_flops_per_s, parse_size_bytes
+from tasp_lab.machines.constants import Quantity
 from tasp_lab.machines.kernel_model import gpu_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import gpus
 from tasp_lab.machines.kernel_model.kernel import ELEMENTWISE_LAUNCH
 from tasp_lab.machines.machine import Compute, ComputeRate, Machine
+from tasp_lab.machines.overrides.override import parse_overrides
 from tasp_lab.prediction.training_step.products import Shapes, shapes_of
 from tasp_lab.schedule.calls import Passing
 from tasp_lab.workload.kernel_shapes import KernelShape, Product, ShapeKind
@@ -38,9 +40,12 @@ RESERVED_SOURCE = (
 )
 
 
+GPU_MEMORY = "gpu.memory"
+"""The override of a GPU's memory, such as ``gpu.memory=40GiB``."""
+
 HOST_LINK_BYTES_PER_S = 25e9
 HOST_LINK_SOURCE = "assumed: PCIe 4.0 x16, 32 GB/s each way, at 0.8 of it"
-"""Between a GPU and its host, where that has the optimizer states."""
+"""Between a GPU and its host, where that has optimizer states or inputs of layers."""
 
 HOST_BYTES_PER_S = 300e9
 HOST_SOURCE = "assumed: memory of two sockets with 8 channels of DDR4-3200 each, 410 GB/s, at 0.73 of it"
@@ -166,6 +171,30 @@ def step_rates(machine: Machine, dtype: MatrixDtype = "bf16", given: Number | No
         return rates
     capacity = parse_size_bytes(found.memory.value)
     return replace(rates, capacity_bytes=capacity, capacity_source=found.memory.source)
+
+
+def of_machine(overrides: Sequence[str]) -> list[str]:
+    """The overrides without those of `GPU_MEMORY`, which no machine has among its numbers."""
+    return [str(each) for each in parse_overrides(overrides) if each.name != GPU_MEMORY]
+
+
+def with_memory(rates: StepRates, overrides: Sequence[str]) -> StepRates:
+    """The rates with those overrides that are of `GPU_MEMORY`.
+
+    >>> from tasp_lab.machines.catalogue import load_machine
+    >>> with_memory(step_rates(load_machine("h100-8")), ["gpu.memory=40GiB"]).capacity_bytes == 40 * 2**30
+    True
+
+    Raises `OverrideError` for a change of a memory that is unknown.
+    """
+    for override in (each for each in parse_overrides(overrides) if each.name == GPU_MEMORY):
+        if rates.capacity_bytes is None and override.kind != "to":
+            raise OverrideError(f"override {override}: the memory of a GPU is unknown, expected a size like 80GiB")
+        old = rates.capacity_bytes or 0
+        source = override.source(format_size(old), rates.capacity_source or "unknown")
+        new = int(override.checked(old, Quantity("bytes", parse_size_bytes)))
+        rates = replace(rates, capacity_bytes=new, capacity_source=source)
+    return rates
 
 
 def _matrix_rate(machine: Machine, found: _Accelerator | None, dtype: MatrixDtype, given: Number | None) -> ComputeRate:
