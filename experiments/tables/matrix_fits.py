@@ -113,8 +113,8 @@ def experts_errors(gpu: str, fit: Fit, *, together: bool) -> pd.Series:
     errors = []
     for row in rows.itertuples():
         adds, rate = row.stage == "bwd_grad_w", fit.rate * fit.form.kinds[_STAGES[row.stage]]
-        sizes = (np.array([float(each)]) for each in (row.m, row.k, row.n))
-        parts = parts_s(fit.form, gpus()[gpu], rate, *sizes, adds, row.groups if together else 1)  # type: ignore[misc]
+        m, k, n = (np.array([float(each)]) for each in (row.m, row.k, row.n))
+        parts = parts_s(fit.form, gpus()[gpu], rate, m, k, n, adds, row.groups if together else 1)
         time_s = (fit.form.launch_s + max(each[0] for each in parts)) * (1 if together else row.groups)
         errors.append(time_s * row.tflops * 1e12 / (2 * row.m * row.k * row.n * row.groups) - 1)
     return pd.Series(errors)

@@ -93,6 +93,10 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
     ----------
     schedules : a regular expression that matches the whole name of a schedule.
     source : where that stands.
+    overlaps : whether, without flags, parameters are gathered and gradients reduced beside layers.
+    loss_bytes : what the loss moves per logit, forward and backward. Default: a cast to float32 (2 read, 4 written) and
+        the logarithm of the softmax (4, 4); its gradient (4 written), that of the logits (8 read, 4 written), and a
+        cast (4, 2) of PyTorch's cross entropy.
     text : the flags or calls that turn it on; groups of the expression and {ranks} fill it. Empty for what was measured
         and is nothing to use.
     host : the host model: a table of ``hosts``, or STACK/TABLE of another one; none is known if empty.
@@ -177,8 +181,8 @@ class HostRecord(Record, frozen=True, forbid_unknown_fields=True):
         return HostModel(name, **times_s, **{field: getattr(self, field) for field in same}, sources=sources)
 
 
-class StepMemory(Record, frozen=True, forbid_unknown_fields=True):
-    """What software holds of a training step where others differ; the default is eager PyTorch.
+class StepSoftware(Record, frozen=True, forbid_unknown_fields=True):
+    """How software runs a training step where others differ; the default is eager PyTorch with FSDP.
 
     Attributes
     ----------
@@ -192,12 +196,14 @@ class StepMemory(Record, frozen=True, forbid_unknown_fields=True):
     """
 
     source: str = ""
+    overlaps: bool = True
+    loss_bytes: tuple[Count, Count] = (14, 22)
     logit_bytes: Count = 12
     dummy_gradients: bool = False
     offloads_shards: bool = False
 
 
-EAGER_MEMORY = StepMemory()
+EAGER = StepSoftware()
 
 
 class Stack(Record, frozen=True, forbid_unknown_fields=True):
@@ -211,12 +217,11 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
     source : where.
     communication : the communication library and its version, if the stack fixes one.
     memory : what it does to save memory, with the source; predictions leave it out.
-    overlaps_states : whether, without flags, parameters are gathered and gradients reduced beside layers.
     kernels : which attention kernel runs.
     kernels_as : the stack whose kernels run instead.
     schedules : those that it ships; the first entry that matches a name counts.
     hosts : host models by name.
-    step_memory : what it holds of a training step where others differ.
+    step : how it runs a training step where others differ.
     name : of the file.
     """
 
@@ -230,8 +235,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
     hosts: dict[str, HostRecord] = msgspec.field(default_factory=dict)
     communication: str = ""
     memory: str = ""
-    overlaps_states: bool = True
-    step_memory: StepMemory = EAGER_MEMORY
+    step: StepSoftware = EAGER
     name: str = ""
 
     def shipped(self, schedule: str, layer: Workload, ranks: int, passes: Pass = "forward") -> Shipped | None:

@@ -22,7 +22,6 @@ from tasp_lab.core.units import format_count
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.training_step.costs import (
     ELEMENT_BYTES,
-    LOSS_BYTES,
     Cost,
     LayerKind,
     before_attention,
@@ -101,7 +100,7 @@ def candidates(
                         continue
                     for checkpointing in checkpointings:
                         layout = Layout(
-                            tp, cp, pp, dp, zero, interleave, microbatches, checkpointing, logit_chunks, offload
+                            tp, cp, pp, dp, zero, interleave, microbatches, checkpointing, logit_chunks, offload, True
                         )
                         yield StepPlan(model, sequence, "", layout, batch, TRAINS, matrix_dtype)
 
@@ -226,7 +225,9 @@ def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
     tensor_s, context_s, state_s = _message_s(plan, speeds)
     tokens = plan.sequence * plan.batch / (layout.cp or 1) / layout.tp
     output_s = _cost_s(
-        _training(output_matrix(model))._replace(moved_bytes=sum(LOSS_BYTES) * model.vocabulary), tokens, speeds
+        _training(output_matrix(model))._replace(moved_bytes=sum(plan.software.loss_bytes) * model.vocabulary),
+        tokens,
+        speeds,
     )
 
     def step_s(messages: bool) -> float:

@@ -180,11 +180,11 @@ def plan(
     ) -> list[StepPlan]:
         topology = machine.topology
         chosen = CHECKPOINTINGS if checkpointing is None else (checkpointing,)
-        memory = load_stack(machine.stack or DEFAULT_STACK).step_memory
+        software = load_stack(machine.stack or DEFAULT_STACK).step
         found = candidates(model, sequence, batch_tokens, topology.world_size, domain_of(topology),
                            checkpointings=chosen, matrix_dtype=matrix_dtype, logit_chunks=logit_chunks,
                            offload=offload)  # fmt: skip
-        return [replace(each, memory=memory) for each in found]
+        return [replace(each, software=software) for each in found]
 
     machine_name = machine if isinstance(machine, str) else ""
     setting = on(machine)

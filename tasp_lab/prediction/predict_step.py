@@ -45,7 +45,7 @@ from tasp_lab.prediction.provenance import (
 from tasp_lab.prediction.question import Question
 from tasp_lab.prediction.recommend import TIE, Recommendation
 from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
-from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_BYTES, LOSS_LAUNCHES, output_matrix
+from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_LAUNCHES, output_matrix
 from tasp_lab.prediction.training_step.layout import (
     DEFAULT_LAYOUT,
     Layout,
@@ -176,10 +176,10 @@ def predict_step(
     machine = chosen_machine(machine, library, compute, kernel, of_machine(overrides), (), ())
     machine = with_stack(with_contention(with_compute(machine), contention), stack)
     layout = layout.on(machine.topology.world_size)
-    if layout.overlap is None and machine.stack:
-        layout = replace(layout, overlap=load_stack(machine.stack).overlaps_states)
-    memory = load_stack(machine.stack or DEFAULT_STACK).step_memory
-    plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype, memory)
+    software = load_stack(machine.stack or DEFAULT_STACK).step
+    if layout.overlap is None:
+        layout = replace(layout, overlap=software.overlaps)
+    plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype, software)
 
     def step_of(name: str) -> StepPrediction:
         own = replace(plan, schedule=name, options=_best_options(machine, plan, name))
@@ -365,7 +365,7 @@ class _Step:
         products = [each.product(tokens, tp) for each in cost.matrices]
         found = float(self._rates.products_s(products, round(tokens / tp * cost.flops), output=True))
         if plan.trains:
-            moved_bytes = tokens / tp * plan.model.vocabulary * LOSS_BYTES[times == BACKWARD]
+            moved_bytes = tokens / tp * plan.model.vocabulary * plan.software.loss_bytes[times == BACKWARD]
             found += float(self._rates.moved_s(moved_bytes, LOSS_LAUNCHES))
         found = float(max(self._stage.call_s(found, rank) for rank in range(self._stage.topology.world_size)))
         return np.array([found, found])

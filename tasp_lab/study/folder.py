@@ -41,6 +41,7 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.prediction.predict_step import step_constants
 from tasp_lab.prediction.provenance import UsedConstant, compute_constants, host_constants, machine_constants
 from tasp_lab.prediction.question import prepared
+from tasp_lab.prediction.training_step.layout import Layout
 from tasp_lab.prediction.training_step.rates import step_rates
 from tasp_lab.study.evaluate import labelled
 from tasp_lab.study.file import load_study
@@ -310,7 +311,7 @@ def _constants(point: Point) -> Sequence[tuple[UsedConstant, Ends]]:
     rates: dict[str, ComputeRate] = {each: machine.rate_of(point.layer, each) for each in passes}
     others = [*host_constants(machine.host), *compute_constants(point.layer.dtype, rates)]
     if job is not None:
-        others += step_constants(step_rates(machine, job.matrix_dtype), job.matrix_dtype, job.offload)
+        others += step_constants(step_rates(machine, job.matrix_dtype), job.matrix_dtype, Layout(offload=job.offload))
     own = [
         (used, interval_ends(each) or NO_ENDS)
         for each in machine.parameters.values()

@@ -12,7 +12,7 @@ Matrices of layers in 8 bits need their inputs cast: one pass for the largest el
 of it moves twice as much. These counts are assumptions about kernels, not measurements.
 
 The output is a matrix in 16 bits, also where those of layers have 8 (torchtitan 9dec370, float8.py, leaves it out), and
-the loss is PyTorch's cross entropy of float32 logits (train.py there): see `LOSS_BYTES`.
+the loss is that of the software, see `tasp_lab.machines.stack.StepSoftware`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,6 @@ BACKWARD = 2
 
 CAST_BYTES = 5
 """What a cast to 8 bits moves per element: 16 bits read for the largest element, again for the cast, 8 written."""
-
-LOSS_BYTES = (14, 22)
-"""What the loss moves per logit, forward and backward. Forward: a cast to float32 (2 read, 4 written) and the logarithm
-of the softmax (4, 4). Backward: its gradient (4 written), that of the logits (8 read, 4 written), and a cast (4, 2)."""
 
 LOSS_LAUNCHES = 3
 """Element-wise kernels of the loss, each way."""

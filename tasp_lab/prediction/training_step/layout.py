@@ -18,7 +18,7 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
 from tasp_lab.core.errors import ScheduleError, WorkloadError
-from tasp_lab.machines.stack import EAGER_MEMORY, StepMemory
+from tasp_lab.machines.stack import EAGER, StepSoftware
 from tasp_lab.prediction.training_step.costs import LayerKind, kinds_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.topology.derived import equal_parts
@@ -216,7 +216,7 @@ class StepPlan:
     layout : how ranks share the step, see `tasp_lab.prediction.training_step.layout.Layout`.
     options : of the schedule; its passes are those of the step: ``both``, or ``forward`` for a step without training.
     matrix_dtype : of the multiplications with parameters.
-    memory : what the software holds.
+    software : how the software runs a step.
 
     Raises `WorkloadError` for numbers below 1, unknown choices, and a step that is neither; `ScheduleError` for a
     layout that does not divide the model.
@@ -229,7 +229,7 @@ class StepPlan:
     batch: int = 1
     options: AttentionOptions = DEFAULT_OPTIONS
     matrix_dtype: MatrixDtype = "bf16"
-    memory: StepMemory = EAGER_MEMORY
+    software: StepSoftware = EAGER
 
     def __post_init__(self) -> None:
         for name in ("sequence", "batch"):

@@ -14,7 +14,7 @@ that of the first layer to be passed backward begins, with the buffers of its at
 - **Recomputed activations**: what the backward pass reads of one layer, which is computed again. Kernels are fused:
   norms, rotary positions and attention keep nothing else but a log-sum-exp per head.
 - **Activation gradients**: that of a hidden state, and within a layer those of the hidden vectors of its MLP.
-- **Dummy gradients**: see `tasp_lab.machines.stack.StepMemory`.
+- **Dummy gradients**: see `tasp_lab.machines.stack.StepSoftware`.
 - **Logits**: of one chunk, what the software holds of them, see there.
 - **Attention buffers**: what arrives from other ranks, of the pass that needs most.
 - **Tensor buffers**: the hidden states of all positions of a tensor group, gathered, and their sums.
@@ -112,7 +112,7 @@ def stage_memory(plan: StepPlan, stage: int, tokens: int, attention_buffers: int
     first, again, gradients = _activation_bytes(
         model, trains, layout.checkpointing, *divided, stage, returns_results(plan)
     )
-    logits = tokens * model.vocabulary * (plan.memory.logit_bytes if trains else ELEMENT_BYTES)
+    logits = tokens * model.vocabulary * (plan.software.logit_bytes if trains else ELEMENT_BYTES)
     in_layer = MemoryUse(
         *_states_bytes(plan, stage),
         _gathered_bytes(plan, stage),
@@ -196,7 +196,7 @@ def _states_bytes(plan: StepPlan, stage: int) -> tuple[int, int, int]:
     gradients = _shared(GRADIENT_BYTES * count, shards if layout.zero >= 2 else 1)
     states = MOMENT_BYTES + (0 if layout.zero == 3 else MASTER_BYTES)
     optimizer = 0 if layout.offload else _shared(states * count, shards if layout.zero >= 1 else 1)
-    if layout.offload and layout.zero == 3 and plan.memory.offloads_shards:
+    if layout.offload and layout.zero == 3 and plan.software.offloads_shards:
         parameters = gradients = 0
     return parameters, gradients, optimizer
 
@@ -207,7 +207,7 @@ def _dummy_bytes(plan: StepPlan, stage: int) -> int:
     Of experts one stands for all, which have the same shapes. FSDP has gradients of its own, see `_gathered_bytes`.
     """
     model, layout = plan.model, plan.layout
-    if not (plan.trains and plan.memory.dummy_gradients) or layout.zero == 3:
+    if not (plan.trains and plan.software.dummy_gradients) or layout.zero == 3:
         return 0
     parts = parts_of(model, layout.chunks)[stage :: layout.pp]
     largest = max(_distinct_matrices(model, kind) for part in parts for kind in part)

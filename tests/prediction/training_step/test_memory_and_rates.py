@@ -94,7 +94,7 @@ def test_layer_inputs_on_the_host_leave_buffers_for_two() -> None:
 
 def test_offload_moves_shards_of_fsdp_where_the_software_does() -> None:
     """PyTorch's CPUOffloadPolicy; Megatron-LM and DeepSpeed offload optimizer states alone."""
-    plan = plan_of(small_model(), offload=True, memory=load_stack("trl").step_memory)
+    plan = plan_of(small_model(), offload=True, software=load_stack("trl").step)
     states = [getattr(stage_memory(plan, 0, 32, 0), name) for name in STATES]
     assert states == [0, 0, 0]
     sharded = replace(plan, layout=replace(plan.layout, zero=2))
@@ -145,8 +145,10 @@ def test_a_peak_is_of_one_moment() -> None:
 def megatron_plan(sequence: int = 4096, schedule: str = "ulysses", **degrees: int) -> StepPlan:
     """12 layers of Llama 3 70B on 8 GPUs, a distributed optimizer, nothing recomputed."""
     model = structs.replace(load_model("llama-3-70b"), layers=12)
-    rules = load_stack("megatron").step_memory
-    return plan_of(model, sequence, schedule, 8, zero=1, checkpointing="none", microbatches=4, memory=rules, **degrees)
+    rules = load_stack("megatron").step
+    return plan_of(
+        model, sequence, schedule, 8, zero=1, checkpointing="none", microbatches=4, software=rules, **degrees
+    )
 
 
 def test_megatron_keeps_dummy_gradients_and_logits_in_16_bits() -> None:
