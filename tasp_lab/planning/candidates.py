@@ -257,7 +257,7 @@ class _LayerWork(NamedTuple):
 
 def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> _LayerWork:
     """The least time of a layer, both passes of a micro-batch, at a rank."""
-    layout, layer = plan.layout, plan.layer
+    layout, layer = plan.layout, plan.layer_of(kind.letter)
     cp = layout.cp or 1
     model = plan.model
     cost = before_attention(model, kind).plus(output_projection(model)).plus(behind_projection(model, kind))
@@ -265,7 +265,7 @@ def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> _LayerWork:
     again = {"none": (), "selective": (repeated_selectively(model, kind),)}.get(layout.checkpointing, whole)
     cost = reduce(Cost.plus, again, _training(cost))
     attention_s = 0.0
-    if kind.letter == "S":
+    if kind.letter != "L":
         flops = _pairs(layer) * layer.flops_per_pair / cp
         attention_s = flops * (1 + layout.repeats_layers) / speeds.forward + 2.5 * flops / speeds.backward
     return _LayerWork(
@@ -310,7 +310,8 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
 
     sharing = cp * (layout.dp or 1)
     beside = max(1, min(sharing, speeds.domain // tp))  # ranks of a node with the same parameters
-    size = max(stored_parameters(model, kind) for kind in set(kinds_of(model))) / tp
+    kinds = kinds_of(model)
+    size = sum(stored_parameters(model, kind) for kind in kinds) / len(kinds) / tp
     moved_bytes = (2 * PARAMETER_BYTES if layout.zero == 3 else PARAMETER_BYTES) + GRADIENT_BYTES
     inside_s = size * moved_bytes * (beside - 1) / beside / network.inside
     across_s = size * moved_bytes / beside / network.across if sharing > beside else 0.0

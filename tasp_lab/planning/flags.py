@@ -48,7 +48,7 @@ def flags_of(plan: StepPlan, sequences: int) -> list[Flags]:
     layout, schedule = plan.layout, plan.schedule
     assert layout.cp is not None, "a plan has all degrees"
     lacks = f"; it does not ship {schedule}"
-    context, titan = (load_stack(name).shipped(schedule, plan.layer, layout.cp, "both") for name in _STACKS)
+    context, titan = (load_stack(name).shipped(schedule, plan.windowed_layer, layout.cp, "both") for name in _STACKS)
     megatron = _megatron(plan, context.text if context is not None and layout.cp > 1 else "", sequences)
     missing, titan_missing = ("" if layout.cp == 1 or how else lacks for how in (context, titan))
     texts = {

@@ -280,7 +280,7 @@ def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:
         return ((ALONE if names is None else names[0], 0),)
     if names is None:
         stacks = (setting.machine.stack,) if setting.machine.stack else CONTEXT_STACKS
-        names = tuple(name for name in layer_names_on(cp, layer) if is_shipped(name, layer, cp, stacks))
+        names = tuple(name for name in layer_names_on(cp, layer) if is_shipped(name, plan.windowed_layer, cp, stacks))
     try:
         part = context_machine(setting.machine, replace(plan.layout, pp=1, interleave=1, dp=None))
         ranking = compare(part, layer, names or None, passes="both")

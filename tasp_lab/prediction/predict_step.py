@@ -183,7 +183,7 @@ def predict_step(
 
     def step_of(name: str) -> StepPrediction:
         own = replace(plan, schedule=name, options=_best_options(machine, plan, name))
-        on = run_by_stack(machine, own.layer, name, passes, layout.cp)
+        on = run_by_stack(machine, own.windowed_layer, name, passes, layout.cp)
         on = with_assumptions(on, own.layer) if compute is None else on
         beside = with_memory(rates or step_rates(on, matrix_dtype, _rate(matrix_rate)), overrides)
         kernels = StepCompute(in_long_use(on.compute), beside).scaled(slowest_speed(machine.topology.world_size))
@@ -221,8 +221,14 @@ def _leaders(machine: Machine, plan: StepPlan, progress: ProgressCallback) -> tu
     best = ranking.recommendation
     if best is None:
         raise ScheduleError(f"no schedule applies: {ranking.best.reason}")
-    names = [best.schedule, *(each.schedule for each in ranking.candidates if each.applies)]
-    return best, list(dict.fromkeys(names))[:LEADERS]
+    names = list(dict.fromkeys([best.schedule, *(each.schedule for each in ranking.candidates if each.applies)]))
+    if machine.stack and plan.windowed_layer != plan.layer:
+        stack, asked = load_stack(machine.stack), (plan.windowed_layer, plan.layout.cp or 1, plan.options.passes)
+        refusals = {name: stack.refusal(name, *asked) for name in names}
+        names = [name for name in names if not refusals[name]]
+        if not names:
+            raise ScheduleError(next(iter(refusals.values())))
+    return best, names[:LEADERS]
 
 
 def _best_options(machine: Machine, plan: StepPlan, schedule: str) -> AttentionOptions:

@@ -35,13 +35,14 @@ _PART = re.compile(r"(?:(\d+)x)?(.*)", re.ASCII | re.DOTALL)
 _EXPECTED = "a pattern such as LLSLLS or 4xLLLS"
 
 
-def expand_layers(pattern: str) -> str:
+def expand_layers(pattern: str, known: str = "LS") -> str:
     """The letters of all layers, in order: parts after commas, each with a COUNTx before it or without.
 
     >>> expand_layers("LL,2xLS"), expand_layers("LLLSLLLS") == expand_layers("2xLLLS")
     ('LLLSLS', True)
 
-    Raises `WorkloadError` for other letters, for parts without layers, a count of 0, and more than `MAX_LAYERS` layers.
+    Raises `WorkloadError` for letters that are not `known`, for parts without layers, a count of 0, and more than
+    `MAX_LAYERS` layers.
     """
     if not isinstance(pattern, str):
         raise WorkloadError(f"layers: {pattern!r}, expected {_EXPECTED}")
@@ -50,9 +51,12 @@ def expand_layers(pattern: str) -> str:
         match = _PART.fullmatch(part)
         assert match is not None, "anything may follow the count"
         count, letters = match.groups()
-        other = next((each for each in letters if each not in LAYER_KINDS), None)
+        other = next((each for each in letters if each not in known), None)
         if other is not None:
-            raise WorkloadError(f"{shown}: unknown layer {other!r}, expected L (linear) or S (softmax attention)")
+            windowed = ", or W (softmax attention with a window)" if "W" in known else ""
+            raise WorkloadError(
+                f"{shown}: unknown layer {other!r}, expected L (linear) or S (softmax attention){windowed}"
+            )
         if not letters:
             raise WorkloadError(f"{shown}: no layers in part {number}, expected {_EXPECTED}")
         if count is not None and not count.strip("0"):

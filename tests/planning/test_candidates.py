@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tasp_lab.core.errors import WorkloadError
 from tasp_lab.machines.catalogue import load_machine
@@ -14,7 +15,7 @@ from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.search import Search, Setting
 from tasp_lab.prediction.training_step.layout import Layout
 from tasp_lab.prediction.training_step.rates import step_rates
-from tasp_lab.workload.models.model import MLP, Attention
+from tasp_lab.workload.models.model import MLP, Attention, Model
 from tests.support.steps import small_model
 
 
@@ -70,14 +71,19 @@ LAYOUTS = [
 MODEL = small_model(5, hidden_size=256, attention=Attention(heads=8, head_dim=64, kv_heads=4), mlp=MLP(width=512))
 
 
+WINDOWED = structs.replace(MODEL, layers="2xWS,W", attention=structs.replace(MODEL.attention, window=256))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("name", ["h100-8", "h100-2x4", "mi300x-8"])
-def test_no_prediction_is_below_its_bounds(layout: Layout, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "model"), [("h100-8", MODEL), ("h100-2x4", MODEL), ("mi300x-8", MODEL), ("h100-8", WINDOWED)]
+)
+def test_no_prediction_is_below_its_bounds(layout: Layout, name: str, model: Model) -> None:
     """Neither the time, nor the memory."""
     machine = load_machine(name)
     search = Search(Setting(machine, step_rates(machine)))
     sequences = (layout.dp or 0) * layout.microbatches
-    plans = candidates(MODEL, 4096, 4096 * sequences, 8, domain_of(machine.topology))
+    plans = candidates(model, 4096, 4096 * sequences, 8, domain_of(machine.topology))
     (candidate,), _ = search.candidates(each for each in plans if (each.layout, each.batch) == (layout, 1))
     (step,) = search.run([candidate.plan]).steps
     assert 0 < candidate.bounds.least_s <= candidate.bounds.expected_s

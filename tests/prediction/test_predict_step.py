@@ -10,15 +10,17 @@ from msgspec import structs
 
 from tasp_lab import Layout, compare, predict_step
 from tasp_lab.core.choices import Checkpointing, Dataflow
-from tasp_lab.core.errors import TaspLabError
+from tasp_lab.core.errors import ScheduleError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.step_results import StepPrediction, StepTimes
 from tasp_lab.prediction.training_step.rates import HOST_BYTES_PER_S, HOST_LINK_BYTES_PER_S, step_rates
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.models.catalogue import load_model
+from tasp_lab.workload.models.hugging_face import model_of_config
 from tasp_lab.workload.models.model import Attention
 from tasp_lab.workload.models.parameters import active_parameters, parameter_count
+from tests.support.configs import PUBLISHED
 from tests.support.schedules import bytes_between
 from tests.support.steps import exact_machine, phases_of, plan_of, small_experts, small_hybrid, small_model
 
@@ -270,3 +272,33 @@ def test_without_a_schedule_whole_steps_are_ranked(machine: str, group: int | No
     assert str(found).startswith(f"Use {found.plan.schedule}: ")
     with pytest.raises(TaspLabError, match=r"cp 3 x pp 1 on . ranks, expected a divisor of"):
         predict_step(machine, model, 8192, layout=Layout(cp=3))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_steps(name: str) -> None:
+    model, layout = model_of_config(PUBLISHED[name].config, name), Layout(cp=4 if name == "gemma-3-1b" else None)
+    found = predict_step("h100-8", model, "32Ki", "ulysses", layout=layout, layers=2)
+    assert found.mfu is not None
+    assert 0 < found.mfu < 1
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "gpt-oss-20b", "llama-4-scout"])
+def test_windows_in_some_layers_save_time(name: str) -> None:
+    """Without FSDP: gathers of experts take longer than attention on so few ranks, and would hide it."""
+    model, layout = model_of_config(PUBLISHED[name].config, name), Layout(zero=1)
+    full = structs.replace(model, layers=len(model.pattern), attention=structs.replace(model.attention, window=None))
+    some, none = (predict_step("h100-8", each, "32Ki", "ulysses", layout=layout) for each in (model, full))
+    assert some.time_s < none.time_s
+    assert some.model_flops < none.model_flops
+
+
+def test_stacks_must_run_layers_with_a_window() -> None:
+    """Megatron's ring takes none (`tasp_lab/machines/stacks/megatron.toml`), its all-to-all and gather do."""
+    model = small_model("2xWS", attention=Attention(heads=8, head_dim=64, kv_heads=8, window=128))
+    with pytest.raises(ScheduleError, match="the stack megatron runs zigzag-ring-attention without a window only"):
+        predict_step("h100-8", model, 8192, "zigzag-ring-attention", stack="megatron")
+    found = predict_step("h100-8", model, 8192, stack="megatron")
+    names = {each.schedule for each in found.ranked}
+    assert "ulysses" in names
+    assert "zigzag-ring-attention" not in names
+    assert str(found).startswith(f"Use {found.plan.schedule}: ")

@@ -125,6 +125,12 @@ def test_tied_embeddings_are_counted_once(tmp_path: Path) -> None:
         ("heads = 4", 'heads = "4"', "heads"),
         ("layers = 2", "layers = 5000", "layers"),
         ("layers = 2", 'layers = "2xLX"', "unknown layer 'X'"),
+        ("layers = 2", 'layers = "WS"', "layers W without a window"),
+        (
+            "layers = 2\nhidden_size = 64\nvocabulary = 100\n\n[attention]",
+            'layers = "2xW"\nhidden_size = 64\nvocabulary = 100\n\n[attention]\nwindow = 8',
+            "expected S for the others",
+        ),
         ("layers = 2", "layers = -1", "layers"),
         ("head_dim = 16", "head_dim = 16\nvalue_dim = 15", "expected an even sum"),
         ("head_dim = 16", "head_dim = 16\nlatent = {query_rank = 8, kv_rank = 8, rope_dim = 16}", "rope_dim: 16"),

@@ -111,7 +111,7 @@ NO_COST = Cost()
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers that are alike: L or S for linear or softmax attention, and whether they have experts."""
+    """Layers that are alike: their letter (`Model.pattern`), and whether they have experts."""
 
     letter: str
     has_experts: bool
@@ -120,8 +120,7 @@ class LayerKind:
 @lru_cache(maxsize=256)
 def kinds_of(model: Model) -> tuple[LayerKind, ...]:
     """The kind of each layer."""
-    dense = len(model.pattern) if model.experts is None else model.experts.dense_layers
-    return tuple(LayerKind(letter, number >= dense) for number, letter in enumerate(model.pattern))
+    return tuple(map(LayerKind, model.pattern, model.expert_layers))
 
 
 def stored_parameters(model: Model, kind: LayerKind) -> int:
@@ -219,7 +218,7 @@ def _mlp_inputs(model: Model, kind: LayerKind) -> int:
 
 
 def _kv_heads(model: Model, kind: LayerKind) -> int:
-    if kind.letter == "S":
+    if kind.letter != "L":
         return model.attention.kv_head_count
     return (model.linear or Linear()).kv_heads or model.attention.heads
 

@@ -256,6 +256,16 @@ class StepPlan:
         kv_heads = max(1, attention.passed_kv_heads // tp)
         return self.model.layer(self.sequence, self.batch, heads=attention.heads // tp, kv_heads=kv_heads)
 
+    def layer_of(self, letter: str) -> Workload:
+        """The attention layer of a letter of the model's pattern: L, S, or W, which is S with the window."""
+        layer = self.layer.of("L" if letter == "L" else "S") if self.layer.kind == "hybrid" else self.layer
+        return replace(layer, window=self.model.attention.window) if letter == "W" else layer
+
+    @property
+    def windowed_layer(self) -> Workload:
+        """The layer that decides whether a stack runs a schedule, as some take no window: W if the model has it."""
+        return self.layer_of("W") if "W" in self.model.pattern else self.layer
+
     @property
     def parts(self) -> list[tuple[LayerKind, ...]]:
         """The layers of each part of the model; part c is of stage ``c % pp``."""

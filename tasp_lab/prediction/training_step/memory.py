@@ -295,7 +295,7 @@ def _saved_elements(model: Model, kind: LayerKind) -> int:
     or two hidden vectors and their product.
     """
     attention = model.attention
-    kv_heads = attention.kv_head_count if kind.letter == "S" else attention.heads
+    kv_heads = attention.heads if kind.letter == "L" else attention.kv_head_count
     keys = attention.heads * attention.head_dim + kv_heads * (attention.head_dim + attention.value_size)
     found = 4 * model.hidden_size + keys + attention.heads * attention.value_size
     if kind.has_experts and model.experts is not None:

@@ -15,10 +15,10 @@ Nothing is assumed to overlap: messages of states share links, and multiprocesso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby, product
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import numpy as np
@@ -74,24 +74,29 @@ class Run(NamedTuple):
 
 
 def runs_of(layers: Sequence[LayerKind]) -> list[Run]:
-    """Consecutive layers as runs: layers with an MLP, then those with experts, each with its period.
+    """Consecutive layers as runs: a period many times, then what is left of it. First layers with an MLP are a run of
+    their own; layers that do not repeat are one unit.
 
     >>> from tasp_lab.prediction.training_step.costs import kinds_of
     >>> from tasp_lab.workload.models.catalogue import load_model
     >>> [run.times for run in runs_of(kinds_of(load_model("deepseek-v3")))]
     [3, 58]
     """
-    found = []
-    for _, group in groupby(layers, key=lambda kind: kind.has_experts):
-        kinds = tuple(group)
-        sizes = (size for size in range(1, len(kinds) + 1) if len(kinds) % size == 0)
-        size = next(each for each in sizes if kinds == kinds[:each] * (len(kinds) // each))
-        found.append(Run(kinds[:size], len(kinds) // size))
-    return found
+    kinds, count = tuple(layers), len(layers)
+    # No hidden states move between runs, as they may between linear and softmax attention: a hybrid is whole periods.
+    may_leave = all(kind.letter != "L" for kind in kinds)
+    for size in range(1, count // 2 + 1):
+        left = count % size
+        if kinds[size:] == kinds[:-size] and (may_leave or not left):
+            return [Run(kinds[:size], count // size), *runs_of(kinds[count - left :])]
+    dense = next((number for number, kind in enumerate(kinds) if kind.has_experts), 0)
+    if dense and all(kind.has_experts for kind in kinds[dense:]):
+        return [*runs_of(kinds[:dense]), *runs_of(kinds[dense:])]
+    return [Run(kinds, 1)] if kinds else []
 
 
 class Phases:
-    """Builds the phases of a stage. Parameters of all layers of a run take as many bytes as its largest layer.
+    """Builds the phases of a stage.
 
     `places` are the ranks of `topology` by place, an int array (stages, dp, cp, tp): of one stage that shares no links
     with others, or of all stages, each of which computes the same layers at once.
@@ -132,7 +137,7 @@ class Phases:
             links.begin(kind, moving, reduces=False)
             links.add(before_attention(model, kind), self.passes.layers[kind.letter].forward)
             self._behind(links, kind)
-        return _Chain("forward", links.slots, links.last(reduces=False), self._gather(unit, gathers), None).schedule()
+        return _Chain("forward", links.slots, links.last(reduces=False), self._gathers(kinds, gathers), []).schedule()
 
     def backward(self, unit: Sequence[LayerKind], count: int, *, reduces: bool, gathers: bool = True) -> Schedule:
         """The backward phase of so many units; `reduces` if their gradients are reduced."""
@@ -153,7 +158,7 @@ class Phases:
             links.add(behind.backward("inputs", self.sums), layer.backward)
             links.add(before.backward("inputs", self.sums))
         last = links.last(reduces=reduces)
-        return _Chain("backward", links.slots, last, self._gather(unit, gathers), self._reduction(unit)).schedule()
+        return _Chain("backward", links.slots, last, self._gathers(kinds, gathers), self._reductions(kinds)).schedule()
 
     @property
     def overlaps(self) -> bool:
@@ -186,20 +191,23 @@ class Phases:
             return 0
         return FSDP_COPY_BYTES[is_backward] * stored_parameters(self.plan.model, kind) // self.plan.layout.tp
 
-    def _largest(self, unit: Sequence[LayerKind]) -> int:
-        """The parameters of a rank, of the largest layer."""
-        return -(-max(stored_parameters(self.plan.model, kind) for kind in unit) // self.plan.layout.tp)
+    def _gathers(self, kinds: Sequence[LayerKind], gathers: bool) -> list[Schedule]:
+        return self._of_states(gather, PARAMETER_BYTES, kinds) if gathers and self.plan.layout.zero else []
 
-    def _gather(self, unit: Sequence[LayerKind], gathers: bool) -> Schedule | None:
-        if not gathers or self.plan.layout.zero == 0 or not self.overlaps:
-            return None
-        return in_groups(gather(self.states_part, PARAMETER_BYTES * self._largest(unit)), self.states)
+    def _reductions(self, kinds: Sequence[LayerKind]) -> list[Schedule]:
+        return self._of_states(reduce_scatter if self.plan.layout.zero else all_reduce, GRADIENT_BYTES, kinds)
 
-    def _reduction(self, unit: Sequence[LayerKind]) -> Schedule | None:
+    def _of_states(
+        self, messages: Callable[[Topology, int], Schedule], size_bytes: int, kinds: Sequence[LayerKind]
+    ) -> list[Schedule]:
+        """Messages of so many bytes per parameter of a rank, for each layer; none if they do not move beside layers."""
         if not self.overlaps:
-            return None
-        found = reduce_scatter if self.plan.layout.zero else all_reduce
-        return in_groups(found(self.states_part, GRADIENT_BYTES * self._largest(unit)), self.states)
+            return []
+        model, tp = self.plan.model, self.plan.layout.tp
+        parameters = {kind: -(-stored_parameters(model, kind) // tp) for kind in set(kinds)}
+        found = {kind: in_groups(messages(self.states_part, size_bytes * count), self.states)
+                 for kind, count in parameters.items()}  # fmt: skip
+        return [found[kind] for kind in kinds]
 
 
 class _Links:
@@ -299,23 +307,24 @@ class _Chain:
     Parameters
     ----------
     slots, last : the layers, in the order in which they are computed, and the call behind the last of them.
-    gather : how the parameters of a layer are gathered; None if each rank has them.
-    reduction : how the gradients of a layer are reduced; None if they are not.
+    gathers : how the parameters of each layer are gathered, alike but for their bytes; none if each rank has them.
+    reductions : how the gradients of each layer are reduced, likewise; none if they are not.
     """
 
     def __init__(
-        self, name: str, slots: Sequence[Slot], last: Link, gather: Schedule | None, reduction: Schedule | None
+        self, name: str, slots: Sequence[Slot], last: Link, gathers: Sequence[Schedule], reductions: Sequence[Schedule]
     ) -> None:
         self._name, self._last = name, last
         passes = [link.behind.schedule for slot in slots for link in slot if link.behind is not None]
         self._ranks, tasks = passes[0].world_size, [each.task for each in passes]
         self._dtype = next(task.dtype for task in tasks if task is not None)
         self._lanes = max(each.lanes for each in passes)
-        self._gather, self._reduction = gather, reduction
+        self._gathers, self._reductions = gathers, reductions
+        self._gather, self._reduction = (each[0] if each else None for each in (gathers, reductions))
         opening = [[link.opens for link in slot].index(True) for slot in slots]
         ahead = max(sum(link.steps for link in slot[:at]) for slot, at in zip(slots, opening, strict=True))
         behind = max(sum(link.steps for link in slot[at:]) for slot, at in zip(slots, opening, strict=True))
-        self._slot = max(ahead + behind, 0 if gather is None else len(gather.steps))
+        self._slot = max(ahead + behind, 0 if self._gather is None else len(self._gather.steps))
         self._links = [*(link for slot in slots for link in slot), last]
         self._at = self._placed(slots, opening, ahead)
 
@@ -363,11 +372,12 @@ class _Chain:
 
     def _states(self) -> dict[tuple[str, int], _Part]:
         """Gathers by the link that opens a layer, reductions by the link that makes gradients."""
-        found = {}
+        found, opened = {}, -1
         for number, (link, step) in enumerate(zip(self._links, self._at, strict=True)):
+            before, opened = opened, opened + link.opens
             if link.opens and self._gather is not None:
                 pool = Pool("parameters", 2 * self._slot)
-                blocks = replace(self._gather.blocks, kinds=(Kind("parameters", pool=pool),))
+                blocks = replace(self._gathers[opened].blocks, kinds=(Kind("parameters", pool=pool),))
                 nothing = np.zeros_like(self._gather.initial)
                 steps = _on_lanes(self._gather.steps, self._lanes)
                 task = self._moved(blocks, self._gather.initial, nothing)
@@ -375,7 +385,7 @@ class _Chain:
                     blocks, task, self._gather.initial, nothing, nothing, steps, step - self._slot
                 )
             if link.reduces and self._reduction is not None:
-                blocks, final = self._reduction.blocks, self._reduction.final
+                blocks, final = self._reductions[before].blocks, self._reduction.final
                 lanes = self._lanes + (0 if self._gather is None else self._gather.lanes)
                 steps, nothing = _on_lanes(self._reduction.steps, lanes), np.zeros_like(final)
                 task = self._moved(blocks, nothing, final)
@@ -517,10 +527,10 @@ class AllPasses:
 def passes_of(plan: StepPlan, topology: Topology, groups: IntArray) -> AllPasses:
     """All passes of a step in context groups, an int array (groups, cp). Raises what builders raise."""
     part = part_of(topology, groups)
-    layer, letters = plan.layer, sorted(set(plan.model.pattern))
+    letters = sorted(set(plan.model.pattern))
     found: dict[str, LayerPasses] = {}
     for letter in letters:
-        own = layer.of(letter) if layer.kind == "hybrid" else layer
+        own = plan.layer_of(letter)
         build = linear_schedules if letter == "L" else attention_schedules
         name, options = _of_letter(plan, letter)
         passes = [_in_groups(each, groups) for each in build(name, part, own, None, options)]
@@ -529,7 +539,7 @@ def passes_of(plan: StepPlan, topology: Topology, groups: IntArray) -> AllPasses
     for before, after in product(letters, letters):
         ends = found[before].forward.layout, found[after].forward.layout
         if before != after and layouts_differ(*ends):
-            forward, backward = relayout(part, layer, *ends, "both")
+            forward, backward = relayout(part, plan.layer, *ends, "both")
             between[before, after, False] = _in_groups(forward, groups)
             between[before, after, True] = _in_groups(backward, groups)
     return AllPasses(found, between, groups)

@@ -34,7 +34,7 @@ class Attention(Record, frozen=True, forbid_unknown_fields=True):
     ----------
     heads, kv_heads : query heads, and heads of keys and values; as many if None.
     head_dim, value_dim : elements per head of queries and keys, and of values; as many if None.
-    window : maximum number of keys per query; all if None.
+    window : maximum number of keys per query, of layers W, or of all layers of a model without W; all keys if None.
     biases : whether projections of queries, keys and values have biases.
     head_norms : whether each head of queries and keys is normalised.
     latent : the low ranks of latent attention, if it is that.
@@ -91,6 +91,7 @@ class Experts(Record, frozen=True, forbid_unknown_fields=True):
     count, active, shared : how many there are, how many a token takes of them, and how many every token takes besides.
     width : of each expert.
     dense_layers : how many first layers have an MLP instead.
+    every : layers of which only the last has experts, the others an MLP: 2 for every other layer.
     router_biases : whether the router has a bias per expert.
     """
 
@@ -99,6 +100,7 @@ class Experts(Record, frozen=True, forbid_unknown_fields=True):
     width: Count
     shared: Annotated[int, msgspec.Meta(ge=0)] = 0
     dense_layers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    every: Count = 1
     router_biases: bool = False
 
 
@@ -117,7 +119,8 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
     ----------
     name : its name, that of its file.
     summary, source : what it is, and where the numbers come from.
-    layers : how many layers of softmax attention, or the pattern of a hybrid, such as ``10xLLLLLLLS``.
+    layers : how many layers of softmax attention, or the pattern of a model that mixes layers: ``10xLLLLLLLS``, where L
+        has linear attention, or ``8xWWWWWS``, where W has the window of `attention` and S has none.
     hidden_size : elements of a hidden state.
     vocabulary : of the embedding and of the output; 0 for a model without both.
     attention, linear : of layers of softmax and of linear attention. All have the same heads and head dimension.
@@ -153,8 +156,21 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pattern(self) -> str:
-        """The letters of all layers: S for softmax and L for linear attention, as in `Workload`."""
-        return "S" * self.layers if isinstance(self.layers, int) else expand_layers(self.layers)
+        """The letters of all layers: S for softmax and L for linear attention, as in `Workload`, W with a window."""
+        return "S" * self.layers if isinstance(self.layers, int) else expand_layers(self.layers, "LSW")
+
+    @property
+    def expert_layers(self) -> tuple[bool, ...]:
+        """Whether each layer has experts.
+
+        >>> from tasp_lab.workload.models.catalogue import load_model
+        >>> load_model("deepseek-v3").expert_layers[:5]
+        (False, False, False, True, True)
+        """
+        experts, layers = self.experts, range(1, len(self.pattern) + 1)
+        if experts is None:
+            return (False,) * len(layers)
+        return tuple(number > experts.dense_layers and number % experts.every == 0 for number in layers)
 
     @property
     def period(self) -> str:
@@ -183,6 +199,7 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
     def layer(self, sequence: int | str, batch: int = 1, **changes: Any) -> Workload:
         """The attention layer of the model, or one period of a hybrid, over so many positions.
 
+        Of a model with a window in some layers it is a layer without: `window=model.attention.window` gives the others.
         `changes` are other fields of `Workload`, as studies change them.
 
         >>> from tasp_lab.workload.models.catalogue import load_model
@@ -209,7 +226,7 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
             "head_dim": self.layer_head_dim,
             "mask": self.mask,
         }
-        if attention.window is not None:
+        if attention.window is not None and "W" not in period:
             values["window"] = attention.window
         if "L" not in period:
             return values
@@ -223,12 +240,18 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
 
 def _check(model: Model) -> None:
     """Raise `ModelError` for parts that contradict each other or are missing."""
-    dense = model.experts is None or model.experts.dense_layers > 0
-    if dense and model.mlp is None:
+    if not all(model.expert_layers) and model.mlp is None:
         raise ModelError("no [mlp], expected one for layers without experts")
     if model.linear is not None and "L" not in model.pattern:
         raise ModelError("[linear] in a model without linear layers, expected a pattern with L")
+    if "W" in model.pattern:
+        if model.attention.window is None:
+            raise ModelError("layers W without a window, expected window in [attention]")
+        if "S" not in model.pattern or "L" in model.pattern:
+            raise ModelError("layers W, expected S for the others: a window in all softmax layers is written without W")
     if model.experts is not None:
+        if model.experts.every > len(model.pattern):
+            raise ModelError(f"experts in every {model.experts.every} of {len(model.pattern)} layers, expected in some")
         if model.experts.active > model.experts.count:
             raise ModelError(f"{model.experts.active} active experts of {model.experts.count}")
         if model.experts.dense_layers > len(model.pattern):

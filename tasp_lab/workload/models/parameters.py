@@ -46,13 +46,13 @@ def active_parameters(model: Model) -> int:
 
 def layer_parameters(model: Model) -> list[Parameters]:
     """The parameters of each layer, with its norms."""
-    dense = len(model.pattern) if model.experts is None else model.experts.dense_layers
-    return [layer_of(model, letter, has_experts=number >= dense) for number, letter in enumerate(model.pattern)]
+    kinds = zip(model.pattern, model.expert_layers, strict=True)
+    return [layer_of(model, letter, has_experts=has_experts) for letter, has_experts in kinds]
 
 
 @lru_cache(maxsize=256)
 def layer_of(model: Model, letter: str, *, has_experts: bool) -> Parameters:
-    """The parameters of a layer: attention, L or S, and an MLP or experts, and a norm before each."""
+    """The parameters of a layer: attention, by its letter, and an MLP or experts, and a norm before each."""
     hidden = model.hidden_size
     mlp = sum(inputs * outputs for inputs, outputs in mlp_matrices(model))
     following = _of_experts(hidden, model.experts) if has_experts and model.experts else Parameters(mlp, mlp)
@@ -60,7 +60,7 @@ def layer_of(model: Model, letter: str, *, has_experts: bool) -> Parameters:
 
 
 def attention_parameters(model: Model, letter: str) -> Parameters:
-    """The parameters of the projections of a layer, L or S, with their biases and norms."""
+    """The parameters of the projections of a layer, by its letter, with their biases and norms."""
     attention, ranks = model.attention, model.attention.latent
     shapes = attention_matrices(model, letter)
     matrices = sum(inputs * outputs for inputs, outputs in shapes)
@@ -76,7 +76,7 @@ def attention_parameters(model: Model, letter: str) -> Parameters:
 
 @lru_cache(maxsize=256)
 def attention_matrices(model: Model, letter: str) -> tuple[tuple[int, int], ...]:
-    """The inputs and outputs of each matrix of a layer's attention, L or S, in the order of their use.
+    """The inputs and outputs of each matrix of a layer's attention, by its letter, in the order of their use.
 
     >>> from tasp_lab.workload.models.catalogue import load_model
     >>> attention_matrices(load_model("llama-3-8b"), "S")
@@ -86,7 +86,7 @@ def attention_matrices(model: Model, letter: str) -> tuple[tuple[int, int], ...]
     heads, keys, values = attention.heads, attention.head_dim, attention.value_size
     results = (heads * values, hidden)
     ranks, linear = attention.latent, model.linear or Linear()
-    if letter == "S" and ranks is not None:
+    if letter != "L" and ranks is not None:
         # latent attention: down to the ranks, and up from them
         return (
             (hidden, ranks.query_rank),
@@ -95,7 +95,7 @@ def attention_matrices(model: Model, letter: str) -> tuple[tuple[int, int], ...]
             (ranks.kv_rank, heads * (keys - ranks.rope_dim + values)),
             results,
         )
-    kv_heads = attention.kv_head_count if letter == "S" else linear.kv_heads or heads
+    kv_heads = linear.kv_heads or heads if letter == "L" else attention.kv_head_count
     gate = ((hidden, heads * values),) if letter == "L" and linear.gate else ()
     return (hidden, heads * keys), (hidden, kv_heads * keys), (hidden, kv_heads * values), *gate, results
 

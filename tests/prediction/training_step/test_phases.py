@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_B
 from tasp_lab.prediction.training_step.rates import StepCompute, step_rates
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.workload.models.catalogue import load_model
-from tasp_lab.workload.models.model import Model
+from tasp_lab.workload.models.model import Attention, Experts, Linear, Model
 from tasp_lab.workload.models.parameters import active_parameters, embedding_parameters
 from tests.support.steps import (
     ATTENTION_RATE,
@@ -74,6 +75,64 @@ def test_experts_cost_what_a_token_takes_of_them() -> None:
     phases = phases_of(plan, machine)
     times = [simulate(phases.forward(run.unit, run.times), machine, "simpy").time_s for run in (dense, experts)]
     assert sum(times) == 128 * layer_matrices(plan.model) / MATRIX_RATE + attention_flops(64) / ATTENTION_RATE
+
+
+def attention(window: int | None) -> Attention:
+    return Attention(heads=4, head_dim=8, kv_heads=4, window=window)
+
+
+def test_layers_with_a_window_attend_to_fewer_keys() -> None:
+    """Of 64 positions with windows of 16: 64 x 16 - 16 x 15 / 2 pairs instead of 64 x 65 / 2, in 2 of 3 layers."""
+    plan, machine = plan_of(small_model("WSW", attention=attention(16)), ranks=1), exact_machine(1)
+    pairs = 2 * (64 * 16 - 16 * 15 // 2) + 64 * 65 // 2
+    (run,) = runs_of(kinds_of(plan.model))
+    time_s = simulate(phases_of(plan, machine).forward(run.unit, 1), machine, "simpy").time_s
+    layer = LAYER + 2 * 12 * 16  # four KV heads instead of two
+    assert time_s == 2 * 64 * 3 * layer / MATRIX_RATE + Fraction(4 * 8 * 4 * pairs) / ATTENTION_RATE
+
+
+@pytest.mark.parametrize("schedule", ["ulysses", "zigzag-ring-attention", "tasp", "kv-all-gather", "usp:2x2"])
+def test_windows_send_no_more_and_move_no_hidden_states(schedule: str) -> None:
+    plans = [plan_of(small_model(layers, attention=attention(window)), 64, schedule, 4, zero=0)
+             for layers, window in (("2xWS", 16), (4, None))]  # fmt: skip
+    sent = []
+    for plan in plans:
+        phases = phases_of(plan, exact_machine(4))
+        (run,) = runs_of(kinds_of(plan.model))
+        assert not phases.passes.between
+        sent.append([phases.forward(run.unit, run.times), phases.backward(run.unit, run.times, reduces=False)])
+    for windowed, full in zip(*sent, strict=True):
+        assert windowed.bytes_sent().sum() <= full.bytes_sent().sum()
+        assert windowed.flops().sum() < full.flops().sum()
+
+
+def test_periods_of_layers_are_one_run() -> None:
+    def shape(layers: int | str, **changes: Any) -> list[tuple[int, int]]:
+        model = small_model(layers, attention=attention(16 if "W" in str(layers) else None), **changes)
+        return [(len(run.unit), run.times) for run in runs_of(kinds_of(model))]
+
+    every_other = Experts(count=6, active=2, width=8, every=2)
+    assert shape("10xWWWWWS,WW") == [(6, 10), (1, 2)]
+    assert shape("12xWWWS", experts=every_other) == [(4, 12)]
+    assert shape(61, experts=Experts(count=6, active=2, width=8, dense_layers=3)) == [(1, 3), (1, 58)]
+    assert shape("2xLLS,LL", linear=Linear()) == [(8, 1)]  # hidden states move between S and L
+    assert shape("WWS") == [(3, 1)]
+
+
+def test_each_layer_gathers_its_own_parameters() -> None:
+    """With experts in every other layer; there and back again over all pairs of four ranks."""
+    plan = plan_of(small_model(4, experts=Experts(count=6, active=2, width=8, every=2)), ranks=4, cp=1)
+    (run,) = runs_of(kinds_of(plan.model))
+    phases = phases_of(plan, exact_machine(4))
+    sizes = [stored_parameters(plan.model, kind) for kind in run.unit]
+    assert len(set(sizes)) == 2
+
+    def moved(size_bytes: int) -> int:
+        return 2 * sum(12 * -(-size_bytes * size // 4) for size in sizes)
+
+    assert phases.forward(run.unit, 2).bytes_sent().sum() == moved(PARAMETER_BYTES)
+    backward = phases.backward(run.unit, 2, reduces=True).bytes_sent().sum()
+    assert backward == moved(PARAMETER_BYTES) + moved(GRADIENT_BYTES)
 
 
 def test_work_is_shared_by_the_ranks_of_a_group_and_repeated_in_every_group() -> None:
