@@ -299,7 +299,7 @@ def test_predictions_name_their_stack_and_the_sources_of_its_host() -> None:
     ("machine", "settings", "words"),
     [
         ("h100-8", {}, "cudnn, measured on h100, which PyTorch 2.13.0 runs; NCCL 2.29; no host times"),
-        ("b200-8", {}, "cudnn, assumed on b200, which PyTorch 2.13.0 runs;"),
+        ("b200-8", {}, "cudnn, measured on b200, which PyTorch 2.13.0 runs;"),
         ("mi300x-8", {}, "flash-attention-2-ck, measured on mi300x, in place of what PyTorch 2.13.0 runs; RCCL 2.27;"),
         ("h100-8", {"kernel": "flash-attention-3"}, "flash-attention-3, measured on h100, as named;"),
         ("h100-8", {"stack": "megatron"}, "which Megatron-LM with Transformer Engine d98e8a64, 2026-08-22"),
