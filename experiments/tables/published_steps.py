@@ -186,6 +186,7 @@ def _torchtitan_step(cells: Cells, compute: str | None = None) -> StepPrediction
         ),
         batch=batch // count,
         matrix_dtype=dtype,
+        fused="eager" not in said,
         rates=_grand_teton_rates(machine, dtype),
         compute=compute,
     )
@@ -285,6 +286,7 @@ def _xdit(cells: Cells) -> PublishedStep:
         layout=Layout(cp=gpus // split, zero=0),
         batch=int(cells["batch"]),
         passes="forward",
+        fused="torch.compile" in what,
         kernel="flash-attention-2",
     )
     return _row("xDiT", cells, step, float(cells["time_us"]) / 1e6)

@@ -93,6 +93,7 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
     ----------
     schedules : a regular expression that matches the whole name of a schedule.
     source : where that stands.
+    fused : whether element-wise work is fused; else each operation is a kernel, as in eager PyTorch.
     overlaps : whether, without flags, parameters are gathered and gradients reduced beside layers.
     loss_bytes : what the loss moves per logit, forward and backward. Default: a cast to float32 (2 read, 4 written) and
         the logarithm of the softmax (4, 4); its gradient (4 written), that of the logits (8 read, 4 written), and a
@@ -182,7 +183,7 @@ class HostRecord(Record, frozen=True, forbid_unknown_fields=True):
 
 
 class StepSoftware(Record, frozen=True, forbid_unknown_fields=True):
-    """How software runs a training step where others differ; the default is eager PyTorch with FSDP.
+    """How software runs a training step where others differ; the default is compiled PyTorch with FSDP.
 
     Attributes
     ----------
@@ -196,6 +197,7 @@ class StepSoftware(Record, frozen=True, forbid_unknown_fields=True):
     """
 
     source: str = ""
+    fused: bool = True
     overlaps: bool = True
     loss_bytes: tuple[Count, Count] = (14, 22)
     logit_bytes: Count = 12
@@ -203,7 +205,7 @@ class StepSoftware(Record, frozen=True, forbid_unknown_fields=True):
     offloads_shards: bool = False
 
 
-EAGER = StepSoftware()
+COMPILED = StepSoftware()
 
 
 class Stack(Record, frozen=True, forbid_unknown_fields=True):
@@ -235,7 +237,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
     hosts: dict[str, HostRecord] = msgspec.field(default_factory=dict)
     communication: str = ""
     memory: str = ""
-    step: StepSoftware = EAGER
+    step: StepSoftware = COMPILED
     name: str = ""
 
     def shipped(self, schedule: str, layer: Workload, ranks: int, passes: Pass = "forward") -> Shipped | None:

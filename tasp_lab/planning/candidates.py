@@ -260,9 +260,10 @@ def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> _LayerWork:
     layout, layer = plan.layout, plan.layer_of(kind.letter)
     cp = layout.cp or 1
     model = plan.model
-    cost = before_attention(model, kind).plus(output_projection(model)).plus(behind_projection(model, kind))
+    work = plan.element_wise
+    cost = before_attention(model, kind, work).plus(output_projection(model)).plus(behind_projection(model, kind, work))
     whole = (cost,)
-    again = {"none": (), "selective": (repeated_selectively(model, kind),)}.get(layout.checkpointing, whole)
+    again = {"none": (), "selective": (repeated_selectively(model, kind, work),)}.get(layout.checkpointing, whole)
     cost = reduce(Cost.plus, again, _training(cost))
     attention_s = 0.0
     if kind.letter != "L":

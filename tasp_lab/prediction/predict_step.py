@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray, IntArray
@@ -120,6 +121,7 @@ def predict_step(
     matrix_rate: ComputeLike | None = None,
     rates: StepRates | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
+    fused: bool | None = None,
     library: str = "auto",
     compute: ComputeLike | None = None,
     kernel: str | None = None,
@@ -149,6 +151,8 @@ def predict_step(
     rates : of all that is no attention, such as those measured on your GPU, instead of `matrix_rate` and the rates of
         the accelerator.
     options : of the schedule, besides the passes.
+    fused : whether element-wise work is fused, by a compiler or by kernels of a library, or eager. By default as with
+        the stack, and without one fused.
     library, compute, kernel, stack, contention : see `tasp_lab.prediction.predict.predict`.
     overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`, and of the memory of
         a GPU, ``"gpu.memory=40GiB"``; the layer is the model's.
@@ -177,6 +181,7 @@ def predict_step(
     machine = with_stack(with_contention(with_compute(machine), contention), stack)
     layout = layout.on(machine.topology.world_size)
     software = load_stack(machine.stack or DEFAULT_STACK).step
+    software = software if fused is None else msgspec.structs.replace(software, fused=fused)
     if layout.overlap is None:
         layout = replace(layout, overlap=software.overlaps)
     plan = StepPlan(model, sequence, schedule, layout, batch, replace(options, passes=passes), matrix_dtype, software)

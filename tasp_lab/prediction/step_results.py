@@ -267,6 +267,7 @@ class StepPrediction(Report):
     def _extras(self) -> str:
         plan, layout = self.plan, self.layout
         found = f", {layout.recomputing}" if plan.trains else ""
+        found += "" if plan.software.fused else ", eager"
         found += f", matrices in {plan.matrix_dtype}" if plan.matrix_dtype != "bf16" else ""
         found += f", {layout.microbatches} micro-batches" if layout.microbatches > 1 else ""
         found += f", {layout.interleave} parts per stage" if layout.interleave > 1 else ""
@@ -355,6 +356,7 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("order", "of ranks, neighbours first", lambda step: step.layout.order),
     Column("pass", "`both`, or `forward` without training", lambda step: step.plan.options.passes),
     Column("matrix_dtype", "of matrix products", lambda step: step.plan.matrix_dtype),
+    Column("fused", "whether element-wise work is fused, or eager", lambda step: step.plan.software.fused),
     Column("time_s", "sum of the next five"),
     Column("time_low_s", "lower end of the [interval](whole_steps.md#accuracy)", lambda step: step.interval.low_s),
     Column("time_high_s", "upper end of the interval", lambda step: step.interval.high_s),

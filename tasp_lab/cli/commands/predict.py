@@ -362,6 +362,14 @@ def step(
     compute: ComputeOfStep = None,
     kernel: KernelOfStep = None,
     stack: StackName = None,
+    fused: Annotated[
+        bool | None,
+        Parameter(
+            group=WORK,
+            help="Whether norms, rotary positions and activations are fused, by a compiler or by kernels of a library, "
+            "or eager. Default: as with the stack; without one fused.",
+        ),
+    ] = None,
     buffers: Annotated[int, whole("Receive buffers of a rank, as in predict.", PASSES)] = DEFAULT_BUFFERS,
     stages: Annotated[
         int | None, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
@@ -400,6 +408,7 @@ def step(
             matrix_dtype=matrix_dtype,
             matrix_rate=matrix_rate,
             options=AttentionOptions(buffers=buffers, stages=stages),
+            fused=fused,
             compute=compute,
             kernel=kernel,
             stack=stack,

@@ -1,11 +1,11 @@
 """FLOPs and bytes of what stands between attention passes: projections, MLP or experts, norms, output.
 
 A token costs two FLOPs per parameter of a matrix forward, and four backward. Element-wise work is a number of bytes per
-token, read and written by fused kernels, in 16 bits:
+token, read and written by kernels that are fused or eager (`ElementWise`), in 16 bits:
 
 - before attention a norm reads and writes the hidden state, rotary positions queries and keys;
-- behind it the residual is added and normed (two read, two written), the activation of the MLP reads its one or two
-  inputs and writes one, and the residual is added again (two read, one written);
+- behind it the residual is added and normed, the activation of the MLP reads its one or two inputs and writes one, and
+  the residual is added again;
 - experts copy what a token sends to each of those that it takes there and back.
 
 Matrices of layers in 8 bits need their inputs cast: one pass for the largest element, one for the cast. Backward, all
@@ -36,6 +36,37 @@ BACKWARD = 2
 
 CAST_BYTES = 5
 """What a cast to 8 bits moves per element: 16 bits read for the largest element, again for the cast, 8 written."""
+
+
+class ElementWise(NamedTuple):
+    """What element-wise work moves per element, in bytes, and its kernels, forward.
+
+    Parameters
+    ----------
+    norm, rotary, residual : of a norm, of rotary positions, and of a sum with the residual.
+    residual_norm : of a sum with the residual and its norm.
+    gated, plain : of the activation of an MLP, per element of its width, with two inputs and with one.
+    before, behind : kernels before attention and behind it.
+    """
+
+    norm: int
+    rotary: int
+    residual: int
+    residual_norm: int
+    gated: int
+    plain: int
+    before: int
+    behind: int
+
+
+FUSED = ElementWise(norm=4, rotary=4, residual=6, residual_norm=8, gated=6, plain=4, before=3, behind=4)
+"""Each read and written once, in 16 bits; the residual is summed and normed in one kernel."""
+
+EAGER = ElementWise(norm=36, rotary=20, residual=6, residual_norm=42, gated=10, plain=4, before=16, behind=10)
+"""Each operation a kernel, as in the Llama of Transformers (modeling_llama.py). LlamaRMSNorm: a cast to float32 (2
+read, 4 written), the square (4, 4), its mean (4), the product with its root (4, 4), a cast (4, 2), the weight (2, 2).
+apply_rotary_pos_emb: two products (2, 2 each), half of the elements negated (1, 1), both halves joined (2, 2), a sum
+(4, 2). LlamaMLP: SiLU (2, 2), and its product (4, 2)."""
 
 LOSS_LAUNCHES = 3
 """Element-wise kernels of the loss, each way."""
@@ -128,13 +159,13 @@ def stored_parameters(model: Model, kind: LayerKind) -> int:
     return layer_of(model, kind.letter, has_experts=kind.has_experts).stored
 
 
-def before_attention(model: Model, kind: LayerKind) -> Cost:
+def before_attention(model: Model, kind: LayerKind, work: ElementWise = FUSED) -> Cost:
     """What a token costs before attention, forward: a norm, and the projections of queries, keys and values."""
     attention = model.attention
     rotated = attention.heads + _kv_heads(model, kind)
-    moved = 2 * model.hidden_size + 2 * rotated * attention.head_dim
+    moved_bytes = work.norm * model.hidden_size + work.rotary * rotated * attention.head_dim
     shapes = attention_matrices(model, kind.letter)[:-1]
-    return Cost(_fused(shapes), ELEMENT_BYTES * moved, sum({inputs for inputs, _ in shapes}), 3)
+    return Cost(_joined(shapes), moved_bytes, sum({inputs for inputs, _ in shapes}), work.before)
 
 
 def output_projection(model: Model) -> Cost:
@@ -143,14 +174,14 @@ def output_projection(model: Model) -> Cost:
     return Cost((Matrix(inputs, model.hidden_size, "inputs"),), 0, inputs)
 
 
-def behind_projection(model: Model, kind: LayerKind) -> Cost:
+def behind_projection(model: Model, kind: LayerKind, work: ElementWise = FUSED) -> Cost:
     """What a token costs behind the output projection, forward: residuals, a norm, the MLP or experts."""
-    moved = 7 * model.hidden_size + _activated(model, kind)
-    launches = 6 if kind.has_experts else 4
-    return Cost(_mlp(model, kind), ELEMENT_BYTES * moved, _mlp_inputs(model, kind), launches)
+    moved_bytes = (work.residual_norm + work.residual) * model.hidden_size + _activated_bytes(model, kind, work)
+    launches = work.behind + (2 if kind.has_experts else 0)
+    return Cost(_mlp(model, kind), moved_bytes, _mlp_inputs(model, kind), launches)
 
 
-def repeated_selectively(model: Model, kind: LayerKind) -> Cost:
+def repeated_selectively(model: Model, kind: LayerKind, work: ElementWise = FUSED) -> Cost:
     """What selective checkpointing computes again of a token.
 
     All element-wise work, and the matrices that are not `kept`, save the last one of an MLP, whose result no backward
@@ -158,14 +189,14 @@ def repeated_selectively(model: Model, kind: LayerKind) -> Cost:
     """
     projections = len(attention_matrices(model, kind.letter))
     again = list(enumerate(_matrices(model, kind)))[1::2]
-    first, rest = before_attention(model, kind), behind_projection(model, kind)
+    first, rest = before_attention(model, kind, work), behind_projection(model, kind, work)
     if not kind.has_experts:
-        rest = rest._replace(matrices=_fused([shape for number, shape in again if number >= projections]))
-    found = first._replace(matrices=_fused([shape for number, shape in again if number < projections - 1])).plus(rest)
+        rest = rest._replace(matrices=_joined([shape for number, shape in again if number >= projections]))
+    found = first._replace(matrices=_joined([shape for number, shape in again if number < projections - 1])).plus(rest)
     return found.plus(output_projection(model)) if projections % 2 == 0 else found
 
 
-def _fused(shapes: Sequence[tuple[int, int]]) -> tuple[Matrix, ...]:
+def _joined(shapes: Sequence[tuple[int, int]]) -> tuple[Matrix, ...]:
     """Matrices whose outputs tensor groups divide; those that follow each other and read the same input are one.
 
     So they are in Megatron-LM and in many others (``linear_qkv``, ``linear_fc1``).
@@ -179,7 +210,7 @@ def _mlp(model: Model, kind: LayerKind) -> tuple[Matrix, ...]:
     experts = model.experts
     if not kind.has_experts or experts is None:
         *first, last = mlp_matrices(model) or ((0, 0),)
-        return (*_fused(first), Matrix(*last, "inputs")) if first else ()
+        return (*_joined(first), Matrix(*last, "inputs")) if first else ()
     hidden, width = model.hidden_size, experts.width
     own = experts.count, experts.active
     found = [Matrix(hidden, experts.count, "outputs")]
@@ -223,9 +254,10 @@ def _kv_heads(model: Model, kind: LayerKind) -> int:
     return (model.linear or Linear()).kv_heads or model.attention.heads
 
 
-def _activated(model: Model, kind: LayerKind) -> int:
-    """Elements that the activation of an MLP or of experts moves per token, with the copies to experts and back."""
+def _activated_bytes(model: Model, kind: LayerKind, work: ElementWise) -> int:
+    """What the activation of an MLP or of experts moves per token, with the copies to experts and back."""
     if kind.has_experts and model.experts is not None:
         used = model.experts.active + model.experts.shared
-        return 3 * used * model.experts.width + 4 * model.experts.active * model.hidden_size
-    return 0 if model.mlp is None else (3 if model.mlp.gated else 2) * model.mlp.width
+        copied = 4 * ELEMENT_BYTES * model.experts.active * model.hidden_size
+        return work.gated * used * model.experts.width + copied
+    return 0 if model.mlp is None else (work.gated if model.mlp.gated else work.plain) * model.mlp.width

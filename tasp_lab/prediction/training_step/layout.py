@@ -18,8 +18,8 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
 from tasp_lab.core.errors import ScheduleError, WorkloadError
-from tasp_lab.machines.stack import EAGER, StepSoftware
-from tasp_lab.prediction.training_step.costs import LayerKind, kinds_of
+from tasp_lab.machines.stack import COMPILED, StepSoftware
+from tasp_lab.prediction.training_step.costs import EAGER, FUSED, ElementWise, LayerKind, kinds_of
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
@@ -229,7 +229,7 @@ class StepPlan:
     batch: int = 1
     options: AttentionOptions = DEFAULT_OPTIONS
     matrix_dtype: MatrixDtype = "bf16"
-    software: StepSoftware = EAGER
+    software: StepSoftware = COMPILED
 
     def __post_init__(self) -> None:
         for name in ("sequence", "batch"):
@@ -255,6 +255,11 @@ class StepPlan:
             return self.model.layer(self.sequence, self.batch)
         kv_heads = max(1, attention.passed_kv_heads // tp)
         return self.model.layer(self.sequence, self.batch, heads=attention.heads // tp, kv_heads=kv_heads)
+
+    @property
+    def element_wise(self) -> ElementWise:
+        """What element-wise work moves with the software."""
+        return FUSED if self.software.fused else EAGER
 
     def layer_of(self, letter: str) -> Workload:
         """The attention layer of a letter of the model's pattern: L, S, or W, which is S with the window."""

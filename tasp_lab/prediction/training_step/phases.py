@@ -135,7 +135,7 @@ class Phases:
         for number, kind in enumerate(kinds):
             moving = self.passes.between.get((kinds[number - 1].letter, kind.letter, False)) if number else None
             links.begin(kind, moving, reduces=False)
-            links.add(before_attention(model, kind), self.passes.layers[kind.letter].forward)
+            links.add(before_attention(model, kind, self.plan.element_wise), self.passes.layers[kind.letter].forward)
             self._behind(links, kind)
         return _Chain("forward", links.slots, links.last(reduces=False), self._gathers(kinds, gathers), []).schedule()
 
@@ -147,14 +147,14 @@ class Phases:
         for number, kind in enumerate(kinds):
             moving = self.passes.between.get((kind.letter, kinds[number - 1].letter, True)) if number else None
             links.begin(kind, moving, reduces=reduces and number > 0)
-            layer, before = self.passes.layers[kind.letter], before_attention(model, kind)
+            layer, before = self.passes.layers[kind.letter], before_attention(model, kind, self.plan.element_wise)
             assert layer.backward is not None, "a step that trains has backward passes"
             if layout.repeats_layers:
                 links.add(before, layer.forward)
                 self._behind(links, kind)
             elif layout.checkpointing == "selective":
-                links.add(repeated_selectively(model, kind))
-            behind = behind_projection(model, kind).plus(output_projection(model))
+                links.add(repeated_selectively(model, kind, self.plan.element_wise))
+            behind = behind_projection(model, kind, self.plan.element_wise).plus(output_projection(model))
             links.add(behind.backward("inputs", self.sums), layer.backward)
             links.add(before.backward("inputs", self.sums))
         last = links.last(reduces=reduces)
@@ -175,7 +175,7 @@ class Phases:
     def _behind(self, links: _Links, kind: LayerKind) -> None:
         """What is behind attention."""
         links.add(output_projection(self.plan.model))
-        links.add(behind_projection(self.plan.model, kind))
+        links.add(behind_projection(self.plan.model, kind, self.plan.element_wise))
 
     def work(self, cost: Cost, kind: LayerKind) -> Work:
         """The work of a call at each rank, an equal part of that of its tensor group."""

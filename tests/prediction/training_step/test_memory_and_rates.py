@@ -15,7 +15,15 @@ from tasp_lab.machines.compute import accelerator_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import gpus
 from tasp_lab.machines.stack import load_stack
-from tasp_lab.prediction.training_step.costs import behind_projection, kept, kinds_of, repeated_selectively
+from tasp_lab.prediction.training_step.costs import (
+    EAGER,
+    FUSED,
+    before_attention,
+    behind_projection,
+    kept,
+    kinds_of,
+    repeated_selectively,
+)
 from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.memory import attention_buffers, memory_use, stage_memory
 from tasp_lab.prediction.training_step.messages import all_reduce, gather, reduce_scatter
@@ -195,6 +203,31 @@ def test_selective_checkpointing_keeps_what_torchtitan_keeps() -> None:
     assert use.saved_activations == 512 * 16 * (2 * (4096 + 4096 + 4096 + 1024 + 14336) + 4 * 32)
     again = [each.flops for each in repeated_selectively(plan.model, kind).matrices]
     assert again == [2 * 4096 * 1024, 2 * 4096 * 14336, 2 * 4096 * 4096]
+
+
+def test_eager_work_moves_what_its_operations_read_and_write() -> None:
+    """Bytes per element of each operation: a norm in float32, rotary positions by two products and a sum, SiLU."""
+    norm = [2 + 4, 4 + 4, 4, 4 + 4, 4 + 2, 2 + 2]
+    rotary, silu = [2 + 2, 1 + 1, 2 + 2, 2 + 2, 4 + 2], [2 + 2, 4 + 2]
+    assert (EAGER.norm, EAGER.rotary, EAGER.gated) == (sum(norm), sum(rotary), sum(silu))
+    assert EAGER.residual_norm == EAGER.residual + EAGER.norm
+    assert (EAGER.before, EAGER.behind) == (len(norm) + 2 * len(rotary), len(norm) + len(silu) + 2)
+    model = load_model("llama-3-8b")
+    (kind,) = set(kinds_of(model))
+    fused, eager = (
+        before_attention(model, kind, work).plus(behind_projection(model, kind, work)) for work in (FUSED, EAGER)
+    )
+    assert fused.moved_bytes == 2 * (2 + 4 + 3) * 4096 + 4 * 40 * 128 + 6 * 14336
+    assert eager.moved_bytes == (2 * 36 + 2 * 6) * 4096 + 20 * 40 * 128 + 10 * 14336
+    assert eager.flops == fused.flops
+
+
+def test_eager_steps_take_longer_and_say_so() -> None:
+    steps = [predict_step("h100-8", "llama-3-8b", 32768, "ulysses", fused=fused) for fused in (True, False)]
+    assert steps[0].time_s < steps[1].time_s < 1.3 * steps[0].time_s
+    assert [each.to_dict()["fused"] for each in steps] == [True, False]
+    assert [", eager" in str(each) for each in steps] == [False, True]
+    assert not predict_step("h100-8", "llama-3-8b", 32768, "ulysses", stack="trl").plan.software.fused
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3", "glm-4.5-air", "qwen3-8b"])
