@@ -343,6 +343,10 @@ class LayoutChoice:
     offload: Annotated[
         bool, option("Keep optimiser states in the memory of the host; of some stacks all that FSDP shards.", WORK)
     ] = False
+    ep: Annotated[
+        int,
+        whole("Expert parallelism: ranks of cp x dp that share experts. Default: each rank has a part of all.", WORK),
+    ] = 1
     overlap: Annotated[
         bool | None,
         Parameter(

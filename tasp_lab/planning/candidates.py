@@ -100,7 +100,17 @@ def candidates(
                         continue
                     for checkpointing in checkpointings:
                         layout = Layout(
-                            tp, cp, pp, dp, zero, interleave, microbatches, checkpointing, logit_chunks, offload, True
+                            tp,
+                            cp,
+                            pp,
+                            dp,
+                            zero,
+                            interleave,
+                            microbatches,
+                            checkpointing,
+                            logit_chunks,
+                            offload,
+                            overlap=True,
                         )
                         yield StepPlan(model, sequence, "", layout, batch, TRAINS, matrix_dtype)
 

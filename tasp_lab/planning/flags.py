@@ -75,6 +75,8 @@ def _megatron(plan: StepPlan, context: str, sequences: int) -> list[_Option]:
         found.append(("pipeline-model-parallel-size", str(layout.pp)))
         if layout.interleave > 1:
             found.append(("num-virtual-stages-per-pipeline-rank", str(layout.interleave)))
+    if layout.ep > 1:
+        found.append(("expert-model-parallel-size", str(layout.ep)))
     found += [("micro-batch-size", str(plan.batch)), ("global-batch-size", str(sequences))]
     found.append(("seq-length", str(plan.sequence)))
     if layout.zero == 3:

@@ -46,12 +46,20 @@ from tasp_lab.prediction.provenance import (
 from tasp_lab.prediction.question import Question
 from tasp_lab.prediction.recommend import TIE, Recommendation
 from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
-from tasp_lab.prediction.training_step.costs import BACKWARD, ELEMENT_BYTES, LOSS_LAUNCHES, output_matrix
+from tasp_lab.prediction.training_step.costs import (
+    BACKWARD,
+    ELEMENT_BYTES,
+    LOSS_LAUNCHES,
+    moved_parameters,
+    output_matrix,
+    stored_parameters,
+)
 from tasp_lab.prediction.training_step.layout import (
     DEFAULT_LAYOUT,
     Layout,
     StepPlan,
     context_groups,
+    expert_groups,
     stage_of,
     state_groups,
     tensor_groups,
@@ -405,9 +413,29 @@ class _Step:
         """
         gather_s, sum_s = self._tensor_s
         forward_s = 2 * (gather_s + sum_s)
-        again = {"none": 0.0, "selective": 0.5}.get(self.plan.layout.checkpointing, 1.0)
-        found_s = forward_s if phase == "forward" else forward_s * (1 + again) + 2 * gather_s
+        found_s = forward_s if phase == "forward" else forward_s * (1 + self._again) + 2 * gather_s
         return np.array([layers * found_s, 0.0])
+
+    @property
+    def _again(self) -> float:
+        """The share of the messages of a forward pass that the backward pass repeats."""
+        return {"none": 0.0, "selective": 0.5}.get(self.plan.layout.checkpointing, 1.0)
+
+    @cached_property
+    def _exchange_s(self) -> float:
+        """An all-to-all of the tokens of a rank to their experts, or back; 0 if each rank has a part of all experts."""
+        plan, layout, experts = self.plan, self.plan.layout, self.plan.model.experts
+        if layout.ep == 1 or experts is None:
+            return 0.0
+        ranks = layout.ranks(self._machine.topology.world_size)
+        machine = group_machine(self._machine, expert_groups(ranks, layout.ep))
+        size = ELEMENT_BYTES * self.phases.most_tokens * experts.active * plan.model.hidden_size // layout.tp
+        return self._alone_s(machine, library_schedule("alltoall", machine.topology, max(size, layout.ep)))
+
+    def _exchanges(self, layers: int, phase: Literal["forward", "backward"]) -> FloatArray:
+        """The exchanges of so many layers with experts: there and back, each way once forward and once backward."""
+        times = 1.0 if phase == "forward" else 1.0 + self._again
+        return np.array([2 * layers * times * self._exchange_s, 0.0])
 
     def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:
         """The time of a run, no less than inputs of its layers take to the host or back, beside computing."""
@@ -437,12 +465,14 @@ class _Step:
                 self._simulated[key, count] = self._times_of(one if count == 1 else build(run.unit, count, **how))
             return self._simulated[key, count]
 
-        last, tensors = of(few), self._tensors(len(run.unit) * run.times, phase)
+        experts = sum(kind.has_experts for kind in run.unit)
+        last, exposed = of(few), self._tensors(len(run.unit) * run.times, phase)
+        exposed = exposed + self._exchanges(experts * run.times, phase)
         if few == run.times:
-            return last + tensors
+            return last + exposed
         half = few // 2
         first, more = of(half), run.times - few
-        return last + more * (last - first) / (few - half) + tensors
+        return last + more * (last - first) / (few - half) + exposed
 
     def _times_of(self, schedule: Schedule) -> FloatArray:
         found = PassAnswer(self._stage, schedule, self.plan.layer, self.plan.options)
@@ -473,7 +503,7 @@ class _Step:
         )
         size = -(-size // layout.tp)
         if not phases.overlaps:
-            size = max(stage_parameters(plan, stage) for stage in range(layout.pp))
+            size = max(map(self._moved_parameters, range(layout.pp)))
         if phases.states.shape[1] == 1 or not size:
             return 0.0
 
@@ -485,6 +515,16 @@ class _Step:
         gathered_s = alone_s(gather, PARAMETER_BYTES * size)
         return gathered_s + (alone_s(reduce_scatter, GRADIENT_BYTES * size) if plan.trains else 0.0)
 
+    def _moved_parameters(self, stage: int) -> int:
+        """The parameters of a stage as if all of them were gathered by the ranks with the same ones."""
+        plan, layout, ranks = self.plan, self.plan.layout, self.phases.states.shape[1]
+        kinds = [kind for part in plan.parts[stage :: layout.pp] for kind in part]
+        less = sum(
+            stored_parameters(plan.model, kind, layout.ep) - moved_parameters(plan.model, kind, layout.ep, ranks)
+            for kind in kinds
+        )
+        return stage_parameters(plan, stage, layout.ep) - less // layout.tp
+
     def _optimizer_s(self) -> float:
         """The update of the states of a rank, at the bandwidth of its memory; no time where that is unknown.
 
@@ -493,13 +533,15 @@ class _Step:
         plan, bandwidth = self.plan, self._rates.memory_bytes_per_s
         if not plan.trains:
             return 0.0
-        shards = self.phases.states.shape[1] if plan.layout.zero else 1
+        shards, ep = self.phases.states.shape[1] if plan.layout.zero else 1, plan.layout.ep
+        held = max(stage_parameters(plan, stage, ep) for stage in range(plan.layout.pp))
         parameters = max(stage_parameters(plan, stage) for stage in range(plan.layout.pp)) / shards
+        parameters = parameters if plan.layout.zero else held
         if plan.layout.offload:
             most = max(Counter(self._machine.topology.node_of_rank).values())
             moved_s = (GRADIENT_BYTES + PARAMETER_BYTES) * parameters / HOST_LINK_BYTES_PER_S
             return moved_s + UPDATE_BYTES * parameters * most / HOST_BYTES_PER_S
-        gradients = parameters * (shards if plan.layout.zero == 1 else 1)
+        gradients = held if plan.layout.zero == 1 else parameters
         moved_bytes = (UPDATE_BYTES + NORM_BYTES) * parameters + GRADIENT_BYTES * gradients  # the last to zero them
         return 0.0 if bandwidth is None else moved_bytes / float(bandwidth)
 

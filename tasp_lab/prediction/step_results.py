@@ -266,7 +266,8 @@ class StepPrediction(Report):
 
     def _extras(self) -> str:
         plan, layout = self.plan, self.layout
-        found = f", {layout.recomputing}" if plan.trains else ""
+        found = f", ep {layout.ep}" if layout.ep > 1 else ""
+        found += f", {layout.recomputing}" if plan.trains else ""
         found += "" if plan.software.fused else ", eager"
         found += f", matrices in {plan.matrix_dtype}" if plan.matrix_dtype != "bf16" else ""
         found += f", {layout.microbatches} micro-batches" if layout.microbatches > 1 else ""
@@ -351,6 +352,7 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("checkpointing", "what is recomputed", lambda step: step.layout.checkpointing),
     Column("logit_chunks", "parts in which logits are computed", lambda step: step.layout.logit_chunks),
     Column("offload", "whether optimizer states are on the host", lambda step: step.layout.offload),
+    Column("ep", "ranks that share experts", lambda step: step.layout.ep),
     Column("overlap", "whether parameters and gradients move beside layers, or null for yes",
            lambda step: step.layout.overlap),
     Column("order", "of ranks, neighbours first", lambda step: step.layout.order),

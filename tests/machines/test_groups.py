@@ -11,10 +11,11 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.predict_step import with_groups
+from tasp_lab.prediction.predict_step import group_machine, with_groups
 from tasp_lab.prediction.training_step.layout import Layout, state_groups, tensor_groups
-from tasp_lab.prediction.training_step.messages import all_reduce, gather
+from tasp_lab.prediction.training_step.messages import gather
 from tasp_lab.prediction.training_step.phases import in_groups, part_of
+from tasp_lab.schedules.collectives.library_rings import library_schedule
 
 
 def grouped(name: str, layout: Layout) -> tuple[Machine, IntArray]:
@@ -24,11 +25,10 @@ def grouped(name: str, layout: Layout) -> tuple[Machine, IntArray]:
 
 
 def sums_s(name: str, tp: int) -> float:
-    """The time of sums in all tensor groups at once."""
-    machine, places = grouped(name, Layout(tp=tp, cp=1))
-    groups = tensor_groups(places)
-    schedule = in_groups(all_reduce(part_of(machine.topology, groups), 2**28), groups)
-    return float(simulate(schedule, machine, events=False).time_s)
+    """The time of a sum in a tensor group."""
+    machine = load_machine(name)
+    group = group_machine(machine, tensor_groups(Layout(tp=tp, cp=1).ranks(machine.topology.world_size)))
+    return float(simulate(library_schedule("reduce_scatter", group.topology, 2**28), group, events=False).time_s)
 
 
 @pytest.mark.parametrize("family", ["h100", "b200", "mi300x"])
@@ -48,10 +48,10 @@ def test_a_message_belongs_to_the_smallest_group_with_both_ends() -> None:
     machine, _ = grouped("h100-4x8", Layout(tp=2, cp=4, dp=4))
     library = machine.comm_library
     assert isinstance(library, GroupLibrary)
-    pairs = {(0, 1): 0, (0, 2): 2, (0, 8): 5}  # tensor, context, states between nodes
+    pairs = {(0, 2): 0, (0, 8): 3}  # context, states between nodes
     found = library.places(*np.array(list(pairs)).T)
     assert found.tolist() == list(pairs.values())
-    assert [kind.channels is None for kind in library.kinds] == [False, True, False]
+    assert [kind.channels is None for kind in library.kinds] == [True, False]
 
 
 def test_context_groups_alone_have_the_communicator_of_all_ranks() -> None:

@@ -95,18 +95,19 @@ class Matrix(NamedTuple):
         """FLOPs of a token."""
         return 2 * self.inputs * self.outputs * self.active
 
-    def product(self, tokens: int, tp: int) -> Product:
-        """The product with so many tokens at a rank of a tensor group."""
+    def product(self, tokens: int, tp: int, ep: int = 1) -> Product:
+        """The product with so many tokens at a rank of a tensor group, one of `ep` ranks that share experts."""
         inputs, outputs = (-(-size // (tp if name == self.divided else 1))
                            for name, size in (("inputs", self.inputs), ("outputs", self.outputs)))  # fmt: skip
-        rows = -(-tokens * self.active // self.experts)
+        copies = max(1, self.experts // ep)
+        rows = -(-tokens * self.active // copies)
         sizes = {
             "results": (rows, inputs, outputs),
             "inputs": (rows, outputs, inputs),
             "weights": (outputs, rows, inputs),
             "sums": (outputs, rows, inputs),
         }
-        return Product(*sizes[self.kind], self.kind, self.experts)
+        return Product(*sizes[self.kind], self.kind, copies)
 
 
 class Cost(NamedTuple):
@@ -154,9 +155,30 @@ def kinds_of(model: Model) -> tuple[LayerKind, ...]:
     return tuple(map(LayerKind, model.pattern, model.expert_layers))
 
 
-def stored_parameters(model: Model, kind: LayerKind) -> int:
-    """The parameters of a layer."""
-    return layer_of(model, kind.letter, has_experts=kind.has_experts).stored
+def stored_parameters(model: Model, kind: LayerKind, ep: int = 1) -> int:
+    """The parameters of a layer, with the experts of one of `ep` ranks that share them."""
+    found = layer_of(model, kind.letter, has_experts=kind.has_experts).stored
+    if not kind.has_experts or model.experts is None:
+        return found
+    return found - _of_experts(model, model.experts.count - model.experts.count // ep)
+
+
+def moved_parameters(model: Model, kind: LayerKind, ep: int, ranks: int) -> int:
+    """The parameters of a layer as if all of them were gathered by `ranks` that have parts of them.
+
+    Those of experts are gathered by `ranks` / `ep`, of which each receives less of them.
+    """
+    found = stored_parameters(model, kind, ep)
+    if ep == 1 or not kind.has_experts or model.experts is None:
+        return found
+    experts, fewer = _of_experts(model, model.experts.count // ep), ranks // ep
+    return found - experts + -(-experts * (fewer - 1) * ranks // (fewer * (ranks - 1)))
+
+
+def _of_experts(model: Model, count: int) -> int:
+    """The parameters of so many experts."""
+    assert model.experts is not None, "a model with experts"
+    return 3 * model.hidden_size * model.experts.width * count
 
 
 def before_attention(model: Model, kind: LayerKind, work: ElementWise = FUSED) -> Cost:

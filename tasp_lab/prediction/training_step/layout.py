@@ -56,6 +56,8 @@ class Layout:
         inputs of layers in the memory of the host.
     logit_chunks : parts in which logits and their gradients are computed; only one part is in memory.
     offload : whether optimizer states are in the memory of the host, which updates them.
+    ep : ranks that share experts, consecutive ones of those with the same parameters; tokens travel to their experts
+        and back. 1: each rank has a part of all experts.
     overlap : whether parameters and gradients move beside layers. By default as the stack does without flags, and
         without a stack yes. With ZeRO 3 they always do.
     order : from the ranks that are neighbours to those that are farthest apart. By default tensor groups, whose
@@ -74,11 +76,12 @@ class Layout:
     checkpointing: Checkpointing = "full"
     logit_chunks: int = 1
     offload: bool = False
+    ep: int = 1
     overlap: bool | None = None
     order: str = "tp-cp-dp-pp"
 
     def __post_init__(self) -> None:
-        for name in (*KINDS, "interleave", "microbatches", "logit_chunks"):
+        for name in (*KINDS, "ep", "interleave", "microbatches", "logit_chunks"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise WorkloadError(f"{name.replace('_', ' ')}: {value}, expected 1 or more")
@@ -119,6 +122,12 @@ class Layout:
             raise ScheduleError(f"{model.name}: {heads} heads on tp {self.tp}, expected a divisor of {heads}")
         if kv_heads % self.tp and self.tp % kv_heads:
             raise ScheduleError(f"{model.name}: {kv_heads} KV heads on tp {self.tp}, expected a divisor or a multiple")
+        experts, sharing = model.experts, (self.cp or 1) * (self.dp or 1)
+        if self.ep > 1 and (experts is None or experts.count % self.ep or sharing % self.ep):
+            raise ScheduleError(
+                f"{model.name}: ep {self.ep} with {experts.count if experts else 'no'} experts and {sharing} ranks of "
+                "the same parameters (cp x dp), expected a divisor of both"
+            )
         if "L" in model.pattern and self.tp > 1:
             raise ScheduleError(f"{model.name} has linear attention, expected tp 1: its tensors are not divided")
         chunks, layers = self.pp * self.interleave, len(model.pattern)
@@ -188,6 +197,11 @@ def context_groups(places: IntArray) -> IntArray:
 def state_groups(places: IntArray) -> IntArray:
     """The ranks with the same parameters, an int array (groups, dp x cp)."""
     return places.transpose(0, 3, 1, 2).reshape(-1, places.shape[1] * places.shape[2])
+
+
+def expert_groups(places: IntArray, ep: int) -> IntArray:
+    """The ranks that share experts, an int array (groups, ep)."""
+    return state_groups(places).reshape(-1, ep)
 
 
 def stage_of(topology: Topology, layout: Layout) -> tuple[Topology, IntArray]:

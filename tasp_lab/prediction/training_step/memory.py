@@ -148,12 +148,16 @@ def returns_results(plan: StepPlan) -> bool:
     return (plan.layout.cp or 1) > 1 and family_of(name) in ("ulysses", "usp")
 
 
-def stage_parameters(plan: StepPlan, stage: int) -> int:
-    """The parameters of a rank of a stage: its layers, and embedding, last norm and output if it has them."""
+def stage_parameters(plan: StepPlan, stage: int, ep: int = 1) -> int:
+    """The parameters of a rank of a stage: its layers, and embedding, last norm and output if it has them.
+
+    With the experts of one of `ep` ranks that share them.
+    """
     model, layout = plan.model, plan.layout
+    held = _layers_of(model, layout.chunks, layout.pp, stage, ep)
     if layout.pp == 1:
-        return _shared(parameter_count(model), layout.tp)
-    held = _layers_of(model, layout.chunks, layout.pp, stage)
+        beside = parameter_count(model) - _layers_of(model, layout.chunks, 1, stage, 1).parameters
+        return _shared(held.parameters + beside, layout.tp)
     return _shared(held.parameters + _vocabulary_parameters(plan, stage), layout.tp)
 
 
@@ -166,8 +170,8 @@ class _Layers(NamedTuple):
 
 # Of the thousands of layouts that a plan searches, many have the same stages: what follows from these is cached.
 @lru_cache(maxsize=4096)
-def _layers_of(model: Model, chunks: int, pp: int, stage: int) -> _Layers:
-    held = [stored_parameters(model, kind) for part in parts_of(model, chunks)[stage::pp] for kind in part]
+def _layers_of(model: Model, chunks: int, pp: int, stage: int, ep: int) -> _Layers:
+    held = [stored_parameters(model, kind, ep) for part in parts_of(model, chunks)[stage::pp] for kind in part]
     return _Layers(sum(held), max(held))
 
 
@@ -187,15 +191,19 @@ def _shared(size: int, ranks: int) -> int:
 
 def _states_bytes(plan: StepPlan, stage: int) -> tuple[int, int, int]:
     """Parameters, gradients and optimizer states of a rank."""
-    layout, count = plan.layout, stage_parameters(plan, stage)
-    shards = (layout.cp or 1) * (layout.dp or 1)
+    layout, every, held = plan.layout, stage_parameters(plan, stage), stage_parameters(plan, stage, plan.layout.ep)
+
+    def of(size_bytes: int, sharded_from: int) -> int:
+        """So many bytes per parameter. Of sharded ones ranks that share experts have as many as others."""
+        shards = (layout.cp or 1) * (layout.dp or 1)
+        return _shared(size_bytes * every, shards) if layout.zero >= sharded_from else size_bytes * held
+
     if not plan.trains:
-        return _shared(PARAMETER_BYTES * count, shards if layout.zero == 3 else 1), 0, 0
+        return of(PARAMETER_BYTES, 3), 0, 0
     # Stage 3 has the master copies as its parameters, and gathers 16 bits of them.
-    parameters = _shared(MASTER_BYTES * count, shards) if layout.zero == 3 else PARAMETER_BYTES * count
-    gradients = _shared(GRADIENT_BYTES * count, shards if layout.zero >= 2 else 1)
-    states = MOMENT_BYTES + (0 if layout.zero == 3 else MASTER_BYTES)
-    optimizer = 0 if layout.offload else _shared(states * count, shards if layout.zero >= 1 else 1)
+    parameters = of(MASTER_BYTES if layout.zero == 3 else PARAMETER_BYTES, 3)
+    gradients = of(GRADIENT_BYTES, 2)
+    optimizer = 0 if layout.offload else of(MOMENT_BYTES + (0 if layout.zero == 3 else MASTER_BYTES), 1)
     if layout.offload and layout.zero == 3 and plan.software.offloads_shards:
         parameters = gradients = 0
     return parameters, gradients, optimizer
@@ -228,7 +236,7 @@ def _gathered_bytes(plan: StepPlan, stage: int) -> int:
     layout = plan.layout
     if layout.zero < 2 or (not plan.trains and (layout.cp or 1) * (layout.dp or 1) == 1 and layout.zero == 3):
         return 0
-    largest = _shared(_layers_of(plan.model, layout.chunks, layout.pp, stage).largest, layout.tp)
+    largest = _shared(_layers_of(plan.model, layout.chunks, layout.pp, stage, layout.ep).largest, layout.tp)
     gradients = GRADIENT_BYTES * largest if plan.trains else 0
     if layout.zero == 2:
         return gradients

@@ -31,6 +31,7 @@ from tasp_lab.prediction.training_step.costs import (
     LayerKind,
     before_attention,
     behind_projection,
+    moved_parameters,
     output_projection,
     repeated_selectively,
     stored_parameters,
@@ -179,9 +180,11 @@ class Phases:
 
     def work(self, cost: Cost, kind: LayerKind) -> Work:
         """The work of a call at each rank, an equal part of that of its tensor group."""
-        tokens, tp = self.tokens(kind.letter), self.plan.layout.tp
+        tokens, tp, ep = self.tokens(kind.letter), self.plan.layout.tp, self.plan.layout.ep
         moved_bytes = cost.moved_bytes + (CAST_BYTES * cost.inputs if self.plan.matrix_dtype == "fp8" else 0)
-        products = {each: tuple(matrix.product(each, tp) for matrix in cost.matrices) for each in {*tokens.tolist()}}
+        products = {
+            each: tuple(matrix.product(each, tp, ep) for matrix in cost.matrices) for each in {*tokens.tolist()}
+        }
         of_ranks = [products[each] for each in tokens.tolist()]
         return Work(-(-tokens * cost.flops // tp), -(-tokens * moved_bytes // tp), cost.launches, of_ranks)
 
@@ -189,7 +192,8 @@ class Phases:
         """What a rank moves to copy the parameters and gradients of a layer out of and into FSDP's buffers."""
         if self.plan.layout.zero < 3 or self.states.shape[1] == 1:
             return 0
-        return FSDP_COPY_BYTES[is_backward] * stored_parameters(self.plan.model, kind) // self.plan.layout.tp
+        layout = self.plan.layout
+        return FSDP_COPY_BYTES[is_backward] * stored_parameters(self.plan.model, kind, layout.ep) // layout.tp
 
     def _gathers(self, kinds: Sequence[LayerKind], gathers: bool) -> list[Schedule]:
         return self._of_states(gather, PARAMETER_BYTES, kinds) if gathers and self.plan.layout.zero else []
@@ -203,8 +207,8 @@ class Phases:
         """Messages of so many bytes per parameter of a rank, for each layer; none if they do not move beside layers."""
         if not self.overlaps:
             return []
-        model, tp = self.plan.model, self.plan.layout.tp
-        parameters = {kind: -(-stored_parameters(model, kind) // tp) for kind in set(kinds)}
+        model, layout, ranks = self.plan.model, self.plan.layout, self.states.shape[1]
+        parameters = {kind: -(-moved_parameters(model, kind, layout.ep, ranks) // layout.tp) for kind in set(kinds)}
         found = {kind: in_groups(messages(self.states_part, size_bytes * count), self.states)
                  for kind, count in parameters.items()}  # fmt: skip
         return [found[kind] for kind in kinds]

@@ -18,8 +18,9 @@ from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.predict_step import group_machine
 from tasp_lab.prediction.step_results import StepPrediction
-from tasp_lab.prediction.training_step.costs import kinds_of, stored_parameters
+from tasp_lab.prediction.training_step.costs import Matrix, kinds_of, moved_parameters, stored_parameters
 from tasp_lab.prediction.training_step.layout import context_groups, stage_of, state_groups, tensor_groups
+from tasp_lab.prediction.training_step.memory import stage_memory
 from tasp_lab.prediction.training_step.messages import send
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, runs_of
 from tasp_lab.prediction.training_step.pipeline import (
@@ -33,8 +34,9 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.workload.models.catalogue import load_model
-from tasp_lab.workload.models.model import Attention
-from tests.support.steps import exact_machine, phases_of, plan_of, small_model
+from tasp_lab.workload.models.model import Attention, Experts
+from tasp_lab.workload.models.parameters import parameter_count
+from tests.support.steps import exact_machine, phases_of, plan_of, small_experts, small_model
 
 sizes = st.sampled_from([1, 2, 3, 4])
 layouts = st.builds(
@@ -138,6 +140,60 @@ def test_tensor_groups_gather_and_sum_hidden_states(checkpointing: Checkpointing
     without = predict_step("b200-8", model, tokens, "ulysses", layout=replace(step.layout, tp=1, dp=8))
     of_tensors = step.times.exposed_s - step.times.embedding_s - 3 * (gathers * gather_s + sums * sum_s)
     assert 0 <= of_tensors < without.times.exposed_s
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([0, 1, 2, 3]), st.sampled_from([1, 2]))
+@settings(max_examples=20)
+def test_experts_that_ranks_share_are_stored_once_in_a_group(ep: int, zero: int, tp: int) -> None:
+    """Of 8 experts a rank holds 8 / ep; what ZeRO shards is an equal part of all in any case."""
+    experts = Experts(count=8, active=2, width=8, shared=1, dense_layers=1)
+    plan = plan_of(small_model(3, experts=experts), ranks=8 * tp, cp=2, dp=4, tp=tp, zero=zero, ep=ep)
+    all_parameters, every = parameter_count(plan.model), 2 * 8 * 3 * 12 * 8  # of two layers of experts
+    held = all_parameters - every + every // ep
+    memory = stage_memory(plan, 0, 64, 0)
+    expected = {
+        "parameters": 4 * all_parameters / 8 if zero == 3 else 2 * held,
+        "gradients": 4 * all_parameters / 8 if zero >= 2 else 4 * held,
+        "optimizer": (8 if zero == 3 else 12) * (all_parameters / 8 if zero else held),
+    }
+    for name, size in expected.items():
+        assert getattr(memory, name) == pytest.approx(size / tp, abs=16)
+    (layer,) = {kind for kind in kinds_of(plan.model) if kind.has_experts}
+    own, moved = stored_parameters(plan.model, layer, ep), moved_parameters(plan.model, layer, ep, 8)
+    of_experts, fewer = 8 * 3 * 12 * 8 // ep, 8 // ep
+    assert (own - moved) * 7 / 8 == pytest.approx(of_experts * (7 / 8 - (fewer - 1) / fewer), abs=1)
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 40))
+def test_experts_compute_as_many_tokens_wherever_they_are(ep: int, tokens: int) -> None:
+    matrix = Matrix(12, 8, "outputs", "results", 8, 2)
+    product = matrix.product(4 * tokens, 1, ep)
+    assert product.flops == 4 * tokens * matrix.flops
+    assert (product.copies, product.rows) == (8 // ep, tokens * ep)
+
+
+@pytest.mark.parametrize(("checkpointing", "exchanges"), [("none", 4), ("selective", 5), ("full", 6)])
+def test_tokens_travel_to_their_experts_and_back(checkpointing: Checkpointing, exchanges: int) -> None:
+    """Two all-to-alls forward and two backward of each layer with experts; what is computed again repeats them."""
+    model = small_model(3, experts=Experts(count=8, active=2, width=8, dense_layers=1))
+    steps = [
+        predict_step(
+            "b200-8", model, 64, "ulysses", layout=Layout(cp=1, dp=8, zero=1, checkpointing=checkpointing, ep=ep)
+        )
+        for ep in (1, 8)
+    ]
+    machine = load_machine("b200-8")
+    once_s = float(simulate(library_schedule("alltoall", machine.topology, 2 * 64 * 2 * 12), machine).time_s)
+    more_s = steps[1].times.exposed_s - steps[0].times.exposed_s
+    assert more_s == pytest.approx(2 * exchanges * once_s, rel=0.2)
+    assert [each.to_dict()["ep"] for each in steps] == [1, 8]
+    assert ", ep 8, " in str(steps[1])
+
+
+def test_expert_parallelism_that_does_not_divide_is_refused() -> None:
+    for model, ep, words in ((small_model(), 2, "no experts"), (small_experts(), 4, "6 experts and 8 ranks")):
+        with pytest.raises(ScheduleError, match=f"ep {ep} with {words}"):
+            predict_step("b200-8", model, 64, "ulysses", layout=Layout(cp=1, dp=8, ep=ep))
 
 
 @pytest.mark.parametrize(("tp", "cp", "dp"), [(2, 1, 1), (2, 2, 1), (4, 1, 2)])
