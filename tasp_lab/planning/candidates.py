@@ -34,7 +34,7 @@ from tasp_lab.prediction.training_step.costs import (
 )
 from tasp_lab.prediction.training_step.layout import Layout, StepPlan
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES
-from tasp_lab.prediction.training_step.rates import StepRates
+from tasp_lab.prediction.training_step.rates import StepRates, compute_of_step
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import pairs_in_band
@@ -214,10 +214,12 @@ class Speeds:
     @classmethod
     def of(cls, machine: Machine, rates: StepRates, layer: Workload) -> Speeds:
         """The speeds of a machine at which a layer's attention and messages run at most."""
+        compute = compute_of_step(machine, rates)
         forward, backward = (
-            float(machine.compute.rate(layer.dtype, passing, "softmax", layer.head_dim).flops_per_s or math.inf)
+            float(compute.attention.rate(layer.dtype, passing, "softmax", layer.head_dim).flops_per_s or math.inf)
             for passing in ("forward", "backward")
         )
+        rates = compute.rates
         matrices, memory = rates.highest_flops_per_s, float(rates.memory_bytes_per_s or math.inf)
         return cls(matrices, forward, backward, memory, Network.of(machine.topology), domain_of(machine.topology))
 

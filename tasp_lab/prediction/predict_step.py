@@ -16,7 +16,6 @@ from tasp_lab.core.choices import MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import count_of, format_bandwidth, format_flops, format_size
-from tasp_lab.machines.compute import in_long_use
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
@@ -77,10 +76,9 @@ from tasp_lab.prediction.training_step.rates import (
     RESERVED_SOURCE,
     SPREAD,
     SPREAD_SOURCE,
-    StepCompute,
     StepRates,
+    compute_of_step,
     of_machine,
-    slowest_speed,
     step_rates,
     with_memory,
 )
@@ -199,7 +197,7 @@ def predict_step(
         on = run_by_stack(machine, own.windowed_layer, name, passes, layout.cp)
         on = with_assumptions(on, own.layer) if compute is None else on
         beside = with_memory(rates or step_rates(on, matrix_dtype, _rate(matrix_rate)), overrides)
-        kernels = StepCompute(in_long_use(on.compute), beside).scaled(slowest_speed(machine.topology.world_size))
+        kernels = compute_of_step(on, beside)
         step = _Step(replace(on, compute=kernels), own, kernels.rates, layers, progress)
         buffers = attention_buffers(step.phases.passes)
         return StepPrediction(

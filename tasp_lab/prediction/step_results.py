@@ -312,7 +312,8 @@ class StepPrediction(Report):
             fits = "fits" if self.fits else "does not fit"
             rows.append(("context and communication library", format_size_about(RESERVED_BYTES)))
             rows.append(("the GPU has", f"{format_size_about(self.rates.capacity_bytes)}: {fits}"))
-            rows.append(("longest sequence that fits", f"{format_count(self.longest_sequence or 0)} positions"))
+            longest = f"{format_count(self.longest_sequence)} positions" if self.longest_sequence else "none"
+            rows.append(("longest sequence that fits", longest))
         return rows
 
     def _lines(self) -> list[str]:

@@ -100,7 +100,8 @@ class AttentionKernel:
 
     def peak_rate(self, passing: Passing, head_dim: int) -> float:
         """FLOP/s that no call exceeds."""
-        return rate_at(self.variant(passing, head_dim), head_dim)
+        variant = self.variant(passing, head_dim)
+        return rate_at(variant, head_dim) * (1.0 if variant.settle_s.value else variant.sustained.value)
 
     def assumption(self, passing: Passing, head_dim: int) -> str:
         """What is assumed for this pass and head dimension; empty where it was measured."""

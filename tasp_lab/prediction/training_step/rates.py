@@ -15,6 +15,7 @@ from tasp_lab.core.choices import MatrixDtype
 from tasp_lab.core.errors import OverrideError, QuantityError
 from tasp_lab.core.records import Record, Text
 from tasp_lab.core.units import Number, format_flops, format_size, parse_flops_per_s, parse_size_bytes
+from tasp_lab.machines.compute import in_long_use
 from tasp_lab.machines.constants import Quantity
 from tasp_lab.machines.kernel_model import gpu_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
@@ -251,3 +252,8 @@ class StepCompute:
     def as_assumed(self, what: str) -> StepCompute:
         """The same, with rates of attention marked as an assumption."""
         return replace(self, attention=self.attention.as_assumed(what))
+
+
+def compute_of_step(machine: Machine, rates: StepRates) -> StepCompute:
+    """What a rank of a machine computes with in a step: at the clocks of long use, as fast as the slowest GPU."""
+    return StepCompute(in_long_use(machine.compute), rates).scaled(slowest_speed(machine.topology.world_size))
