@@ -308,7 +308,7 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
     """
     layout, layer, model = plan.layout, plan.layer, plan.model
     cp, tp, network = layout.cp or 1, layout.tp, speeds.network
-    passes = 2 + {"none": 0.0, "selective": 0.5}.get(layout.checkpointing, 1.0)
+    passes = 2 + layout.repeated
     # a gather and a sum around attention, and around the MLP; inputs of both again (arXiv:2205.05198, section 4.2.2)
     hidden_bytes = ELEMENT_BYTES * model.hidden_size * plan.sequence * plan.batch / cp
     tensor_s = (4 * passes + 2) * hidden_bytes * (tp - 1) / tp / network.inside if tp > 1 else 0.0

@@ -411,13 +411,8 @@ class _Step:
         """
         gather_s, sum_s = self._tensor_s
         forward_s = 2 * (gather_s + sum_s)
-        found_s = forward_s if phase == "forward" else forward_s * (1 + self._again) + 2 * gather_s
+        found_s = forward_s if phase == "forward" else forward_s * (1 + self.plan.layout.repeated) + 2 * gather_s
         return np.array([layers * found_s, 0.0])
-
-    @property
-    def _again(self) -> float:
-        """The share of the messages of a forward pass that the backward pass repeats."""
-        return {"none": 0.0, "selective": 0.5}.get(self.plan.layout.checkpointing, 1.0)
 
     @cached_property
     def _exchange_s(self) -> float:
@@ -432,7 +427,7 @@ class _Step:
 
     def _exchanges(self, layers: int, phase: Literal["forward", "backward"]) -> FloatArray:
         """The exchanges of so many layers with experts: there and back, each way once forward and once backward."""
-        times = 1.0 if phase == "forward" else 1.0 + self._again
+        times = 1.0 if phase == "forward" else 1.0 + self.plan.layout.repeated
         return np.array([2 * layers * times * self._exchange_s, 0.0])
 
     def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:

@@ -147,6 +147,11 @@ class Layout:
         return places.transpose([names.index(name) for name in ("pp", "dp", "cp", "tp")])
 
     @property
+    def repeated(self) -> float:
+        """The share of the messages of a layer's forward pass that its backward pass repeats."""
+        return {"none": 0.0, "selective": 0.5}.get(self.checkpointing, 1.0)
+
+    @property
     def repeats_layers(self) -> bool:
         """Whether the backward pass computes all of each layer again."""
         return self.checkpointing in ("full", "offload")

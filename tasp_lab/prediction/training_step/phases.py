@@ -495,7 +495,7 @@ def _side_by_side(tables: Sequence[BoolArray]) -> BoolArray:
 
 @dataclass(frozen=True, eq=False)
 class AttentionPass:
-    """A pass of a layer, a re-layout, or an all-reduce of tensor groups, by all ranks.
+    """A pass of a layer, or a re-layout, by all ranks.
 
     Parameters
     ----------
