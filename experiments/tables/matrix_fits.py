@@ -22,8 +22,8 @@ from tasp_lab.core.files import write_whole
 from tasp_lab.machines.kernel_model.constants import gpus
 from tasp_lab.machines.kernel_model.kernel import throttled
 from tasp_lab.prediction.training_step import products
-from tasp_lab.prediction.training_step.products import LARGE, Form, parts_s
-from tasp_lab.workload.kernel_shapes import ProductKind
+from tasp_lab.prediction.training_step.products import LARGE, Form, call_s, parts_s
+from tasp_lab.workload.kernel_shapes import Product, ProductKind
 
 FOLDER = Path(__file__).parents[1] / "published" / "matrices"
 GPUS = ("a100-pcie", "b200")
@@ -54,9 +54,8 @@ class Fit(NamedTuple):
 
     def large_rate(self, gpu: str) -> float:
         """FLOP/s of results of a `LARGE` product in long use."""
-        large = np.array([float(LARGE)])
-        busy_s, _ = parts_s(self.form, gpus()[gpu], self.rate, large, large, large, False)
-        return float(2 * LARGE**3 / (busy_s[0] + self.form.launch_s))
+        large = Product(LARGE, LARGE, LARGE, "results")
+        return large.flops / call_s(self.form, gpus()[gpu], self.rate, large)
 
 
 def read(gpu: str) -> pd.DataFrame:
@@ -110,13 +109,10 @@ _STAGES: dict[str, ProductKind] = {"fwd": "results", "bwd_grad_act": "inputs", "
 def experts_errors(gpu: str, fit: Fit, *, together: bool) -> pd.Series:
     """The errors of grouped products of experts, to which nothing is fitted but whether they run `together`."""
     rows = pd.read_csv(FOLDER / f"{gpu}_experts.csv", comment="#")
-    errors = []
+    form, errors = msgspec.structs.replace(fit.form, together=together), []
     for row in rows.itertuples():
-        adds, rate = row.stage == "bwd_grad_w", fit.rate * fit.form.kinds[_STAGES[row.stage]]
-        m, k, n = (np.array([float(each)]) for each in (row.m, row.k, row.n))
-        parts = parts_s(fit.form, gpus()[gpu], rate, m, k, n, adds, row.groups if together else 1)
-        time_s = (fit.form.launch_s + max(each[0] for each in parts)) * (1 if together else row.groups)
-        errors.append(time_s * row.tflops * 1e12 / (2 * row.m * row.k * row.n * row.groups) - 1)
+        product = Product(row.m, row.k, row.n, _STAGES[row.stage], row.groups)
+        errors.append(call_s(form, gpus()[gpu], fit.rate, product) * row.tflops * 1e12 / product.flops - 1)
     return pd.Series(errors)
 
 

@@ -99,12 +99,16 @@ def shapes_of(gpu: Gpu) -> Shapes:
 
 @lru_cache(1 << 14)
 def _time_s(shapes: Shapes, rate: float, product: Product) -> float:
-    form = forms()[shapes.of]
+    return call_s(forms()[shapes.of], shapes.gpu, _full_rate(shapes, rate), product)
+
+
+def call_s(form: Form, gpu: Gpu, rate: float, product: Product) -> float:
+    """The seconds of a call at settled clocks; `rate` is that of results of full waves of tiles without ends."""
     rows, inner, columns = (np.array([float(each)]) for each in product[:3])
-    kind_rate = form.kinds[product.kind] * _full_rate(shapes, rate)
+    kind_rate = form.kinds[product.kind] * rate
     adds, copies = product.kind == "sums", product.copies
     at_once = copies if form.together else 1
-    busy_s, moved_s = parts_s(form, shapes.gpu, kind_rate, rows, inner, columns, adds, at_once)
+    busy_s, moved_s = parts_s(form, gpu, kind_rate, rows, inner, columns, adds, at_once)
     return (form.launch_s + float(np.maximum(busy_s, moved_s)[0])) * (copies // at_once)
 
 
