@@ -408,8 +408,8 @@ class _Chain:
             kept = own.initial | own.left
             initial = own.initial & ~link.behind.made
             final = np.zeros_like(own.final)
-            task = own.task or self._moved(own.blocks, initial, final)  # messages alone have none
-            found.append(_Part(own.blocks, task, initial, final, kept, own.steps, step + 1))
+            assert own.task is not None, "a pass of a layer has a task"
+            found.append(_Part(own.blocks, own.task, initial, final, kept, own.steps, step + 1))
         return found
 
     def _calls(
@@ -501,7 +501,7 @@ class AttentionPass:
     ----------
     schedule : of all groups together.
     made : bool array (world_size, blocks), what the call before it makes at each rank.
-    flops : the FLOPs of the pass over all ranks that no schedule can do without; 0 of messages alone.
+    flops : the FLOPs of the pass over all ranks that no schedule can do without; 0 of a re-layout.
     layout : the positions of the ranks of a context group.
     """
 
