@@ -91,6 +91,7 @@ class Shapes(NamedTuple):
 def shapes_of(gpu: Gpu) -> Shapes:
     """Those of a GPU: with its own form, that of the first GPU with one that it is like, or that of the B200.
 
+    >>> from tasp_lab.machines.kernel_model.constants import gpus
     >>> [shapes_of(gpus()[name]).of for name in ("b200", "a800", "h100")]
     ['b200', 'a100-pcie', 'b200']
     """
