@@ -1,4 +1,4 @@
-"""How large tasp-lab is, and how much of it runs for one question: figures at the start, aimed at, and now.
+"""How large tasp-lab is, and how much of it runs for one question: figures at the start, the budget, and now.
 
 ``python -m experiments.benchmarks.structure`` counts the checkout that it belongs to. ``--root FOLDER --start`` counts
 another checkout, and stores its figures as those of the start. Results in ``experiments/benchmarks/results/``:
@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from experiments.benchmarks import structure_walk
@@ -34,8 +35,13 @@ RESULTS = Path(__file__).parent / "results"
 
 PREDICT = "predict mi300x-8 --schedule ring --shard-bytes 64MiB"
 COMPARE = "compare h100-8 --seq 16Ki --kv-heads 8 --mask causal --pass both"
+PLAN = "plan h100-4x8 --model llama-3-8b --seq 64Ki --batch-tokens 2Mi"
+ACCURACY = "accuracy tasp_lab/measure/tables/h100_xxrjun_1x8_all_gather.csv"
 ATTENTION = "runtime.attention, tasp, causal, forward and backward, on one of 2 ranks"
 RANKS = 2
+
+WHICH = ("before", "aim", "now")
+"""The figures of the start, those aimed at, and those of the checkout."""
 
 FIGURES = {
     "product_lines": f"lines of {', '.join(PACKAGES)}",
@@ -50,9 +56,14 @@ FIGURES = {
     "cycles": "cycles of imports inside packages",
     "cycles_across_packages": "cycles of imports across packages",
     "comment_share": "lines with a comment",
+    "imports_median": "modules of the product that a module imports: median",
+    "imports_most": "of one module in ten: at least",
     "predict_functions": f"functions that run for `{PREDICT}`",
     "predict_modules": "modules that run for it",
     "predict_packages": "packages that run for it",
+    "compare_functions": f"functions that run for `{COMPARE}`",
+    "plan_functions": f"functions that run for `{PLAN}`, in its first process",
+    "accuracy_functions": f"functions that run for `{ACCURACY}`, in its first process",
     "attention_functions": f"functions that run for {ATTENTION}",
     "attention_modules": "modules that run for it",
     "attention_packages": "packages that run for it",
@@ -61,11 +72,18 @@ FIGURES = {
 }
 """Name in the JSON file, and meaning."""
 
+BUDGETS = {
+    "core": 1_500, "topology": 2_200, "workload": 1_600, "rings": 2_800, "schedule": 4_700,
+    "schedules + synthesis": 7_800, "machines": 5_600, "sim": 4_900, "prediction + planning": 7_500, "measure": 3_900,
+    "validation": 1_200, "study": 3_700, "plots + timeline": 1_400, "formats": 1_400, "runtime": 9_000, "cli": 2_100,
+}  # fmt: skip
+"""The most lines of each package, or of several together."""
+
 AIMS = {
-    "product_lines": 48_000, "experiment_lines": 6_000, "test_lines": 30_000, "document_words": 25_000,
-    "modules": 320, "single_importers": 40, "classes": 400, "report_subclasses": 5, "to_dict": 8, "cycles": 0,
-    "cycles_across_packages": 0, "predict_functions": 350, "predict_modules": 70, "predict_packages": 14,
-    "simulations": 250, "compare_cpu_s": 5,
+    "product_lines": 62_000, "experiment_lines": 6_500, "test_lines": 46_000, "document_words": 30_000,
+    "single_importers": 45, "classes": 480, "report_subclasses": 5, "to_dict": 8, "cycles": 0,
+    "cycles_across_packages": 0, "comment_share": 0.03, "imports_median": 4, "imports_most": 10,
+    "predict_functions": 550, "predict_modules": 85, "predict_packages": 16, "package_lines": BUDGETS,
 }  # fmt: skip
 
 WALKS = {"walk_predict_ring": ("predict", PREDICT), "walk_attention": ("attention", ATTENTION)}
@@ -80,8 +98,7 @@ def main() -> None:
     path = RESULTS / "structure.json"
     stored: Record = json.loads(path.read_text()) if path.exists() else {}
     stored |= {"aim": AIMS, "before" if asked.start else "now": measure(asked.root.resolve())}
-    order = ("before", "aim", "now")
-    write_record(path, {name: stored[name] for name in order if name in stored})
+    write_record(path, {which: stored[which] for which in WHICH if which in stored})
     write_whole(RESULTS / "structure.md", table(stored).encode())
     for name, (prefix, what) in WALKS.items():
         write_whole(RESULTS / f"{name}.md", walk_document(stored, f"{prefix}_walk", what).encode())
@@ -92,6 +109,10 @@ def measure(root: Path) -> Record:
     counts = count_source(root, PACKAGES)
     predict = _walk(root, task="command", cli=CLI, arguments=PREDICT.split())
     attention = _walk_ranks(root)
+    others = {"compare": COMPARE, "plan": PLAN, "accuracy": ACCURACY}
+    functions = {
+        name: _walk(root, task="command", cli=CLI, arguments=line.split())["functions"] for name, line in others.items()
+    }
     simulations = _walk(root, task="simulations", cli=CLI, simulate=SIMULATE, arguments=COMPARE.split())
     return {
         "commit": _commit(root),
@@ -107,7 +128,11 @@ def measure(root: Path) -> Record:
         "cycles": len(counts.cycles),
         "cycles_across_packages": len(counts.cycles_across_packages),
         "comment_share": counts.comment_share,
+        "imports_median": median(counts.imports),
+        "imports_most": counts.imports[len(counts.imports) * 9 // 10],
+        "package_lines": {names: _package_lines(root, names) for names in BUDGETS},
         **{f"predict_{name}": value for name, value in predict.items()},
+        **{f"{name}_functions": count for name, count in functions.items()},
         **{f"attention_{name}": value for name, value in attention.items()},
         "simulations": simulations["simulations"],
         "compare_cpu_s": simulations["cpu_s"],
@@ -115,6 +140,11 @@ def measure(root: Path) -> Record:
         "modules_in_cycles_across_packages": [list(cycle) for cycle in counts.cycles_across_packages],
         "modules_with_one_importer": counts.single_importers,
     }
+
+
+def _package_lines(root: Path, names: str) -> int:
+    """Lines of packages of the product that are listed as "study + plots"."""
+    return sum(count_lines(root, name if name in PACKAGES else f"{PACKAGES[0]}/{name}") for name in names.split(" + "))
 
 
 def _walk(root: Path, **request: object) -> Record:
@@ -158,8 +188,12 @@ def _commit(root: Path) -> str:
 def table(stored: Record) -> str:
     """The document with the figures, and the cycles that are left."""
     rows = [
-        [meaning, *(_cell(name, stored.get(which, {}).get(name)) for which in ("before", "aim", "now"))]
+        [meaning, *(_cell(name, stored.get(which, {}).get(name)) for which in WHICH)]
         for name, meaning in FIGURES.items()
+    ]
+    sizes = [
+        [names, *(_cell(names, stored.get(which, {}).get("package_lines", {}).get(names)) for which in WHICH)]
+        for names in BUDGETS
     ]
     made = machine_record()
     commits = {which: stored.get(which, {}).get("commit", "-") for which in ("before", "now")}
@@ -173,8 +207,12 @@ def table(stored: Record) -> str:
     )
     cycles = (stored["now"] if "now" in stored else stored["before"])["modules_in_cycles"]
     listed = "\n".join(f"- {', '.join(cycle)}" for cycle in cycles) or "There are none."
-    columns = ("what", "start", "aim", "now")
-    return f"{head}\n\n{markdown_table(columns, rows)}\n\n## Cycles of imports inside packages\n\n{listed}\n"
+    columns = ("start", "aim", "now")
+    return (
+        f"{head}\n\n{markdown_table(('what', *columns), rows)}\n\n"
+        f"## Lines of packages\n\n{markdown_table(('packages', *columns), sizes)}\n\n"
+        f"## Cycles of imports inside packages\n\n{listed}\n"
+    )
 
 
 def _cell(name: str, value: Any) -> str:

@@ -42,6 +42,8 @@ class SourceCounts(NamedTuple):
     cycles_across_packages: list[Cycle]
     comment_share: float
     """Lines with a comment for a reader, as a share of all lines."""
+    imports: list[int]
+    """How many modules of these packages each module imports, in ascending order."""
 
 
 def count_source(root: Path, packages: Sequence[str]) -> SourceCounts:
@@ -72,6 +74,7 @@ def count_source(root: Path, packages: Sequence[str]) -> SourceCounts:
         cycles=inside,
         cycles_across_packages=[cycle for cycle in cycles if cycle not in inside],
         comment_share=sum(map(comment_lines, texts.values())) / max(lines, 1),
+        imports=sorted(len(statements[name]) for name in trees if name not in folders),
     )
 
 
