@@ -458,7 +458,7 @@ class _Step:
                 self._simulated[key, count] = self._times_of(one if count == 1 else build(run.unit, count, **how))
             return self._simulated[key, count]
 
-        experts = sum(kind.has_experts for kind in run.unit)
+        experts = sum(kind.experts is not None for kind in run.unit)
         last, exposed = of(few), self._tensors(len(run.unit) * run.times, phase)
         exposed = exposed + self._exchanges(experts * run.times, phase)
         if few == run.times:

@@ -18,14 +18,13 @@ the loss is that of the software, see `tasp_lab.machines.stack.StepSoftware`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from tasp_lab.workload.kernel_shapes import Product, ProductKind
-from tasp_lab.workload.models.model import Linear, Model
+from tasp_lab.workload.models.model import Experts, Linear, Model
 from tasp_lab.workload.models.parameters import attention_matrices, layer_of, mlp_matrices
 
 ELEMENT_BYTES = 2
@@ -141,26 +140,51 @@ class Cost(NamedTuple):
 NO_COST = Cost()
 
 
-@dataclass(frozen=True)
-class LayerKind:
-    """Layers that are alike: their letter (`Model.pattern`), and whether they have experts."""
+class LayerKind(NamedTuple):
+    """Layers that are alike: their letter (`Model.pattern`), and their experts, if they have any."""
 
     letter: str
-    has_experts: bool
+    experts: Experts | None = None
 
 
 @lru_cache(maxsize=256)
 def kinds_of(model: Model) -> tuple[LayerKind, ...]:
     """The kind of each layer."""
-    return tuple(map(LayerKind, model.pattern, model.expert_layers))
+    kinds = zip(model.pattern, model.expert_layers, strict=True)
+    return tuple(LayerKind(letter, model.experts if has_experts else None) for letter, has_experts in kinds)
+
+
+class PassedMlps(NamedTuple):
+    """The MLPs that a token passes in a layer: one, the experts that it takes, or none.
+
+    Parameters
+    ----------
+    count : how many.
+    width : elements of a hidden vector of all of them together.
+    vectors : hidden vectors of each, two where it is gated.
+    copies : to how many experts a token is copied, and back.
+    """
+
+    count: int
+    width: int
+    vectors: int
+    copies: int
+
+
+def passed_mlps(model: Model, kind: LayerKind) -> PassedMlps:
+    """What a token passes behind attention."""
+    if kind.experts is not None:
+        count = kind.experts.active + kind.experts.shared
+        return PassedMlps(count, count * kind.experts.width, 2, kind.experts.active)
+    if model.mlp is None:
+        return PassedMlps(0, 0, 0, 0)
+    return PassedMlps(1, model.mlp.width, 2 if model.mlp.gated else 1, 0)
 
 
 def stored_parameters(model: Model, kind: LayerKind, ep: int = 1) -> int:
     """The parameters of a layer, with the experts of one of `ep` ranks that share them."""
-    found = layer_of(model, kind.letter, has_experts=kind.has_experts).stored
-    if not kind.has_experts or model.experts is None:
-        return found
-    return found - _of_experts(model, model.experts.count - model.experts.count // ep)
+    stored = layer_of(model, kind.letter, has_experts=kind.experts is not None).stored
+    return stored if kind.experts is None else stored - (kind.experts.count - kind.experts.count // ep) * expert_parameters(model, kind.experts)
 
 
 def moved_parameters(model: Model, kind: LayerKind, ep: int, ranks: int) -> int:
@@ -168,17 +192,16 @@ def moved_parameters(model: Model, kind: LayerKind, ep: int, ranks: int) -> int:
 
     Those of experts are gathered by `ranks` / `ep`, of which each receives less of them.
     """
-    found = stored_parameters(model, kind, ep)
-    if ep == 1 or not kind.has_experts or model.experts is None:
-        return found
-    experts, fewer = _of_experts(model, model.experts.count // ep), ranks // ep
-    return found - experts + -(-experts * (fewer - 1) * ranks // (fewer * (ranks - 1)))
+    stored = stored_parameters(model, kind, ep)
+    if ep == 1 or kind.experts is None:
+        return stored
+    own, fewer = kind.experts.count // ep * expert_parameters(model, kind.experts), ranks // ep
+    return stored - own + -(-own * (fewer - 1) * ranks // (fewer * (ranks - 1)))
 
 
-def _of_experts(model: Model, count: int) -> int:
-    """The parameters of so many experts."""
-    assert model.experts is not None, "a model with experts"
-    return 3 * model.hidden_size * model.experts.width * count
+def expert_parameters(model: Model, experts: Experts) -> int:
+    """The parameters of one expert."""
+    return 3 * model.hidden_size * experts.width
 
 
 def before_attention(model: Model, kind: LayerKind, work: ElementWise = FUSED) -> Cost:
@@ -198,9 +221,12 @@ def output_projection(model: Model) -> Cost:
 
 def behind_projection(model: Model, kind: LayerKind, work: ElementWise = FUSED) -> Cost:
     """What a token costs behind the output projection, forward: residuals, a norm, the MLP or experts."""
-    moved_bytes = (work.residual_norm + work.residual) * model.hidden_size + _activated_bytes(model, kind, work)
-    launches = work.behind + (2 if kind.has_experts else 0)
-    return Cost(_mlp(model, kind), moved_bytes, _mlp_inputs(model, kind), launches)
+    mlps = passed_mlps(model, kind)
+    activated = (work.gated if mlps.vectors == 2 else work.plain) * mlps.width
+    copied = 4 * ELEMENT_BYTES * mlps.copies * model.hidden_size  # read and written, to experts and back
+    moved_bytes = (work.residual_norm + work.residual) * model.hidden_size + activated + copied
+    inputs = mlps.count * model.hidden_size + mlps.width
+    return Cost(_mlp(model, kind), moved_bytes, inputs, work.behind + (2 if mlps.copies else 0))
 
 
 def repeated_selectively(model: Model, kind: LayerKind, work: ElementWise = FUSED) -> Cost:
@@ -212,7 +238,7 @@ def repeated_selectively(model: Model, kind: LayerKind, work: ElementWise = FUSE
     projections = len(attention_matrices(model, kind.letter))
     again = list(enumerate(_matrices(model, kind)))[1::2]
     first, rest = before_attention(model, kind, work), behind_projection(model, kind, work)
-    if not kind.has_experts:
+    if kind.experts is None:
         rest = rest._replace(matrices=_joined([shape for number, shape in again if number >= projections]))
     found = first._replace(matrices=_joined([shape for number, shape in again if number < projections - 1])).plus(rest)
     return found.plus(output_projection(model)) if projections % 2 == 0 else found
@@ -229,8 +255,8 @@ def _joined(shapes: Sequence[tuple[int, int]]) -> tuple[Matrix, ...]:
 
 def _mlp(model: Model, kind: LayerKind) -> tuple[Matrix, ...]:
     """The matrices of an MLP, or of a router, experts and shared experts."""
-    experts = model.experts
-    if not kind.has_experts or experts is None:
+    experts = kind.experts
+    if experts is None:
         *first, last = mlp_matrices(model) or ((0, 0),)
         return (*_joined(first), Matrix(*last, "inputs")) if first else ()
     hidden, width = model.hidden_size, experts.width
@@ -255,7 +281,7 @@ def _matrices(model: Model, kind: LayerKind) -> list[tuple[int, int]]:
     """Inputs and outputs of the matrices of a layer, without the last one of an MLP and without experts, whose products
     are grouped: they are computed again.
     """
-    return [*attention_matrices(model, kind.letter), *(() if kind.has_experts else mlp_matrices(model)[:-1])]
+    return [*attention_matrices(model, kind.letter), *(mlp_matrices(model)[:-1] if kind.experts is None else ())]
 
 
 def output_matrix(model: Model) -> Cost:
@@ -263,23 +289,7 @@ def output_matrix(model: Model) -> Cost:
     return Cost((Matrix(model.hidden_size, model.vocabulary, "outputs"),) if model.vocabulary else ())
 
 
-def _mlp_inputs(model: Model, kind: LayerKind) -> int:
-    """Inputs of the matrices of an MLP, or of the experts that a token takes."""
-    if kind.has_experts and model.experts is not None:
-        return (model.experts.active + model.experts.shared) * (model.hidden_size + model.experts.width)
-    return 0 if model.mlp is None else model.hidden_size + model.mlp.width
-
-
 def _kv_heads(model: Model, kind: LayerKind) -> int:
     if kind.letter != "L":
         return model.attention.kv_head_count
     return (model.linear or Linear()).kv_heads or model.attention.heads
-
-
-def _activated_bytes(model: Model, kind: LayerKind, work: ElementWise) -> int:
-    """What the activation of an MLP or of experts moves per token, with the copies to experts and back."""
-    if kind.has_experts and model.experts is not None:
-        used = model.experts.active + model.experts.shared
-        copied = 4 * ELEMENT_BYTES * model.experts.active * model.hidden_size
-        return work.gated * used * model.experts.width + copied
-    return 0 if model.mlp is None else (work.gated if model.mlp.gated else work.plain) * model.mlp.width

@@ -30,7 +30,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tasp_lab.core.choices import Checkpointing
-from tasp_lab.prediction.training_step.costs import ELEMENT_BYTES, LayerKind, kept, kinds_of, stored_parameters
+from tasp_lab.prediction.training_step.costs import (
+    ELEMENT_BYTES,
+    LayerKind,
+    expert_parameters,
+    kept,
+    kinds_of,
+    passed_mlps,
+    stored_parameters,
+)
 from tasp_lab.prediction.training_step.layout import StepPlan, parts_of
 from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, AllPasses
 from tasp_lab.prediction.training_step.pipeline import most_under_way, order_of
@@ -225,9 +233,8 @@ def _dummy_bytes(plan: StepPlan, stage: int) -> int:
 
 def _distinct_matrices(model: Model, kind: LayerKind) -> int:
     """The elements of the matrices of a layer, with one expert for all."""
-    if kind.has_experts and model.experts is not None:
-        expert = 3 * model.hidden_size * model.experts.width
-        return attention_parameters(model, kind.letter).matrices + expert
+    if kind.experts is not None:
+        return attention_parameters(model, kind.letter).matrices + expert_parameters(model, kind.experts)
     return layer_of(model, kind.letter, has_experts=False).matrices
 
 
@@ -268,7 +275,8 @@ def _activation_bytes(
     largest = max(whole[kind] for kind in own)
     if not trains:
         return largest, 0, 0
-    gradients = ELEMENT_BYTES * (model.hidden_size + max(_hidden_vectors(model, kind) for kind in own))
+    own_mlps = [passed_mlps(model, kind) for kind in own]
+    gradients = ELEMENT_BYTES * (model.hidden_size + max(mlps.vectors * mlps.width for mlps in own_mlps))
     none, host = checkpointing == "none", checkpointing == "offload"
     saved = whole if none else dict.fromkeys(whole, ELEMENT_BYTES * model.hidden_size)
     if checkpointing == "selective":
@@ -289,13 +297,6 @@ def _row_bytes(model: Model) -> int:
     return 4 * model.attention.heads
 
 
-def _hidden_vectors(model: Model, kind: LayerKind) -> int:
-    """Elements per position of the one or two hidden vectors of an MLP, or of the experts that a position takes."""
-    if kind.has_experts and model.experts is not None:
-        return 2 * (model.experts.active + model.experts.shared) * model.experts.width
-    return 0 if model.mlp is None else (2 if model.mlp.gated else 1) * model.mlp.width
-
-
 def _saved_elements(model: Model, kind: LayerKind) -> int:
     """Elements per position that the backward pass of a layer reads.
 
@@ -305,9 +306,6 @@ def _saved_elements(model: Model, kind: LayerKind) -> int:
     attention = model.attention
     kv_heads = attention.heads if kind.letter == "L" else attention.kv_head_count
     keys = attention.heads * attention.head_dim + kv_heads * (attention.head_dim + attention.value_size)
-    found = 4 * model.hidden_size + keys + attention.heads * attention.value_size
-    if kind.has_experts and model.experts is not None:
-        experts = model.experts
-        copies = 2 * experts.active * model.hidden_size
-        return found + copies + 3 * (experts.active + experts.shared) * experts.width
-    return found + (0 if model.mlp is None else (3 if model.mlp.gated else 2) * model.mlp.width)
+    mlps = passed_mlps(model, kind)
+    attended = 4 * model.hidden_size + keys + attention.heads * attention.value_size
+    return attended + 2 * mlps.copies * model.hidden_size + (mlps.vectors + 1) * mlps.width

@@ -90,8 +90,8 @@ def runs_of(layers: Sequence[LayerKind]) -> list[Run]:
         left = count % size
         if kinds[size:] == kinds[:-size] and (may_leave or not left):
             return [Run(kinds[:size], count // size), *runs_of(kinds[count - left :])]
-    dense = next((number for number, kind in enumerate(kinds) if kind.has_experts), 0)
-    if dense and all(kind.has_experts for kind in kinds[dense:]):
+    dense = next((number for number, kind in enumerate(kinds) if kind.experts is not None), 0)
+    if dense and all(kind.experts is not None for kind in kinds[dense:]):
         return [*runs_of(kinds[:dense]), *runs_of(kinds[dense:])]
     return [Run(kinds, 1)] if kinds else []
 

@@ -158,7 +158,7 @@ def test_experts_that_ranks_share_are_stored_once_in_a_group(ep: int, zero: int,
     }
     for name, size in expected.items():
         assert getattr(memory, name) == pytest.approx(size / tp, abs=16)
-    (layer,) = {kind for kind in kinds_of(plan.model) if kind.has_experts}
+    (layer,) = {kind for kind in kinds_of(plan.model) if kind.experts is not None}
     own, moved = stored_parameters(plan.model, layer, ep), moved_parameters(plan.model, layer, ep, 8)
     of_experts, fewer = 8 * 3 * 12 * 8 // ep, 8 // ep
     assert (own - moved) * 7 / 8 == pytest.approx(of_experts * (7 / 8 - (fewer - 1) / fewer), abs=1)

@@ -235,8 +235,8 @@ def test_selective_checkpointing_repeats_what_it_does_not_keep(name: str) -> Non
     """Products kept and repeated are all but the last of an MLP; experts are repeated."""
     model = load_model(name)
     for kind in set(kinds_of(model)):
-        shapes = [*attention_matrices(model, kind.letter), *(() if kind.has_experts else mlp_matrices(model)[:-1])]
-        rest = behind_projection(model, kind).flops if kind.has_experts else 0
+        shapes = [*attention_matrices(model, kind.letter), *(mlp_matrices(model)[:-1] if kind.experts is None else ())]
+        rest = behind_projection(model, kind).flops if kind.experts is not None else 0
         repeated = sum(2 * inputs * outputs for inputs, outputs in shapes[1::2]) + rest
         assert repeated_selectively(model, kind).flops == repeated
         assert kept(model, kind) == sum(outputs for _, outputs in shapes[::2])
