@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -82,6 +82,7 @@ from tasp_lab.prediction.training_step.rates import (
     step_rates,
     with_memory,
 )
+from tasp_lab.schedule.calls import Passing
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
@@ -199,7 +200,7 @@ def predict_step(
         beside = with_memory(rates or step_rates(on, matrix_dtype, _rate(matrix_rate)), overrides)
         kernels = compute_of_step(on, beside)
         step = _Step(replace(on, compute=kernels), own, kernels.rates, layers, progress)
-        buffers = attention_buffers(step.phases.passes)
+        buffers = attention_buffers(step.phases.passes.values())
         return StepPrediction(
             own,
             on,
@@ -401,7 +402,7 @@ class _Step:
         )
         return gather_s, sum_s
 
-    def _tensors(self, layers: int, phase: Literal["forward", "backward"]) -> FloatArray:
+    def _tensors(self, layers: int, phase: Passing) -> FloatArray:
         """The messages of tensor groups of so many layers, which nothing hides.
 
         Around attention and around the MLP hidden states are gathered and summed; backward so are gradients, and inputs
@@ -425,12 +426,12 @@ class _Step:
         size = ELEMENT_BYTES * self.phases.most_tokens * experts.active * plan.model.hidden_size // layout.tp
         return self._alone_s(machine, library_schedule("alltoall", machine.topology, max(size, layout.ep)))
 
-    def _exchanges(self, layers: int, phase: Literal["forward", "backward"]) -> FloatArray:
+    def _exchanges(self, layers: int, phase: Passing) -> FloatArray:
         """The exchanges of so many layers with experts: there and back, each way once forward and once backward."""
         times = 1.0 if phase == "forward" else 1.0 + self.plan.layout.repeated
         return np.array([2 * layers * times * self._exchange_s, 0.0])
 
-    def _of_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:
+    def _of_run(self, run: Run, phase: Passing, **how: bool) -> FloatArray:
         """The time of a run, no less than inputs of its layers take to the host or back, beside computing."""
         plan = self.plan
         found = self._simulated_run(run, phase, **how)
@@ -440,7 +441,7 @@ class _Step:
         moved_s = run.times * len(run.unit) * size / HOST_LINK_BYTES_PER_S
         return np.array([max(found[0], moved_s), found[1]])
 
-    def _simulated_run(self, run: Run, phase: Literal["forward", "backward"], **how: bool) -> FloatArray:
+    def _simulated_run(self, run: Run, phase: Passing, **how: bool) -> FloatArray:
         """The time of a run of equal units: that of some, and the others as long as the second half of these."""
         build = getattr(self.phases, phase)
         key = (run.unit, phase, tuple(how.items()))
@@ -540,9 +541,9 @@ class _Step:
 
     def model_flops(self) -> int:
         """FLOPs of a step by the convention of MFU, over all ranks."""
-        plan, passes, layout = self.plan, self.phases.passes, self.plan.layout
+        plan, layout, passes = self.plan, self.plan.layout, self.phases.passes
         tokens = plan.sequence * plan.batch * (layout.dp or 1)
-        attention = sum(passes.layers[letter].forward.flops for letter in plan.model.pattern) // len(self.phases.places)
+        attention = sum(passes[letter, "forward"].flops for letter in plan.model.pattern) // len(self.phases.places)
         forward = 2 * tokens * active_parameters(plan.model) + attention
         return forward * (3 if plan.trains else 1) * layout.microbatches
 

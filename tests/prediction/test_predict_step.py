@@ -194,9 +194,9 @@ def test_repeated_keys_travel_for_all_heads(tp: int) -> None:
     for repeats in (False, True):
         model = small_model(attention=structs.replace(attention, repeats_kv=repeats))
         plan = plan_of(model, schedule="kv-all-gather", ranks=2 * tp, tp=tp, cp=2)
-        passes = phases_of(plan, exact_machine(2 * tp)).passes.layers["S"]
-        moved.append(int(bytes_between(passes.forward.schedule).sum()))
-        flops.append((passes.forward.flops, parameter_count(model), active_parameters(model)))
+        passes = phases_of(plan, exact_machine(2 * tp)).passes
+        moved.append(int(bytes_between(passes["S", "forward"].schedule).sum()))
+        flops.append((passes["S", "forward"].flops, parameter_count(model), active_parameters(model)))
     assert moved[1] == 2 * moved[0] > 0
     assert flops[0] == flops[1]
 

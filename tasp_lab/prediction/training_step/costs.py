@@ -184,7 +184,11 @@ def passed_mlps(model: Model, kind: LayerKind) -> PassedMlps:
 def stored_parameters(model: Model, kind: LayerKind, ep: int = 1) -> int:
     """The parameters of a layer, with the experts of one of `ep` ranks that share them."""
     stored = layer_of(model, kind.letter, has_experts=kind.experts is not None).stored
-    return stored if kind.experts is None else stored - (kind.experts.count - kind.experts.count // ep) * expert_parameters(model, kind.experts)
+    return (
+        stored
+        if kind.experts is None
+        else stored - (kind.experts.count - kind.experts.count // ep) * expert_parameters(model, kind.experts)
+    )
 
 
 def moved_parameters(model: Model, kind: LayerKind, ep: int, ranks: int) -> int:

@@ -26,6 +26,7 @@ allocator. What the context and the communication library take is kept back from
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ from tasp_lab.prediction.training_step.costs import (
     stored_parameters,
 )
 from tasp_lab.prediction.training_step.layout import StepPlan, parts_of
-from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, AllPasses
+from tasp_lab.prediction.training_step.phases import GRADIENT_BYTES, PARAMETER_BYTES, AttentionPass
 from tasp_lab.prediction.training_step.pipeline import most_under_way, order_of
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedules.registry import family_of, one_name
@@ -80,14 +81,9 @@ class MemoryUse(NamedTuple):
         return sum(self)
 
 
-def attention_buffers(passes: AllPasses) -> int:
+def attention_buffers(passes: Iterable[AttentionPass]) -> int:
     """Bytes of the buffers of attention, of the rank and the pass that need most."""
-    return max(
-        int(memory_bytes(each.schedule).max())
-        for layer in passes.layers.values()
-        for each in (layer.forward, layer.backward)
-        if each is not None
-    )
+    return max(int(memory_bytes(each.schedule).max()) for each in passes)
 
 
 def memory_use(plan: StepPlan, buffers: int, tokens: int) -> MemoryUse:

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, product
-from typing import NamedTuple
+from itertools import accumulate, permutations
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from tasp_lab.prediction.training_step.costs import (
 from tasp_lab.prediction.training_step.layout import StepPlan, context_groups, state_groups
 from tasp_lab.prediction.training_step.messages import StatesTask, all_reduce, gather, reduce_scatter
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
-from tasp_lab.schedule.calls import BlockLists, Calls, Task
+from tasp_lab.schedule.calls import BlockLists, Calls, Passing, Task
 from tasp_lab.schedule.composition import replicated
 from tasp_lab.schedule.composition.layers import LayerTask
 from tasp_lab.schedule.composition.sequence import ShiftedSteps, check_size, tables_joined
@@ -105,8 +105,28 @@ class Phases:
 
     def __init__(self, plan: StepPlan, topology: Topology, places: IntArray) -> None:
         self.plan, self.topology, self.places = plan, topology, places
-        self.passes: AllPasses = passes_of(plan, topology, context_groups(places))
-        self.states = state_groups(places)
+        self.groups, self.states = context_groups(places), state_groups(places)
+        self.passes: dict[tuple[str, Passing], AttentionPass] = {}
+        self.between: dict[tuple[str, str, Passing], AttentionPass] = {}
+        part = part_of(topology, self.groups)
+        letters = sorted(set(plan.model.pattern))
+        for letter in letters:
+            build = linear_schedules if letter == "L" else attention_schedules
+            name, options = _of_letter(plan, letter)
+            self._add(self.passes, (letter,), build(name, part, plan.layer_of(letter), None, options))
+        for before, after in permutations(letters, 2):
+            ends = self.layout_of(before), self.layout_of(after)
+            if layouts_differ(*ends):
+                self._add(self.between, (before, after), relayout(part, plan.layer, *ends, "both"))
+
+    def _add(self, passes: dict[Any, AttentionPass], key: tuple[str, ...], schedules: Sequence[Schedule]) -> None:
+        """Add the forward schedule, and the backward one if there is one, in all groups."""
+        for passing, schedule in zip(get_args(Passing), schedules, strict=False):
+            passes[*key, passing] = _in_groups(schedule, self.groups)
+
+    def layout_of(self, letter: str) -> SequenceLayout:
+        """The positions of the ranks of a context group in a layer."""
+        return self.passes[letter, "forward"].layout
 
     @cached_property
     def states_part(self) -> Topology:
@@ -118,10 +138,9 @@ class Phases:
 
         The ranks of a tensor group have the same positions, each with a part of their heads.
         """
-        layout, groups = self.passes.layers[letter].forward.layout, self.passes.groups
-        own = np.array([layout.length(rank) for rank in range(groups.shape[1])], dtype=np.int64)
-        found = np.zeros(groups.size, dtype=np.int64)
-        found[groups] = own
+        layout = self.layout_of(letter)
+        found = np.zeros(self.groups.size, dtype=np.int64)
+        found[self.groups] = [layout.length(rank) for rank in range(self.groups.shape[1])]
         return found * self.plan.batch
 
     @property
@@ -134,9 +153,9 @@ class Phases:
         model, kinds = self.plan.model, list(unit) * count
         links = _Links(self)
         for number, kind in enumerate(kinds):
-            moving = self.passes.between.get((kinds[number - 1].letter, kind.letter, False)) if number else None
+            moving = self.between.get((kinds[number - 1].letter, kind.letter, "forward")) if number else None
             links.begin(kind, moving, reduces=False)
-            links.add(before_attention(model, kind, self.plan.element_wise), self.passes.layers[kind.letter].forward)
+            links.add(before_attention(model, kind, self.plan.element_wise), self.passes[kind.letter, "forward"])
             self._behind(links, kind)
         return _Chain("forward", links.slots, links.last(reduces=False), self._gathers(kinds, gathers), []).schedule()
 
@@ -146,17 +165,16 @@ class Phases:
         kinds = list(reversed(list(unit) * count))
         links = _Links(self, is_backward=True)
         for number, kind in enumerate(kinds):
-            moving = self.passes.between.get((kind.letter, kinds[number - 1].letter, True)) if number else None
+            moving = self.between.get((kind.letter, kinds[number - 1].letter, "backward")) if number else None
             links.begin(kind, moving, reduces=reduces and number > 0)
-            layer, before = self.passes.layers[kind.letter], before_attention(model, kind, self.plan.element_wise)
-            assert layer.backward is not None, "a step that trains has backward passes"
+            before = before_attention(model, kind, self.plan.element_wise)
             if layout.repeats_layers:
-                links.add(before, layer.forward)
+                links.add(before, self.passes[kind.letter, "forward"])
                 self._behind(links, kind)
             elif layout.checkpointing == "selective":
                 links.add(repeated_selectively(model, kind, self.plan.element_wise))
             behind = behind_projection(model, kind, self.plan.element_wise).plus(output_projection(model))
-            links.add(behind.backward("inputs", self.sums), layer.backward)
+            links.add(behind.backward("inputs", self.sums), self.passes[kind.letter, "backward"])
             links.add(before.backward("inputs", self.sums))
         last = links.last(reduces=reduces)
         return _Chain("backward", links.slots, last, self._gathers(kinds, gathers), self._reductions(kinds)).schedule()
@@ -509,44 +527,6 @@ class AttentionPass:
     made: BoolArray
     flops: int
     layout: SequenceLayout
-
-
-@dataclass(frozen=True, eq=False)
-class LayerPasses:
-    """The passes of a layer, forward and, if the step trains, backward."""
-
-    forward: AttentionPass
-    backward: AttentionPass | None
-
-
-@dataclass(frozen=True, eq=False)
-class AllPasses:
-    """The passes of each letter of the model, and the re-layouts between letters, forward and backward."""
-
-    layers: dict[str, LayerPasses]
-    between: dict[tuple[str, str, bool], AttentionPass]
-    groups: IntArray
-
-
-def passes_of(plan: StepPlan, topology: Topology, groups: IntArray) -> AllPasses:
-    """All passes of a step in context groups, an int array (groups, cp). Raises what builders raise."""
-    part = part_of(topology, groups)
-    letters = sorted(set(plan.model.pattern))
-    found: dict[str, LayerPasses] = {}
-    for letter in letters:
-        own = plan.layer_of(letter)
-        build = linear_schedules if letter == "L" else attention_schedules
-        name, options = _of_letter(plan, letter)
-        passes = [_in_groups(each, groups) for each in build(name, part, own, None, options)]
-        found[letter] = LayerPasses(passes[0], passes[1] if plan.trains else None)
-    between = {}
-    for before, after in product(letters, letters):
-        ends = found[before].forward.layout, found[after].forward.layout
-        if before != after and layouts_differ(*ends):
-            forward, backward = relayout(part, plan.layer, *ends, "both")
-            between[before, after, False] = _in_groups(forward, groups)
-            between[before, after, True] = _in_groups(backward, groups)
-    return AllPasses(found, between, groups)
 
 
 def _of_letter(plan: StepPlan, letter: str) -> tuple[str, AttentionOptions]:

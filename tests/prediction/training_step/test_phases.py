@@ -99,7 +99,7 @@ def test_windows_send_no_more_and_move_no_hidden_states(schedule: str) -> None:
     for plan in plans:
         phases = phases_of(plan, exact_machine(4))
         (run,) = runs_of(kinds_of(plan.model))
-        assert not phases.passes.between
+        assert not phases.between
         sent.append([phases.forward(run.unit, run.times), phases.backward(run.unit, run.times, reduces=False)])
     for windowed, full in zip(*sent, strict=True):
         assert windowed.bytes_sent().sum() <= full.bytes_sent().sum()
@@ -234,7 +234,7 @@ def test_hybrids_move_hidden_states_between_layouts() -> None:
     (run,) = runs_of(kinds_of(plan.model))
     assert (len(run.unit), run.times) == (2, 2)
     phases = phases_of(plan, machine)
-    assert len(phases.passes.between) == 4
+    assert len(phases.between) == 4
     for schedule in (phases.forward(run.unit, 2), phases.backward(run.unit, 2, reduces=True)):
         assert simulate(schedule, machine).time_s > max(busy_s(schedule, machine.compute))
 
