@@ -27,7 +27,7 @@ from runtime.executor.kept import release_memory
 from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Mark, Streams
 from runtime.kernels import fused
-from runtime.kernels.flash_attention import FLASH_ATTENTION
+from runtime.kernels.flash import FLASH_ATTENTION
 from runtime.sequence_parallel.layer import SoftmaxPasses
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout, attention_schedules

@@ -1,17 +1,16 @@
-"""Kernel calls on packed documents: one of flash-attn for all documents and each kind of mask, else one per document.
+"""Kernel calls on packed documents: one of FlashAttention for all documents and each kind of mask, or one per document.
 
     call = PackedCall(task.segments(queries, keys), queries=96, keys=64, device=q.device)
     attend_packed(kernel, q, k, v, scale, call)
 
-The rows of each segment (`tasp_lab.workload.packing`) are brought side by side, unless they are already. flash-attn
-then takes the cumulative lengths of all segments whose window is the same: all documents of a full mask, or of a causal
-one. Documents with a limit to the left of their own length, and what sees only a part of its document, may have other
-windows. Other kernels are called once per segment.
+The rows of each segment (`tasp_lab.workload.packing`) are brought side by side, unless they are already.
+FlashAttention then takes the cumulative lengths of all segments whose window is the same: all documents of a full mask,
+or of a causal one. Documents with a limit to the left of their own length, and what sees only a part of its document,
+may have other windows. Other kernels are called once per segment.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,15 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from runtime.kernels.flash_attention import FLASH_ATTENTION, options_of
+from runtime.kernels.flash import Flash, Lengths
 from runtime.kernels.partials import Band, Gradients, Partial, Rows, lse_dtype, rows_contiguous, trim, window
 from runtime.kernels.registry import Kernel
 from tasp_lab.workload.packing import PackedSegment
 
 Tensor = torch.Tensor
-
-UNPADDED_LSE = (2, 6, 3)
-"""The release of flash-attn from which the log-sum-exp of packed sequences is [heads, rows] (its pull request 970)."""
 
 
 class Sequences(NamedTuple):
@@ -108,8 +104,8 @@ def attend_packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float,
         lse = torch.full_like(q[..., 0], -math.inf, dtype=lse_dtype(q.dtype))
         return Partial(torch.zeros_like(q), lse)
     operands = call.take_queries(q), call.take_keys(k), call.take_keys(v)
-    if kernel is FLASH_ATTENTION and _takes_sequences():
-        parts = [_flash_attn(*operands, scale, each) for each in call.sequences]
+    if flash := kernel.flash_on(q.device):
+        parts = [_flash_attend(flash, *operands, scale, each) for each in call.sequences]
     else:
         parts = []
         for number, band in enumerate(call.bands):
@@ -125,8 +121,8 @@ def gradients_packed(kernel: Kernel, rows: Rows, k: Tensor, v: Tensor, scale: fl
     if not call.bands or not rows.q.numel():
         return Gradients(*map(torch.zeros_like, (rows.q, k, v)))
     taken, keys, values = Rows(*map(call.take_queries, rows)), call.take_keys(k), call.take_keys(v)
-    if kernel is FLASH_ATTENTION and _takes_sequences():
-        parts = [_flash_attn_gradients(taken, keys, values, scale, each) for each in call.sequences]
+    if flash := kernel.flash_on(rows.q.device):
+        parts = [_flash_gradients(flash, taken, keys, values, scale, each) for each in call.sequences]
     else:
         parts = []
         for number, band in enumerate(call.bands):
@@ -143,44 +139,31 @@ def _segment(call: PackedCall, number: int) -> tuple[slice, slice]:
     return slice(queries[number], queries[number + 1]), slice(keys[number], keys[number + 1])
 
 
-def _takes_sequences() -> bool:
-    """Whether the installed flash-attn returns the log-sum-exp of packed sequences without padding."""
-    version: str = importlib.import_module("flash_attn").__version__
-    return tuple(int(each) for each in version.split("+")[0].split(".post")[0].split(".")[:3]) >= UNPADDED_LSE
-
-
-def _flash_attn(q: Tensor, k: Tensor, v: Tensor, scale: float, sequences: Sequences) -> Partial:
-    """The only call of flash-attn on packed sequences."""
-    forward = importlib.import_module("flash_attn.flash_attn_interface")._flash_attn_varlen_forward
+def _flash_attend(flash: Flash, q: Tensor, k: Tensor, v: Tensor, scale: float, sequences: Sequences) -> Partial:
     (q, k, v), lengths = _packed(sequences, (q,), (k, v))
-    found = forward(*(_joined_rows(x) for x in (q, k, v)), *lengths, **options_of(forward, scale, sequences.band))
-    out, lse = found[0].view(q.shape), found[-3].view(-1, *q.shape[:2]).permute(1, 2, 0)
-    return Partial(out, lse)
+    out, lse = flash.forward(*map(_joined_rows, (q, k, v)), scale, sequences.band, lengths)
+    return Partial(out.view(q.shape), lse.view(-1, *q.shape[:2]).permute(1, 2, 0))
 
 
-def _flash_attn_gradients(rows: Rows, k: Tensor, v: Tensor, scale: float, sequences: Sequences) -> Gradients:
-    """The only call of flash-attn for gradients of packed sequences. Rows without keys have weight 0 at +inf."""
-    backward = importlib.import_module("flash_attn.flash_attn_interface")._flash_attn_varlen_backward
+def _flash_gradients(flash: Flash, rows: Rows, k: Tensor, v: Tensor, scale: float, sequences: Sequences) -> Gradients:
+    """Rows without keys have weight 0 at +inf."""
     (dout, q, out, lse, k, v), lengths = _packed(sequences, rows, (k, v))
     lse = lse.permute(2, 0, 1).flatten(1).contiguous()
-    filled = [torch.empty(_joined_rows(x).shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
-    dout_rows, q_rows, k_rows, v_rows, out_rows = (_joined_rows(x) for x in (dout, q, k, v, out))
-    options = options_of(backward, scale, sequences.band)
-    backward(dout_rows, q_rows, k_rows, v_rows, out_rows, lse, *filled, *lengths, **options)
-    return Gradients(*(x.view(like.shape) for x, like in zip(filled, (q, k, v), strict=True)))
+    found = flash.backward(*map(_joined_rows, (dout, q, k, v, out)), lse, scale, sequences.band, lengths)
+    return Gradients(*(x.view(like.shape) for x, like in zip(found, (q, k, v), strict=True)))
 
 
 def _packed(
     sequences: Sequences, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor]
-) -> tuple[list[Tensor], tuple[Tensor, Tensor, int, int]]:
-    """The rows of the sequences; and their cumulative lengths and the longest, of queries and of keys."""
+) -> tuple[list[Tensor], Lengths]:
+    """The rows of the sequences, and their lengths."""
     found, lengths, longest = list[Tensor](), list[Tensor](), list[int]()
     for tensors, starts in ((of_queries, sequences.query_starts), (of_keys, sequences.key_starts)):
         found += [each[:, starts[0] : starts[-1]] for each in tensors]
         batch, device = tensors[0].shape[0], tensors[0].device
         lengths.append(_cumulative_lengths(starts, batch, device))
         longest.append(int(np.diff(starts).max()))
-    return found, (lengths[0], lengths[1], longest[0], longest[1])
+    return found, Lengths(*lengths, *longest)
 
 
 @lru_cache(maxsize=1024)

@@ -13,9 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:
+    from runtime.kernels.flash import Flash
 
 Tensor = torch.Tensor
 
@@ -164,6 +167,8 @@ class Kernel:
     supports : why a dtype, device and head_dim are not supported, in one line, or None.
     compute, differentiate : both passes over a non-empty band, for tensors with contiguous rows.
     dtype_of : the dtype in which queries are computed, forward, or backward if True.
+    flash_on : how FlashAttention is called on a device (`runtime.kernels.flash`), if this kernel is that there, so that
+        one call takes packed sequences.
     """
 
     name: str
@@ -171,6 +176,7 @@ class Kernel:
     compute: Compute
     differentiate: Differentiate
     dtype_of: Callable[[Tensor, bool], torch.dtype] = lambda q, backward: q.dtype
+    flash_on: Callable[[torch.device], Flash | None] = lambda device: None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, low: int, high: int) -> Partial:
         """Query row i attends to key row j iff ``low <= i - j <= high``."""

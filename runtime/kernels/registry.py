@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 import torch
 
-from runtime.kernels.flash_attention import FLASH_ATTENTION, FLASH_ATTENTION_3
+from runtime.kernels.flash import FLASH_ATTENTION, FLASH_ATTENTION_3, FLASH_ATTENTION_4
 from runtime.kernels.partials import Gradients, Kernel, Partial
 from runtime.kernels.reference import REFERENCE
 from runtime.kernels.sdpa import CUDNN, SDPA
@@ -29,7 +29,7 @@ __all__ = ["KERNELS", "Gradients", "Kernel", "Partial", "choose_kernel"]
 
 
 KERNELS: Mapping[str, Kernel] = {
-    kernel.name: kernel for kernel in (FLASH_ATTENTION, SDPA, FLASH_ATTENTION_3, CUDNN, REFERENCE)
+    kernel.name: kernel for kernel in (FLASH_ATTENTION, SDPA, FLASH_ATTENTION_3, FLASH_ATTENTION_4, CUDNN, REFERENCE)
 }
 """Kernels by name: those of ``auto``, the fastest first, then those that are chosen by name only."""
 

@@ -152,7 +152,8 @@ def attention_with_lse(
         gradients.
     scale : of the scores; 1 / sqrt(head_dim) if None.
     topology : whose rings ``tasp`` uses, and whose routes messages take; a full mesh if None.
-    kernel : ``flash-attn``, ``sdpa``, ``flash-attn-3``, ``cudnn``, ``reference``, or ``auto``, flash-attn or sdpa.
+    kernel : ``flash-attn``, ``sdpa``, ``flash-attn-3``, ``flash-attn-4``, ``cudnn``, ``reference``, or ``auto``,
+        flash-attn or sdpa.
     transport : ``auto``, ``p2p``, ``batched``, ``all-to-all`` or ``symmetric-memory`` (see
         `runtime.executor.transports`).
     options : how schedules are built by name, such as trimming, buffers and dtypes on the wire. `groups` decides which

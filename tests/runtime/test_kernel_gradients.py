@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 import torch
@@ -13,17 +11,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.kernels import partials, sdpa
+from runtime.kernels import flash, partials, sdpa
 from runtime.kernels.partials import Band
 from runtime.kernels.registry import KERNELS, Gradients, Kernel, Partial
 from tests.runtime.test_kernels import (  # noqa: F401
     Case,
+    Implementations,
     _one_thread,
+    as_on_gpus,
     bottom_right,
     cases,
     cuts,
     error,
-    installed,
+    install_flash_attn,
     on_both,
 )
 
@@ -208,22 +208,12 @@ def flash_by_definition(
     return (dout * out).sum(-1)
 
 
-def flash_2_5(
-    dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
-    deterministic, rng_state=None,
-):  # fmt: skip
-    delta = flash_by_definition(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, *window_size)
-    return dq, dk, dv, delta
-
-
 def flash_2_6(
     dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
     deterministic, rng_state=None,
 ):  # fmt: skip
-    return flash_2_5(
-        dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
-        deterministic, rng_state,
-    )  # fmt: skip
+    delta = flash_by_definition(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, *window_size)
+    return dq, dk, dv, delta
 
 
 class Flash28:
@@ -246,47 +236,46 @@ class Flash28:
 @settings(max_examples=60)
 @example(Case())
 def test_flash_attn_is_asked_for_gradients_in_every_release(case: Case) -> None:
-    """Against a stand-in that follows its documentation, with the signatures of releases 2.5, 2.6 and 2.7 to 2.8."""
+    """Against a stand-in that follows its documentation, with the signatures of releases 2.6 and 2.7 to 2.8."""
     q, k, v = case.tensors()
     dout = drawn_dout(case, q)
     whole, expected = by_autograd(case, dout, q, k, v)
-    releases: list[Callable[..., object]] = [flash_2_5, flash_2_6, Flash28()]
+    releases: list[Callable[..., object]] = [flash_2_6, Flash28()]
     for release in releases:
-        module = ModuleType("flash_attn.flash_attn_interface")
-        module._flash_attn_backward = release
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, module.__name__, module)
+            install_flash_attn(patch, _flash_attn_backward=release)
             assert joint_error(backward(KERNELS["flash-attn"], case, dout, q, k, v, whole), expected, dout) < 1e-5
 
 
-def flash_3_beta(
-    dout, q, k, v, out, softmax_lse, cu_seqlens_q, sequed_q, max_seqlen_q, dq, dk, dv, softmax_scale, causal,
-    window_size=(-1, -1), softcap=0.0, deterministic=False, sm_margin=0,
+def torch_operator(
+    dout, q, k, v, out, lse, starts_q, starts_k, most_q, most_k, dropout_p, causal, rng_state, unused, *, scale,
+    window_size_left, window_size_right,
 ):  # fmt: skip
-    assert cu_seqlens_q is sequed_q is max_seqlen_q is None
-    return flash_by_definition(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, causal, *window_size)
-
-
-def flash_3(
-    dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, dq=None, dk=None, dv=None, softmax_scale=None, is_causal=False,
-    window_size_left=-1, window_size_right=-1, softcap=0.0, deterministic=False, sm_margin=0,
-):  # fmt: skip
-    limits = window_size_left, window_size_right
-    return flash_by_definition(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, *limits)
+    """What torch's operator of FlashAttention gives; None is no limit."""
+    assert starts_q is starts_k is None
+    assert (most_q, most_k) == (q.shape[1], k.shape[1])
+    left, right = (-1 if each is None else each for each in (window_size_left, window_size_right))
+    gradients = tuple(map(torch.empty_like, (q, k, v)))
+    flash_by_definition(dout, q, k, v, out, lse, *gradients, scale, causal, left, right)
+    return gradients
 
 
 @given(cases())
 @settings(max_examples=60)
 @example(Case())
-def test_flash_attn_3_is_asked_for_gradients(case: Case) -> None:
-    """Against a stand-in with the signatures of hopper/flash_attn_interface.py, as it is and with a pair of limits."""
+@example(Case(queries=40, keys=40, low=0))
+@example(Case(queries=40, keys=30, low=-9, kv_heads=2, group=3))
+def test_the_flash_attention_of_torch_is_asked_for_the_right_gradients(case: Case) -> None:
+    """Against a stand-in with the operator's signature."""
     q, k, v = case.tensors()
     dout = drawn_dout(case, q)
     whole, expected = by_autograd(case, dout, q, k, v)
-    for release in (flash_3_beta, flash_3):
-        with pytest.MonkeyPatch.context() as patch:
-            installed(patch, "flash_attn_interface", _flash_attn_backward=release)
-            assert joint_error(backward(KERNELS["flash-attn-3"], case, dout, q, k, v, whole), expected, dout) < 1e-5
+    with pytest.MonkeyPatch.context() as patch:
+        Implementations(patch)
+        as_on_gpus(patch)
+        patch.setattr(torch.ops.aten, "_flash_attention_backward", torch_operator)
+        for name in ("sdpa", "flash-attn-3", "flash-attn-4"):
+            assert joint_error(backward(KERNELS[name], case, dout, q, k, v, whole), expected, dout) < 1e-5
 
 
 def cudnn_operator(
@@ -312,84 +301,29 @@ def test_cudnn_is_asked_for_the_right_gradients(case: Case) -> None:
     dout = drawn_dout(case, q)
     whole, expected = by_autograd(case, dout, q, k, v)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdpa, "gradients_on_gpu", sdpa._gradients_on_cpu)
+        patch.setattr(torch.ops.aten, "_flash_attention_backward", torch_operator)
         patch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda parameters: True)
         patch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward", cudnn_operator)
         assert joint_error(backward(KERNELS["cudnn"], case, dout, q, k, v, whole), expected, dout) < 1e-5
 
 
-@pytest.mark.parametrize("band", [Band(0, 40, 0, 40, 0, 39), Band(0, 40, 0, 50, -49, 39)])
-def test_the_operator_of_cudnn_for_gradients_takes_our_arguments(band: Band) -> None:
+@pytest.mark.parametrize(
+    ("operator", "band"),
+    [
+        (sdpa._cudnn_gradient_operator, Band(0, 40, 0, 40, 0, 39)),
+        (sdpa._cudnn_gradient_operator, Band(0, 40, 0, 50, -49, 39)),
+        (flash.TORCH_FLASH.differentiate, Band(0, 40, 0, 40, 0, 39)),
+        (flash.TORCH_FLASH.differentiate, Band(0, 40, 0, 50, -49, 39)),
+        (flash.TORCH_FLASH.differentiate, Band(0, 40, 0, 50, -20, 30)),
+    ],
+)
+def test_the_gpu_operators_for_gradients_take_our_arguments(operator: partials.Differentiate, band: Band) -> None:
+    """Their signatures and shapes, on tensors without data; their numbers need a GPU."""
     q = torch.empty(2, band.queries, 6, 64, dtype=torch.bfloat16, device="meta")
     k = torch.empty(2, band.keys, 3, 64, dtype=torch.bfloat16, device="meta")
     rows = partials.Rows(q, q, q, torch.empty(2, band.queries, 6, device="meta"))
-    found = sdpa._cudnn_gradient_operator(rows, k, k, 0.125, band)
+    found = operator(rows, k, k, 0.125, band)
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in (q, k, k)]
-
-
-@pytest.mark.parametrize("flash", [False, True])
-@pytest.mark.parametrize(
-    "band",
-    [Band(0, 40, 0, 40, 0, 39), Band(0, 40, 0, 50, -49, 39), Band(0, 40, 0, 50, 0, 39), Band(0, 40, 0, 50, -20, 30)],
-)
-def test_the_gpu_operators_for_gradients_take_our_arguments(
-    flash: bool, band: Band, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their signatures and shapes, on tensors without data; their numbers need a GPU."""
-    monkeypatch.setattr(sdpa, "_gpu_flash_runs", lambda *inputs: flash)
-    q = torch.empty(2, band.queries, 6, 64, dtype=torch.bfloat16, device="meta")
-    k = torch.empty(2, band.keys, 3, 64, dtype=torch.bfloat16, device="meta")
-    lse = torch.empty(2, band.queries, 6, device="meta")
-    found = sdpa.gradients_on_gpu(partials.Rows(q, q, q, lse), k, k, 0.125, band)
-    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in (q, k, k)]
-
-
-def efficient_operator(
-    dout, q, k, v, mask, out, lse, philox_seed, philox_offset, dropout_p, wanted, causal, *, scale
-):  # fmt: skip
-    """What torch's memory-efficient operator demands on CUDA, and what it gives."""
-    assert q.shape[1] == k.shape[1]
-    assert out.transpose(1, 2).is_contiguous()
-    assert lse.is_contiguous()
-    assert lse.shape[2] % 32 == 0
-    assert bool((lse[..., q.shape[2] :] == math.inf).all())
-    assert not causal or (mask is None and q.shape[2] == k.shape[2])
-    seen = torch.ones(q.shape[2], k.shape[2]).tril(0 if causal else k.shape[2]).bool()
-    if mask is not None:
-        assert mask.shape == (*q.shape[:3], k.shape[2])
-        assert mask.stride()[2] % 8 == 0
-        seen = mask == 0
-    return *by_definition(dout, q, k, v, out, lse[..., : q.shape[2]], seen, scale), None
-
-
-def flash_operator(
-    dout, q, k, v, out, lse, starts_q, starts_k, queries, keys, dropout_p, causal, philox_seed, philox_offset, *, scale
-):  # fmt: skip
-    """What torch's flash operator demands, and what it gives."""
-    assert starts_q is starts_k is None
-    assert (queries, keys) == (q.shape[2], k.shape[2])
-    assert not causal or queries == keys
-    assert lse.is_contiguous()
-    seen = torch.ones(queries, keys).tril(0 if causal else keys).bool()
-    return by_definition(dout, q, k, v, out, lse, seen, scale)
-
-
-@given(cases(), st.booleans())
-@settings(max_examples=100)
-@example(Case(queries=40, keys=40, low=0), True)
-@example(Case(queries=40, keys=40, low=0), False)
-@example(Case(queries=40, keys=30, low=-9, kv_heads=2, group=3), False)
-def test_the_gpu_operators_are_asked_for_the_right_gradients(case: Case, flash: bool) -> None:
-    """Against stand-ins with their signatures, on a CPU."""
-    q, k, v = case.tensors()
-    dout = drawn_dout(case, q)
-    whole, expected = by_autograd(case, dout, q, k, v)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdpa, "_gradients_on_cpu", sdpa.gradients_on_gpu)
-        patch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda parameters: flash)
-        patch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention_backward", efficient_operator)
-        patch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_backward", flash_operator)
-        assert joint_error(backward(KERNELS["sdpa"], case, dout, q, k, v, whole), expected, dout) < 1e-5
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from runtime.kernels import flash_attention, partials, sdpa
+from runtime.kernels import flash, partials, sdpa
 from runtime.kernels.partials import Band, trim, window
 from runtime.kernels.registry import KERNELS, Kernel, Partial, choose_kernel
 from tasp_lab.core.errors import RunError
@@ -346,8 +346,9 @@ def test_the_first_partial_is_copied_bit_for_bit_and_left_alone() -> None:
     [
         ("flash", torch.float32, "cpu", 64, "unknown attention kernel 'flash', expected auto, flash-attn, sdpa"),
         ("sdpa", torch.int64, "cpu", 64, "not torch.int64"),
-        ("sdpa", torch.float64, "cuda", 64, "not torch.float64"),
-        ("sdpa", torch.float32, "cuda", 20, "multiple of 8 up to 256, not 20"),
+        ("sdpa", torch.float64, "cuda", 64, "not torch.float64; expected reference"),
+        ("sdpa", torch.float32, "cuda", 64, "torch.float16 and torch.bfloat16, not torch.float32"),
+        ("sdpa", torch.bfloat16, "cuda", 20, "multiple of 8 up to 256, not 20"),
         ("sdpa", torch.float32, "mps", 64, "cannot run on mps: it runs on cpu and cuda, not mps; expected reference"),
         ("reference", torch.int64, "cpu", 64, "floating point, not torch.int64; and no other kernel can, either"),
         ("auto", torch.int64, "cpu", 64, "'reference' must be chosen by name"),
@@ -373,22 +374,40 @@ def test_what_cannot_run_is_refused_in_one_line(
     assert len(str(refused.value).splitlines()) == 1
 
 
+def installed(patch: pytest.MonkeyPatch, name: str, **contents: object) -> None:
+    """A module with these contents, and the packages that it lies in."""
+    module = ModuleType(name)
+    vars(module).update(contents)
+    patch.setitem(sys.modules, name, module)
+
+
+def install_flash_attn(patch: pytest.MonkeyPatch, version: str = "2.8.3", **functions: object) -> None:
+    installed(patch, "flash_attn_2_cuda")
+    installed(patch, "flash_attn", __version__=version)
+    installed(patch, "flash_attn.flash_attn_interface", **functions)
+
+
 def test_auto_is_the_fastest_kernel_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
     monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", None)
     assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "sdpa"
-    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", ModuleType("flash_attn_2_cuda"))
-    monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", ModuleType("flash_attn.flash_attn_interface"))
+    install_flash_attn(monkeypatch)
     assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "flash-attn"
-    assert choose_kernel("auto", torch.float32, gpu, 64).name == "sdpa"
     assert choose_kernel("auto", torch.bfloat16, CPU, 64).name == "sdpa"
+
+
+def test_a_flash_attn_that_pads_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    install_flash_attn(monkeypatch, "2.5.9.post1")
+    assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "sdpa"
+    with pytest.raises(RunError, match=r"it is release 2\.5\.9\.post1, expected 2\.6\.3 or later"):
+        choose_kernel("flash-attn", torch.bfloat16, gpu, 64)
 
 
 def test_flash_attn_on_triton_is_not_used_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its backward pass refuses windows, and a causal call is one; its compiled backend is used."""
     gpu = torch.device("cuda")
-    for name in ("flash_attn_2_cuda", "flash_attn.flash_attn_interface"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    install_flash_attn(monkeypatch)
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "flash-attn"
     monkeypatch.setenv("FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRUE")
@@ -397,34 +416,31 @@ def test_flash_attn_on_triton_is_not_used_on_amd(monkeypatch: pytest.MonkeyPatch
         choose_kernel("flash-attn", torch.bfloat16, gpu, 64)
 
 
-def installed(patch: pytest.MonkeyPatch, name: str, **functions: object) -> None:
-    """A package with these functions."""
-    module = ModuleType(name)
-    vars(module).update(functions)
-    patch.setitem(sys.modules, name, module)
-    flash_attention._interface_3.cache_clear()
-
-
-def test_flash_attn_3_is_chosen_by_name_only_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "module", "capabilities"),
+    [("flash-attn-3", "flash_attn_interface", {9}), ("flash-attn-4", "flash_attn.cute.interface", {9, 10})],
+)
+def test_later_flash_attentions_are_chosen_by_name_where_they_run(
+    monkeypatch: pytest.MonkeyPatch, name: str, module: str, capabilities: set[int]
+) -> None:
     gpu = torch.device("cuda")
-    with pytest.raises(RunError, match="flash-attn-3 cannot run on cuda: its module flash_attn_interface does not imp"):
-        choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64)
-    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", None)
-    installed(monkeypatch, "flash_attn_interface")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    with pytest.raises(RunError, match=r"compute capability 9, not 10\.0"):
-        choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert choose_kernel("flash-attn-3", torch.bfloat16, gpu, 64).name == "flash-attn-3"
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", None)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RunError, match=f"{name} cannot run on cuda: its module {module} does not import"):
+        choose_kernel(name, torch.bfloat16, gpu, 64)
+    installed(monkeypatch, module)
+    for major in (8, 9, 10, 12):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, major=major: (major, 0))
+        if major in capabilities:
+            assert choose_kernel(name, torch.bfloat16, gpu, 64).name == name
+        else:
+            with pytest.raises(RunError, match=rf"compute capability .*, not {major}\.0"):
+                choose_kernel(name, torch.bfloat16, gpu, 64)
     assert choose_kernel("auto", torch.bfloat16, gpu, 64).name == "sdpa"
-
-
-def test_flash_attn_3_may_lie_in_a_package_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
-    installed(monkeypatch, "flash_attn_3")
-    installed(monkeypatch, "flash_attn_3.flash_attn_interface")
-    assert flash_attention._interface_3().__name__ == "flash_attn_3.flash_attn_interface"
-    flash_attention._interface_3.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(RunError, match="GPUs of NVIDIA, not on those of AMD"):
+        choose_kernel(name, torch.bfloat16, gpu, 64)
 
 
 @pytest.mark.parametrize(
@@ -463,13 +479,9 @@ def flash_by_definition(
     return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v), scores.logsumexp(-1)
 
 
-def flash_2_5(q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_softmax):  # type: ignore[no-untyped-def]
+def flash_2_6(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_softmax):  # type: ignore[no-untyped-def]
     out, lse = flash_by_definition(q, k, v, softmax_scale, causal, *window_size)
     return out, q, k, v, out, lse, None, None
-
-
-def flash_2_6(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_softmax):  # type: ignore[no-untyped-def]
-    return flash_2_5(q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_softmax)
 
 
 class Flash28:
@@ -487,31 +499,51 @@ class Flash28:
         return out, lse, None, None
 
 
-def flash_3_beta(
-    q, k, v, k_new, qv, cu_seqlens_q, page_table, softmax_scale, causal, window_size=(-1, -1), sm_margin=0
-):  # type: ignore[no-untyped-def]
-    assert k_new is qv is cu_seqlens_q is page_table is None
-    return *flash_by_definition(q, k, v, softmax_scale, causal, *window_size), None, None
-
-
-def flash_3(  # type: ignore[no-untyped-def]
-    q, k, v, k_new=None, softmax_scale=None, causal=False, window_size_left=-1, window_size_right=-1, num_splits=1
+def torch_operator(  # type: ignore[no-untyped-def]
+    q, k, v, starts_q, starts_k, most_q, most_k, dropout_p, causal, debug, *, scale, window_size_left, window_size_right
 ):
-    found = flash_by_definition(q, k, v, softmax_scale, causal, window_size_left, window_size_right)
-    return *found, torch.tensor([]), torch.tensor([])
+    """What torch's operator of FlashAttention returns. A window has both limits, or none, in which None is no limit."""
+    assert starts_q is starts_k is None
+    assert (most_q, most_k, debug) == (q.shape[1], k.shape[1], False)
+    window = window_size_left, window_size_right
+    assert window == (None, None) or (not causal and min(window) >= 0)
+    left, right = (-1 if each is None else each for each in window)
+    return *flash_by_definition(q, k, v, scale, causal, left, right), None, None, None
+
+
+class Implementations:
+    """Which implementation torch's operators are; what is activated is counted."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.activated: list[str | None] = [None]
+        patch.setattr(flash, "current_flash_attention_impl", lambda: self.activated[-1])
+        patch.setattr(flash, "activate_flash_attention_impl", self.activated.append)
+        patch.setattr(flash, "restore_flash_attention_impl", lambda: self.activated.append(None))
+
+
+def as_on_gpus(patch: pytest.MonkeyPatch) -> None:
+    """Let the kernel sdpa call torch's FlashAttention on a CPU, too."""
+    patch.setattr(sdpa, "_attend_on_cpu", flash.TORCH_FLASH.attend)
+    patch.setattr(sdpa, "_gradients_on_cpu", flash.TORCH_FLASH.differentiate)
 
 
 @given(cases())
 @settings(max_examples=60)
 @example(Case())
-def test_flash_attn_3_is_asked_for_the_right_window(case: Case) -> None:
-    """Against a stand-in with the signatures of hopper/flash_attn_interface.py, as it is and with a pair of limits."""
+@example(Case(queries=40, keys=40, low=0))
+@example(Case(queries=40, keys=30, low=-9, kv_heads=2, group=3))
+@example(Case(queries=9, keys=20, low=-15, high=-3))
+def test_the_flash_attention_of_torch_is_asked_for_the_right_window(case: Case) -> None:
+    """Against a stand-in with the operator's signature; implementations are switched only where another one ran."""
     q, k, v = case.tensors()
     expected = case.attend(KERNELS["reference"], q, k, v)
-    for forward in (flash_3_beta, flash_3):
-        with pytest.MonkeyPatch.context() as patch:
-            installed(patch, "flash_attn_interface", _flash_attn_forward=forward)
-            assert_close(case.attend(KERNELS["flash-attn-3"], q, k, v), expected)
+    with pytest.MonkeyPatch.context() as patch:
+        found = Implementations(patch)
+        as_on_gpus(patch)
+        patch.setattr(torch.ops.aten, "_flash_attention_forward", torch_operator)
+        for name in ("sdpa", "flash-attn-3", "flash-attn-3", "flash-attn-4", "sdpa"):
+            assert_close(case.attend(KERNELS[name], q, k, v), expected)
+    assert found.activated in ([None], [None, "FA3", "FA4", None]), "the first where no key is seen"
 
 
 def cudnn_operator(query, key, value, bias, compute_lse, dropout_p, causal, *, scale):  # type: ignore[no-untyped-def]
@@ -531,7 +563,7 @@ def cudnn_operator(query, key, value, bias, compute_lse, dropout_p, causal, *, s
 def test_cudnn_is_asked_for_the_right_mask(case: Case) -> None:
     q, k, v = case.tensors()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdpa, "attend_on_gpu", sdpa._attend_on_cpu)
+        patch.setattr(torch.ops.aten, "_flash_attention_forward", torch_operator)
         patch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda parameters: True)
         patch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", cudnn_operator)
         assert_close(case.attend(KERNELS["cudnn"], q, k, v), case.attend(KERNELS["reference"], q, k, v))
@@ -541,27 +573,24 @@ def test_cudnn_is_asked_for_the_right_mask(case: Case) -> None:
 @settings(max_examples=60)
 @example(Case())
 def test_flash_attn_is_asked_for_the_right_window_in_every_release(case: Case) -> None:
-    """Against a stand-in that follows its documentation, with the signatures of releases 2.5, 2.6 and 2.7 to 2.8."""
+    """Against a stand-in that follows its documentation, with the signatures of releases 2.6 and 2.7 to 2.8."""
     q, k, v = case.tensors()
     expected = case.attend(KERNELS["reference"], q, k, v)
-    releases: list[Callable[..., object]] = [flash_2_5, flash_2_6, Flash28()]
+    releases: list[Callable[..., object]] = [flash_2_6, Flash28()]
     for forward in releases:
-        module = ModuleType("flash_attn.flash_attn_interface")
-        module._flash_attn_forward = forward  # type: ignore[attr-defined]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, module.__name__, module)
+            install_flash_attn(patch, _flash_attn_forward=forward)
             assert_close(case.attend(KERNELS["flash-attn"], q, k, v), expected)
 
 
 @pytest.mark.parametrize(
     ("operator", "band"),
     [
-        (sdpa._gpu_flash, Band(0, 40, 0, 40, 0, 39)),
-        (sdpa._gpu_flash, Band(0, 40, 0, 50, -49, 39)),
+        (flash.TORCH_FLASH.attend, Band(0, 40, 0, 40, 0, 39)),
+        (flash.TORCH_FLASH.attend, Band(0, 40, 0, 50, -49, 39)),
+        (flash.TORCH_FLASH.attend, Band(0, 40, 0, 50, -20, 30)),
         (sdpa._cudnn_operator, Band(0, 40, 0, 40, 0, 39)),
         (sdpa._cudnn_operator, Band(0, 40, 0, 50, -49, 39)),
-        (sdpa._gpu_efficient, Band(0, 40, 0, 50, -20, 30)),
-        (sdpa._gpu_efficient, Band(0, 40, 0, 40, 0, 39)),
     ],
 )
 def test_the_gpu_operators_take_our_arguments(operator: partials.Compute, band: Band) -> None:

@@ -1,10 +1,9 @@
-"""Calls on packed documents against the mask pair by pair, on every kernel; flash-attn is a stand-in."""
+"""Calls on packed documents against the mask pair by pair, on every kernel; those of FlashAttention are stand-ins."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import LAYOUTS
-from tests.runtime.test_kernels import bottom_right
+from tests.runtime.test_kernels import Implementations, bottom_right, install_flash_attn
 
 Tensor = torch.Tensor
 CPU = torch.device("cpu")
@@ -73,12 +72,7 @@ class FlashAttn:
         self.calls = Counter[str]()
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        package, interface = ModuleType("flash_attn"), ModuleType("flash_attn.flash_attn_interface")
-        package.__version__ = "2.8.3"  # type: ignore[attr-defined]
-        interface._flash_attn_varlen_forward = self.forward  # type: ignore[attr-defined]
-        interface._flash_attn_varlen_backward = self.backward  # type: ignore[attr-defined]
-        for module in (package, interface):
-            patch.setitem(__import__("sys").modules, module.__name__, module)
+        install_flash_attn(patch, _flash_attn_varlen_forward=self.forward, _flash_attn_varlen_backward=self.backward)
 
     def forward(self, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
                 causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
@@ -123,7 +117,29 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scale: float, left: int, right: int) -
     return found.out[0].to(q.dtype), found.lse[0].float()
 
 
-@pytest.mark.parametrize("name", ["reference", "sdpa", "flash-attn"])
+class TorchFlash(FlashAttn):
+    """torch's operator on packed sequences, where None is no limit."""
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        Implementations(patch)
+        patch.setattr(torch.ops.aten, "_flash_attention_forward", self.torch_forward)
+        patch.setattr(torch.ops.aten, "_flash_attention_backward", self.torch_backward)
+
+    def torch_forward(self, q, k, v, starts_q, starts_k, most_q, most_k, dropout_p, causal, debug, *, scale,
+                      window_size_left, window_size_right):  # type: ignore[no-untyped-def]  # fmt: skip
+        left, right = (-1 if each is None else each for each in (window_size_left, window_size_right))
+        return *self.forward(q, k, v, starts_q, starts_k, most_q, most_k, 0.0, scale, causal, left, right), None
+
+    def torch_backward(self, dout, q, k, v, out, lse, starts_q, starts_k, most_q, most_k, dropout_p, causal, rng_state,
+                       unused, *, scale, window_size_left, window_size_right):  # type: ignore[no-untyped-def]  # fmt: skip
+        left, right = (-1 if each is None else each for each in (window_size_left, window_size_right))
+        gradients = tuple(map(torch.empty_like, (q, k, v)))
+        self.backward(dout, q, k, v, out, lse, *gradients, starts_q, starts_k, most_q, most_k, 0.0, scale, causal,
+                      left, right, 0.0, None, False)  # fmt: skip
+        return gradients
+
+
+@pytest.mark.parametrize("name", ["reference", "sdpa", "flash-attn", "flash-attn-3"])
 @given(tasks(), st.data())
 @settings(max_examples=40)
 def test_calls_on_documents_are_the_mask_pair_by_pair(name: str, task: AttentionTask, data: st.DataObject) -> None:
@@ -142,7 +158,7 @@ def test_calls_on_documents_are_the_mask_pair_by_pair(name: str, task: Attention
     whole = exact.lse.logaddexp(torch.zeros_like(exact.lse))  # other keys have been seen elsewhere
     rows = Rows(dout, q, out, whole.float())
     with pytest.MonkeyPatch.context() as patch:
-        FlashAttn().install(patch)
+        (TorchFlash if name == "flash-attn-3" else FlashAttn)().install(patch)
         found = attend_packed(KERNELS[name], q, k, v, 0.3, call)
         gradients = gradients_packed(KERNELS[name], rows, k, v, 0.3, call)
     assert (found.out - exact.out).abs().max() < 1e-5

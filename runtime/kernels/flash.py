@@ -1,0 +1,283 @@
+"""Kernels of FlashAttention, all called alike: torch's operators, and the package flash-attn.
+
+torch's operators are FlashAttention-2 (the kernel sdpa on GPUs), until FlashAttention-3 or -4 is registered under the
+same names (`torch.nn.attention.activate_flash_attention_impl`): the kernels flash-attn-3, on Hopper, and flash-attn-4,
+on Hopper and Blackwell. flash-attn is the package of this name, releases 2.6.3 to 2.8, for CUDA and ROCm.
+
+All take dense tensors [batch, rows, heads, head_dim], or sequences one after another, [rows, heads, head_dim], with
+their cumulative lengths; windows, which are aligned to the bottom right; and groups of query heads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+)
+
+from runtime.kernels.partials import Band, Gradients, Kernel, Partial, Rows, window
+from tasp_lab.core.errors import first_line
+
+Tensor = torch.Tensor
+
+OLDEST = (2, 6, 3)
+"""The release of flash-attn from which the log-sum-exp of sequences is [heads, rows] (its pull request 970)."""
+
+TRITON_ON_AMD = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+"""flash-attn's variable that chooses the Triton backend instead of the compiled one."""
+
+
+class Lengths(NamedTuple):
+    """Sequences one after another: int32 cumulative lengths of queries and of keys, and the longest of each."""
+
+    queries: Tensor
+    keys: Tensor
+    longest_queries: int
+    longest_keys: int
+
+
+@dataclass(frozen=True)
+class Flash:
+    """How one implementation is called.
+
+    Parameters
+    ----------
+    forward : of q, k, v, scale, band and lengths, which are None of dense tensors: the result and its log-sum-exp,
+        [batch, heads, queries] or [heads, rows].
+    backward : of the gradient of the result, q, k, v, the result, its contiguous log-sum-exp, scale, band and lengths:
+        the gradients of q, k and v.
+    """
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+        """Attention over a non-empty band, of dense tensors."""
+        out, lse = self.forward(q, k, v, scale, band, None)
+        return Partial(out, lse.transpose(1, 2))
+
+    def differentiate(self, rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+        """Gradients over a non-empty band, of dense tensors."""
+        dout, q, out, lse = rows
+        return Gradients(*self.backward(dout, q, k, v, out, lse.transpose(1, 2).contiguous(), scale, band, None))
+
+
+def gpu_head_dim(head_dim: int, most: int = 256) -> str | None:
+    """None if GPU kernels support the head_dim, else the reason in one line."""
+    fits = head_dim % 8 == 0 and 0 < head_dim <= most
+    return None if fits else f"on cuda it supports a head_dim that is a multiple of 8 up to {most}, not {head_dim}"
+
+
+def gpu_kernel(
+    name: str,
+    problem: Callable[[torch.device, int], str | None],
+    flash: Flash,
+    compute: Callable[..., Partial] | None = None,
+    differentiate: Callable[..., Gradients] | None = None,
+) -> Kernel:
+    """A fused kernel of 16-bit inputs on GPUs that supports GQA, by default as `flash` is called.
+
+    `problem` is the reason, in one line, why a device or a head_dim is not supported. A non-finite value can affect
+    rows that do not attend to it, if they share a tile of the mask with a row that does: a check would synchronise the
+    stream.
+    """
+
+    def supports(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+        if device.type != "cuda":
+            return f"it runs on cuda, not {device.type}"
+        return gpu_problem(dtype, head_dim) or problem(device, head_dim)
+
+    return Kernel(
+        name, supports, compute or flash.attend, differentiate or flash.differentiate, flash_on=lambda device: flash
+    )
+
+
+def gpu_problem(dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why kernels of FlashAttention take no tensors of a dtype and head_dim; None if they do."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"on cuda it supports torch.float16 and torch.bfloat16, not {dtype}"
+    return gpu_head_dim(head_dim)
+
+
+# torch's operators.
+
+
+def limits(band: Band) -> tuple[bool, int | None, int | None]:
+    """Whether torch's operators are asked for a causal mask, and the window, both ends of which are limited or none.
+
+    ROCm took -1, which is no limit on CUDA, as a limit (pytorch/pytorch pull request 173469), so no limit beside
+    another one is as many keys as there are.
+
+    >>> limits(Band(0, 4, 0, 4, 0, 3)), limits(Band(0, 4, 0, 4, -3, 1))
+    ((True, None, None), (False, 1, 4))
+    """
+    left, right = window(band)
+    if left < 0 and right <= 0:
+        return right == 0, None, None
+    return False, band.keys if left < 0 else left, band.keys if right < 0 else right
+
+
+def _use(implementation: str | None) -> None:
+    """Let torch's operators be those of an implementation, None for its own FlashAttention-2."""
+    if current_flash_attention_impl() != implementation:
+        if implementation is None:
+            restore_flash_attention_impl()
+        else:
+            activate_flash_attention_impl(implementation)
+
+
+def _torch_lengths(q: Tensor, k: Tensor, lengths: Lengths | None) -> tuple[Tensor | None, Tensor | None, int, int]:
+    return (None, None, q.shape[1], k.shape[1]) if lengths is None else lengths
+
+
+def _torch_forward(
+    implementation: str | None, q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band, lengths: Lengths | None
+) -> tuple[Tensor, Tensor]:
+    """The only call of torch's private operator, with the schema of torch 2.13."""
+    _use(implementation)
+    causal, left, right = limits(band)
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, *_torch_lengths(q, k, lengths), 0.0, causal, False, scale=scale,
+        window_size_left=left, window_size_right=right,
+    )  # fmt: skip
+    return out, lse
+
+
+def _torch_backward(
+    implementation: str | None, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
+    band: Band, lengths: Lengths | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The only call of torch's private operator for gradients, with the schema of torch 2.13."""
+    _use(implementation)
+    causal, left, right = limits(band)
+    unused = no_random_state(q)
+    dq, dk, dv = torch.ops.aten._flash_attention_backward(
+        dout, q, k, v, out, lse, *_torch_lengths(q, k, lengths), 0.0, causal, unused, unused, scale=scale,
+        window_size_left=left, window_size_right=right,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def no_random_state(q: Tensor) -> Tensor:
+    """A placeholder for the random state of dropout, which is not read; nothing is launched to make it."""
+    return torch.empty((), dtype=torch.int64, device=q.device)
+
+
+def _torch_flash(implementation: str | None) -> Flash:
+    return Flash(partial(_torch_forward, implementation), partial(_torch_backward, implementation))
+
+
+def _registered_problem(module: str, capabilities: tuple[int, ...], device: torch.device, head_dim: int) -> str | None:
+    """Why an implementation cannot be registered: its package does not import, or the GPU is another one."""
+    if torch.version.hip is not None:
+        return "it runs on GPUs of NVIDIA, not on those of AMD"
+    if at_fault := _import_problem(module):
+        return at_fault
+    major, minor = torch.cuda.get_device_capability(device)
+    expected = " or ".join(map(str, capabilities))
+    return None if major in capabilities else f"it runs on GPUs of compute capability {expected}, not {major}.{minor}"
+
+
+def _import_problem(module: str) -> str | None:
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        return f"its module {module} does not import: {first_line(error)}"
+    return None
+
+
+TORCH_FLASH = _torch_flash(None)
+"""FlashAttention-2 in torch; on AMD that of AOTriton, on which windows and packed sequences were not verified."""
+
+FLASH_ATTENTION_3 = gpu_kernel(
+    "flash-attn-3", partial(_registered_problem, "flash_attn_interface", (9,)), _torch_flash("FA3")
+)
+"""FlashAttention-3 on Hopper. It has never been executed: no GPU was at hand. So it is chosen by name only."""
+
+FLASH_ATTENTION_4 = gpu_kernel(
+    "flash-attn-4", partial(_registered_problem, "flash_attn.cute.interface", (9, 10)), _torch_flash("FA4")
+)
+"""FlashAttention-4 on Hopper and Blackwell; never executed either."""
+
+
+# The package flash-attn.
+
+
+def _package_problem(device: torch.device, head_dim: int) -> str | None:
+    """Why flash-attn cannot be used. The package can be installed without its compiled module, so import that.
+
+    Its Triton backend for AMD refuses windows in the backward pass, and a causal call is a window (0 to the right;
+    `flash_attn_triton_amd/interface_v2.py`, `bwd`). So it is not used.
+    """
+    if torch.version.hip is not None and os.environ.get(TRITON_ON_AMD, "FALSE") == "TRUE":
+        return f"its Triton backend ({TRITON_ON_AMD}) has no backward pass for causal masks; its CK backend has"
+    if at_fault := _import_problem("flash_attn_2_cuda") or _import_problem("flash_attn.flash_attn_interface"):
+        return at_fault
+    version: str = importlib.import_module("flash_attn").__version__
+    release = tuple(int(each) for each in version.split("+")[0].split(".post")[0].split(".")[:3])
+    return None if release >= OLDEST else f"it is release {version}, expected {'.'.join(map(str, OLDEST))} or later"
+
+
+def _package_lengths(lengths: Lengths | None) -> tuple[str, tuple[Any, ...]]:
+    """The part of the name of its functions, and the arguments, that sequences have besides."""
+    return ("", ()) if lengths is None else ("_varlen", lengths)
+
+
+def _package_forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band, lengths: Lengths | None
+) -> tuple[Tensor, Tensor]:
+    """The only call of flash-attn. Its first and last three results are the same in all releases."""
+    kind, others = _package_lengths(lengths)
+    forward = getattr(importlib.import_module("flash_attn.flash_attn_interface"), f"_flash_attn{kind}_forward")
+    found = forward(q, k, v, *others, **options_of(forward, scale, band))
+    return found[0], found[-3]
+
+
+def _package_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, band: Band,
+    lengths: Lengths | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The only call of flash-attn for gradients. What it returns differs between releases, what it fills does not."""
+    kind, others = _package_lengths(lengths)
+    backward = getattr(importlib.import_module("flash_attn.flash_attn_interface"), f"_flash_attn{kind}_backward")
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    backward(dout, q, k, v, out, lse, dq, dk, dv, *others, **options_of(backward, scale, band))
+    return dq, dk, dv
+
+
+def options_of(function: Callable[..., Any], scale: float, band: Band) -> dict[str, Any]:
+    """The options of the installed release: the window is a pair or two numbers, and softcap was added later."""
+    left, right = window(band)
+    options = {
+        "dropout_p": 0.0,
+        "softmax_scale": scale,
+        "causal": (left, right) == (-1, 0),
+        "window_size": (left, right),
+        "window_size_left": left,
+        "window_size_right": right,
+        "softcap": 0.0,
+        "alibi_slopes": None,
+        "return_softmax": False,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    return {name: options[name] for name in _option_names(function) & options.keys()}
+
+
+@cache
+def _option_names(function: Callable[..., Any]) -> frozenset[str]:
+    """The parameter names of a function; torch wraps an operator and keeps its signature in `_init_fn`."""
+    return frozenset(inspect.signature(getattr(function, "_init_fn", function)).parameters)
+
+
+FLASH_ATTENTION = gpu_kernel("flash-attn", _package_problem, Flash(_package_forward, _package_backward))
+"""The flash-attn package, for CUDA and ROCm."""
