@@ -96,20 +96,20 @@ def boolean_mask(band: Band, device: torch.device) -> torch.Tensor:
     >>> boolean_mask(trim(2, 2, low=0, high=1), torch.device("cpu")).tolist()
     [[False, True], [False, False]]
     """
-    return _inside(band, band.keys, torch.bool, device).logical_not_()
+    return _inside(band, torch.bool, device).logical_not_()
 
 
 def additive_mask(band: Band, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[queries, keys], 0 inside the band and -inf elsewhere; the row stride is a multiple of 8, as GPU operators need.
+    """[queries, keys], 0 inside the band and -inf elsewhere.
 
     >>> additive_mask(trim(2, 2, low=0, high=1), torch.float32, torch.device("cpu")).tolist()
     [[0.0, -inf], [0.0, 0.0]]
     """
-    return _inside(band, -(-band.keys // 8) * 8, dtype, device).log_()[:, : band.keys]
+    return _inside(band, dtype, device).log_()
 
 
-def _inside(band: Band, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.ones(band.queries, columns, dtype=dtype, device=device).tril_(-band.low).triu_(-band.high)
+def _inside(band: Band, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.ones(band.queries, band.keys, dtype=dtype, device=device).tril_(-band.low).triu_(-band.high)
 
 
 ROWS_AT_ONCE = 512
