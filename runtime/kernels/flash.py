@@ -19,11 +19,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention import (
-    activate_flash_attention_impl,
-    current_flash_attention_impl,
-    restore_flash_attention_impl,
-)
+from torch.nn import attention as implementations
 
 from runtime.kernels.partials import Band, Gradients, Kernel, Partial, Rows, window
 from tasp_lab.core.errors import first_line
@@ -127,13 +123,18 @@ def limits(band: Band) -> tuple[bool, int | None, int | None]:
     return False, band.keys if left < 0 else left, band.keys if right < 0 else right
 
 
+CAN_REGISTER = hasattr(implementations, "activate_flash_attention_impl")
+"""Whether this release of torch lets other implementations register, as that of our tests does."""
+
+
 def _use(implementation: str | None) -> None:
     """Let torch's operators be those of an implementation, None for its own FlashAttention-2."""
-    if current_flash_attention_impl() != implementation:
-        if implementation is None:
-            restore_flash_attention_impl()
-        else:
-            activate_flash_attention_impl(implementation)
+    if not CAN_REGISTER or implementations.current_flash_attention_impl() == implementation:
+        return
+    if implementation is None:
+        implementations.restore_flash_attention_impl()
+    else:
+        implementations.activate_flash_attention_impl(implementation)
 
 
 def _torch_lengths(q: Tensor, k: Tensor, lengths: Lengths | None) -> tuple[Tensor | None, Tensor | None, int, int]:
@@ -181,6 +182,8 @@ def _registered_problem(module: str, capabilities: tuple[int, ...], device: torc
     """Why an implementation cannot be registered: its package does not import, or the GPU is another one."""
     if torch.version.hip is not None:
         return "it runs on GPUs of NVIDIA, not on those of AMD"
+    if not CAN_REGISTER:
+        return f"torch {torch.__version__} has no activate_flash_attention_impl, expected a later one"
     if at_fault := _import_problem(module):
         return at_fault
     major, minor = torch.cuda.get_device_capability(device)

@@ -1,7 +1,7 @@
 """The functions of `runtime.kernels.fused` as kernels of Triton; each `launch_` is one launch.
 
 An item is one head of one position of one batch entry; a program computes some items, all elements of a head at once.
-Never executed on a GPU by us; tests run the kernels in Triton's interpreter.
+Never executed on a GPU by us; tests run the kernels in Triton's interpreter, and compile them for five GPUs.
 """
 
 from __future__ import annotations

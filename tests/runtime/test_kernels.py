@@ -516,9 +516,9 @@ class Implementations:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.activated: list[str | None] = [None]
-        patch.setattr(flash, "current_flash_attention_impl", lambda: self.activated[-1])
-        patch.setattr(flash, "activate_flash_attention_impl", self.activated.append)
-        patch.setattr(flash, "restore_flash_attention_impl", lambda: self.activated.append(None))
+        patch.setattr(flash.implementations, "current_flash_attention_impl", lambda: self.activated[-1])
+        patch.setattr(flash.implementations, "activate_flash_attention_impl", self.activated.append)
+        patch.setattr(flash.implementations, "restore_flash_attention_impl", lambda: self.activated.append(None))
 
 
 def as_on_gpus(patch: pytest.MonkeyPatch) -> None:
