@@ -108,19 +108,19 @@ def gpu_problem(dtype: torch.dtype, head_dim: int) -> str | None:
 # torch's operators.
 
 
-def limits(band: Band) -> tuple[bool, int | None, int | None]:
+def limits(band: Band, most: int) -> tuple[bool, int | None, int | None]:
     """Whether torch's operators are asked for a causal mask, and the window, both ends of which are limited or none.
 
     ROCm took -1, which is no limit on CUDA, as a limit (pytorch/pytorch pull request 173469), so no limit beside
-    another one is as many keys as there are.
+    another one is `most`, the most rows of queries or keys.
 
-    >>> limits(Band(0, 4, 0, 4, 0, 3)), limits(Band(0, 4, 0, 4, -3, 1))
+    >>> limits(Band(0, 4, 0, 4, 0, 3), 4), limits(Band(0, 4, 0, 4, -3, 1), 4)
     ((True, None, None), (False, 1, 4))
     """
     left, right = window(band)
     if left < 0 and right <= 0:
         return right == 0, None, None
-    return False, band.keys if left < 0 else left, band.keys if right < 0 else right
+    return False, most if left < 0 else left, most if right < 0 else right
 
 
 CAN_REGISTER = hasattr(implementations, "activate_flash_attention_impl")
@@ -146,9 +146,10 @@ def _torch_forward(
 ) -> tuple[Tensor, Tensor]:
     """The only call of torch's private operator, with the schema of torch 2.13."""
     _use(implementation)
-    causal, left, right = limits(band)
+    shape = _torch_lengths(q, k, lengths)
+    causal, left, right = limits(band, max(shape[2:]))
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        q, k, v, *_torch_lengths(q, k, lengths), 0.0, causal, False, scale=scale,
+        q, k, v, *shape, 0.0, causal, False, scale=scale,
         window_size_left=left, window_size_right=right,
     )  # fmt: skip
     return out, lse
@@ -160,10 +161,11 @@ def _torch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The only call of torch's private operator for gradients, with the schema of torch 2.13."""
     _use(implementation)
-    causal, left, right = limits(band)
+    shape = _torch_lengths(q, k, lengths)
+    causal, left, right = limits(band, max(shape[2:]))
     unused = no_random_state(q)
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        dout, q, k, v, out, lse, *_torch_lengths(q, k, lengths), 0.0, causal, unused, unused, scale=scale,
+        dout, q, k, v, out, lse, *shape, 0.0, causal, unused, unused, scale=scale,
         window_size_left=left, window_size_right=right,
     )  # fmt: skip
     return dq, dk, dv

@@ -533,6 +533,7 @@ def as_on_gpus(patch: pytest.MonkeyPatch) -> None:
 @example(Case(queries=40, keys=40, low=0))
 @example(Case(queries=40, keys=30, low=-9, kv_heads=2, group=3))
 @example(Case(queries=9, keys=20, low=-15, high=-3))
+@example(Case(queries=4, keys=2, low=-1, high=2))
 def test_the_flash_attention_of_torch_is_asked_for_the_right_window(case: Case) -> None:
     """Against a stand-in with the operator's signature; implementations are switched only where another one ran."""
     q, k, v = case.tensors()
