@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from runtime.kernels.linear_attention import attend
+from runtime.kernels.partials import constant
 from tasp_lab.core.errors import RunError, first_line
 
 Tensor = torch.Tensor
@@ -77,7 +78,7 @@ def _attend_by_fla(
     inner = sorted({each for each in starts if each})
     if inner:  # documents lie in one row for the operators, whatever the batch
         ends = [row * positions + at for row in range(batch) for at in (0, *inner)]
-        options["cu_seqlens"] = torch.tensor([*ends, batch * positions], device=q.device)
+        options["cu_seqlens"] = constant((*ends, batch * positions), torch.int64, q.device)
         options |= {name: options[name].flatten(0, 1)[None].contiguous() for name in ("g",) if name in options}
         q, k, v = (each.flatten(0, 1)[None] for each in (q, k, v))
     out, _ = operator(q.contiguous(), k.contiguous(), v.contiguous(), scale=1.0, output_final_state=False, **options)

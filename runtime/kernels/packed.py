@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from runtime.kernels.flash import Flash, Lengths
-from runtime.kernels.partials import Band, Gradients, Partial, Rows, lse_dtype, rows_contiguous, trim, window
+from runtime.kernels.partials import Band, Gradients, Partial, Rows, constant, lse_dtype, rows_contiguous, trim, window
 from runtime.kernels.registry import Kernel
 from tasp_lab.workload.packing import PackedSegment
 
@@ -166,12 +165,11 @@ def _packed(
     return found, Lengths(*lengths, *longest)
 
 
-@lru_cache(maxsize=1024)
 def _cumulative_lengths(starts: tuple[int, ...], batch: int, device: torch.device) -> Tensor:
-    """Of the sequences of all of a batch. Kept for all layers, since a copy to a GPU makes the host wait."""
+    """Of the sequences of all of a batch."""
     rows = starts[-1] - starts[0]
-    found = [each - starts[0] + rows * number for number in range(batch) for each in starts[:-1]]
-    return torch.tensor([*found, rows * batch], dtype=torch.int32, device=device)
+    firsts = [start - starts[0] + rows * entry for entry in range(batch) for start in starts[:-1]]
+    return constant((*firsts, rows * batch), torch.int32, device)
 
 
 def _joined_rows(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -287,6 +288,19 @@ def lse_for_gradients(lse: Tensor) -> Tensor:
     prepared = torch.empty_like(lse.transpose(1, 2), memory_format=torch.contiguous_format)
     torch.nan_to_num(lse.transpose(1, 2), nan=math.nan, posinf=math.inf, neginf=math.inf, out=prepared)
     return prepared.transpose(1, 2)
+
+
+@lru_cache(maxsize=4096)
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers that every pass needs, on a device.
+
+    Kept, as a copy from pageable memory makes the host wait for the GPU, and cannot be captured in a graph.
+
+    >>> constant((0, 3), torch.int32, torch.device("cpu")) is constant((0, 3), torch.int32, torch.device("cpu"))
+    True
+    """
+    with torch.inference_mode(False):  # a pass that differentiates may use what one of inference made
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -17,6 +17,7 @@ from runtime.executor.views import Views
 from runtime.kernels import linear_attention as kernels
 from runtime.kernels.linear_attention import Chunk, Forward, gradients_of
 from runtime.kernels.linear_registry import Attend
+from runtime.kernels.partials import constant
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow, Operand
 from tasp_lab.schedule.schedule import Schedule
@@ -94,7 +95,7 @@ class LinearLayer(Work):
         own = [chunk for chunk, owner in enumerate(task.owner.tolist()) if owner == rank]
         counts = [self._count[chunk] for chunk in own]
         self._first = {chunk: sum(counts[:before]) for before, chunk in enumerate(own)}
-        self._decays = torch.tensor(task.decays, device=q.device, dtype=torch.float64)
+        self._decays = constant(tuple(task.decays), torch.float64, q.device)
         self._kernels: Mapping[str, Callable[[CallRow, Sequence[Views]], Sequence[Views]]] = {
             tasks.MAKE_STATE: self._make_state,
             tasks.ATTEND: self._attend,
@@ -232,7 +233,8 @@ class LinearLayer(Work):
         if self._task.workload.decay == "none":
             kept = [0.0 if any(len(self._task.resets(chunk)) for chunk in self._task.chunks_of(block)) else 1.0
                     for block in blocks]  # fmt: skip
-            return None if all(kept) else self._decays.new_tensor(kept, dtype=torch.float32).view(-1, 1, 1, 1, 1)
+            whole = constant(tuple(kept), torch.float32, self._decays.device)
+            return None if all(kept) else whole.view(-1, 1, 1, 1, 1)
         decay = views[1]
         shaped = {"head": (slice(None), None, slice(None), None), "scalar": (..., None)}
         decay = decay[shaped.get(self._task.workload.decay, (...,))]

@@ -24,6 +24,7 @@ class Operators:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.lengths: list[Tensor | None] = []
 
     def chunk_simple_gla(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: Tensor | None = None,
@@ -51,6 +52,7 @@ class Operators:
     ) -> Tensor:
         assert q.shape == k.shape, "as many heads of keys as of queries"
         assert q.dtype == k.dtype == v.dtype, "one dtype"
+        self.lengths.append(cu_seqlens)
         assert all(each.is_contiguous() for each in (q, k, v))
         starts = frozenset() if cu_seqlens is None else frozenset(cu_seqlens.tolist())
         assert cu_seqlens is None or (q.shape[0] == 1 and max(starts) == q.shape[1] and not min(starts))
@@ -133,3 +135,14 @@ def test_without_it_the_torch_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) 
     assert choose_linear_kernel("auto", torch.bfloat16, GPU).name == "torch"
     with pytest.raises(RunError, match="fla cannot run on cuda: flash-linear-attention does not import: "):
         choose_linear_kernel("fla", torch.bfloat16, GPU)
+
+
+def test_where_documents_begin_is_copied_to_a_gpu_once(operators: Operators) -> None:
+    """A copy in each pass would make the host wait for the GPU."""
+    attend = LINEAR_KERNELS["fla"].attend(torch.float32)
+    x = torch.randn(8, 1, 2, 4)
+    for _ in range(2):
+        attend(x, x, x, None, (0, 3))
+    first, second = operators.lengths
+    assert first is not None
+    assert first is second
