@@ -1,7 +1,8 @@
 """Write the generated parts of the documents: ``python -m docs.generate``; tests/docs hold the committed ones equal.
 
 Generated are what stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``, each by a function of `PARTS`,
-and the output of the commands `predict`, `compare`, `plan`, `search` and `decompose` in console blocks.
+and the output of the commands `predict`, `compare`, `plan`, `search` and `decompose` in console blocks. Long references
+stand in no document: the site has them in place of a line that names them (`with_site_parts`).
 """
 
 from __future__ import annotations
@@ -226,6 +227,7 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_SITE_PART = re.compile(r"^\*Made with the site \(`make site`\): ([\w ]+)\.\*$", re.MULTILINE)
 _CONSOLE = re.compile(
     r"(?<=^```console\n)\$ tasp-lab ((?:predict|compare|plan|search|decompose) .*)\n((?:.+\n)+)(?=```$)", re.MULTILINE
 )
@@ -234,6 +236,15 @@ _CONSOLE = re.compile(
 def generated(text: str) -> str:
     """A document with its generated parts made anew."""
     return _PART.sub(lambda match: f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[3]}", text)
+
+
+def with_site_parts(text: str) -> str:
+    """A page of the site with the parts that only the site has.
+
+    >>> with_site_parts("*Made with the site (`make site`): linear attention.*")[:35]
+    '| schedule | what moves, forward |\\n|-'
+    """
+    return _SITE_PART.sub(lambda match: PARTS[match[1]](), text)
 
 
 def with_output(text: str) -> str:

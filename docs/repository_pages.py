@@ -1,4 +1,4 @@
-"""Pages of the site that live outside ``docs/``, as a hook of MkDocs.
+"""What the site has besides the pages of ``docs/``, as a hook of MkDocs: pages from outside, and generated references.
 
 The site has the folders of the repository without ``docs/``: ``docs/faq.md`` is the page ``faq.md``,
 ``experiments/results/passes.md`` keeps its path. So one relative link works on both: it is written for the repository,
@@ -14,6 +14,8 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from docs.generate import with_site_parts
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "experiments/**/*.md", "experiments/**/*.png",
@@ -36,7 +38,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of a page."""
+    """Fill in what is made with the site, and rewrite the links of a page."""
+    markdown = with_site_parts(markdown)
     source = page.file.src_uri
     folder = posixpath.dirname(source if page.file.generated_by else f"docs/{source}")
     return _LINK.sub(lambda match: match[1] + link_on_site(match[2], folder, posixpath.dirname(source)), markdown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from docs.generate import with_site_parts
 from tests.conftest import Tell
 from tests.docs.documents import ROOT
 
@@ -32,5 +33,5 @@ def test_every_field_of_the_object_is_documented(tell: Tell) -> None:
     assert code == 0, err
     found = json.loads(out)
     assert (found["pass"], found["zero"], found["backward_s"]) == ("forward", 0, 0)
-    text = (ROOT / "docs" / "json.md").read_text()
+    text = with_site_parts((ROOT / "docs" / "json.md").read_text())
     assert [name for name in found if f"`{name}`" not in text] == []

@@ -20,7 +20,8 @@ def test_generated_parts_are_up_to_date(document: Path) -> None:
 
 
 def test_every_part_is_in_a_document() -> None:
-    names = [name for document in MARKED for name in re.findall("<!-- generated: (.*) -->", document.read_text())]
+    marks = r"<!-- generated: (.*) -->|\*Made with the site \(`make site`\): (.*)\.\*"
+    names = [own or site for document in DOCUMENTS for own, site in re.findall(marks, document.read_text())]
     assert sorted(names) == sorted(PARTS)
 
 
