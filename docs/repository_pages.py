@@ -1,6 +1,6 @@
 """What the site has besides the pages of ``docs/``, as a hook of MkDocs: pages from outside, and generated references.
 
-The site has the folders of the repository without ``docs/``: ``docs/faq.md`` is the page ``faq.md``,
+The site has the folders of the repository without ``docs/``: ``docs/plan.md`` is the page ``plan.md``,
 ``experiments/results/passes.md`` keeps its path. So one relative link works on both: it is written for the repository,
 and rewritten here for the site.
 """
@@ -55,8 +55,8 @@ def link_on_site(link: str, folder: str, site_folder: str) -> str:
 
     >>> link_on_site("../experiments/results/passes.md", "docs", "")
     'experiments/results/passes.md'
-    >>> link_on_site("../../docs/faq.md", "experiments/accuracy", "experiments/accuracy")
-    '../../faq.md'
+    >>> link_on_site("../../docs/plan.md", "experiments/accuracy", "experiments/accuracy")
+    '../../plan.md'
     >>> link_on_site("https://simgrid.org", "docs", "")
     'https://simgrid.org'
     """

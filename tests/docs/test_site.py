@@ -80,7 +80,7 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("link", "folder", "site_folder", "expected"),
     [
-        ("faq.md", "docs", "", "faq.md"),
+        ("plan.md", "docs", "", "plan.md"),
         ("../CHANGELOG.md", "docs", "", "CHANGELOG.md"),
         ("../../CHANGELOG.md", "docs/why", "why", "../CHANGELOG.md"),
         ("docs/json.md", "", "", "json.md"),
