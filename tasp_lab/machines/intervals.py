@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from tasp_lab.machines.constants import CONSTANTS, ConstantSpec
+from tasp_lab.machines.constants import CONSTANTS, WIRES, ConstantSpec
 from tasp_lab.machines.parameters import Parameter
 
 SourceKind = Literal["code", "document", "measured", "assumed"]
@@ -40,7 +40,6 @@ WIDTHS: Mapping[tuple[Dimension, SourceKind], float] = {
 EXACT_SOURCES = ("given",)
 """Beginnings of sources of constants that the user gave."""
 
-WIRES = ("link_bandwidth", "link_latency", "nic_bandwidth", "nic_latency")
 _MEASURED = ("measured", "measurement", "nccl-tests", "appendix a", "_perf", "log of")
 
 

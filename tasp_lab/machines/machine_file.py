@@ -32,10 +32,11 @@ from tasp_lab.core.records import Record, Text, converted
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.libraries.library import RootComplexLibrary
-from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine, NetworkKind
+from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine
 from tasp_lab.machines.own_links import family_of, machine_of_family
-from tasp_lab.machines.parameters import Constant, Parameter, Parameters, parse_interval
+from tasp_lab.machines.parameters import Constant, Parameters, located, parse_constants
 from tasp_lab.machines.profile import load_profile
+from tasp_lab.machines.system import NetworkKind, Ranks
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE, PARSERS, ExpressionDefaults, parse_expression
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, both_ways
 from tasp_lab.topology.links import SwitchKind
@@ -96,7 +97,7 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
         if isinstance(record, _ExplicitFile) and record.profile:
             return _of_family(record, library)
         topology = record.topology()
-        own, accelerator = _parameters(record.constants), record.accelerator or ""
+        own, accelerator = Parameters(parse_constants(record.constants, any_name=True)), record.accelerator or ""
         every = with_accelerator(tuple(own.values()), record.accelerator)  # of which only the compute rates are taken
         parameters = Parameters(each for each in every if each.name in own or each.name in COMPUTE_RATES)
         return Machine(
@@ -110,7 +111,7 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
         )
     except UnicodeDecodeError as error:
         raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
-    except (TopologyError, ProfileError, ValueError, OverflowError, RecursionError, csv.Error) as error:
+    except (TopologyError, ProfileError, QuantityError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         kind = ProfileError if isinstance(error, ProfileError) else TopologyError
         text = _by_line(data, error) if suffix == ".csv" else _no_number(data, error)
         raise kind(" ".join(f"{where}: {text}".split())) from error
@@ -147,7 +148,7 @@ def _no_number(data: bytes, error: Exception) -> str:
 
 def _of_family(record: _ExplicitFile, library: str) -> Machine:
     """The machine of a file that names a profile. Raises `ProfileError`, and `TopologyError` for a wrong constant."""
-    parameters = _parameters(record.constants)
+    parameters = Parameters(parse_constants(record.constants, any_name=True))
     profile = load_profile(record.profile)
     if record.accelerator not in (None, profile.accelerator):
         raise TopologyError(f"accelerator {record.accelerator!r}, but the profile {profile.name!r} has "
@@ -208,7 +209,6 @@ def _plain(part: Link | SharedCapacity | Switch) -> dict[str, object]:
 
 
 _Switch = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*\Z")]
-_WorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
 
 
 class _LinkRecord(Record, frozen=True, forbid_unknown_fields=True):
@@ -245,7 +245,7 @@ class _SwitchRecord(Record, frozen=True, forbid_unknown_fields=True):
 class _ExplicitFile(Record, frozen=True, forbid_unknown_fields=True):
     name: Text
     links: tuple[_LinkRecord, ...]
-    world_size: _WorldSize | msgspec.UnsetType = msgspec.UNSET
+    world_size: Ranks | msgspec.UnsetType = msgspec.UNSET
     summary: str = ""
     shared: tuple[_SharedRecord, ...] = ()
     switches: tuple[_SwitchRecord, ...] = ()
@@ -294,22 +294,6 @@ class _ExpressionFile(Record, frozen=True, forbid_unknown_fields=True):
         return ExpressionDefaults(**numbers)
 
 
-def _parameters(constants: tuple[Constant, ...]) -> Parameters:
-    """The parameters that a file states. Raises `TopologyError` for malformed and repeated ones."""
-    found: dict[str, Parameter] = {}
-    for index, record in enumerate(constants):
-        if record.name in found:
-            count = sum(other.name == record.name for other in constants)
-            raise TopologyError(f"expected the constant {record.name} once, got it {count} times - at `$.constants`")
-        try:
-            parameter = Parameter.parse(record.name, record.value, record.source)
-        except QuantityError as error:
-            raise TopologyError(f"{error} - at `$.constants[{index}].value`") from error
-        low, high = parse_interval(record, f"$.constants[{index}]")
-        found[record.name] = replace(parameter, low=low, high=high)
-    return Parameters(found.values())
-
-
 def _bandwidth(where: str, text: str, value: float | str) -> float:
     return _number(where, "bandwidth", text, "bandwidth_bytes_per_s", value, parse_bandwidth_bytes_per_s)
 
@@ -327,7 +311,5 @@ def _number(
 def _parsed(where: str, value: float | str, parse: Callable[[str], float]) -> float:
     if not isinstance(value, str):
         return value
-    try:
+    with located(where):
         return parse(value)
-    except QuantityError as error:
-        raise TopologyError(f"{error} - at `{where}`") from error

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.core.errors import ProfileError, QuantityError
+from tasp_lab.core.errors import QuantityError
 from tasp_lab.machines.compute import COMPUTE_RATES
-from tasp_lab.machines.intervals import WIRES, default_width, log_ends
+from tasp_lab.machines.intervals import default_width, log_ends
 from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant, constants_in
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.machines.machine import ComputeRate, Machine
@@ -114,12 +114,8 @@ def varied(machine: Machine, factors: Mapping[str, float]) -> Machine:
 
     Raises `ProfileError` for a machine without a system, whose parameters are fixed.
     """
-    if machine.system is None:
-        raise ProfileError(f"{machine.topology.name}: its constants are fixed, expected a machine of a profile")
     known = {name: Change(factor) for name, factor in factors.items() if name in machine.parameters.numbers}
-    numbers = changed(machine.parameters, known).numbers
-    topology = machine.system.topology(numbers) if any(name in WIRES for name in factors) else machine.topology
-    return replace(machine, topology=topology, comm_library=machine.system.comm_library(numbers))
+    return machine.rebuilt(changed(machine.parameters, known))
 
 
 def log_normal(normals: FloatArray, low: float, high: float) -> FloatArray:

@@ -16,8 +16,7 @@ from typing import Any, Literal, overload
 
 from tasp_lab.core.errors import OverrideError, QuantityError, WorkloadError, unknown
 from tasp_lab.core.units import Number, parse_count
-from tasp_lab.machines.constants import CONSTANTS, Quantity
-from tasp_lab.machines.intervals import WIRES
+from tasp_lab.machines.constants import CONSTANTS, WIRES, Quantity
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Change, Parameter
 from tasp_lab.workload.layer import Workload
@@ -53,44 +52,40 @@ class Override:
     def __str__(self) -> str:
         return f"{self.name}={self.text}"
 
-    def of(self, old: Number, quantity: Quantity) -> Number:
-        """The number in place of an old one, in SI units, exact for exact ones.
+    def change(self, quantity: Quantity) -> Change:
+        """What becomes of a number of this quantity, in SI units. Raises `OverrideError` for a text without its unit.
 
-        >>> parse_override("nic.latency=+1us").of(2e-6, CONSTANTS["nic_latency"].quantity)
+        >>> parse_override("nic.latency=+1us").change(CONSTANTS["nic_latency"].quantity).of(2e-6)
         3e-06
-
-        Raises `OverrideError` for an amount without its unit, a rate of 0 and a negative time.
         """
         if self.kind == "times":
-            return old * self.factor
+            return Change(self.factor, 0, self.name, self.text)
+        text = self.text.lstrip("+-").strip() if self.kind == "plus" else self.text
         try:
-            text = self.text.lstrip("+-").strip() if self.kind == "plus" else self.text
             amount = 0.0 if self.kind == "plus" and _ZERO.fullmatch(text) else quantity.parse(text)
         except QuantityError as error:
             raise OverrideError(f"override {self}: {error}") from error
-        exact = Fraction(amount) if isinstance(old, Fraction) else amount
-        if self.kind == "to":
-            return exact
-        new = old + exact if self.text[0] == "+" else old - exact
-        if new > 0 or (new == 0 and (quantity.unit == "s" or not old)):  # only a time may be 0
-            return new
-        least = "0 or more" if quantity.unit == "s" else "more than 0"
-        raise OverrideError(f"override {self}: {quantity.format(float(old), 6)}{self.text}: expected {least}")
+        return Change(int(self.kind != "to"), -amount if self.text[0] == "-" else amount, self.name, self.text)
 
-    def checked(self, old: float, quantity: Quantity) -> float:
-        """The number in place of an old one. Raises `OverrideError`, also for a fraction of a channel and the like."""
-        new = float(self.of(old, quantity))
-        try:
-            quantity.parse(self.text if self.kind == "to" else quantity.format(new, 15))
-        except QuantityError as error:
-            raise OverrideError(f"override {self}: {error}") from error
+    def of(self, old: Number, quantity: Quantity) -> Number:
+        """The number in place of an old one, in SI units, exact for exact ones.
+
+        >>> parse_override("nic.bandwidth=x2").of(Fraction(50), CONSTANTS["nic_bandwidth"].quantity)
+        Fraction(100, 1)
+
+        Raises `OverrideError` for an amount without its unit, a rate of 0, a negative time, a fraction of a channel and
+        the like.
+        """
+        new = self.change(quantity).of(old)
+        self.check(new, quantity)
         return new
 
-    def change(self, old: float, new: float) -> Change:
-        """The change from an old number to a new one, which `checked` has found."""
-        if self.kind == "to":
-            return Change(0, new)
-        return Change(float(self.factor)) if self.kind == "times" else Change(1, new - old)
+    def check(self, new: Number, quantity: Quantity) -> None:
+        """Raise `OverrideError` for a number that the quantity cannot have."""
+        try:  # a new value is checked as it was written
+            quantity.parse(self.text if self.kind == "to" else quantity.format(float(new), 15))
+        except QuantityError as error:
+            raise OverrideError(f"override {self}: {error}") from error
 
     def source(self, was: str, source: str) -> str:
         """The source of the number: a new value is given and exact, a changed one as sure as the old one.
@@ -98,12 +93,7 @@ class Override:
         >>> parse_override("nic.bandwidth=x2").source("50GB/s", "assumed: as NDR")
         'assumed: nic.bandwidth x2, was 50GB/s (assumed: as NDR)'
         """
-        known = "given: " if self.kind == "to" else "assumed: " if source.startswith("assum") else ""
-        return f"{known}{self._was}{was} ({source})"
-
-    @property
-    def _was(self) -> str:
-        return f"{self.name} {self.text}, was "
+        return Change(int(self.kind != "to"), 0, self.name, self.text).source(was, source)
 
     def line(self, parameters: Iterable[Parameter]) -> str:
         """What became of the number, by the parameters of the changed machine, whose sources are from `source`.
@@ -112,10 +102,11 @@ class Override:
         >>> override.line([Parameter("nic_bandwidth", 45e9, override.source("50GB/s", "a data sheet"))])
         'nic.bandwidth 50GB/s → 45GB/s (-5GB/s)'
         """
+        begin = f"{self.name} {self.text}, was "
         for parameter in parameters:
             source = parameter.source.removeprefix("given: ").removeprefix("assumed: ")
-            if source.startswith(self._was):
-                was = source.removeprefix(self._was).partition(" (")[0]
+            if source.startswith(begin):
+                was = source.removeprefix(begin).partition(" (")[0]
                 how = "" if self.kind == "to" else f" ({self.text})"
                 return f"{self.name} {was} → {parameter.text}{how}"
         return f"{self.name} {self.text}"
@@ -198,7 +189,6 @@ def has_nics(machine: Machine) -> bool:
 TEXTS = ("dtype", "mask", "kind", "decay", "layers")
 """Fields that are words."""
 
-_ALIASES = {"seq": "sequence"}
 LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload))
 
 
@@ -241,40 +231,23 @@ documents=None)
 
 def _field(override: Override) -> str:
     name = override.name.removeprefix(LAYER)
-    field = _ALIASES.get(name, name)
+    field = "sequence" if name == "seq" else name
     if LAYER + field not in LAYER_NAMES:
         raise OverrideError(f"override {override}: {unknown('name', override.name, LAYER_NAMES)}")
     return field
 
 
 def _value(work: Workload, field: str, override: Override) -> object:
-    if field == "documents":
-        parts = _new_value(override).split(",")
-        return tuple(_number(0, override, replace(override, text=part)) for part in parts)
-    if field in TEXTS:
-        return _new_value(override)
-    old = getattr(work, field)
-    if old is None and override.kind != "to":
-        raise OverrideError(f"override {override}: the layer has no {field}, expected a number like 4096")
-    return _number(old or 0, override, override)
-
-
-def _new_value(override: Override) -> str:
+    is_text, old = field in TEXTS, getattr(work, field)
     if override.kind != "to":
-        raise OverrideError(f"override {override}: expected a new value, not a factor and no sum")
-    return override.text
-
-
-def _number(old: int, override: Override, part: Override) -> int:
-    """A whole number; `part` is one of several new values of the override, or all of it."""
+        if is_text or field == "documents":
+            raise OverrideError(f"override {override}: expected a new value, not a factor and no sum")
+        if old is None:
+            raise OverrideError(f"override {override}: the layer has no {field}, expected a number like 4096")
     count = Quantity("", lambda text: parse_count(text, override.name, least=0))
-    try:
-        new = part.of(old, count)
-    except OverrideError as error:
-        raise OverrideError(str(error).replace(f"override {part}:", f"override {override}:", 1)) from error
-    if new != int(new):
-        raise OverrideError(f"override {override}: {float(new):g}, expected a whole number")
-    return int(new)
+    if field == "documents":
+        return tuple(int(replace(override, text=part).of(0, count)) for part in override.text.split(","))
+    return override.text if is_text else int(override.of(old or 0, count))
 
 
 def _followed(work: Workload, changes: dict[str, Any]) -> dict[str, Any]:

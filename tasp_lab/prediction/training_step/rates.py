@@ -193,7 +193,7 @@ def with_memory(rates: StepRates, overrides: Sequence[str]) -> StepRates:
             raise OverrideError(f"override {override}: the memory of a GPU is unknown, expected a size like 80GiB")
         old = rates.capacity_bytes or 0
         source = override.source(format_size(old), rates.capacity_source or "unknown")
-        new = int(override.checked(old, Quantity("bytes", parse_size_bytes)))
+        new = int(override.of(old, Quantity("bytes", parse_size_bytes)))
         rates = replace(rates, capacity_bytes=new, capacity_source=source)
     return rates
 

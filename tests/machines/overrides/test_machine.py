@@ -258,7 +258,7 @@ def test_all_names_can_be_set_and_matter_alone() -> None:
         ("h100-2x4", ["nic.bandwidth=x-1"], "expected x and a number more than 0"),
         ("h100-2x4", ["nic.bandwidth=x1/0"], "expected x and a number more than 0"),
         ("h100-2x4", ["nic.bandwidth=-1TB/s"], "expected more than 0"),
-        ("h100-2x4", ["nic.latency=-1s"], "expected 0 or more"),
+        ("h100-2x4", ["nic.latency=-1s"], "expected 0 s or more"),
         ("h100-2x4", ["nic.bandwidth"], "expected NAME=VALUE"),
         ("h100-2x4", ["=x2"], "expected NAME=VALUE"),
         ("h100-2x4", ["nic_payload=60GB/s"], "nic_payload would be 60GB/s, expected at most 50GB/s, nic_bandwidth"),
