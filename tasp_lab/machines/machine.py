@@ -179,21 +179,22 @@ class Machine:
     def rebuilt(self, parameters: Parameters) -> Machine:
         """The machine that its system builds from these parameters; its ranks compute as before.
 
-        A library that was put in place of the system's stays, and so does the lack of contention. Raises
-        `ProfileError` for a machine without a system, whose parameters are fixed.
+        A library and a contention that were put in place of those of the system stay. Raises `ProfileError` for a
+        machine without a system, whose parameters are fixed.
         """
         if self.system is None:
             raise ProfileError(f"{self.topology.name}: its constants are fixed, expected a machine of a profile")
         system, before, numbers = self.system, self.parameters.numbers, parameters.numbers
         library = system.comm_library(numbers)
         # a topology is the dearest part; samples by the hundred share the one whose wires they have
+        own_contention = self.contention != system.contention(before)
         same_wires = all(numbers.get(name) == before.get(name) for name in WIRES)
         return replace(
             self,
             topology=self.topology if same_wires else system.topology(numbers),
             comm_library=library if library.name == self.comm_library.name else self.comm_library,
             parameters=parameters,
-            contention=system.contention(numbers) if self.contention.slows else NONE,
+            contention=self.contention if own_contention else system.contention(numbers),
         )
 
     def edited(self, edit: Edit, topology: Topology | None = None) -> Machine:

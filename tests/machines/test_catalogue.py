@@ -327,7 +327,7 @@ def links(**changes: object) -> dict[str, Any]:
         (SWITCH | {"expression": "h100-8"}, ["'h100-8'", "switch:N"]),
         (SWITCH | {"expression": "switch:0"}, ["'switch:0'", "switch:N"]),
         (SWITCH | {"constants": [BANDWIDTH]}, ["needs the constants link_bandwidth, link_latency", "$.constants"]),
-        (SWITCH | {"constants": [BANDWIDTH, BANDWIDTH]}, ["each once", "got link_bandwidth, link_bandwidth"]),
+        (SWITCH | {"constants": [BANDWIDTH, BANDWIDTH]}, ["'link_bandwidth' occurs twice", "$.constants[1]"]),
         (SWITCH | {"constants": [BANDWIDTH, LATENCY, LATENCY | {"name": "nic"}]}, ["got", "nic", "$.constants"]),
         (SWITCH | {"expression": "nodes:2x8"}, ["nic_bandwidth, nic_latency", "$.constants"]),
         (without(SWITCH, "constants") | {"expression": "nodes:1x1", "constants": [LATENCY]}, ["(none)"]),
