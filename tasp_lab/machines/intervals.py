@@ -99,12 +99,7 @@ def log_ends(parameter: Parameter) -> tuple[float, float]:
 def interval_fields(parameter: Parameter, value: float) -> dict[str, object]:
     """The fields of `--json` about the interval of a parameter with this value in SI units."""
     low, high = log_ends(parameter)
-    exact = None if low == high else source_kind(parameter.source)
-    return {
-        "low": value * math.exp(low),
-        "high": value * math.exp(high),
-        "interval": exact if parameter.low is None else "stated",
-    }
+    return {"low": value * math.exp(low), "high": value * math.exp(high), "interval": _origin(parameter)}
 
 
 def interval_ends(parameter: Parameter) -> tuple[str, str] | None:
@@ -126,11 +121,15 @@ def interval_text(parameter: Parameter) -> str:
     >>> interval_text(Parameter("base_ll", 6.6e-6, "NVIDIA/nccl, src/graph/tuning.cc"))
     ', 5.28us to 8.25us (by its source: code)'
     """
-    ends = interval_ends(parameter)
-    if ends is None:
-        return ""
-    why = f"by its source: {source_kind(parameter.source)}" if parameter.low is None else "stated"
-    return f", {ends[0]} to {ends[1]} ({why})"
+    ends, origin = interval_ends(parameter), _origin(parameter)
+    return f", {' to '.join(ends)} ({'' if origin == 'stated' else 'by its source: '}{origin})" if ends else ""
+
+
+def _origin(parameter: Parameter) -> str | None:
+    """Where an interval is from: ``stated`` in the file, or the kind of the source; None for none."""
+    if parameter.low is not None:
+        return "stated"
+    return None if log_ends(parameter) == (0.0, 0.0) else source_kind(parameter.source)
 
 
 def _log(end: float, value: float) -> float:

@@ -113,10 +113,9 @@ class Parameter:
 
     def document(self) -> dict[str, object]:
         """The constant as a file states it, without `at`."""
-        found: dict[str, object] = {"name": self.name, "value": self.text, "source": self.source}
-        if self.low is None or self.high is None:
-            return found
-        return found | {"interval": [text_of(self.name, self.low), text_of(self.name, self.high)]}
+        ends = [] if self.low is None or self.high is None else [self.low, self.high]
+        interval = {"interval": [text_of(self.name, end) for end in ends]} if ends else {}
+        return {"name": self.name, "value": self.text, "source": self.source, **interval}
 
 
 def text_of(name: str, value: float | str) -> str:
@@ -142,7 +141,17 @@ class Parameters(Mapping[str, Parameter]):
 
     def __init__(self, parameters: Iterable[Parameter] = (), numbers: Mapping[str, float] | None = None) -> None:
         self._by_name = {parameter.name: parameter for parameter in parameters}
-        self.numbers: Mapping[str, float] = _numbers(self._by_name.values()) if numbers is None else numbers
+        if numbers is None:
+            every = self._by_name.values()
+            numbers = {each.name: each.value for each in every if not isinstance(each.value, str)}
+            for each in every:
+                if each.at is not None and not isinstance(each.value, str):
+                    other = CONSTANTS[each.name].depends_on
+                    if other in numbers:
+                        numbers[each.name] = each.value * (numbers[other] / each.at)
+                    else:  # what depends on a parameter that is not there has no number
+                        del numbers[each.name]
+        self.numbers: Mapping[str, float] = numbers
 
     @classmethod
     def of_constants(cls, constants: Iterable[Constant]) -> Parameters:
@@ -170,19 +179,6 @@ class Parameters(Mapping[str, Parameter]):
     def with_parameters(self, parameters: Iterable[Parameter]) -> Parameters:
         """A copy in which these parameters replace those of the same names; new names come last."""
         return Parameters((self._by_name | {parameter.name: parameter for parameter in parameters}).values())
-
-
-def _numbers(parameters: Iterable[Parameter]) -> dict[str, float]:
-    """The value of each parameter with a definition; without what depends on a parameter that is not there."""
-    numbers = {each.name: each.value for each in parameters if not isinstance(each.value, str)}
-    for each in parameters:
-        if each.at is not None and not isinstance(each.value, str):
-            other = CONSTANTS[each.name].depends_on
-            if other in numbers:
-                numbers[each.name] = each.value * (numbers[other] / each.at)
-            else:
-                del numbers[each.name]
-    return numbers
 
 
 NO_PARAMETERS = Parameters()
@@ -216,7 +212,6 @@ class Change(NamedTuple):
 
 
 _ORDER = {name: place for place, name in enumerate(CONSTANTS)}
-"""Wires are first, so that what depends on them has followed them before it is changed itself."""
 
 
 def _by(field: str) -> dict[str, list[str]]:
@@ -244,19 +239,21 @@ def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: boo
     >>> found.numbers["ring_rate"]
     180000000000.0
     """
-    by_name, numbers = parameters._by_name, dict(parameters.numbers)
-    changes, sources = dict(changes), dict[str, str]()
+    by_name, numbers, sources = parameters._by_name, dict(parameters.numbers), dict[str, str]()
+    # wires are first, so that what depends on them has followed them before it is changed itself
+    order = sorted(changes, key=_ORDER.__getitem__)
+    changes = {name: changes[name] for name in order}
 
     def note(change: Change, name: str, old: float) -> None:
-        if change.name:
-            spec, known = CONSTANTS[name], by_name[name]
-            was = known.text if spec.kind else spec.format(old)
-            sources[name] = change.source(was, sources.get(name, known.source))
+        spec, known = CONSTANTS[name], by_name[name]
+        was = known.text if spec.kind else spec.format(old)
+        sources[name] = change.source(was, sources.get(name, known.source))
 
-    for name in sorted(changes, key=_ORDER.__getitem__):
+    for name in order:
         change, old = changes[name], numbers[name]
-        note(change, name, old)
         numbers[name] = new = float(old * change.times + change.plus)
+        if change.name:
+            note(change, name, old)
         for follower in _FOLLOWERS.get(name, ()):
             known = by_name.get(follower)
             if known is not None and known.at is not None:
@@ -264,8 +261,9 @@ def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: boo
                 numbers[follower] = known.value * (new / known.at)
         for hop in _HOPS.get(name, ()):
             if hop in numbers and new != old:
-                follows = Change(1, 0, f"follows {change.name}" if change.name else "", change.text)
-                note(follows, hop, numbers[hop])
+                follows = Change(1, 0, f"follows {change.name}", change.text)
+                if change.name:
+                    note(follows, hop, numbers[hop])
                 changes.setdefault(hop, follows)
                 numbers[hop] += max(new - old, -numbers[hop])
     if clamp:
@@ -273,8 +271,8 @@ def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: boo
         changes |= {name: Change() for name in possible if name not in changes}
         numbers |= possible
     found = dict(by_name)
-    for name in sorted(changes, key=_ORDER.__getitem__):
-        change, known, value, other = changes[name], by_name[name], numbers[name], CONSTANTS[name].depends_on
+    for name, change in changes.items():
+        known, value, other = by_name[name], numbers[name], CONSTANTS[name].depends_on
         assert not isinstance(known.value, str)
         source = sources.get(name, known.source)
         if value == (known.value if known.at is None else known.value * (numbers[other] / known.at)):

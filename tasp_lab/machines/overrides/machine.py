@@ -44,7 +44,7 @@ from tasp_lab.machines.overrides.override import (
     parse_overrides,
     shown,
 )
-from tasp_lab.machines.parameters import Parameter, Parameters, changed, nearest_possible
+from tasp_lab.machines.parameters import Parameter, changed, nearest_possible
 
 EXAMPLES = ("link.0-1", "node.0.nic.bandwidth", "rank.0.link.bandwidth", "rank.0.compute", SPINE)
 """Names of single links, nodes and ranks, and of the spine."""
@@ -64,14 +64,27 @@ def overridden(machine: Machine, overrides: Sequence[str]) -> Machine:
     given = [each for each in parse_overrides(overrides) if not each.name.startswith(LAYER)]
     if not given:
         return machine
-    by_name = _by_name(machine, given)
+    groups = _by_kind(machine, given)
+    found, texts = machine, ", ".join(map(str, given))
     try:
-        found = _override(machine, by_name)
+        if constants := groups["system"] | groups["rates"]:
+            found = _with_constants(found, constants, links=bool(groups["system"]), rates=bool(groups["rates"]))
+        for name, override in groups["library"].items():
+            found = _with_library_field(found, name, override)
+        if links := groups["links"]:
+            topology, parameters = changed_links(found.topology, links, found.parameters)
+            found = found.edited(partial(change_links, overrides=links), topology)
+            found = replace(found, parameters=found.parameters.with_parameters(parameters))
+        for override in groups["compute"].values():
+            found = _with_compute(found, override)
+        if speeds := groups["speeds"]:
+            found = _with_speeds(found, list(speeds.values()))
     except (ProfileError, QuantityError, TopologyError) as error:
-        raise OverrideError(f"override {', '.join(map(str, given))}: {error}") from error
-    name = f"{machine.topology.name} with {', '.join(map(str, given))}"
+        raise OverrideError(f"override {texts}: {error}") from error
     changes = (*machine.changes, *(each.line(found.parameters.values()) for each in given))
-    return replace(found, topology=replace(found.topology, name=name), changes=changes)
+    return replace(
+        found, topology=replace(found.topology, name=f"{machine.topology.name} with {texts}"), changes=changes
+    )
 
 
 def override_names(machine: Machine) -> list[str]:
@@ -84,36 +97,55 @@ def override_names(machine: Machine) -> list[str]:
     >>> override_names(load_machine("full-mesh:8"))
     ['link.bandwidth', 'link.latency', 'compute.rate']
     """
-    return [*map(shown, constant_names(machine)), COMPUTE]
+    return [*map(shown, constants_of(machine)), COMPUTE]
 
 
-def constant_names(machine: Machine) -> list[str]:
-    """The constants among these names, as files have them."""
-    if machine.system is None:
-        known = [f"{kind}_{quantity}" for kind in link_classes(machine.topology) for quantity in FIELDS]
+_LIBRARY_FIELDS = {
+    "launch": "launch_s",
+    "tcp_payload": "payload_share",
+    "peer_write_bandwidth": "write_bytes_per_s",
+    "peer_write_share": "write_share",
+}
+"""Parameters of a library without a profile, and its fields."""
+
+
+def constants_of(machine: Machine) -> dict[str, str]:
+    """The constants among these names, as files have them, and what each is of: links, system, library or rates."""
+    system, library = machine.system, machine.comm_library
+    if system is None:
+        found = {f"{kind}_{quantity}": "links" for kind in link_classes(machine.topology) for quantity in FIELDS}
     else:
-        read = machine.system.numbers_read(machine.parameters.numbers)
-        known = [name for name in CONSTANTS if name in read]
-    library = [name for name, field in _LIBRARY_FIELDS.items() if hasattr(machine.comm_library, field)]
-    known += [name for name in library if name not in known and (name != "launch" or machine.comm_library.launch_s)]
-    rates = [name for name in machine.parameters if name in COMPUTE_RATES]
-    if isinstance(machine.compute, KernelCompute):  # it has constants of its own for 16 bit
-        return [*known, *(name for name in rates if COMPUTE_RATES[name][0] == "fp32")]
-    return [*known, *rates] if isinstance(machine.compute, ComputeRates) else known
+        read = system.numbers_read(machine.parameters.numbers)
+        found = {name: "system" for name in CONSTANTS if name in read}
+    for name, field in _LIBRARY_FIELDS.items():
+        if hasattr(library, field) and (name != "launch" or library.launch_s):
+            found.setdefault(name, "library")
+    kernel = isinstance(machine.compute, KernelCompute)  # it has constants of its own for 16 bit
+    if kernel or isinstance(machine.compute, ComputeRates):
+        rates = (name for name in machine.parameters if name in COMPUTE_RATES)
+        found |= {name: "rates" for name in rates if not kernel or COMPUTE_RATES[name][0] == "fp32"}
+    return found
 
 
-def _by_name(machine: Machine, overrides: Sequence[Override]) -> dict[str, Override]:
-    """The overrides by the names of constants. Raises `OverrideError` for an unknown or repeated name."""
-    found: dict[str, Override] = {}
-    known = {COMPUTE, *constant_names(machine), *([SPINE] if has_nics(machine) else [])}
+def _by_kind(machine: Machine, overrides: Sequence[Override]) -> dict[str, dict[str, Override]]:
+    """The overrides by the names of constants, and by what these are of.
+
+    Raises `OverrideError` for an unknown or repeated name.
+    """
+    kinds = constants_of(machine) | {COMPUTE: "compute"} | ({SPINE: "links"} if has_nics(machine) else {})
+    found: dict[str, dict[str, Override]] = {
+        kind: {} for kind in ("system", "rates", "library", "links", "compute", "speeds")
+    }
     for override in overrides:
         name = constant_name(machine, override.name)
-        place = place_of(name)
-        if name not in known and (place is None or place.kind == "class"):
+        place, kind = place_of(name), kinds.get(name)
+        if kind is None and place is not None and place.kind != "class":
+            kind = "speeds" if place.quantity == "compute" else "links"
+        if kind is None:
             raise OverrideError(f"override {override}: {_why_unknown(machine, override.name, name)}")
-        if name in found:
+        if name in found[kind]:
             raise OverrideError(f"override {override}: {shown(name)} is given twice, expected once")
-        found[name] = override
+        found[kind][name] = override
     return found
 
 
@@ -132,64 +164,19 @@ def _why_unknown(machine: Machine, given: str, name: str) -> str:
     return unknown("name", given, [*names, *EXAMPLES, *LAYER_NAMES], of_profile)
 
 
-def _override(machine: Machine, overrides: Mapping[str, Override]) -> Machine:
-    """The machine with overrides of names that it has."""
-    system, numbers = machine.system, machine.parameters.numbers
-    of_system = frozenset[str]() if system is None else system.numbers_read(numbers)
-    constants, links, speeds = dict[str, Override](), dict[str, Override](), list[Override]()
-    for name, override in overrides.items():
-        place = place_of(name)
-        if name in of_system or name in COMPUTE_RATES:
-            constants[name] = override
-        elif name in _LIBRARY_FIELDS:
-            machine = _with_library_field(machine, name, override)
-        elif place is not None and place.quantity == "compute":
-            speeds.append(override)
-        elif name != COMPUTE:
-            links[name] = override
-    if constants:
-        machine = _with_constants(machine, constants)
-    if links:
-        topology, parameters = changed_links(machine.topology, links, machine.parameters)
-        edited = machine.edited(partial(change_links, overrides=links), topology)
-        machine = replace(edited, parameters=edited.parameters.with_parameters(parameters))
-    if COMPUTE in overrides:
-        machine = _with_compute(machine, overrides[COMPUTE])
-    return _with_speeds(machine, speeds) if speeds else machine
-
-
-def _with_constants(machine: Machine, overrides: Mapping[str, Override]) -> Machine:
-    """The machine with overrides of numbers of its system and of its compute rates, by name."""
-    parameters, system = override_parameters(machine.parameters, overrides), machine.system
-    if not COMPUTE_RATES.keys() >= overrides.keys():
-        assert system is not None, "only systems have such numbers"
-        made = system.topology(machine.parameters.numbers)
-        if replace(made, name=machine.topology.name) != machine.topology:
-            raise OverrideError(
-                f"{machine.topology.name}: its links are not those of its profile any more; override it before they "
-                "change"
-            )
-        machine = machine.rebuilt(parameters)
-    if COMPUTE_RATES.keys().isdisjoint(overrides):
-        return machine
-    rates, compute = compute_of(parameters.values()), machine.compute
-    rated = replace(compute, rest=rates) if isinstance(compute, KernelCompute) else rates
-    return replace(machine, parameters=parameters, compute=rated)
-
-
-def override_parameters(parameters: Parameters, overrides: Mapping[str, Override]) -> Parameters:
-    """The parameters with overrides of some that are among them, by name (`tasp_lab.machines.parameters.changed`).
+def _with_constants(machine: Machine, overrides: Mapping[str, Override], *, links: bool, rates: bool) -> Machine:
+    """The machine with overrides of constants of its system, by name: of its `links` and library, and of its `rates`.
 
     Raises `OverrideError` for impossible values: also where a payload would exceed its line rate, or a hop beat the
     wire.
     """
     changes = {name: override.change(CONSTANTS[name].quantity) for name, override in overrides.items()}
-    found = changed(parameters, changes, clamp=False)
+    parameters = changed(machine.parameters, changes, clamp=False)
     for name, override in overrides.items():
-        override.check(found.numbers[name], CONSTANTS[name].quantity)
-    nearest = nearest_possible(found.numbers)
-    for name in (each for each in found if each in nearest):
-        value, possible, spec = found.numbers[name], nearest[name], CONSTANTS[name]
+        override.check(parameters.numbers[name], CONSTANTS[name].quantity)
+    nearest = nearest_possible(parameters.numbers)
+    for name in (each for each in parameters if each in nearest):
+        value, possible, spec = parameters.numbers[name], nearest[name], CONSTANTS[name]
         # a payload that is its whole line rate stays possible when both are multiplied
         if math.isclose(possible, value, rel_tol=1e-9, abs_tol=1e-15):
             continue
@@ -197,16 +184,21 @@ def override_parameters(parameters: Parameters, overrides: Mapping[str, Override
         why = ", ".join(str(overrides[each]) for each in (name, other) if each in overrides)
         limit = f"expected at {'most' if value > possible else 'least'} {spec.format(possible)}, {other}"
         raise OverrideError(f"override {why}: {name} would be {spec.format(value)}, {limit}")
-    return found
-
-
-_LIBRARY_FIELDS = {
-    "launch": "launch_s",
-    "tcp_payload": "payload_share",
-    "peer_write_bandwidth": "write_bytes_per_s",
-    "peer_write_share": "write_share",
-}
-"""Parameters of a library without a profile, and its fields."""
+    if links:
+        assert machine.system is not None, "only systems have such numbers"
+        # links that were changed by hand would come back as those of the profile
+        made = machine.system.topology(machine.parameters.numbers)
+        if replace(made, name=machine.topology.name) != machine.topology:
+            raise OverrideError(
+                f"{machine.topology.name}: its links are not those of its profile any more; override it before they "
+                "change"
+            )
+        machine = machine.rebuilt(parameters)
+    if not rates:
+        return machine
+    of_dtype, compute = compute_of(parameters.values()), machine.compute
+    rated = replace(compute, rest=of_dtype) if isinstance(compute, KernelCompute) else of_dtype
+    return replace(machine, parameters=parameters, compute=rated)
 
 
 def _with_library_field(machine: Machine, name: str, override: Override) -> Machine:
