@@ -181,18 +181,22 @@ def member(text: str, library: str = "auto", name: str = "") -> Machine | None:
     >>> member("h100-8").comm_library.name, member("torus:3x3")
     ('nccl', None)
     """
+    found = _family_and_size(text)
+    if found is None or not found[0].has(found[1]):
+        return None
+    return found[0].machine(found[1], name or text, library)
+
+
+def _family_and_size(text: str) -> tuple[Profile, str] | None:
+    """The profile of a member's name, and the rest of the name, which need not be a size; None for other texts."""
     path, _, size = text.rpartition(":") if re.search(r"\.toml:[^:/]+\Z", text) else (text, "", "")
     if path.endswith(".toml"):
         if not is_profile_file(path):
             return None
         profile = load_profile(path)
-        size = size or str(profile.ranks_per_node)
-    else:
-        family, _, size = text.partition("-")
-        if family not in profile_names():
-            return None
-        profile = load_profile(family)
-    return profile.machine(size, name or text, library) if profile.has(size) else None
+        return profile, size or str(profile.ranks_per_node)
+    family, _, size = text.partition("-")
+    return (load_profile(family), size) if family in profile_names() else None
 
 
 def at_provider(text: str, provider: str) -> str:
@@ -212,12 +216,11 @@ def find_profile(text: str) -> tuple[Profile, Machine]:
 
     Raises `ProfileError`.
     """
-    found = member(text)
-    if found is None:
-        profile = load_profile(text)
-        return profile, profile.machine(f"1x{profile.ranks_per_node}")
-    path = re.sub(r"\.toml:[^:/]+\Z", ".toml", text)
-    return load_profile(path if path.endswith(".toml") else text.partition("-")[0]), found
+    found = _family_and_size(text)
+    if found and found[0].has(found[1]):
+        return found[0], found[0].machine(found[1], text)
+    profile = load_profile(text)
+    return profile, profile.machine(f"1x{profile.ranks_per_node}")
 
 
 def family_of_gpus(gpu: str) -> Profile | None:

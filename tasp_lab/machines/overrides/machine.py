@@ -22,7 +22,7 @@ from tasp_lab.core.errors import (
 )
 from tasp_lab.core.units import Number
 from tasp_lab.machines.compute import ASSUMED_COMPUTE, COMPUTE_RATES, KernelCompute, compute_of
-from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.constants import CONSTANTS, WIRES
 from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.overrides.links import (
     FIELDS,
@@ -38,11 +38,8 @@ from tasp_lab.machines.overrides.override import (
     LAYER,
     LAYER_NAMES,
     Override,
-    constant_name,
     has_nics,
-    has_ports,
     parse_overrides,
-    shown,
 )
 from tasp_lab.machines.parameters import Parameter, changed, nearest_possible
 
@@ -97,7 +94,7 @@ def override_names(machine: Machine) -> list[str]:
     >>> override_names(load_machine("full-mesh:8"))
     ['link.bandwidth', 'link.latency', 'compute.rate']
     """
-    return [*map(shown, constants_of(machine)), COMPUTE]
+    return [*map(_shown, constants_of(machine)), COMPUTE]
 
 
 _LIBRARY_FIELDS = {
@@ -137,16 +134,29 @@ def _by_kind(machine: Machine, overrides: Sequence[Override]) -> dict[str, dict[
         kind: {} for kind in ("system", "rates", "library", "links", "compute", "speeds")
     }
     for override in overrides:
-        name = constant_name(machine, override.name)
+        name = override.name.replace(".", "_") if override.name != COMPUTE else COMPUTE
+        # ranks have ports into a switch, and links to each other
+        name = name.replace("port", "link", 1) if name.startswith("port_") and _has_ports(machine) else name
+        name = name if name in CONSTANTS else override.name
         place, kind = place_of(name), kinds.get(name)
         if kind is None and place is not None and place.kind != "class":
             kind = "speeds" if place.quantity == "compute" else "links"
         if kind is None:
             raise OverrideError(f"override {override}: {_why_unknown(machine, override.name, name)}")
         if name in found[kind]:
-            raise OverrideError(f"override {override}: {shown(name)} is given twice, expected once")
+            raise OverrideError(f"override {override}: {_shown(name)} is given twice, expected once")
         found[kind][name] = override
     return found
+
+
+def _shown(constant: str) -> str:
+    """The name of a constant for people: wires have a dot."""
+    return constant.replace("_", ".", 1) if constant in WIRES else constant
+
+
+def _has_ports(machine: Machine) -> bool:
+    """Whether ranks of a node meet in a switch."""
+    return any(kind != "network" for kind in machine.topology.switch_kinds.values())
 
 
 def _why_unknown(machine: Machine, given: str, name: str) -> str:
@@ -157,7 +167,7 @@ def _why_unknown(machine: Machine, given: str, name: str) -> str:
         return f"{where} computes as the kernel {machine.compute.kernel.name} does, expected compute.rate=..."
     if name.startswith(("nic", "spine")) and not has_nics(machine):
         return f"{where} has no NICs, {expected}"
-    if given.startswith("port") and not has_ports(machine):
+    if given.startswith("port") and not _has_ports(machine):
         return f"ranks of {where} have no ports into a switch, {expected}"
     if name in CONSTANTS:
         return f"{where} does not depend on {name}, {expected}"

@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 
 from tasp_lab.core.errors import OverrideError, QuantityError, WorkloadError, unknown
 from tasp_lab.core.units import Number, parse_count
-from tasp_lab.machines.constants import CONSTANTS, WIRES, Quantity
+from tasp_lab.machines.constants import Quantity
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Change, Parameter
 from tasp_lab.workload.layer import Workload
@@ -126,19 +126,22 @@ def parse_override(text: str) -> Override:
         raise OverrideError(f"override {text!r}: expected NAME=VALUE, like nic.bandwidth=x2")
     if value.startswith("x"):
         match = _FACTOR.fullmatch(value)
-        try:
-            factor = Fraction(match[1]) if match else Fraction(0)
-        except ZeroDivisionError:
-            factor = Fraction(0)
-        if factor <= 0:
-            raise OverrideError(
-                f"override {text!r}: factor {value!r}: expected x and a number more than 0, like x2 or x0.5"
-            )
-        return Override(name, value, "times", factor)
+        if match and (factor := _fraction(match[1])):
+            return Override(name, value, "times", factor)
+        raise OverrideError(
+            f"override {text!r}: factor {value!r}: expected x and a number more than 0, like x2 or x0.5"
+        )
     if meant := _OTHER_FACTOR.fullmatch(value):
         wanted = f"{int(meant[3]) / 100:g}" if meant[3] else meant[1] or meant[2]
         raise OverrideError(f"override {text!r}: {value!r} is no factor, did you mean x{wanted}?")
     return Override(name, value, "plus" if value.startswith(("+", "-")) else "to")
+
+
+def _fraction(text: str) -> Fraction:
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        return Fraction(0)
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
@@ -146,37 +149,6 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     if isinstance(texts, str):
         raise OverrideError(f"overrides {texts!r}: expected a sequence of texts, like ({texts!r},)")
     return [parse_override(text) for text in texts]
-
-
-def constant_name(machine: Machine, name: str) -> str:
-    """The name of a constant as files have it; other names as they are.
-
-    A dot stands for an underscore, and ``port`` for ``link`` where ranks have ports into a switch.
-
-    >>> from tasp_lab.machines.catalogue import load_machine
-    >>> [constant_name(load_machine("h100-8"), name) for name in ("port.latency", "nic.channel_rate", "compute.rate")]
-    ['link_latency', 'nic_channel_rate', 'compute.rate']
-    """
-    if name == COMPUTE:
-        return name
-    constant = name.replace(".", "_")
-    if constant.startswith("port_") and has_ports(machine):
-        constant = constant.replace("port", "link", 1)
-    return constant if constant in CONSTANTS else name
-
-
-def shown(constant: str) -> str:
-    """The name of a constant for people: wires have a dot.
-
-    >>> shown("nic_bandwidth"), shown("nic_payload")
-    ('nic.bandwidth', 'nic_payload')
-    """
-    return constant.replace("_", ".", 1) if constant in WIRES else constant
-
-
-def has_ports(machine: Machine) -> bool:
-    """Whether ranks of a node meet in a switch."""
-    return any(kind != "network" for kind in machine.topology.switch_kinds.values())
 
 
 def has_nics(machine: Machine) -> bool:
