@@ -34,7 +34,7 @@ from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerato
 from tasp_lab.machines.libraries.library import RootComplexLibrary
 from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine
 from tasp_lab.machines.own_links import family_of, machine_of_family
-from tasp_lab.machines.parameters import Constant, Parameters, located, parse_constants
+from tasp_lab.machines.parameters import Constant, Parameters, located
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.machines.system import NetworkKind, Ranks
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE, PARSERS, ExpressionDefaults, parse_expression
@@ -103,7 +103,7 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
 
 def _build(record: _ExplicitFile | _ExpressionFile, library: str) -> Machine:
     """The machine of a record. Raises a `TaspLabError`."""
-    own = Parameters(parse_constants(record.constants, any_name=True))
+    own = Parameters.of_constants(record.constants)
     family = record.profile if isinstance(record, _ExplicitFile) else ""
     if family:
         profile = load_profile(family)
@@ -160,7 +160,7 @@ def _record(document: object) -> _ExplicitFile | _ExpressionFile:
     fields = msgspec.convert(document, dict[str, object])
     if ("links" in fields) == ("expression" in fields):
         raise TopologyError("expected either `links` (the explicit form) or `expression`, got both or none of them")
-    return converted(fields, _ExpressionFile if "expression" in fields else _ExplicitFile)
+    return converted(fields, _ExpressionFile) if "expression" in fields else converted(fields, _ExplicitFile)
 
 
 def machine_file(machine: Machine, ending: str) -> bytes:

@@ -155,8 +155,8 @@ class Parameters(Mapping[str, Parameter]):
 
     @classmethod
     def of_constants(cls, constants: Iterable[Constant]) -> Parameters:
-        """The parameters that texts state, without their intervals. Raises `QuantityError`."""
-        return cls(Parameter.parse(each.name, each.value, each.source) for each in constants)
+        """The parameters of one machine that texts state, of any names. Raises `QuantityError`."""
+        return cls(parse_constants(tuple(constants), any_name=True))
 
     def __getitem__(self, name: str) -> Parameter:
         return self._by_name[name]

@@ -257,6 +257,6 @@ def _with_speeds(machine: Machine, overrides: Sequence[Override]) -> Machine:
     parameters = [Parameter(each.name, each.text, f"given: {each}") for each in overrides]
     return replace(
         machine,
-        rank_speeds=() if all(speed == 1 for speed in speeds) else tuple(map(Fraction, speeds)),
+        rank_speeds=() if all(speed == 1 for speed in speeds) else tuple(Fraction(speed) for speed in speeds),
         parameters=machine.parameters.with_parameters(parameters),
     )
