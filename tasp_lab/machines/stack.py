@@ -42,6 +42,9 @@ DEFAULT_STACK = "torch"
 OWN_STACK = "tasp-lab"
 """The stack that runs every schedule."""
 
+TYPICAL = Workload(8192, mask="causal")
+"""The layer, causal with heads of 128, where a kernel is asked for without one."""
+
 _PASSES: tuple[Passing, Passing] = ("forward", "backward")
 
 
@@ -65,25 +68,17 @@ class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
     masks: tuple[str, ...] = ()
     most_head_dim: Count | None = None
 
-    def holds(self, gpu: str, passing: Passing, layer: Workload | None) -> bool:
-        """Whether it is for this GPU, pass and layer; without a layer, for causal heads of 128."""
-        mask, head_dim = ("causal", 128) if layer is None else (layer.mask, layer.head_dim)
-        return (
+    def taken(self, gpu: str, passing: Passing, layer: Workload) -> KernelRule | None:
+        """With the kernel that it takes; None where it is not for this GPU, pass and layer."""
+        kernel = kernel_by_shape(self.kernel, passing, layer.head_dim, grouped=layer.kv_head_count < layer.heads)
+        holds = (
             (not self.accelerators or gpu in self.accelerators or architecture(gpu) in self.accelerators)
             and (not self.passes or passing in self.passes)
-            and (not self.masks or mask in self.masks)
-            and (not self.most_head_dim or head_dim <= self.most_head_dim)
-            and self.taken(passing, layer).kernel in kernel_names(gpu)
+            and (not self.masks or layer.mask in self.masks)
+            and (not self.most_head_dim or layer.head_dim <= self.most_head_dim)
+            and kernel in kernel_names(gpu)
         )
-
-    def taken(self, passing: Passing, layer: Workload | None) -> KernelRule:
-        """With the kernel that it takes for this pass and layer."""
-        if layer is None:
-            kernel = kernel_by_shape(self.kernel, passing)
-        else:
-            grouped = layer.kv_head_count < layer.heads
-            kernel = kernel_by_shape(self.kernel, passing, layer.head_dim, grouped=grouped)
-        return msgspec.structs.replace(self, kernel=kernel)
+        return msgspec.structs.replace(self, kernel=kernel) if holds else None
 
 
 class Shipped(Record, frozen=True, forbid_unknown_fields=True):
@@ -262,7 +257,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
         found = self._entry(schedule)
         return {} if found is None else found.options
 
-    def kernel(self, accelerator: str, layer: Workload | None = None) -> AttentionKernel | None:
+    def kernel(self, accelerator: str, layer: Workload = TYPICAL) -> AttentionKernel | None:
         """The attention kernel on an accelerator; None if no rule has one there.
 
         Passes with different kernels have the constants of each, under both names.
@@ -281,20 +276,16 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
         notes = "; ".join(dict.fromkeys(kernel.note for kernel in kernels if kernel.note))
         return AttentionKernel(forward.gpu, KernelFile(gpu, f"{forward.name} and {backward.name}", variants), notes)
 
-    def rules(self, accelerator: str, layer: Workload | None = None) -> tuple[KernelRule, ...]:
+    def rules(self, accelerator: str, layer: Workload = TYPICAL) -> tuple[KernelRule, ...]:
         """The rules of both passes by which its kernels follow; none where a pass has no kernel."""
         if self.kernels_as:
             return load_stack(self.kernels_as).rules(accelerator, layer)
         gpu = gpu_alias(accelerator)
         if gpu not in gpu_names():
             return ()
-        found = []
-        for passing in _PASSES:
-            rule = next((each for each in self.kernels if each.holds(gpu, passing, layer)), None)
-            if rule is None:
-                return ()
-            found.append(rule.taken(passing, layer))
-        return tuple(found)
+        takes = ((rule.taken(gpu, passing, layer) for rule in self.kernels) for passing in _PASSES)
+        found = [rule for each in takes if (rule := next(filter(None, each), None))]
+        return tuple(found) if len(found) == len(_PASSES) else ()
 
     def _entry(self, schedule: str) -> Shipped | None:
         return next((each for each in self.schedules if each.matches(schedule)), None)
@@ -353,7 +344,7 @@ def _check(found: Stack) -> None:
     places = [*gpus, *dict.fromkeys(map(architecture, gpus))]
     kernels = sorted({kernel for gpu in gpus for kernel in kernel_names(gpu)})
     for rule in found.kernels:
-        known("kernel", rule.taken("forward", None).kernel, kernels)
+        known("kernel", kernel_by_shape(rule.kernel), kernels)
         for accelerator in rule.accelerators:
             known("accelerator", accelerator, places)
     if found.kernels_as:
