@@ -313,27 +313,6 @@ def parse_compute(compute: ComputeLike | None) -> float | Literal["real"] | None
     return parse_flops_per_s(rate)
 
 
-def with_contention(machine: Machine, contention: bool | None) -> Machine:
-    """The machine with contention or without; None: as it is.
-
-    Raises `QuantityError` for contention of a machine that has no constants of it.
-    """
-    if contention and not machine.contention.slows:
-        raise QuantityError(
-            f"contention: {machine.topology.name} with the library {machine.comm_library.name} has no constants of it, "
-            "expected a machine of a profile with sms and sms_per_channel, and its own library"
-        )
-    return replace(machine, contention=NONE) if contention is False else machine
-
-
-def with_stack(machine: Machine, stack: str | None) -> Machine:
-    """The machine with a stack by name, if one is named. Raises `ProfileError` for an unknown one.
-
-    Its kernel is that of the stack unless one was named or the machine states rates of its own.
-    """
-    return machine if stack is None else replace(machine, stack=load_stack(stack).name)
-
-
 def run_by_stack(
     machine: Machine, layer: Workload, schedule: str = "", passes: Pass = "forward", ranks: int | None = None
 ) -> Machine:
@@ -377,17 +356,31 @@ def with_pairs(machine: Machine) -> Machine:
 
 def chosen_machine(
     machine: MachineLike,
-    library: str,
-    compute: ComputeLike | None,
-    kernel: str | None,
-    overrides: Sequence[str],
-    missing_links: Sequence[str],
-    links: Sequence[str],
+    library: str = "auto",
+    compute: ComputeLike | None = None,
+    kernel: str | None = None,
+    overrides: Sequence[str] = (),
+    missing_links: Sequence[str] = (),
+    links: Sequence[str] = (),
+    *,
+    contention: bool | None = None,
+    stack: str | None = None,
+    assumes: bool = True,
 ) -> Machine:
-    """The machine with a given compute rate or kernel, then with overrides, then without some links or with others.
+    """The machine with all that a question changes, in this order.
 
-    Raises `QuantityError` for a rate beside a kernel, or either of them beside an override by another rate, and for
-    real kernels.
+    Parameters
+    ----------
+    machine, library : as of `as_machine`.
+    compute, kernel : a compute rate or a kernel.
+    overrides : see `tasp_lab.machines.overrides`.
+    missing_links, links : links to remove and bandwidths to change, after overrides.
+    contention : whether messages slow kernel calls; None for as it is.
+    stack : the software that runs layers, whose kernel runs unless one was named or the machine states rates.
+    assumes : whether a machine without a compute rate has `ASSUMED_COMPUTE`.
+
+    Raises `QuantityError` for a rate beside a kernel, either of them beside an override by another rate, real kernels,
+    and contention of a machine that has no constants of it; `ProfileError` for an unknown stack.
     """
     found, rate = as_machine(machine, library), parse_compute(compute)
     if compute is not None and kernel is not None:
@@ -404,7 +397,15 @@ def chosen_machine(
             other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
             raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
         found = overridden(found, overrides)
-    return as_machine(found, missing_links=missing_links, links=links)
+    found = as_machine(found, missing_links=missing_links, links=links)
+    found = with_compute(found) if assumes else found
+    if contention and not found.contention.slows:
+        raise QuantityError(
+            f"contention: {found.topology.name} with the library {found.comm_library.name} has no constants of it, "
+            "expected a machine of a profile with sms and sms_per_channel, and its own library"
+        )
+    found = replace(found, contention=NONE) if contention is False else found
+    return found if stack is None else replace(found, stack=load_stack(stack).name)
 
 
 def with_compute(machine: Machine) -> Machine:

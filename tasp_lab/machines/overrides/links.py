@@ -35,9 +35,6 @@ FIELDS = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
 
 SPINE = "spine.oversubscription"
 
-COMPUTE = "compute"
-"""The last word of a name that is of how fast a node or a rank computes."""
-
 _NAME = re.compile(
     r"(?:(?P<kind>node|rank)\.(?P<number>\d{1,5})\.)?(?:compute|(?P<links>link|port|nic)[._](?:bandwidth|latency))"
     r"|link\.(?P<ends>.*?[->].*?)(?:\.(?:bandwidth|latency))?",
@@ -64,29 +61,23 @@ def place_of(name: str) -> Place | None:
     ('0>1', 'latency', 'class')
     """
     found = _NAME.fullmatch(name)
-    if found is None or name == COMPUTE:
+    if found is None or name == "compute":
         return None
     ends, last = found["ends"] or "", re.split("[._]", name)[-1]
     kind = "link" if ends else found["kind"] or "class"
     links = (found["links"] or "").replace("port", "link")
-    return Place(kind, int(found["number"] or 0), links, ends, last if last in (*FIELDS, COMPUTE) else "bandwidth")
+    return Place(kind, int(found["number"] or 0), links, ends, last if last in (*FIELDS, "compute") else "bandwidth")
 
 
 def link_classes(topology: Topology) -> list[str]:
-    """The classes of links that a topology has, ``link`` and ``nic``.
+    """The classes of links that a topology has: ``nic`` into and out of a network between nodes, ``link`` all others.
 
     >>> from tasp_lab.topology.builders import full_mesh, nodes
     >>> link_classes(full_mesh(4)), link_classes(nodes(2, 4))
     (['link'], ['link', 'nic'])
     """
     links = topology.links[:1] if isinstance(topology.links, MeshLinks) else topology.links
-    found = {class_of(topology, link) for link in links}
-    return [each for each in ("link", "nic") if each in found]
-
-
-def class_of(topology: Topology, link: Link) -> str:
-    """``nic`` for a link into or out of a network between nodes, ``link`` for all others."""
-    return "nic" if topology.is_nic(link) else "link"
+    return sorted({"nic" if topology.is_nic(link) else "link" for link in links})
 
 
 def ranks_of(topology: Topology, place: Place, override: Override) -> list[int]:
@@ -130,16 +121,17 @@ def changed_links(
             if (other := single.setdefault((link, field), override)) is not override:
                 which = f"{topology.links[link].name} has the override {other}"
                 raise OverrideError(f"override {override}: {which}, too, expected one")
-        old = _of_class(topology, links, place, override) if place.kind == "class" else getattr(first, field)
+        old, shown, whose, stated = getattr(first, field), name, "of the machine", None
+        if place.kind == "link":
+            whose = f"{first.name} of the machine"
+        elif place.kind == "class":  # the one kind that is a constant, which a file may state
+            old, shown = _of_class(topology, links, place, override), name.replace("_", ".", 1)
+            stated = known.get(name)
         new = override.of(old, spec.quantity)
-        source = known[name].source if name in known else "of the machine"
-        source = f"{first.name} of the machine" if place.kind == "link" else source
-        text, source = spec.format(float(new)), override.source(spec.format(float(old)), source)
-        parameters.append(
-            Parameter(name, float(new), source, written=text)
-            if name in known
-            else Parameter(name if place.kind != "class" else name.replace("_", ".", 1), text, source)
-        )
+        source = override.source(spec.format(float(old)), stated.source if stated else whose)
+        text = spec.format(float(new))
+        new_parameter = Parameter(name, float(new), source, written=text) if stated else Parameter(shown, text, source)
+        parameters.append(new_parameter)
         topology = _with_numbers(topology, links, place, override, (old, new))
     return topology, parameters
 
@@ -154,14 +146,15 @@ def _links_of(topology: Topology, place: Place, override: Override) -> Sequence[
         return links_named(topology, place.ends)
     if place.kind == "class" and isinstance(topology.links, MeshLinks):
         return [0]
-    members = [i for i, link in enumerate(topology.listed_links()) if class_of(topology, link) == place.links]
+    every, nics = topology.listed_links(), place.links == "nic"
+    members = [index for index, link in enumerate(every) if topology.is_nic(link) == nics]
     if place.kind == "class":
         return members
-    ranks, all_links = set(ranks_of(topology, place, override)), topology.listed_links()
-    members = [i for i in members if not ranks.isdisjoint((all_links[i].source, all_links[i].destination))]
+    ranks = set(ranks_of(topology, place, override))
+    members = [index for index in members if not ranks.isdisjoint((every[index].source, every[index].destination))]
     if not members:
-        what = "NICs" if place.links == "nic" else "links"
-        raise OverrideError(f"override {override}: {place.kind} {place.number} of {topology.name} has no {what}")
+        what = f"{place.kind} {place.number} of {topology.name} has no {'NICs' if nics else 'links'}"
+        raise OverrideError(f"override {override}: {what}")
     return members
 
 
