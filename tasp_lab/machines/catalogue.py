@@ -48,6 +48,7 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
         raise TopologyError(of_type("machine", text, "the name of a machine"))
     if library.partition("==")[0] not in ("auto", *LIBRARIES):
         raise ProfileError(f"library {library!r} is unknown: expected auto, {', '.join(LIBRARIES)}")
+    # members first: most names are theirs, and descriptions are files to read
     machine = member(text, library)
     if machine is not None:
         return machine

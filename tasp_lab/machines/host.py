@@ -57,6 +57,7 @@ class Passes:
         _check("passes", self, "_bytes", "bytes")
 
     def __bool__(self) -> bool:
+        # asked at every call of a kernel, so no loop over fields
         gradients = self.query_gradient_bytes or self.key_gradient_bytes
         return bool(self.output_bytes or self.slice_bytes or self.key_bytes or gradients)
 

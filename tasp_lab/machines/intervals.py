@@ -52,6 +52,7 @@ def source_kind(source: str) -> SourceKind:
     ('measured', 'document')
     """
     text = source.casefold()
+    # first: "assumed: as measured on A100, src/graph/tuning.cc" names all kinds
     if "assum" in text:
         return "assumed"
     if "src/" in text:
@@ -63,6 +64,7 @@ def dimension(spec: ConstantSpec) -> Dimension | None:
     """What a constant is; None for those that are exact unless their file states an interval."""
     if spec.kind is not None:
         return "compute"
+    # what protocols leave of a wire is uncertain, and has constants of its own; its line rate is not
     if spec.name in WIRES or spec.unit not in ("s", "bytes/s"):
         return None
     return "time" if spec.unit == "s" else "rate"
@@ -92,6 +94,7 @@ def log_ends(parameter: Parameter) -> tuple[float, float]:
     if parameter.low is not None and parameter.high is not None:
         return _log(parameter.low, parameter.number), _log(parameter.high, parameter.number)
     kind = dimension(spec)
+    # as many times smaller as larger
     width = 0.0 if kind is None else math.log1p(default_width(kind, parameter.source))
     return 0.0 - width, width
 

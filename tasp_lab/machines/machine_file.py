@@ -97,6 +97,7 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
         raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (TaspLabError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         kind = ProfileError if isinstance(error, ProfileError) else TopologyError
+        # users know lines of a list and words of JSON, not numbers of links and bytes
         text = _by_line(data, error) if suffix == ".csv" else _no_number(data, error)
         raise kind(" ".join(f"{where}: {text}".split())) from error
 

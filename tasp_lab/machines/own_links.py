@@ -49,8 +49,9 @@ class OwnLinks:
     def __call__(self, topology: Topology) -> Topology:
         """The own links, whose numbers are as many times larger as those of the member are."""
         before, after, own = _numbers(self.stated), _numbers(topology), self.own
-        if before == after:
+        if before == after:  # bit by bit what the file states
             return own
+        # all links of a kind of a family are equal, so the first of each tells by how much all of them changed
         factors = {key: Fraction(after[key]) / Fraction(before[key]) for key in before if before[key] and key in after}
 
         def scaled(link: Link) -> Link:

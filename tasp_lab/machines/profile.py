@@ -237,6 +237,7 @@ def family_of_gpus(gpu: str) -> Profile | None:
 
 def is_profile_file(path: str) -> bool:
     """Whether a file is a profile; machine files have no library."""
+    # not parsed: a file with an error must be known for what it is, so that its reader reports the error
     try:
         return b"\nlibrary" in b"\n" + Path(path).read_bytes()
     except OSError:

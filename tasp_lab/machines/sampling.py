@@ -60,6 +60,7 @@ class Sampling:
         """
         # RandomState is the one generator whose stream numpy promises to keep (NEP 19)
         order = np.random.RandomState([self.seed, zlib.crc32(name.encode())]).permutation(self.samples)
+        # a column depends on no other name, so one more constant leaves the samples of the rest as they are
         return _strata(self.samples)[order]
 
 
@@ -116,6 +117,7 @@ def varied(machine: Machine, factors: Mapping[str, float]) -> Machine:
 
 def log_normal(normals: FloatArray, low: float, high: float) -> FloatArray:
     """Logarithms of factors whose 5 and 95 % points are `low` and `high`."""
+    # the halves apart: intervals are seldom as wide below the value as above it
     return np.where(normals < 0, normals * -low, normals * high) / NORMAL_95
 
 

@@ -283,6 +283,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
         gpu = gpu_alias(accelerator)
         if gpu not in gpu_names():
             return ()
+        # the first rule that holds, as its file lists exceptions before the rest
         takes = ((rule.taken(gpu, passing, layer) for rule in self.kernels) for passing in _PASSES)
         found = [rule for each in takes if (rule := next(filter(None, each), None))]
         return tuple(found) if len(found) == len(_PASSES) else ()

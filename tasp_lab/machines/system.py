@@ -63,10 +63,11 @@ Ranks = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
 """A number of ranks, or of nodes, in a file."""
 
 
-def gloo() -> CommLibrary:
-    """gloo over TCP with the constants of its file."""
-    values = {parameter.name: parameter.number for parameter in library_parameters("gloo")}
-    return TcpLibrary("gloo", values["launch"], values["tcp_payload"])
+def gloo(numbers: Numbers | None = None) -> CommLibrary:
+    """gloo over TCP, by default with the constants of its file."""
+    if numbers is None:
+        numbers = {parameter.name: parameter.number for parameter in library_parameters("gloo")}
+    return TcpLibrary("gloo", numbers["launch"], numbers["tcp_payload"])
 
 
 class Family(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -177,13 +178,13 @@ class System:
         if self.family.library == "ideal":
             return IDEAL
         if self.family.library == "gloo":
-            return TcpLibrary("gloo", numbers["launch"], numbers["tcp_payload"])
+            return gloo(numbers)
         _, stated, version = self.library.partition("==")
         if stated and self.family.library != "nccl":
             raise ProfileError(
                 f"library {self.library!r}: only versions of nccl are modelled, expected {self.family.library}"
             )
-        parse_version(version or DEFAULT_VERSION)
+        parse_version(version or DEFAULT_VERSION)  # refuses a malformed one
         world = self._channels(numbers, self.domains, self.ranks)
         if not self.in_pairs:
             return world

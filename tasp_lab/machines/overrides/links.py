@@ -107,6 +107,7 @@ def changed_links(
     A class of links may be among the `known` parameters of the machine. Raises `OverrideError` where a place or its
     links do not exist, and `TopologyError` for an unknown link.
     """
+    # what is narrower has the last word: a node before its ranks, and single links last
     places = {name: place_of(name) or Place("spine", 0, "", "", "") for name in overrides}
     parameters, single = list[Parameter](), dict[tuple[int, str], Override]()
     for name in sorted(overrides, key=lambda name: (_KINDS.index(places[name].kind), places[name].number)):
@@ -188,6 +189,7 @@ def _with_numbers(
     field, quantity, chosen = FIELDS[place.quantity], _spec(place).quantity, frozenset(links)
     old, new = of_class
     if place.kind == "class" and isinstance(topology.links, MeshLinks):
+        # a mesh of thousands of ranks stays one number, not millions of links
         return replace(topology, links=_with_number(topology.links, field, new))
 
     def changed(index: int, link: Link) -> Link:

@@ -60,6 +60,7 @@ class Override:
         """
         if self.kind == "times":
             return Change(self.factor, 0, self.name, self.text)
+        # nothing added needs no unit, everything else does
         text = self.text.lstrip("+-").strip() if self.kind == "plus" else self.text
         try:
             amount = 0.0 if self.kind == "plus" and _ZERO.fullmatch(text) else quantity.parse(text)
