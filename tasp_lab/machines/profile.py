@@ -68,11 +68,6 @@ class Profile(Family, frozen=True, kw_only=True):
         """The family with other numbers."""
         return msgspec.structs.replace(self, parameters=parameters)
 
-    def with_constants(self, constants: Iterable[Parameter]) -> Profile:
-        """The family with these constants in place of its own of the same names, stated as they are."""
-        new = {each.name: each for each in constants}
-        return self.with_parameters(Parameters(new.get(each.name, each) for each in self.parameters.values()))
-
     def system(self, size: str, name: str = "", library: str = "auto") -> System:
         """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias, without its numbers.
 
