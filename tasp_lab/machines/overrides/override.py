@@ -55,6 +55,7 @@ class Override:
     def change(self, quantity: Quantity) -> Change:
         """What becomes of a number of this quantity, in SI units. Raises `OverrideError` for a text without its unit.
 
+        >>> from tasp_lab.machines.constants import CONSTANTS
         >>> parse_override("nic.latency=+1us").change(CONSTANTS["nic_latency"].quantity).of(2e-6)
         3e-06
         """
@@ -71,6 +72,7 @@ class Override:
     def of(self, old: Number, quantity: Quantity) -> Number:
         """The number in place of an old one, in SI units, exact for exact ones.
 
+        >>> from tasp_lab.machines.constants import CONSTANTS
         >>> parse_override("nic.bandwidth=x2").of(Fraction(50), CONSTANTS["nic_bandwidth"].quantity)
         Fraction(100, 1)
 
