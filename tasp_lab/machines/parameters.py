@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -390,10 +390,6 @@ def parse_interval(record: Constant) -> tuple[float, float] | tuple[None, None]:
     return low, high
 
 
-class _LibraryFile(Record, frozen=True, forbid_unknown_fields=True):
-    constants: tuple[Constant, ...]
-
-
 @cache
 def library_parameters(library: str) -> tuple[Parameter, ...]:
     """The parameters that all machines of a library have (``libraries/constants/*.toml``); none of ``ideal``.
@@ -409,4 +405,6 @@ def library_parameters(library: str) -> tuple[Parameter, ...]:
 
 def read_constants(data: bytes) -> tuple[Parameter, ...]:
     """The parameters of a file that has nothing but constants. Raises `QuantityError` as `parse_constants` does."""
-    return parse_constants(msgspec.toml.decode(data, type=_LibraryFile).constants)
+    return parse_constants(
+        msgspec.toml.decode(data, type=dict[Literal["constants"], tuple[Constant, ...]])["constants"]
+    )
