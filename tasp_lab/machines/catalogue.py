@@ -48,15 +48,20 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
         raise TopologyError(of_type("machine", text, "the name of a machine"))
     if library.partition("==")[0] not in ("auto", *LIBRARIES):
         raise ProfileError(f"library {library!r} is unknown: expected auto, {', '.join(LIBRARIES)}")
-    found = member(text, library)
-    if found is not None:
-        return found
-    machine = _load_links(text, defaults, library)
-    if library == "auto":
+    # members first: most names are theirs, and descriptions are files to read
+    machine = member(text, library)
+    if machine is not None:
         return machine
-    from tasp_lab.machines.own_links import family_of  # of a machine of a file
-
-    if family_of(machine):
+    if text in _described():
+        file = files("tasp_lab.machines") / "descriptions" / f"{text}.toml"
+        machine = _read(f"machine {text!r}", PurePath(file.name), file.read_bytes())
+    elif text.partition(":")[0] in expression_forms():
+        machine = Machine(parse_expression(text).build(defaults))
+    elif Path(text).suffix.lower() in ENDINGS or os.sep in text or os.path.exists(text):
+        machine = _load_file(Path(text), library)
+    else:
+        raise TopologyError(_unknown(text))
+    if library == "auto" or machine.system is not None:
         return machine
     if library not in ("ideal", "gloo"):
         how = ", or a file of topologies import --profile" if Path(text).suffix.lower() in ENDINGS else ""
@@ -64,18 +69,10 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
     return replace(machine, comm_library=gloo() if library == "gloo" else IDEAL)
 
 
-def _load_links(text: str, defaults: ExpressionDefaults, library: str) -> Machine:
-    """The machine of a description, an expression or a file, without its library, but for a file with a profile."""
-    if text in _described():
-        from tasp_lab.machines.machine_file import read_machine
+def _read(where: str, path: PurePath, data: bytes, library: str = "auto") -> Machine:
+    from tasp_lab.machines.machine_file import read_machine  # most machines are systems of a profile
 
-        path = files("tasp_lab.machines") / "descriptions" / f"{text}.toml"
-        return read_machine(f"machine {text!r}", PurePath(path.name), path.read_bytes())
-    if text.partition(":")[0] in expression_forms():
-        return Machine(parse_expression(text).build(defaults))
-    if Path(text).suffix.lower() in ENDINGS or os.sep in text or os.path.exists(text):
-        return _load_file(Path(text), library)
-    raise TopologyError(_unknown(text))
+    return read_machine(where, path, data, library)
 
 
 def catalogue_names() -> list[str]:
@@ -125,6 +122,4 @@ def _load_file(path: Path, library: str) -> Machine:
         data = path.read_bytes()
     except (OSError, ValueError) as error:
         raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    from tasp_lab.machines.machine_file import read_machine  # most machines are systems of a profile
-
-    return read_machine(where, path, data, library)
+    return _read(where, path, data, library)

@@ -27,7 +27,7 @@ from tasp_lab.machines.constants import CONSTANTS, Kind
 from tasp_lab.machines.host import NO_PASSES, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
-from tasp_lab.machines.kernel_model.constants import Gpu, KernelConstant, Passing, constants_in
+from tasp_lab.machines.kernel_model.constants import Gpu, Passing, constants_in
 from tasp_lab.machines.kernel_model.kernel import bound_s
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters, read_constants
@@ -42,6 +42,8 @@ ASSUMED_COMPUTE = ComputeRate(
 )
 """The attention rate of a machine without one. On H100 and MI300X, 327.9 and 328.6 TFLOP/s were measured
 (Azure/AI-benchmarking-guide)."""
+
+_PASSES = ("forward", "backward")
 
 AS_16_BIT = "assumed: as bf16; fp8 kernels are faster where a GPU has them, so communication hides less"
 """Of rates in fp8. FlashAttention-3 forward on an H100: up to 740 TFLOP/s in fp16, close to 1,200 in fp8 (Shah et al.,
@@ -65,21 +67,20 @@ def compute_of(parameters: Iterable[Parameter]) -> ComputeRate | ComputeRates:
     }
     if not known:
         return INSTANT
-    kinds = [(dtype, passing) for dtype in ("bf16", "fp16", "fp32") for passing in ("forward", "backward")]
-    rates = {kind: _nearest(known, *kind) for kind in kinds}
-    in_fp8 = {(WHAT_IF_DTYPE, passing): _nearest(known, "bf16", passing).as_assumed(AS_16_BIT) for _, passing in kinds}
-    return ComputeRates({**rates, **in_fp8})
 
+    def nearest(dtype: str, passing: str) -> ComputeRate:
+        # all data sheets that list fp16 and bf16 give one number for the two
+        wanted = ("fp32" if dtype == "fp32" else "bf16", passing)
+        for kind in (wanted, (wanted[0], "forward"), ("bf16", passing), ("bf16", "forward")):
+            if kind in known:
+                rate = known[kind]
+                if kind == wanted or rate.assumed:
+                    return rate
+                return replace(rate, source=f"assumed: as {' '.join(kind)} ({rate.source})", assumed=True)
+        return ASSUMED_COMPUTE
 
-def _nearest(known: Mapping[Kind, ComputeRate], dtype: str, passing: str) -> ComputeRate:
-    wanted = ("fp32" if dtype == "fp32" else "bf16", passing)
-    for kind in (wanted, (wanted[0], "forward"), ("bf16", passing), ("bf16", "forward")):
-        if kind in known:
-            rate = known[kind]
-            if kind == wanted or rate.assumed:
-                return rate
-            return replace(rate, source=f"assumed: as {' '.join(kind)} ({rate.source})", assumed=True)
-    return ASSUMED_COMPUTE
+    rates = {(dtype, each): nearest(dtype, each) for dtype in ("bf16", "fp16", "fp32") for each in _PASSES}
+    return ComputeRates(rates | {(WHAT_IF_DTYPE, each): rates["bf16", each].as_assumed(AS_16_BIT) for each in _PASSES})
 
 
 def accelerator_names() -> list[str]:
@@ -140,21 +141,20 @@ class KernelCompute:
     by_stack: bool = False
 
     def time_s(self, shape: KernelShape) -> Number:
-        if _has_kernel(shape.dtype, shape.kind):
-            return (self.kernel.time_s(shape) + passes_s(self.passes, self.kernel.gpu, shape)) / self.speed
-        return self.rest.time_s(shape)
+        if not _has_kernel(shape.dtype, shape.kind):
+            return self.rest.time_s(shape)
+        return (self.kernel.time_s(shape) + passes_s(self.passes, self.kernel.gpu, shape)) / self.speed
 
     def handed_out_s(self, shape: KernelShape) -> Number:
         """The time until the last tile of a call has begun; its passes follow."""
-        if _has_kernel(shape.dtype, shape.kind):
-            return self.kernel.handed_out_s(shape) / self.speed
-        return self.rest.handed_out_s(shape)
+        if not _has_kernel(shape.dtype, shape.kind):
+            return self.rest.handed_out_s(shape)
+        return self.kernel.handed_out_s(shape) / self.speed
 
     def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
         if not _has_kernel(shape.dtype, shape.kind):
             return self.rest.parts(shape)
-        found = self.kernel.parts(shape)._asdict()
-        spent = {PARTS[name]: seconds for name, seconds in found.items()}
+        spent = {PARTS[name]: seconds for name, seconds in self.kernel.parts(shape)._asdict().items()}
         spent[MERGE] = passes_s(self.passes, self.kernel.gpu, shape)
         return [(name, seconds / self.speed) for name, seconds in spent.items() if seconds]
 
@@ -162,15 +162,17 @@ class KernelCompute:
         """The rate that no call exceeds: that of all SMs without launches, waves and memory."""
         if not _has_kernel(dtype, kind):
             return self.rest.rate(dtype, passing, kind, head_dim)
-        kernel = self.kernel
+        kernel, stated = self.kernel, self.kernel.variant(passing, head_dim).rate
         assumed = kernel.assumption(passing, head_dim)
+        # one without an interval is as sure as its source tells
+        exact = stated.low == stated.high or stated.low <= 0
         found = ComputeRate(
             kernel.peak_rate(passing, head_dim) * self.speed,
-            assumed or kernel.variant(passing, head_dim).rate.source,
+            assumed or stated.source,
             bool(assumed),
             kernel.name,
             kernel_constants(kernel, passing, head_dim),
-            _log_ends(kernel.variant(passing, head_dim).rate),
+            None if exact else (math.log(stated.low / stated.value), math.log(stated.high / stated.value)),
         )
         return found.as_assumed(AS_16_BIT) if dtype == WHAT_IF_DTYPE else found
 
@@ -201,13 +203,6 @@ def passes_s(passes: Passes, gpu: Gpu, shape: KernelShape) -> float:
     return sum(bound_s(gpu, moved) for moved in (of_queries, of_keys, of_keys) if moved)
 
 
-def _log_ends(rate: KernelConstant) -> tuple[float, float] | None:
-    """The interval of a rate, as logarithms of factors; None for one without, whose source tells how sure it is."""
-    if rate.low == rate.high or rate.low <= 0:
-        return None
-    return math.log(rate.low / rate.value), math.log(rate.high / rate.value)
-
-
 def _has_kernel(dtype: str, kind: ShapeKind) -> bool:
     return kind == "softmax" and dtype != "fp32"
 
@@ -216,17 +211,16 @@ def _has_kernel(dtype: str, kind: ShapeKind) -> bool:
 def kernel_constants(kernel: AttentionKernel, passing: Passing, head_dim: int) -> tuple[Parameter, ...]:
     """The constants behind the time of a kernel: those of the GPU, and of the pass and head dimension."""
     gpu, variant = kernel.gpu, kernel.variant(passing, head_dim)
-    parts = ((gpu, gpu.name), (variant, f"{kernel.name} {passing}"))
-    found = [_constant(f"{of} {name}", name, value) for part, of in parts for name, value in constants_in(part).items()]
+    found = []
+    for part, of in ((gpu, gpu.name), (variant, f"{kernel.name} {passing}")):
+        for name, each in constants_in(part).items():
+            value, low, high = (_text(name, number) for number in (each.value, each.low, each.high))
+            written = value if low == high else f"{value} ({low} to {high})"
+            stated = Parameter(f"{of} {name}", each.value, each.source, low=each.low, high=each.high, written=written)
+            found.append(stated)
     design = variant.design
     tile = f"{design.rows} x {design.columns}, {design.slots} per SM, {design.order}, split keys: {design.split}"
     return (*found, Parameter(f"{kernel.name} {passing} tile", tile, design.source))
-
-
-def _constant(label: str, name: str, constant: KernelConstant) -> Parameter:
-    value, low, high = (_text(name, each) for each in (constant.value, constant.low, constant.high))
-    written = value if low == high else f"{value} ({low} to {high})"
-    return Parameter(label, constant.value, constant.source, low=constant.low, high=constant.high, written=written)
 
 
 def _text(name: str, value: float) -> str:
@@ -289,8 +283,7 @@ def with_kernel(machine: Machine, name: str | None) -> Machine:
             f"kernel {name!r}: {machine.topology.name} names no accelerator, expected a machine of a profile, "
             "or one whose file names its accelerator"
         )
-    known = machine.compute
-    kernel = attention_kernel(machine.accelerator, name)
+    known, kernel = machine.compute, attention_kernel(machine.accelerator, name)
     if isinstance(known, KernelCompute):
         return replace(machine, compute=replace(known, kernel=kernel, by_stack=False))
     return replace(machine, compute=KernelCompute(kernel, known))

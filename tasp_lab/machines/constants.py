@@ -142,3 +142,6 @@ _TABLE = (files("tasp_lab.machines") / "constants.csv").read_text(encoding="utf-
 CONSTANTS: Mapping[str, ConstantSpec] = {row["name"]: _spec(row) for row in csv.DictReader(_TABLE.splitlines())}
 """All constants by name, those on which others depend first. A fit takes them in this order, those with the largest
 effect first."""
+
+WIRES = ("link_bandwidth", "link_latency", "nic_bandwidth", "nic_latency")
+"""The constants of links, from which a topology is built."""

@@ -55,6 +55,7 @@ class Contention:
                 raise TopologyError(f"contention: {name} is {value}, expected {least}")
         if self.waits > 1:
             raise TopologyError(f"contention: messages wait for {self.waits} of a call, expected a share from 0 to 1")
+        # a call with no multiprocessor left would never end
         if self.max_channels * self.sms_per_channel >= self.sms:
             raise TopologyError(
                 f"contention: {self.max_channels} channels take {self.max_channels * self.sms_per_channel} of "
@@ -73,6 +74,7 @@ class Contention:
         >>> Contention(Fraction(132), 1, 32).share(8, 4), Contention(Fraction(132), 1, 32).share(56, 56)
         (Fraction(2, 33), Fraction(8, 33))
         """
+        # a thread block has a send and a receive, so the larger of both counts, not their sum
         return min(max(sending, receiving), self.max_channels) * self.sms_per_channel / self.sms
 
 

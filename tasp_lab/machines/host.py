@@ -22,6 +22,14 @@ Communicators = Literal["all", "pairs"]
 """Messages go through a communicator of all ranks, or through one per pair of ranks."""
 
 
+def _check(what: str, record: Passes | HostModel, ending: str, unit: str) -> None:
+    """Raise `QuantityError` for a negative or infinite number among the fields with this ending."""
+    for name in (field.name for field in fields(record) if field.name.endswith(ending)):
+        value = getattr(record, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise QuantityError(f"{what}: {name} is {value}, expected 0 or more {unit}")
+
+
 @dataclass(frozen=True)
 class Passes:
     """Passes over memory beside the kernel calls of a layer: bytes read and written per element, at every call.
@@ -46,11 +54,10 @@ class Passes:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for each in (field.name for field in fields(self) if field.name.endswith("_bytes")):
-            if not (math.isfinite(value := getattr(self, each)) and value >= 0):
-                raise QuantityError(f"passes: {each} is {value}, expected 0 or more bytes")
+        _check("passes", self, "_bytes", "bytes")
 
     def __bool__(self) -> bool:
+        # asked at every call of a kernel, so no loop over fields
         gradients = self.query_gradient_bytes or self.key_gradient_bytes
         return bool(self.output_bytes or self.slice_bytes or self.key_bytes or gradients)
 
@@ -99,9 +106,7 @@ class HostModel:
     sources: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for each in (field.name for field in fields(self) if field.name.endswith("_s")):
-            if not (math.isfinite(value := getattr(self, each)) and value >= 0):
-                raise QuantityError(f"host model {self.name!r}: {each} is {value}, expected 0 or more seconds")
+        _check(f"host model {self.name!r}", self, "_s", "seconds")
 
     def with_instant_host(self) -> HostModel:
         """The same with a host that takes no time."""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from tasp_lab.machines.constants import CONSTANTS, ConstantSpec
+from tasp_lab.machines.constants import CONSTANTS, WIRES, ConstantSpec
 from tasp_lab.machines.parameters import Parameter
 
 SourceKind = Literal["code", "document", "measured", "assumed"]
@@ -40,7 +40,6 @@ WIDTHS: Mapping[tuple[Dimension, SourceKind], float] = {
 EXACT_SOURCES = ("given",)
 """Beginnings of sources of constants that the user gave."""
 
-WIRES = ("link_bandwidth", "link_latency", "nic_bandwidth", "nic_latency")
 _MEASURED = ("measured", "measurement", "nccl-tests", "appendix a", "_perf", "log of")
 
 
@@ -53,6 +52,7 @@ def source_kind(source: str) -> SourceKind:
     ('measured', 'document')
     """
     text = source.casefold()
+    # first: "assumed: as measured on A100, src/graph/tuning.cc" names all kinds
     if "assum" in text:
         return "assumed"
     if "src/" in text:
@@ -64,6 +64,7 @@ def dimension(spec: ConstantSpec) -> Dimension | None:
     """What a constant is; None for those that are exact unless their file states an interval."""
     if spec.kind is not None:
         return "compute"
+    # what protocols leave of a wire is uncertain, and has constants of its own; its line rate is not
     if spec.name in WIRES or spec.unit not in ("s", "bytes/s"):
         return None
     return "time" if spec.unit == "s" else "rate"
@@ -93,6 +94,7 @@ def log_ends(parameter: Parameter) -> tuple[float, float]:
     if parameter.low is not None and parameter.high is not None:
         return _log(parameter.low, parameter.number), _log(parameter.high, parameter.number)
     kind = dimension(spec)
+    # as many times smaller as larger
     width = 0.0 if kind is None else math.log1p(default_width(kind, parameter.source))
     return 0.0 - width, width
 
@@ -100,12 +102,7 @@ def log_ends(parameter: Parameter) -> tuple[float, float]:
 def interval_fields(parameter: Parameter, value: float) -> dict[str, object]:
     """The fields of `--json` about the interval of a parameter with this value in SI units."""
     low, high = log_ends(parameter)
-    exact = None if low == high else source_kind(parameter.source)
-    return {
-        "low": value * math.exp(low),
-        "high": value * math.exp(high),
-        "interval": exact if parameter.low is None else "stated",
-    }
+    return {"low": value * math.exp(low), "high": value * math.exp(high), "interval": _origin(parameter)}
 
 
 def interval_ends(parameter: Parameter) -> tuple[str, str] | None:
@@ -127,11 +124,15 @@ def interval_text(parameter: Parameter) -> str:
     >>> interval_text(Parameter("base_ll", 6.6e-6, "NVIDIA/nccl, src/graph/tuning.cc"))
     ', 5.28us to 8.25us (by its source: code)'
     """
-    ends = interval_ends(parameter)
-    if ends is None:
-        return ""
-    why = f"by its source: {source_kind(parameter.source)}" if parameter.low is None else "stated"
-    return f", {ends[0]} to {ends[1]} ({why})"
+    ends, origin = interval_ends(parameter), _origin(parameter)
+    return f", {' to '.join(ends)} ({'' if origin == 'stated' else 'by its source: '}{origin})" if ends else ""
+
+
+def _origin(parameter: Parameter) -> str | None:
+    """Where an interval is from: ``stated`` in the file, or the kind of the source; None for none."""
+    if parameter.low is not None:
+        return "stated"
+    return None if log_ends(parameter) == (0.0, 0.0) else source_kind(parameter.source)
 
 
 def _log(end: float, value: float) -> float:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
-from tasp_lab.core.errors import QuantityError, TopologyError, of_type
+from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.core.units import Number
-from tasp_lab.machines.constants import Kind
+from tasp_lab.machines.constants import WIRES, Kind
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.host import INSTANT_HOST, HostModel
 from tasp_lab.machines.libraries.library import IDEAL as IDEAL
 from tasp_lab.machines.libraries.library import CommLibrary as CommLibrary
 from tasp_lab.machines.parameters import NO_PARAMETERS, Parameter, Parameters
 from tasp_lab.machines.system import Edit, System
+from tasp_lab.machines.system import NetworkKind as NetworkKind
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape, Passing, ShapeKind
 from tasp_lab.workload.layer import Workload
-
-NetworkKind = Literal["documented", "cloud"]
-"""Whether the network of a machine is documented, or that of a cloud, which differs from provider to provider."""
 
 
 class Compute(Protocol):
@@ -178,10 +176,31 @@ class Machine:
         waits = self.contention.waits
         return waits * self.compute.time_s(shape) if waits else self.compute.handed_out_s(shape)
 
-    def edited(self, edit: Edit) -> Machine:
-        """The machine with an edited topology, which its samples have as well."""
-        system = None if self.system is None else self.system.edited(edit)
-        return replace(self, topology=edit(self.topology), system=system)
+    def rebuilt(self, parameters: Parameters) -> Machine:
+        """The machine that its system builds from these parameters; its ranks compute as before.
+
+        A library and a contention that were put in place of those of the system stay. Raises `ProfileError` for a
+        machine without a system, whose parameters are fixed.
+        """
+        if self.system is None:
+            raise ProfileError(f"{self.topology.name}: its constants are fixed, expected a machine of a profile")
+        system, before, numbers = self.system, self.parameters.numbers, parameters.numbers
+        library = system.comm_library(numbers)
+        # a topology is the dearest part; samples by the hundred share the one whose wires they have
+        own_contention = self.contention != system.contention(before)
+        same_wires = all(numbers.get(name) == before.get(name) for name in WIRES)
+        return replace(
+            self,
+            topology=self.topology if same_wires else system.topology(numbers),
+            comm_library=library if library.name == self.comm_library.name else self.comm_library,
+            parameters=parameters,
+            contention=self.contention if own_contention else system.contention(numbers),
+        )
+
+    def edited(self, edit: Edit, topology: Topology | None = None) -> Machine:
+        """The machine with an edited topology, where that is known this one; samples of the machine have it as well."""
+        system = None if self.system is None else replace(self.system, edits=(*self.system.edits, edit))
+        return replace(self, topology=topology or edit(self.topology), system=system)
 
     def call_s(self, time_s: Number, rank: int) -> Number:
         """The time of a kernel call of a rank that takes `time_s` at the speed of `compute`."""

@@ -27,15 +27,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.core.errors import ProfileError, TaspLabError, TopologyError
 from tasp_lab.core.records import Record, Text, converted
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.libraries.library import RootComplexLibrary
-from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine, NetworkKind
+from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine
 from tasp_lab.machines.own_links import family_of, machine_of_family
-from tasp_lab.machines.parameters import Constant, Parameter, Parameters, parse_interval
+from tasp_lab.machines.parameters import Constant, Parameters, located
 from tasp_lab.machines.profile import load_profile
+from tasp_lab.machines.system import NetworkKind, Ranks
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE, PARSERS, ExpressionDefaults, parse_expression
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, both_ways
 from tasp_lab.topology.links import SwitchKind
@@ -43,18 +44,17 @@ from tasp_lab.topology.links import SwitchKind
 
 def _edge_list(text: str) -> list[dict[str, object]]:
     """The links of a list, as those of the explicit form. Raises `TopologyError` for a line without its cells."""
-    lines = _lines_of(text)
-    rows = csv.reader([line for _, line in lines], skipinitialspace=True, strict=True)
+    numbered = _lines_of(text)
+    rows = csv.reader([line for _, line in numbered], skipinitialspace=True, strict=True)
     names = [name.strip() for name in next(rows, [])]
     if len(set(names)) < len(names):
-        raise TopologyError(f"line {lines[0][0]}: the columns are {', '.join(names)}, expected each once")
+        raise TopologyError(f"line {numbered[0][0]}: the columns are {', '.join(names)}, expected each once")
     links: list[dict[str, object]] = []
-    for (number, _), row in zip(lines[1:], rows, strict=True):
+    for (number, _), row in zip(numbered[1:], rows, strict=True):
         if len(row) != len(names):
             raise TopologyError(f"line {number}: {len(row)} cells, expected {len(names)}: {', '.join(names)}")
-        links.append(
-            {name: _cell(name, value.strip()) for name, value in zip(names, row, strict=True) if value.strip()}
-        )
+        cells = zip(names, map(str.strip, row), strict=True)
+        links.append({name: _cell(name, value) for name, value in cells if value})
     return links
 
 
@@ -92,28 +92,40 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
     suffix = path.suffix.lower()
     try:
         document = _DECODERS[suffix](data.decode("utf-8-sig"))
-        record = _record({"name": path.stem, "links": document} if suffix == ".csv" else document)
-        if isinstance(record, _ExplicitFile) and record.profile:
-            return _of_family(record, library)
-        topology = record.topology()
-        own, accelerator = _parameters(record.constants), record.accelerator or ""
-        every = with_accelerator(tuple(own.values()), record.accelerator)  # of which only the compute rates are taken
-        parameters = Parameters(each for each in every if each.name in own or each.name in COMPUTE_RATES)
-        return Machine(
-            topology,
-            _library(parameters) if isinstance(record, _ExplicitFile) else IDEAL,
-            compute_on(parameters, accelerator),
-            record.summary,
-            parameters,
-            accelerator=accelerator,
-            network=record.network,
-        )
+        return _build(_record({"name": path.stem, "links": document} if suffix == ".csv" else document), library)
     except UnicodeDecodeError as error:
         raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
-    except (TopologyError, ProfileError, ValueError, OverflowError, RecursionError, csv.Error) as error:
+    except (TaspLabError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         kind = ProfileError if isinstance(error, ProfileError) else TopologyError
+        # users know lines of a list and words of JSON, not numbers of links and bytes
         text = _by_line(data, error) if suffix == ".csv" else _no_number(data, error)
         raise kind(" ".join(f"{where}: {text}".split())) from error
+
+
+def _build(record: _ExplicitFile | _ExpressionFile, library: str) -> Machine:
+    """The machine of a record. Raises a `TaspLabError`."""
+    own = Parameters.of_constants(record.constants)
+    family = record.profile if isinstance(record, _ExplicitFile) else ""
+    if family:
+        profile = load_profile(family)
+        if record.accelerator not in (None, profile.accelerator):
+            raise TopologyError(f"accelerator {record.accelerator!r}, but the profile {profile.name!r} has "
+                                f"{profile.accelerator!r}, expected one of them - at `$.accelerator`")  # fmt: skip
+        topology = record.topology(own)
+        return machine_of_family(family, profile, topology, own, library=library, summary=record.summary)
+    # of its accelerator a machine without a library has the compute rates alone
+    every = with_accelerator(tuple(own.values()), record.accelerator)
+    parameters = Parameters(each for each in every if each.name in own or each.name in COMPUTE_RATES)
+    accelerator = record.accelerator or ""
+    return Machine(
+        record.topology(own),
+        _library(parameters) if isinstance(record, _ExplicitFile) else IDEAL,
+        compute_on(parameters, accelerator),
+        record.summary,
+        parameters,
+        accelerator=accelerator,
+        network=record.network,
+    )
 
 
 def _library(parameters: Parameters) -> CommLibrary:
@@ -145,25 +157,11 @@ def _no_number(data: bytes, error: Exception) -> str:
     return f"JSON is malformed: {word[0].decode()} is not allowed, expected a number (byte {at[1]})"
 
 
-def _of_family(record: _ExplicitFile, library: str) -> Machine:
-    """The machine of a file that names a profile. Raises `ProfileError`, and `TopologyError` for a wrong constant."""
-    parameters = _parameters(record.constants)
-    profile = load_profile(record.profile)
-    if record.accelerator not in (None, profile.accelerator):
-        raise TopologyError(f"accelerator {record.accelerator!r}, but the profile {profile.name!r} has "
-                            f"{profile.accelerator!r}, expected one of them - at `$.accelerator`")  # fmt: skip
-    return machine_of_family(
-        record.profile, profile, record.topology(), parameters, library=library, summary=record.summary
-    )
-
-
 def _record(document: object) -> _ExplicitFile | _ExpressionFile:
     fields = msgspec.convert(document, dict[str, object])
     if ("links" in fields) == ("expression" in fields):
         raise TopologyError("expected either `links` (the explicit form) or `expression`, got both or none of them")
-    if "expression" in fields:
-        return converted(fields, _ExpressionFile)
-    return converted(fields, _ExplicitFile)
+    return converted(fields, _ExpressionFile) if "expression" in fields else converted(fields, _ExplicitFile)
 
 
 def machine_file(machine: Machine, ending: str) -> bytes:
@@ -208,33 +206,35 @@ def _plain(part: Link | SharedCapacity | Switch) -> dict[str, object]:
 
 
 _Switch = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*\Z")]
-_WorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
 
 
-class _LinkRecord(Record, frozen=True, forbid_unknown_fields=True):
-    source: int | _Switch
-    destination: int | _Switch
+class _Capacity(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A bandwidth, in one of two fields: a text with its unit, or a number in SI units."""
+
     bandwidth: str = ""
     bandwidth_bytes_per_s: float | str = ""
+
+    def rate(self, where: str) -> float:
+        parse = parse_bandwidth_bytes_per_s
+        return _number(where, "bandwidth", self.bandwidth, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, parse)
+
+
+class _LinkRecord(_Capacity, frozen=True, kw_only=True):
+    source: int | _Switch
+    destination: int | _Switch
     latency: str = ""
     latency_s: float | str = ""
     both_ways: bool = False
 
     def links(self, where: str) -> tuple[Link, ...]:
-        bandwidth_bytes_per_s = _bandwidth(where, self.bandwidth, self.bandwidth_bytes_per_s)
         latency_s = _number(where, "latency", self.latency, "latency_s", self.latency_s, parse_time_s)
-        there, back = both_ways(self.source, self.destination, bandwidth_bytes_per_s, latency_s)
+        there, back = both_ways(self.source, self.destination, self.rate(where), latency_s)
         return (there, back) if self.both_ways else (there,)
 
 
-class _SharedRecord(Record, frozen=True, forbid_unknown_fields=True):
+class _SharedRecord(_Capacity, frozen=True, kw_only=True):
     name: Text
     links: tuple[str, ...]
-    bandwidth: str = ""
-    bandwidth_bytes_per_s: float | str = ""
-
-    def shared_capacity(self, where: str) -> SharedCapacity:
-        return SharedCapacity(self.name, _bandwidth(where, self.bandwidth, self.bandwidth_bytes_per_s), self.links)
 
 
 class _SwitchRecord(Record, frozen=True, forbid_unknown_fields=True):
@@ -242,92 +242,61 @@ class _SwitchRecord(Record, frozen=True, forbid_unknown_fields=True):
     kind: SwitchKind
 
 
-class _ExplicitFile(Record, frozen=True, forbid_unknown_fields=True):
+class _File(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What both forms have."""
+
     name: Text
-    links: tuple[_LinkRecord, ...]
-    world_size: _WorldSize | msgspec.UnsetType = msgspec.UNSET
     summary: str = ""
+    constants: tuple[Constant, ...] = ()
+    accelerator: str | None = None
+    network: NetworkKind = "documented"
+
+
+class _ExplicitFile(_File, frozen=True, kw_only=True):
+    links: tuple[_LinkRecord, ...]
+    world_size: Ranks | msgspec.UnsetType = msgspec.UNSET
     shared: tuple[_SharedRecord, ...] = ()
     switches: tuple[_SwitchRecord, ...] = ()
     nodes: tuple[int, ...] = ()
-    constants: tuple[Constant, ...] = ()
-    accelerator: str | None = None
-    network: NetworkKind = "documented"
     profile: str = ""
 
-    def topology(self) -> Topology:
+    def topology(self, _: Parameters) -> Topology:
         links = tuple(link for index, record in enumerate(self.links) for link in record.links(f"$.links[{index}]"))
-        shared = tuple(record.shared_capacity(f"$.shared[{index}]") for index, record in enumerate(self.shared))
-        switches = tuple(Switch(record.name, record.kind) for record in self.switches)
-        ends = (end for link in links for end in (link.source, link.destination) if isinstance(end, int))
-        world_size = (
-            min(max(ends, default=0) + 1, MAX_WORLD_SIZE) if self.world_size is msgspec.UNSET else self.world_size
+        shared = tuple(
+            SharedCapacity(record.name, record.rate(f"$.shared[{index}]"), record.links)
+            for index, record in enumerate(self.shared)
         )
+        switches = tuple(Switch(record.name, record.kind) for record in self.switches)
+        world_size = self.world_size
+        if world_size is msgspec.UNSET:
+            ends = (end for link in links for end in (link.source, link.destination) if isinstance(end, int))
+            world_size = min(max(ends, default=0) + 1, MAX_WORLD_SIZE)
         return Topology(self.name, world_size, links, shared, switches, self.nodes)
 
 
-class _ExpressionFile(Record, frozen=True, forbid_unknown_fields=True):
-    name: Text
+class _ExpressionFile(_File, frozen=True, kw_only=True):
     expression: str
-    summary: str = ""
-    constants: tuple[Constant, ...] = ()
-    accelerator: str | None = None
-    network: NetworkKind = "documented"
 
-    def topology(self) -> Topology:
+    def topology(self, parameters: Parameters) -> Topology:
         expression = parse_expression(self.expression)
-        given = [record.name for record in self.constants if record.name not in COMPUTE_RATES]
+        given = [name for name in parameters if name not in COMPUTE_RATES]
         needed = expression.constant_names
         if sorted(given) != sorted(needed):
             raise TopologyError(
                 f"{self.expression!r} needs the constants {', '.join(needed) or '(none)'}, each once, "
                 f"got {', '.join(given) or '(none)'} - at `$.constants`"
             )
-        return replace(expression.build(self._numbers()), name=self.name)
-
-    def _numbers(self) -> ExpressionDefaults:
-        numbers = {}
-        for index, record in enumerate(self.constants):
-            if record.name not in COMPUTE_RATES:
-                field, parse = PARSERS[record.name]
-                numbers[field] = _parsed(f"$.constants[{index}].value", record.value, parse)
-        return ExpressionDefaults(**numbers)
-
-
-def _parameters(constants: tuple[Constant, ...]) -> Parameters:
-    """The parameters that a file states. Raises `TopologyError` for malformed and repeated ones."""
-    found: dict[str, Parameter] = {}
-    for index, record in enumerate(constants):
-        if record.name in found:
-            count = sum(other.name == record.name for other in constants)
-            raise TopologyError(f"expected the constant {record.name} once, got it {count} times - at `$.constants`")
-        try:
-            parameter = Parameter.parse(record.name, record.value, record.source)
-        except QuantityError as error:
-            raise TopologyError(f"{error} - at `$.constants[{index}].value`") from error
-        low, high = parse_interval(record, f"$.constants[{index}]")
-        found[record.name] = replace(parameter, low=low, high=high)
-    return Parameters(found.values())
-
-
-def _bandwidth(where: str, text: str, value: float | str) -> float:
-    return _number(where, "bandwidth", text, "bandwidth_bytes_per_s", value, parse_bandwidth_bytes_per_s)
+        numbers = {PARSERS[name][0]: parameters[name].number for name in given}
+        return replace(expression.build(ExpressionDefaults(**numbers)), name=self.name)
 
 
 def _number(
     where: str, text_field: str, text: str, value_field: str, value: float | str, parse: Callable[[str], float]
 ) -> float:
-    """The one of two fields that is given: a text with its unit, or a number in SI units."""
+    """The one of two fields that is given: a text with its unit, or a number in SI units, which may be a text, too."""
     if (text == "") == (value == ""):
         got = "none of them" if text == "" else "both"
         raise TopologyError(f"expected `{text_field}` with a unit or `{value_field}`, got {got} - at `{where}`")
-    return _parsed(f"{where}.{text_field if text else value_field}", text or value, parse)
-
-
-def _parsed(where: str, value: float | str, parse: Callable[[str], float]) -> float:
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse(value)
-    except QuantityError as error:
-        raise TopologyError(f"{error} - at `{where}`") from error
+    given = text or value
+    with located(f"{where}.{text_field if text else value_field}"):
+        return parse(given) if isinstance(given, str) else given

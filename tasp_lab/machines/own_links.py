@@ -23,6 +23,7 @@ from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Parameter, Parameters
 from tasp_lab.machines.profile import Profile
+from tasp_lab.machines.system import System
 from tasp_lab.topology.graph import Link, Topology
 from tasp_lab.topology.links import MeshLinks
 
@@ -47,32 +48,23 @@ class OwnLinks:
 
     def __call__(self, topology: Topology) -> Topology:
         """The own links, whose numbers are as many times larger as those of the member are."""
-        before, after = _numbers(self.stated), _numbers(topology)
-        factors = {
-            key: Fraction(after[key]) / Fraction(before[key])
-            for key in before.keys() & after.keys()
-            if before[key] and after[key] != before[key]
-        }
-        if not factors:
-            return self.own
+        before, after, own = _numbers(self.stated), _numbers(topology), self.own
+        if before == after:  # bit by bit what the file states
+            return own
+        # all links of a kind of a family are equal, so the first of each tells by how much all of them changed
+        factors = {key: Fraction(after[key]) / Fraction(before[key]) for key in before if before[key] and key in after}
 
         def scaled(link: Link) -> Link:
-            nic = self.own.is_nic(link)
-            bandwidth, latency = factors.get((nic, "bandwidth"), 1), factors.get((nic, "latency"), 1)
-            return replace(
-                link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * bandwidth, latency_s=link.latency_s * latency
-            )
+            nic = own.is_nic(link)
+            bandwidth_bytes_per_s = link.bandwidth_bytes_per_s * factors.get((nic, "bandwidth"), 1)
+            latency_s = link.latency_s * factors.get((nic, "latency"), 1)
+            return replace(link, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
 
-        of_name = {link.name: link for link in self.own.links} if self.own.shared else {}
-        shared = tuple(
-            replace(
-                each,
-                bandwidth_bytes_per_s=each.bandwidth_bytes_per_s
-                * factors.get((self.own.is_nic(of_name[each.links[0]]), "bandwidth"), 1),
-            )
-            for each in self.own.shared
-        )
-        return replace(self.own, links=tuple(scaled(link) for link in self.own.listed_links()), shared=shared)
+        links = {link.name: scaled(link) for link in own.listed_links()}
+        # links that share a capacity are of one kind
+        times = {each: factors.get((own.is_nic(links[each.links[0]]), "bandwidth"), 1) for each in own.shared}
+        shared = (replace(each, bandwidth_bytes_per_s=each.bandwidth_bytes_per_s * times[each]) for each in own.shared)
+        return replace(own, links=tuple(links.values()), shared=tuple(shared))
 
 
 def _numbers(topology: Topology) -> _Numbers:
@@ -108,12 +100,9 @@ def machine_of_family(
     others = [each for each in parameters.values() if each.name not in profile.parameters]
     profile = with_stated(profile, parameters.values())
     domains, ranks = _domains(topology, profile)
-    machine = profile.build(profile.system_of(domains, ranks, topology.name, library), summary)
-    assert machine.system is not None, "machines of families have a system"
-    system = machine.system.edited(OwnLinks(family, topology, machine.topology))
-    return replace(
-        machine, topology=topology, parameters=Parameters([*others, *machine.parameters.values()]), system=system
-    )
+    machine = profile.build(System(profile, domains, ranks, "fabric", library, topology.name), summary)
+    machine = machine.edited(OwnLinks(family, topology, machine.topology), topology)
+    return replace(machine, parameters=Parameters([*others, *machine.parameters.values()]))
 
 
 def with_stated(profile: Profile, parameters: Iterable[Parameter]) -> Profile:

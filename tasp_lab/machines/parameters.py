@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from tasp_lab.core.errors import ProfileError, QuantityError
+from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.records import Record, Text
 from tasp_lab.core.units import Number, parse_time_s
 from tasp_lab.machines.constants import CONSTANTS
@@ -32,21 +34,24 @@ _TEXT_DIGITS = 15
 """Digits of a number written as text: every decimal number of so many digits survives as a float."""
 
 
+class Stated(Record, frozen=True, forbid_unknown_fields=True):
+    """A number as a text like ``450GB/s``, and where it comes from."""
+
+    value: Text
+    source: Text
+
+
 class Constant(Record, frozen=True, forbid_unknown_fields=True):
     """A constant as a file, a tool or a data sheet states it: texts, like ``450GB/s``.
 
-    `interval` is its 5 to 95 % interval where the file states one: two values, or a width like ``5%``.
+    `interval` is its 5 to 95 % interval where the file states one: two values, or a width like ``5%``. `at` is the
+    value of the constant on which it depends, like ``nic_bandwidth = 400Gbit/s``; empty if it has its value always.
     """
 
     name: Text
     value: Text
     source: Text
     interval: tuple[Text, Text] | Text | None = None
-
-
-class DependentConstant(Constant, frozen=True, forbid_unknown_fields=True):
-    """A constant that may be stated `at` a value of the one on which it depends, like ``nic_bandwidth = 400Gbit/s``."""
-
     at: str = ""
 
 
@@ -102,21 +107,15 @@ class Parameter:
         return self.written_at or f"{other} = {text_of(other, self.at)}"
 
     @property
-    def interval_texts(self) -> tuple[str, str] | None:
-        """The ends of a stated interval."""
-        if self.low is None or self.high is None:
-            return None
-        return text_of(self.name, self.low), text_of(self.name, self.high)
-
-    @property
     def assumed(self) -> bool:
         """Whether it is an assumption."""
         return self.source.startswith("assum")
 
     def document(self) -> dict[str, object]:
         """The constant as a file states it, without `at`."""
-        found: dict[str, object] = {"name": self.name, "value": self.text, "source": self.source}
-        return found if self.interval_texts is None else found | {"interval": list(self.interval_texts)}
+        ends = [] if self.low is None or self.high is None else [self.low, self.high]
+        interval = {"interval": [text_of(self.name, end) for end in ends]} if ends else {}
+        return {"name": self.name, "value": self.text, "source": self.source, **interval}
 
 
 def text_of(name: str, value: float | str) -> str:
@@ -142,12 +141,22 @@ class Parameters(Mapping[str, Parameter]):
 
     def __init__(self, parameters: Iterable[Parameter] = (), numbers: Mapping[str, float] | None = None) -> None:
         self._by_name = {parameter.name: parameter for parameter in parameters}
-        self.numbers: Mapping[str, float] = _numbers(self._by_name.values()) if numbers is None else numbers
+        if numbers is None:
+            every = self._by_name.values()
+            numbers = {each.name: each.value for each in every if not isinstance(each.value, str)}
+            for each in every:
+                if each.at is not None and not isinstance(each.value, str):
+                    other = CONSTANTS[each.name].depends_on
+                    if other in numbers:
+                        numbers[each.name] = each.value * (numbers[other] / each.at)
+                    else:  # what depends on a parameter that is not there has no number
+                        del numbers[each.name]
+        self.numbers: Mapping[str, float] = numbers
 
     @classmethod
     def of_constants(cls, constants: Iterable[Constant]) -> Parameters:
-        """The parameters that texts state, without their intervals. Raises `QuantityError`."""
-        return cls(Parameter.parse(each.name, each.value, each.source) for each in constants)
+        """The parameters of one machine that texts state, of any names. Raises `QuantityError`."""
+        return cls(parse_constants(tuple(constants), any_name=True))
 
     def __getitem__(self, name: str) -> Parameter:
         return self._by_name[name]
@@ -172,45 +181,57 @@ class Parameters(Mapping[str, Parameter]):
         return Parameters((self._by_name | {parameter.name: parameter for parameter in parameters}).values())
 
 
-def _numbers(parameters: Iterable[Parameter]) -> dict[str, float]:
-    """The value of each parameter with a definition; without what depends on a parameter that is not there."""
-    numbers = {each.name: each.value for each in parameters if not isinstance(each.value, str)}
-    for each in parameters:
-        if each.at is not None and not isinstance(each.value, str):
-            other = CONSTANTS[each.name].depends_on
-            if other in numbers:
-                numbers[each.name] = each.value * (numbers[other] / each.at)
-            else:
-                del numbers[each.name]
-    return numbers
-
-
 NO_PARAMETERS = Parameters()
 
 
 class Change(NamedTuple):
-    """Another number: ``old * times + plus``. So a new value is ``Change(0, value)``."""
+    """Another number: ``old * times + plus``. So a new value is ``Change(0, value)``.
+
+    `name` and `text` are what a user gave, like ``nic.bandwidth`` and ``x2``; with these the source of the number says
+    what became of it.
+    """
 
     times: Number = 1
     plus: Number = 0
+    name: str = ""
+    text: str = ""
+
+    def of(self, old: Number) -> Number:
+        """The number in place of an old one, exact for exact ones."""
+        # a fraction plus a float is a float, but sums of exact numbers stay exact
+        return old * self.times + (Fraction(self.plus) if isinstance(old, Fraction) else self.plus)
+
+    def source(self, was: str, source: str) -> str:
+        """The source of the number: a new value is given and exact, a changed one as sure as the old one.
+
+        >>> Change(2, name="nic.bandwidth", text="x2").source("50GB/s", "assumed: as NDR")
+        'assumed: nic.bandwidth x2, was 50GB/s (assumed: as NDR)'
+        """
+        known = "given: " if not self.times else "assumed: " if source.startswith("assum") else ""
+        return f"{known}{self.name} {self.text}, was {was} ({source})"
 
 
 _ORDER = {name: place for place, name in enumerate(CONSTANTS)}
-"""Wires are first, so that what depends on them has followed them before it is changed itself."""
 
-_FOLLOWERS = {
-    name: [spec.name for spec in CONSTANTS.values() if spec.depends_on == name]
-    for name in dict.fromkeys(spec.depends_on for spec in CONSTANTS.values())
-}
-"""What is proportional to each parameter."""
+
+def _by(field: str) -> dict[str, list[str]]:
+    """The constants that depend on each one by a field of their definition."""
+    found: dict[str, list[str]] = {}
+    for spec in CONSTANTS.values():
+        found.setdefault(getattr(spec, field), []).append(spec.name)
+    return found
+
+
+_FOLLOWERS, _HOPS = _by("depends_on"), _by("min_constant")
+"""What is proportional to each parameter, and the hops that have the latency of each wire in them."""
 
 
 def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: bool = True) -> Parameters:
     """The parameters with changes by name.
 
-    What is proportional to a changed parameter follows it, and its own change applies to the result. A stated interval
-    stays as wide beside the value, and is left out for a new value. With `clamp`, all numbers are the nearest possible
-    ones (`nearest_possible`).
+    What is proportional to a changed parameter follows it, the latency of a hop grows and shrinks by as much as that of
+    its wire, and a change of their own applies to the result. A stated interval stays as wide beside the value, and is
+    left out for a new value. With `clamp`, all numbers are the nearest possible ones (`nearest_possible`).
 
     >>> line = Parameter.parse("link_bandwidth", "900GB/s", "a data sheet")
     >>> rate = Parameter("ring_rate", 360e9, "a log", at=450e9)
@@ -218,37 +239,56 @@ def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: boo
     >>> found.numbers["ring_rate"]
     180000000000.0
     """
-    by_name, numbers = parameters._by_name, dict(parameters.numbers)
-    for name in sorted(changes, key=_ORDER.__getitem__):
-        times, plus = changes[name]
-        numbers[name] = new = float(numbers[name] * times + plus)
+    by_name, numbers, sources = parameters._by_name, dict(parameters.numbers), dict[str, str]()
+    # wires are first, so that what depends on them has followed them before it is changed itself
+    order = sorted(changes, key=_ORDER.__getitem__)
+    changes = {name: changes[name] for name in order}
+
+    def note(change: Change, name: str, old: float) -> None:
+        spec, known = CONSTANTS[name], by_name[name]
+        was = known.text if spec.kind else spec.format(old)
+        sources[name] = change.source(was, sources.get(name, known.source))
+
+    for name in order:
+        change, old = changes[name], numbers[name]
+        numbers[name] = new = float(old * change.times + change.plus)
+        if change.name:
+            note(change, name, old)
         for follower in _FOLLOWERS.get(name, ()):
             known = by_name.get(follower)
             if known is not None and known.at is not None:
                 assert not isinstance(known.value, str)
                 numbers[follower] = known.value * (new / known.at)
+        for hop in _HOPS.get(name, ()):
+            if hop in numbers and new != old:
+                follows = Change(1, 0, f"follows {change.name}", change.text)
+                if change.name:
+                    note(follows, hop, numbers[hop])
+                changes.setdefault(hop, follows)
+                numbers[hop] += max(new - old, -numbers[hop])
     if clamp:
         possible = nearest_possible(numbers)
-        changes = {**changes, **{name: _SAME for name in possible if name not in changes}}
+        changes |= {name: Change() for name in possible if name not in changes}
         numbers |= possible
     found = dict(by_name)
     for name, change in changes.items():
-        old, value, other = by_name[name], numbers[name], CONSTANTS[name].depends_on
-        assert not isinstance(old.value, str)
-        if value == (old.value if old.at is None else old.value * (numbers[other] / old.at)):
-            continue  # also where it has followed another one and changed no further
+        known, value, other = by_name[name], numbers[name], CONSTANTS[name].depends_on
+        assert not isinstance(known.value, str)
+        source = sources.get(name, known.source)
+        if value == (known.value if known.at is None else known.value * (numbers[other] / known.at)):
+            # also where it has followed another one and changed no further; the text of the file stays
+            found[name] = known if source is known.source else replace(known, source=source)
+            continue
         low = high = None
-        if old.low is not None and old.high is not None and old.value and change.times:
-            low, high = old.low * value / old.value, old.high * value / old.value
-        if old.at is None:
-            found[name] = Parameter(name, value, old.source, None, low, high)
+        if known.low is not None and known.high is not None and known.value and change.times:
+            low, high = known.low * value / known.value, known.high * value / known.value
+        written = "" if change.times else change.text
+        if known.at is None:
+            found[name] = Parameter(name, value, source, None, low, high, written)
         else:
-            written_at = f"{other} = {by_name[other].text}" if numbers[other] == by_name[other].value else ""
-            found[name] = Parameter(name, value, old.source, numbers[other], low, high, written_at=written_at)
+            at = f"{other} = {found[other].text}" if numbers[other] == found[other].value else ""
+            found[name] = Parameter(name, value, source, numbers[other], low, high, written, at)
     return Parameters(found.values(), numbers)
-
-
-_SAME = Change()
 
 
 _NO_LIMIT = math.inf
@@ -274,95 +314,80 @@ def nearest_possible(numbers: Mapping[str, float]) -> dict[str, float]:
     return possible
 
 
-def parse_constants(records: Sequence[DependentConstant]) -> tuple[Parameter, ...]:
-    """The parameters that a file of a family or a library states.
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Adds to a `QuantityError` where in a file it is."""
+    try:
+        yield
+    except QuantityError as error:
+        raise QuantityError(f"{error} - at `{where}`") from error
 
-    Raises `ProfileError` for unknown, repeated and malformed ones.
+
+def parse_constants(records: Sequence[Constant], *, any_name: bool = False) -> tuple[Parameter, ...]:
+    """The parameters that a file states; with `any_name` also some without a definition, which are texts.
+
+    Raises `QuantityError` for unknown, repeated and malformed ones.
     """
+    found: dict[str, Parameter] = {}
     for index, record in enumerate(records):
-        if record.name not in CONSTANTS:
-            raise ProfileError(
-                f"unknown constant {record.name!r}, expected one of {', '.join(CONSTANTS)} - at `$.constants[{index}]`"
-            )
-        if any(record.name == other.name for other in records[:index]):
-            raise ProfileError(f"constant {record.name!r} occurs twice - at `$.constants[{index}]`")
-    return tuple(_parse(record, f"$.constants[{index}]") for index, record in enumerate(records))
+        name, where = record.name, f"$.constants[{index}]"
+        with located(where):
+            if name not in CONSTANTS and not any_name:
+                raise QuantityError(f"unknown constant {name!r}, expected one of {', '.join(CONSTANTS)}")
+            if name in found:
+                raise QuantityError(f"constant {name!r} occurs twice")
+        with located(f"{where}.value"):
+            stated = Parameter.parse(name, record.value, record.source)
+        with located(f"{where}.at"):
+            at = _parse_at(record) if record.at else None
+        with located(f"{where}.interval"):
+            low, high = parse_interval(record)
+        found[name] = replace(stated, at=at, low=low, high=high, written_at=record.at)
+    return tuple(found.values())
 
 
-def _parse(record: DependentConstant, where: str) -> Parameter:
-    try:
-        found = Parameter.parse(record.name, record.value, record.source)
-    except QuantityError as error:
-        raise ProfileError(f"{error} - at `{where}.value`") from error
-    at = _parse_at(record, f"at `{where}.at`") if record.at else None
-    low, high = parse_interval(record, where)
-    return replace(found, at=at, low=low, high=high, written_at=record.at)
-
-
-def _parse_at(record: DependentConstant, where: str) -> float:
+def _parse_at(record: Constant) -> float:
     """The value of the other constant at which a constant is stated, like 50e9 of ``nic_bandwidth = 400Gbit/s``."""
-    name, _, text = (part.strip() for part in record.at.partition("="))
-    expected = CONSTANTS[record.name].depends_on
+    other, _, text = (part.strip() for part in record.at.partition("="))
+    expected = CONSTANTS[record.name].depends_on if record.name in CONSTANTS else ""
     if not expected:
-        raise ProfileError(f"constant {record.name!r} does not depend on another - {where}")
-    if name != expected:
-        raise ProfileError(
-            f"{record.name} depends on {expected}, expected `{expected} = ...`, got {record.at!r} - {where}"
-        )
-    try:
-        return CONSTANTS[name].parse(text)
-    except QuantityError as error:
-        raise ProfileError(f"{error} - {where}") from error
+        raise QuantityError(f"constant {record.name!r} does not depend on another")
+    if other != expected:
+        raise QuantityError(f"{record.name} depends on {expected}, expected `{expected} = ...`, got {record.at!r}")
+    return CONSTANTS[other].parse(text)
 
 
-def parse_interval(record: Constant, where: str) -> tuple[float, float] | tuple[None, None]:
+def parse_interval(record: Constant) -> tuple[float, float] | tuple[None, None]:
     """The ends of the interval that a file states; None where it states none.
 
-    >>> parse_interval(Constant("nic_payload", "50GB/s", "a table", "2%"), "here")
+    >>> parse_interval(Constant("nic_payload", "50GB/s", "a table", "2%"))
     (49000000000.0, 51000000000.0)
 
-    Raises `ProfileError` for ends that are no quantities, an empty interval, and one that lacks the value.
+    Raises `QuantityError` for ends that are no quantities, an empty interval, and one that lacks the value.
     """
-    if record.interval is None:
+    interval, spec = record.interval, CONSTANTS.get(record.name)
+    if interval is None:
         return None, None
-    try:
-        texts = _end_texts(record)
-        low, value, high = (_parse_number(record.name, text) for text in (texts[0], record.value, texts[1]))
-    except QuantityError as error:
-        raise ProfileError(f"{error} - at `{where}.interval`") from error
-    what = f"{record.name}: interval {texts[0]} to {texts[1]}"
+    # without a definition, in the file of one machine, a number is a time
+    parse = parse_time_s if spec is None else spec.parse
+    value = parse(record.value)
+    if isinstance(interval, str):
+        try:
+            share = float(interval.strip().removesuffix("%")) / 100
+        except ValueError:
+            share = -1.0
+        if not interval.strip().endswith("%") or not 0 <= share < 1:
+            raise QuantityError(f"interval {interval!r}: expected two values, or a width from 0% to less than 100%")
+        if spec is None:
+            raise QuantityError(f"interval {interval!r} of {record.name!r}: expected two values")
+        interval = spec.format(value * (1 - share)), spec.format(value * (1 + share))
+    low, high = map(parse, interval)
+    what = f"{record.name}: interval {interval[0]} to {interval[1]}"
     if low > high:
-        raise ProfileError(f"{what} is empty, expected the lower end first - at `{where}.interval`")
+        raise QuantityError(f"{what} is empty, expected the lower end first")
     if not low <= value <= high:
-        raise ProfileError(f"{what} does not hold the value {record.value} - at `{where}.interval`")
+        raise QuantityError(f"{what} does not hold the value {record.value}")
     return low, high
-
-
-def _end_texts(record: Constant) -> tuple[str, str]:
-    """The ends of an interval that is stated as two values or as a width like ``5%``."""
-    if not isinstance(record.interval, str):
-        assert record.interval is not None, "the record states an interval"
-        return record.interval
-    number = record.interval.strip().removesuffix("%")
-    try:
-        share = float(number) / 100
-    except ValueError:
-        share = -1.0
-    if not record.interval.strip().endswith("%") or not 0 <= share < 1:
-        raise QuantityError(f"interval {record.interval!r}: expected two values, or a width from 0% to less than 100%")
-    value, spec = _parse_number(record.name, record.value), CONSTANTS.get(record.name)
-    if spec is None:
-        raise QuantityError(f"interval {record.interval!r} of {record.name!r}: expected two values")
-    return spec.format(value * (1 - share)), spec.format(value * (1 + share))
-
-
-def _parse_number(name: str, text: str) -> float:
-    """A value in SI units; of a constant without a definition, in the file of one machine, a time."""
-    return CONSTANTS[name].parse(text) if name in CONSTANTS else parse_time_s(text)
-
-
-class _LibraryFile(Record, frozen=True, forbid_unknown_fields=True):
-    constants: tuple[DependentConstant, ...]
 
 
 @cache
@@ -379,5 +404,7 @@ def library_parameters(library: str) -> tuple[Parameter, ...]:
 
 
 def read_constants(data: bytes) -> tuple[Parameter, ...]:
-    """The parameters of a file that has nothing but constants. Raises `ProfileError` as `parse_constants` does."""
-    return parse_constants(msgspec.toml.decode(data, type=_LibraryFile).constants)
+    """The parameters of a file that has nothing but constants. Raises `QuantityError` as `parse_constants` does."""
+    return parse_constants(
+        msgspec.toml.decode(data, type=dict[Literal["constants"], tuple[Constant, ...]])["constants"]
+    )

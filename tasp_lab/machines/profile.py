@@ -22,24 +22,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
 
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, expected_one_of
-from tasp_lab.core.records import Record, converted, data_names
+from tasp_lab.core.records import converted, data_names
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
-from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.constants import CONSTANTS, WIRES
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
-from tasp_lab.machines.libraries.nccl_tuning import Generation
-from tasp_lab.machines.machine import Machine, NetworkKind
-from tasp_lab.machines.parameters import DependentConstant, Parameter, Parameters, library_parameters, parse_constants
-from tasp_lab.machines.system import Library, System
+from tasp_lab.machines.machine import Machine
+from tasp_lab.machines.parameters import (
+    Change,
+    Constant,
+    Parameter,
+    Parameters,
+    changed,
+    library_parameters,
+    parse_constants,
+)
+from tasp_lab.machines.system import Family, System
 from tasp_lab.topology.builders import Network
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 
@@ -52,52 +57,16 @@ SIZE = re.compile(
 _NETWORKS: Mapping[str | None, Network] = {None: "fabric", "rails": "rails", "rails-only": "rails-only"}
 
 
-@dataclass(frozen=True)
-class Profile:
-    """A family of machines.
-
-    Parameters
-    ----------
-    name : name of the family, like ``h100``.
-    summary : one line for users.
-    library : the communication library.
-    inside : the network of a domain: a switch, or a link between any two GPUs.
-    ranks_per_node : GPUs per node; members may use fewer.
-    nodes_per_domain : nodes per switch; more than one for racks.
-    parameters : the profile's own, then those of its library and accelerator that it does not override.
-    aliases : other names of members, to their sizes.
-    machines : the members in the catalogue: their sizes, or aliases of these, each with a summary.
-    accelerator : the name of its GPUs, see `tasp_lab.machines.compute`; empty if they are unknown.
-    ranks_per_nic : GPUs that share a NIC: 2 for nodes of 8 GPUs and 4 NICs.
-    providers : the clouds whose nodes of its base these are, in lower case.
-    network : whether the network of its machines is documented, or that of a cloud.
-    generation : of the GPUs, as NCCL tells them apart; its constants are in
-        ``libraries/constants/nccl_<generation>.toml``.
+class Profile(Family, frozen=True, kw_only=True):
+    """A family of machines with its `parameters`: its own, then those of its library and accelerator that it does not
+    override.
     """
 
-    name: str
-    summary: str
-    library: Library
-    inside: Literal["switch", "full-mesh"]
-    ranks_per_node: int
-    nodes_per_domain: int
     parameters: Parameters
-    aliases: Mapping[str, str]
-    machines: Mapping[str, str]
-    accelerator: str = ""
-    network: NetworkKind = "documented"
-    generation: Generation | Literal[""] = ""
-    ranks_per_nic: int = 1
-    providers: tuple[str, ...] = ()
 
     def with_parameters(self, parameters: Parameters) -> Profile:
         """The family with other numbers."""
-        return replace(self, parameters=parameters)
-
-    def with_constants(self, constants: Iterable[Parameter]) -> Profile:
-        """The family with these constants in place of its own of the same names, stated as they are."""
-        new = {each.name: each for each in constants}
-        return self.with_parameters(Parameters(new.get(each.name, each) for each in self.parameters.values()))
+        return msgspec.structs.replace(self, parameters=parameters)
 
     def system(self, size: str, name: str = "", library: str = "auto") -> System:
         """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias, without its numbers.
@@ -121,17 +90,8 @@ class Profile:
         domains = int(found["domains"] or -(-node_count // self.nodes_per_domain))
         if node_count % domains:
             raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
-        network = _NETWORKS[found["network"]]
-        return self.system_of(domains, node_count // domains * ranks, name or f"{self.name}-{size}", library, network)
-
-    def system_of(
-        self, domains: int, ranks: int, name: str, library: str = "auto", network: Network = "fabric"
-    ) -> System:
-        """The system of so many domains of so many ranks each."""
-        return System(
-            self.name, self.library, self.inside, domains, ranks, network, library, name, self.generation,
-            self.ranks_per_nic,
-        )  # fmt: skip
+        network, name = _NETWORKS[found["network"]], name or f"{self.name}-{size}"
+        return System(self, domains, node_count // domains * ranks, network, library, name)
 
     def build(self, system: System, summary: str = "") -> Machine:
         """The machine of a system with the parameters of this family.
@@ -171,22 +131,9 @@ class Profile:
         return self.build(self.system(size, name, library), self.machines.get(size, ""))
 
 
-class _ProfileFile(Record, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
-    summary: str
-    library: Library
-    inside: Literal["switch", "full-mesh"]
-    constants: tuple[DependentConstant, ...]
-    ranks_per_node: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 8
-    nodes_per_domain: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 1
-    aliases: dict[str, str] = msgspec.field(default_factory=dict)
-    machines: dict[str, str] = msgspec.field(default_factory=dict)
-    accelerator: str | None = None
+class _ProfileFile(Family, frozen=True, kw_only=True):
+    constants: tuple[Constant, ...]
     base: str | None = None
-    network: NetworkKind = "documented"
-    generation: Generation | None = None
-    ranks_per_nic: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)] = 1
-    providers: tuple[str, ...] = ()
 
 
 def profile_names() -> list[str]:
@@ -229,18 +176,22 @@ def member(text: str, library: str = "auto", name: str = "") -> Machine | None:
     >>> member("h100-8").comm_library.name, member("torus:3x3")
     ('nccl', None)
     """
+    found = _family_and_size(text)
+    if found is None or not found[0].has(found[1]):
+        return None
+    return found[0].machine(found[1], name or text, library)
+
+
+def _family_and_size(text: str) -> tuple[Profile, str] | None:
+    """The profile of a member's name, and the rest of the name, which need not be a size; None for other texts."""
     path, _, size = text.rpartition(":") if re.search(r"\.toml:[^:/]+\Z", text) else (text, "", "")
     if path.endswith(".toml"):
         if not is_profile_file(path):
             return None
         profile = load_profile(path)
-        size = size or str(profile.ranks_per_node)
-    else:
-        family, _, size = text.partition("-")
-        if family not in profile_names():
-            return None
-        profile = load_profile(family)
-    return profile.machine(size, name or text, library) if profile.has(size) else None
+        return profile, size or str(profile.ranks_per_node)
+    family, _, size = text.partition("-")
+    return (load_profile(family), size) if family in profile_names() else None
 
 
 def at_provider(text: str, provider: str) -> str:
@@ -260,12 +211,11 @@ def find_profile(text: str) -> tuple[Profile, Machine]:
 
     Raises `ProfileError`.
     """
-    found = member(text)
-    if found is None:
-        profile = load_profile(text)
-        return profile, profile.machine(f"1x{profile.ranks_per_node}")
-    path = re.sub(r"\.toml:[^:/]+\Z", ".toml", text)
-    return load_profile(path if path.endswith(".toml") else text.partition("-")[0]), found
+    found = _family_and_size(text)
+    if found and found[0].has(found[1]):
+        return found[0], found[0].machine(found[1], text)
+    profile = load_profile(text)
+    return profile, profile.machine(f"1x{profile.ranks_per_node}")
 
 
 def family_of_gpus(gpu: str) -> Profile | None:
@@ -282,6 +232,7 @@ def family_of_gpus(gpu: str) -> Profile | None:
 
 def is_profile_file(path: str) -> bool:
     """Whether a file is a profile; machine files have no library."""
+    # not parsed: a file with an error must be known for what it is, so that its reader reports the error
     try:
         return b"\nlibrary" in b"\n" + Path(path).read_bytes()
     except OSError:
@@ -290,25 +241,13 @@ def is_profile_file(path: str) -> bool:
 
 def profile_document(profile: Profile) -> str:
     """The profile as the text of a file that `load_profile` reads."""
-    head = {
-        "name": profile.name,
-        "summary": profile.summary,
-        "library": profile.library,
-        "inside": profile.inside,
-        "ranks_per_node": profile.ranks_per_node,
-        "nodes_per_domain": profile.nodes_per_domain,
-        **({"ranks_per_nic": profile.ranks_per_nic} if profile.ranks_per_nic > 1 else {}),
-        **({"providers": list(profile.providers)} if profile.providers else {}),
-        **({"accelerator": profile.accelerator} if profile.accelerator else {}),
-        "network": profile.network,
-        **({"generation": profile.generation} if profile.generation else {}),
-        "aliases": dict(profile.aliases),
-        "machines": dict(profile.machines),
-        "constants": [
-            each.document() | ({} if each.at is None else {"at": each.at_text}) for each in profile.parameters.values()
-        ],
-    }
-    return msgspec.toml.encode(head).decode()
+    fields = msgspec.structs.fields(Family)
+    stated = {field.name: getattr(profile, field.name) for field in fields}
+    head = {field.name: stated[field.name] for field in fields if stated[field.name] not in (field.default, {})}
+    constants = [
+        each.document() | ({} if each.at is None else {"at": each.at_text}) for each in profile.parameters.values()
+    ]
+    return msgspec.toml.encode(head | {"constants": constants}).decode()
 
 
 def _read(where: str, data: bytes) -> Profile:
@@ -326,24 +265,38 @@ def _read(where: str, data: bytes) -> Profile:
 
 def _profile(record: _ProfileFile) -> Profile:
     """The profile of a file, with what it does not override: of its accelerator, its base and its library."""
-    own = parse_constants(record.constants)
-    base = _base(record)
+    own, base = parse_constants(record.constants), _base(record)
     generation = record.generation or (base.generation if base else "")
     shared = [
-        *with_accelerator((), record.accelerator),
-        *(base.parameters.values() if base else ()),
+        *with_accelerator((), record.accelerator or None),
+        *(_with_wires(base, own) if base else ()),
         *(library_parameters(f"{record.library}_{generation}") if generation else ()),
         *library_parameters(record.library),
     ]
     found = {parameter.name: parameter for parameter in own}
     for parameter in shared:
         found.setdefault(parameter.name, parameter)
+    head = {name: getattr(record, name) for name in Family.__struct_fields__}
     accelerator = record.accelerator or (base.accelerator if base else "")
-    return Profile(
-        record.name, record.summary, record.library, record.inside, record.ranks_per_node, record.nodes_per_domain,
-        Parameters(found.values()), record.aliases, record.machines, accelerator, record.network, generation,
-        record.ranks_per_nic, record.providers,
-    )  # fmt: skip
+    given = {"accelerator": accelerator, "generation": generation, "parameters": Parameters(found.values())}
+    return Profile(**(head | given))
+
+
+def _with_wires(base: Profile, own: Iterable[Parameter]) -> Iterator[Parameter]:
+    """The parameters of a base, whose hops have in them what the wires of a profile take longer than those of the base.
+
+    What a network adds to the hops of a library is an assumption, as long as nobody measured them.
+    """
+    known = base.parameters
+    wires = {each.name: Change(0, each.number) for each in own if each.name in WIRES and each.name in known}
+    moved = changed(known, wires, clamp=False)
+    for name, hop in known.items():
+        wire = CONSTANTS[name].min_constant
+        if wire in wires and moved.numbers[name] != known.numbers[name]:
+            source = f"as in {base.name}, and what {wire} is longer here: an assumption"
+            yield Parameter.parse(name, CONSTANTS[name].format(moved.numbers[name], 12), source)
+        else:
+            yield hop
 
 
 def _base(record: _ProfileFile) -> Profile | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.core.errors import ProfileError, QuantityError
+from tasp_lab.core.errors import QuantityError
 from tasp_lab.machines.compute import COMPUTE_RATES
-from tasp_lab.machines.intervals import WIRES, default_width, log_ends
-from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant, constants_in
+from tasp_lab.machines.intervals import default_width, log_ends
+from tasp_lab.machines.kernel_model.constants import KernelConstant, constants_in
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.parameters import Change, changed
@@ -60,6 +60,7 @@ class Sampling:
         """
         # RandomState is the one generator whose stream numpy promises to keep (NEP 19)
         order = np.random.RandomState([self.seed, zlib.crc32(name.encode())]).permutation(self.samples)
+        # a column depends on no other name, so one more constant leaves the samples of the rest as they are
         return _strata(self.samples)[order]
 
 
@@ -90,18 +91,14 @@ class MachineSamples:
 
 def machine_samples(machine: Machine, sampling: Sampling) -> MachineSamples:
     """The samples of a machine by the intervals of its constants."""
-    return MachineSamples(machine, sampling, tuple(_sampled(machine, sampling)))
-
-
-def _sampled(machine: Machine, sampling: Sampling) -> Iterator[Machine]:
     parameters = (each for each in machine.parameters.values() if each.name not in COMPUTE_RATES)
     ends = {each.name: log_ends(each) for each in parameters}
     uncertain = {name: pair for name, pair in ends.items() if pair != (0.0, 0.0)}
-    if machine.system is None or not uncertain or not sampling.samples:
-        return
+    if machine.system is None or not uncertain:
+        return MachineSamples(machine, sampling, ())
     drawn = {name: np.exp(log_normal(sampling.normals(name), *pair)) for name, pair in uncertain.items()}
-    for index in range(sampling.samples):
-        yield varied(machine, {name: float(factors[index]) for name, factors in drawn.items()})
+    factors = ({name: float(column[index]) for name, column in drawn.items()} for index in range(sampling.samples))
+    return MachineSamples(machine, sampling, tuple(varied(machine, each) for each in factors))
 
 
 def varied(machine: Machine, factors: Mapping[str, float]) -> Machine:
@@ -114,16 +111,13 @@ def varied(machine: Machine, factors: Mapping[str, float]) -> Machine:
 
     Raises `ProfileError` for a machine without a system, whose parameters are fixed.
     """
-    if machine.system is None:
-        raise ProfileError(f"{machine.topology.name}: its constants are fixed, expected a machine of a profile")
     known = {name: Change(factor) for name, factor in factors.items() if name in machine.parameters.numbers}
-    numbers = changed(machine.parameters, known).numbers
-    topology = machine.system.topology(numbers) if any(name in WIRES for name in factors) else machine.topology
-    return replace(machine, topology=topology, comm_library=machine.system.comm_library(numbers))
+    return machine.rebuilt(changed(machine.parameters, known))
 
 
 def log_normal(normals: FloatArray, low: float, high: float) -> FloatArray:
     """Logarithms of factors whose 5 and 95 % points are `low` and `high`."""
+    # the halves apart: intervals are seldom as wide below the value as above it
     return np.where(normals < 0, normals * -low, normals * high) / NORMAL_95
 
 
@@ -149,18 +143,18 @@ def kernel_samples(kernel: AttentionKernel, sampling: Sampling) -> tuple[Attenti
 
     Equal seeds give equal samples.
     """
-    drawn = [_variants(each, sampling) for each in kernel.file.variants]
+    drawn = []
+    for variant in kernel.file.variants:
+        # one column of normal values for each constant, the same in all passes
+        columns = {name: _values(constant, name, sampling) for name, constant in constants_in(variant).items()}
+        drawn.append(
+            [
+                msgspec.structs.replace(variant, **{name: column[index] for name, column in columns.items()})
+                for index in range(sampling.samples)
+            ]
+        )
     files = (msgspec.structs.replace(kernel.file, variants=variants) for variants in zip(*drawn, strict=True))
     return tuple(AttentionKernel(kernel.gpu, file, kernel.note) for file in files)
-
-
-def _variants(variant: Variant, sampling: Sampling) -> list[Variant]:
-    """A variant with each sample: one column of normal values for each constant, the same in all passes."""
-    columns = {name: _values(constant, name, sampling) for name, constant in constants_in(variant).items()}
-    return [
-        msgspec.structs.replace(variant, **{name: column[index] for name, column in columns.items()})
-        for index in range(sampling.samples)
-    ]
 
 
 def _values(constant: KernelConstant, name: str, sampling: Sampling) -> list[KernelConstant]:

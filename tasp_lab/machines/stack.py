@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -33,6 +33,7 @@ from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gp
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_by_shape
 from tasp_lab.machines.kernel_model.constants import KernelFile, Passing
 from tasp_lab.machines.kernel_model.designs import architecture
+from tasp_lab.machines.parameters import Stated
 from tasp_lab.workload.layer import Workload
 
 DEFAULT_STACK = "torch"
@@ -41,6 +42,8 @@ DEFAULT_STACK = "torch"
 OWN_STACK = "tasp-lab"
 """The stack that runs every schedule."""
 
+TYPICAL = Workload(8192, mask="causal")
+"""The layer, causal with heads of 128, where a kernel is asked for without one."""
 
 _PASSES: tuple[Passing, Passing] = ("forward", "backward")
 
@@ -65,25 +68,17 @@ class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
     masks: tuple[str, ...] = ()
     most_head_dim: Count | None = None
 
-    def holds(self, gpu: str, passing: Passing, layer: Workload | None) -> bool:
-        """Whether it is for this GPU, pass and layer; without a layer, for causal heads of 128."""
-        mask, head_dim = ("causal", 128) if layer is None else (layer.mask, layer.head_dim)
-        return (
+    def taken(self, gpu: str, passing: Passing, layer: Workload) -> KernelRule | None:
+        """With the kernel that it takes; None where it is not for this GPU, pass and layer."""
+        kernel = kernel_by_shape(self.kernel, passing, layer.head_dim, grouped=layer.kv_head_count < layer.heads)
+        holds = (
             (not self.accelerators or gpu in self.accelerators or architecture(gpu) in self.accelerators)
             and (not self.passes or passing in self.passes)
-            and (not self.masks or mask in self.masks)
-            and (not self.most_head_dim or head_dim <= self.most_head_dim)
-            and self.taken(passing, layer).kernel in kernel_names(gpu)
+            and (not self.masks or layer.mask in self.masks)
+            and (not self.most_head_dim or layer.head_dim <= self.most_head_dim)
+            and kernel in kernel_names(gpu)
         )
-
-    def taken(self, passing: Passing, layer: Workload | None) -> KernelRule:
-        """With the kernel that it takes for this pass and layer."""
-        if layer is None:
-            kernel = kernel_by_shape(self.kernel, passing)
-        else:
-            grouped = layer.kv_head_count < layer.heads
-            kernel = kernel_by_shape(self.kernel, passing, layer.head_dim, grouped=grouped)
-        return msgspec.structs.replace(self, kernel=kernel)
+        return msgspec.structs.replace(self, kernel=kernel) if holds else None
 
 
 class Shipped(Record, frozen=True, forbid_unknown_fields=True):
@@ -93,11 +88,6 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
     ----------
     schedules : a regular expression that matches the whole name of a schedule.
     source : where that stands.
-    fused : whether element-wise work is fused; else each operation is a kernel, as in eager PyTorch.
-    overlaps : whether, without flags, parameters are gathered and gradients reduced beside layers.
-    loss_bytes : what the loss moves per logit, forward and backward. Default: a cast to float32 (2 read, 4 written) and
-        the logarithm of the softmax (4, 4); its gradient (4 written), that of the logits (8 read, 4 written), and a
-        cast (4, 2) of PyTorch's cross entropy.
     text : the flags or calls that turn it on; groups of the expression and {ranks} fill it. Empty for what was measured
         and is nothing to use.
     host : the host model: a table of ``hosts``, or STACK/TABLE of another one; none is known if empty.
@@ -154,32 +144,27 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
         return {group: value or "" for group, value in match.groupdict().items()} | {"ranks": str(ranks)}
 
 
-class _Number(Record, frozen=True, forbid_unknown_fields=True):
-    value: str
-    source: Text
-
-
 class HostRecord(Record, frozen=True, forbid_unknown_fields=True):
     """A host model as a file states it, see `tasp_lab.machines.host.HostModel`."""
 
     batches: Batches
     overlaps: bool
-    call: _Number
-    backward_call: _Number
-    batch: _Number
+    call: Stated
+    backward_call: Stated
+    batch: Stated
     waits_for_sends: bool = False
     communicators: Communicators = "all"
-    separate: tuple[Literal["forward", "backward"], ...] = ()
+    separate: tuple[Passing, ...] = ()
     passes: Passes = NO_PASSES
 
     def model(self, name: str, assumed: str) -> HostModel:
         """The numbers in seconds; `assumed` is why another stack is assumed to have them."""
-        numbers = {"call_s": self.call, "backward_call_s": self.backward_call, "batch_s": self.batch}
-        times_s: dict[str, Any] = {field: parse_time_s(each.value) for field, each in numbers.items()}
+        fields: dict[str, Any] = msgspec.structs.asdict(self)
+        stated: dict[str, Stated] = {f"{key}_s": fields.pop(key) for key in ("call", "backward_call", "batch")}
+        times_s: dict[str, Any] = {key: parse_time_s(each.value) for key, each in stated.items()}
         before = f"{assumed}; " if assumed else ""
-        sources = tuple((field, before + each.source) for field, each in numbers.items())
-        same = ("batches", "overlaps", "waits_for_sends", "communicators", "separate", "passes")
-        return HostModel(name, **times_s, **{field: getattr(self, field) for field in same}, sources=sources)
+        sources = tuple((key, before + each.source) for key, each in stated.items())
+        return HostModel(name, **times_s, **fields, sources=sources)
 
 
 class StepSoftware(Record, frozen=True, forbid_unknown_fields=True):
@@ -188,6 +173,11 @@ class StepSoftware(Record, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     source : where that stands.
+    fused : whether element-wise work is fused; else each operation is a kernel, as in eager PyTorch.
+    overlaps : whether, without flags, parameters are gathered and gradients reduced beside layers.
+    loss_bytes : what the loss moves per logit, forward and backward. Default: a cast to float32 (2 read, 4 written) and
+        the logarithm of the softmax (4, 4); its gradient (4 written), that of the logits (8 read, 4 written), and a
+        cast (4, 2) of PyTorch's cross entropy.
     logit_bytes : per logit. Default: when the backward pass of PyTorch's cross entropy ends, the logarithm of the
         softmax, its gradient and that of the logit, each in float32. The logit itself in 16 bits was dropped
         (torchtitan 9dec370, train.py).
@@ -243,9 +233,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
     def shipped(self, schedule: str, layer: Workload, ranks: int, passes: Pass = "forward") -> Shipped | None:
         """How the stack runs a schedule for a layer; None where it does not."""
         found = self._entry(schedule)
-        if found is None or found.limit(schedule, layer, ranks, passes):
-            return None
-        return found.filled(schedule, ranks)
+        return None if self.refusal(schedule, layer, ranks, passes) or not found else found.filled(schedule, ranks)
 
     def refusal(self, schedule: str, layer: Workload, ranks: int, passes: Pass) -> str:
         """Why it does not run a schedule for a layer, on one line; empty if it does."""
@@ -269,7 +257,7 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
         found = self._entry(schedule)
         return {} if found is None else found.options
 
-    def kernel(self, accelerator: str, layer: Workload | None = None) -> AttentionKernel | None:
+    def kernel(self, accelerator: str, layer: Workload = TYPICAL) -> AttentionKernel | None:
         """The attention kernel on an accelerator; None if no rule has one there.
 
         Passes with different kernels have the constants of each, under both names.
@@ -277,31 +265,28 @@ class Stack(Record, frozen=True, forbid_unknown_fields=True):
         gpu, rules = gpu_alias(accelerator), self.rules(accelerator, layer)
         if not rules:
             return None
-        forward, backward = (attention_kernel(gpu, rule.kernel) for rule in rules)
+        kernels = [attention_kernel(gpu, rule.kernel) for rule in rules]
+        forward, backward = kernels
         if forward == backward:
             return forward
+        by_pass = zip(kernels, _PASSES, strict=True)
         variants = tuple(
-            variant
-            for kernel, passing in zip((forward, backward), _PASSES, strict=True)
-            for variant in kernel.file.variants
-            if variant.passing == passing
+            each for kernel, passing in by_pass for each in kernel.file.variants if each.passing == passing
         )
-        names = f"{forward.name} and {backward.name}"
-        notes = "; ".join(dict.fromkeys(each.note for each in (forward, backward) if each.note))
-        return AttentionKernel(forward.gpu, KernelFile(gpu, names, variants), notes)
+        notes = "; ".join(dict.fromkeys(kernel.note for kernel in kernels if kernel.note))
+        return AttentionKernel(forward.gpu, KernelFile(gpu, f"{forward.name} and {backward.name}", variants), notes)
 
-    def rules(self, accelerator: str, layer: Workload | None = None) -> tuple[KernelRule, ...]:
+    def rules(self, accelerator: str, layer: Workload = TYPICAL) -> tuple[KernelRule, ...]:
         """The rules of both passes by which its kernels follow; none where a pass has no kernel."""
         if self.kernels_as:
             return load_stack(self.kernels_as).rules(accelerator, layer)
         gpu = gpu_alias(accelerator)
         if gpu not in gpu_names():
             return ()
-        held = [
-            [rule.taken(passing, layer) for rule in self.kernels if rule.holds(gpu, passing, layer)][:1]
-            for passing in _PASSES
-        ]
-        return tuple(rule for rules in held for rule in rules) if all(held) else ()
+        # the first rule that holds, as its file lists exceptions before the rest
+        takes = ((rule.taken(gpu, passing, layer) for rule in self.kernels) for passing in _PASSES)
+        found = [rule for each in takes if (rule := next(filter(None, each), None))]
+        return tuple(found) if len(found) == len(_PASSES) else ()
 
     def _entry(self, schedule: str) -> Shipped | None:
         return next((each for each in self.schedules if each.matches(schedule)), None)
@@ -351,34 +336,33 @@ def _read(content: bytes, name: str) -> Stack:
 
 def _check(found: Stack) -> None:
     """Raise a `TaspLabError` for names that nothing has, and for quantities that are none."""
+
+    def known(what: str, name: str, names: Collection[str]) -> None:
+        if name not in names:
+            raise ProfileError(unknown(what, name, list(names)))
+
     gpus = gpu_names()
     places = [*gpus, *dict.fromkeys(map(architecture, gpus))]
     kernels = sorted({kernel for gpu in gpus for kernel in kernel_names(gpu)})
     for rule in found.kernels:
-        named = [
-            ("kernel", rule.taken("forward", None).kernel, kernels),
-            *(("accelerator", each, places) for each in rule.accelerators),
-        ]
-        for what, name, known in named:
-            if name not in known:
-                raise ProfileError(unknown(what, name, known))
+        known("kernel", kernel_by_shape(rule.kernel), kernels)
+        for accelerator in rule.accelerators:
+            known("accelerator", accelerator, places)
     if found.kernels_as:
         load_stack(found.kernels_as)
-    for host in found.hosts:
-        found.hosts[host].model(host, "")
+    for name, host in found.hosts.items():
+        host.model(name, "")
     for how in found.schedules:
-        if wrong := [name for name in how.options if name not in TYPES]:
-            raise ProfileError(unknown("option", wrong[0], list(TYPES)))
+        for option in how.options:
+            known("option", option, TYPES)
         check_arguments(how.options)  # their values are checked where a schedule is built with them
         groups = [*re.compile(how.schedules).groupindex, "ranks"]
         fields = [field for _, field, _, _ in Formatter().parse(how.text) if field is not None]
         for group in (*fields, *([how.heads_over] if how.heads_over else ())):
-            if group not in groups:
-                raise ProfileError(unknown("group", group, groups))
-        stack, _, host = how.host.rpartition("/")
-        hosts = load_stack(stack).hosts if stack else found.hosts
-        if how.host and host not in hosts:
-            raise ProfileError(unknown("host", host, hosts))
+            known("group", group, groups)
+        if how.host:
+            stack, _, name = how.host.rpartition("/")
+            known("host", name, load_stack(stack).hosts if stack else found.hosts)
 
 
 def kernels_run(accelerator: str, layer: Workload) -> list[str]:

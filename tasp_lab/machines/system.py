@@ -17,12 +17,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ProfileError, TopologyError
+from tasp_lab.core.records import Record
 from tasp_lab.machines.constants import PROTOCOLS
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.libraries.channels import (
@@ -43,6 +45,7 @@ from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
 from tasp_lab.machines.libraries.nccl_tuning import DEFAULT_VERSION, Generation, Tuner, parse_version
 from tasp_lab.machines.parameters import library_parameters
 from tasp_lab.topology.builders import Network, full_mesh, nodes, switch
+from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Topology
 
 Library = Literal["nccl", "rccl", "gloo", "ideal"]
@@ -53,11 +56,54 @@ Numbers = Mapping[str, float]
 
 Edit = Callable[[Topology], Topology]
 
+NetworkKind = Literal["documented", "cloud"]
+"""Whether the network of a machine is documented, or that of a cloud, which differs from provider to provider."""
 
-def gloo() -> CommLibrary:
-    """gloo over TCP with the constants of its file."""
-    values = {parameter.name: parameter.number for parameter in library_parameters("gloo")}
-    return TcpLibrary("gloo", values["launch"], values["tcp_payload"])
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
+"""A number of ranks, or of nodes, in a file."""
+
+
+def gloo(numbers: Numbers | None = None) -> CommLibrary:
+    """gloo over TCP, by default with the constants of its file."""
+    if numbers is None:
+        numbers = {parameter.name: parameter.number for parameter in library_parameters("gloo")}
+    return TcpLibrary("gloo", numbers["launch"], numbers["tcp_payload"])
+
+
+class Family(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the file of a family of machines states beside its constants.
+
+    Attributes
+    ----------
+    name : name of the family, like ``h100``.
+    summary : one line for users.
+    library : the communication library.
+    inside : the network of a domain: a switch, or a link between any two GPUs.
+    ranks_per_node : GPUs per node; members may use fewer.
+    nodes_per_domain : nodes per switch; more than one for racks.
+    ranks_per_nic : GPUs that share a NIC: 2 for nodes of 8 GPUs and 4 NICs.
+    providers : the clouds whose nodes of its base these are, in lower case.
+    accelerator : the name of its GPUs, see `tasp_lab.machines.compute`; empty if they are unknown.
+    network : whether the network of its machines is documented, or that of a cloud.
+    generation : of the GPUs, as NCCL tells them apart, empty where it is not known; its constants are in
+        ``libraries/constants/nccl_<generation>.toml``.
+    aliases : other names of members, to their sizes.
+    machines : the members in the catalogue: their sizes, or aliases of these, each with a summary.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
+    summary: str
+    library: Library
+    inside: Literal["switch", "full-mesh"]
+    ranks_per_node: Ranks = 8
+    nodes_per_domain: Ranks = 1
+    ranks_per_nic: Ranks = 1
+    providers: tuple[str, ...] = ()
+    accelerator: str = ""
+    network: NetworkKind = "documented"
+    generation: Generation | Literal[""] = ""
+    aliases: dict[str, str] = msgspec.field(default_factory=dict)
+    machines: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,39 +112,28 @@ class System:
 
     Parameters
     ----------
-    family, family_library : name and library of the family.
-    inside : the network of a domain: a switch, or a link between any two GPUs.
+    family : what its file states.
     network : how NICs of nodes meet, see `tasp_lab.topology.builders.nodes`.
     library : ``auto`` for that of the family, or its name, or ``ideal`` or ``gloo``; of NCCL with or without its
         version, like ``nccl==2.28``.
     name : of the machine.
-    generation : of the GPUs, as NCCL tells them apart; empty where it is not known.
-    ranks_per_nic : GPUs that share a NIC.
     in_pairs : whether messages go through a communicator per pair of ranks, see `PairLibrary`.
     edits : what was done to the links, in order.
     """
 
-    family: str
-    family_library: Library
-    inside: Literal["switch", "full-mesh"]
+    family: Family
     domains: int
     ranks: int
     network: Network
     library: str
     name: str
-    generation: Generation | Literal[""] = ""
-    ranks_per_nic: int = 1
     in_pairs: bool = False
     edits: tuple[Edit, ...] = ()
 
     @property
     def has_own_library(self) -> bool:
         """Whether its library is that of its family, rather than ``ideal`` or ``gloo`` in its place."""
-        return self.library.partition("==")[0] in ("auto", self.family_library)
-
-    def edited(self, edit: Edit) -> System:
-        """The system with one more edit of its links."""
-        return replace(self, edits=(*self.edits, edit))
+        return self.library.partition("==")[0] in ("auto", self.family.library)
 
     def topology(self, numbers: Numbers) -> Topology:
         """The topology with these numbers. Raises `ProfileError` if one is missing."""
@@ -111,17 +146,17 @@ class System:
     def _unedited(self, numbers: Numbers) -> Topology:
         link = (numbers["link_bandwidth"], numbers["link_latency"]) if self.ranks > 1 else (1.0, 0.0)
         if self.domains == 1:
-            return (switch if self.inside == "switch" else full_mesh)(self.ranks, *link)
+            return (switch if self.family.inside == "switch" else full_mesh)(self.ranks, *link)
         return nodes(
             self.domains,
             self.ranks,
-            self.inside,
+            self.family.inside,
             self.network,
             link_bandwidth_bytes_per_s=link[0],
             link_latency_s=link[1],
             nic_bandwidth_bytes_per_s=numbers["nic_bandwidth"],
             nic_latency_s=numbers["nic_latency"],
-            ranks_per_nic=self.ranks_per_nic,
+            ranks_per_nic=self.family.ranks_per_nic,
         )
 
     def comm_library(self, numbers: Numbers) -> CommLibrary:
@@ -132,7 +167,7 @@ class System:
         if not self.has_own_library:
             if self.library not in ("ideal", "gloo"):
                 raise ProfileError(
-                    f"library {self.library!r}: the profile of {self.name} is of {self.family_library}; "
+                    f"library {self.library!r}: the profile of {self.name} is of {self.family.library}; "
                     "expected auto, ideal or gloo there"
                 )
             return gloo() if self.library == "gloo" else IDEAL
@@ -140,16 +175,16 @@ class System:
             return self._own_library(numbers)
 
     def _own_library(self, numbers: Numbers) -> CommLibrary:
-        if self.family_library == "ideal":
+        if self.family.library == "ideal":
             return IDEAL
-        if self.family_library == "gloo":
-            return TcpLibrary("gloo", numbers["launch"], numbers["tcp_payload"])
+        if self.family.library == "gloo":
+            return gloo(numbers)
         _, stated, version = self.library.partition("==")
-        if stated and self.family_library != "nccl":
+        if stated and self.family.library != "nccl":
             raise ProfileError(
-                f"library {self.library!r}: only versions of nccl are modelled, expected {self.family_library}"
+                f"library {self.library!r}: only versions of nccl are modelled, expected {self.family.library}"
             )
-        parse_version(version or DEFAULT_VERSION)
+        parse_version(version or DEFAULT_VERSION)  # refuses a malformed one
         world = self._channels(numbers, self.domains, self.ranks)
         if not self.in_pairs:
             return world
@@ -186,7 +221,7 @@ class System:
     def contention(self, numbers: Numbers) -> Contention:
         """What messages take from kernel calls; nothing if it is unknown how many multiprocessors a GPU has."""
         known = "sms" in numbers and "sms_per_channel" in numbers
-        if self.family_library not in ("nccl", "rccl") or not self.has_own_library or not known:
+        if self.family.library not in ("nccl", "rccl") or not self.has_own_library or not known:
             return NONE
         try:
             with self._needing():
@@ -194,7 +229,7 @@ class System:
                 waits = _known(numbers, "messages_wait") or 0
                 return Contention(numbers["sms"], numbers["sms_per_channel"], channels, waits)
         except TopologyError as error:
-            raise ProfileError(f"profile {self.family!r}: {error}") from error
+            raise ProfileError(f"profile {self.family.name!r}: {error}") from error
 
     def numbers_read(self, numbers: Numbers) -> frozenset[str]:
         """The names of the numbers on which topology, library and contention depend.
@@ -218,7 +253,7 @@ class System:
         except KeyError as error:
             name = error.args[0]
             raise ProfileError(
-                f"profile {self.family!r}: constant {name!r} is missing; {self.family_library} needs it here"
+                f"profile {self.family.name!r}: constant {name!r} is missing; {self.family.library} needs it here"
             ) from error
 
     def _channels(self, numbers: Numbers, domains: int, ranks: int) -> ChannelLibrary:
@@ -236,14 +271,14 @@ class System:
         if tuner and tuner.has_nvls and "nvls_base" in numbers and "nvls_chunk" in numbers:
             nvls = Nvls(numbers["nvls_base"], numbers["nvls_chunk"], int(numbers["nvls_channels"]))
         return ChannelLibrary(
-            name=self.family_library,
+            name=self.family.library,
             domain_ranks=ranks,
             media=(inside, _medium(numbers, "nic_", "nic_")) if shared else (inside,),
             protocols={name: self._protocol(numbers, name, domains, ranks) for name in PROTOCOLS},
             rule=self._rule(numbers, domains, ranks),
             ring_bytes_per_s=min(between, self._nics(ranks) * numbers["nic_ring_rate"]) if shared else ring,
             short_bytes=int(numbers["short_message"]),
-            short_by_most=self.family_library != "nccl" or version < (2, 29),
+            short_by_most=self.family.library != "nccl" or version < (2, 29),
             own_copy_bytes_per_s=_known(numbers, "own_copy_rate"),
             tuner=tuner,
             inside=calls,
@@ -253,23 +288,23 @@ class System:
 
     def _tuner(self, numbers: Numbers, domains: int, ranks: int, version: tuple[int, ...]) -> Tuner | None:
         """NCCL's choice of protocols; None where the generation of the GPUs is not known."""
-        if self.family_library != "nccl" or not self.generation:
+        if self.family.library != "nccl" or not self.family.generation:
             return None
-        peers = 1 if self.inside == "switch" else max(ranks - 1, 1)
+        peers = 1 if self.family.inside == "switch" else max(ranks - 1, 1)
         shared = domains > 1
         return Tuner(
-            self.generation,
+            self.family.generation,
             version,
             domains,
             ranks,
             numbers["link_payload"] * peers if ranks > 1 else 0.0,
-            self.inside == "switch",
+            self.family.inside == "switch",
             *((numbers["nic_ring_rate"] * self._nics(ranks) / ranks, numbers["net_overhead"]) if shared else ()),
         )
 
     def _nics(self, ranks: int) -> int:
         """The NICs of a domain of so many ranks."""
-        return -(-ranks // self.ranks_per_nic)
+        return -(-ranks // self.family.ranks_per_nic)
 
     def _rule(self, numbers: Numbers, domains: int, ranks: int) -> ChannelRule:
         channels = _message_channels(numbers, domains, self._nics(ranks))
@@ -277,7 +312,7 @@ class System:
             return channel_rule(ranks, channels, power_of_two(int(numbers["channels_per_peer"])))
         per_peer, at_once = int(numbers["nic_channels_per_peer"]), int(numbers["peers_per_channel"])
         # RCCL keeps one channel free, NCCL none
-        free = channels - (self.family_library == "rccl")
+        free = channels - (self.family.library == "rccl")
         return channel_rule(domains * ranks, channels, channels_per_net_peer(domains * ranks, free, per_peer, at_once))
 
     def _protocol(self, numbers: Numbers, name: ProtocolName, domains: int, ranks: int) -> Protocol:
@@ -293,7 +328,7 @@ class System:
             inside_s = max(inside_s, numbers["net_overhead"] * (3 if key == "simple" else 1))
             ring_hops_s = (inside_s - link_s, (between_s if ranks > 1 else numbers[f"lone_hop_{key}"]) - nic_s)
         if min(hops_s) < 0:
-            raise ProfileError(f"profile {self.family!r}: a hop of {name} takes less than the latency of its link")
+            raise ProfileError(f"profile {self.family.name!r}: a hop of {name} takes less than the latency of its link")
         return Protocol(
             name,
             numbers[f"base_{key}"],

@@ -50,9 +50,6 @@ from tasp_lab.prediction.inputs import (
     check_arguments,
     chosen_machine,
     parse_compute,
-    with_compute,
-    with_contention,
-    with_stack,
 )
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import Rival, is_measured, paired_errors, setting_of
@@ -166,8 +163,8 @@ def plan(
     count = count or count_lines(progress)
 
     def on(machine: MachineLike) -> Setting:
-        found = chosen_machine(machine, library, compute, kernel, of_machine(overrides), (), ())
-        found = with_stack(with_contention(with_compute(found), contention), stack)
+        own = of_machine(overrides)
+        found = chosen_machine(machine, library, compute, kernel, own, contention=contention, stack=stack)
         rate = parse_compute(matrix_rate)
         rates = with_memory(step_rates(found, matrix_dtype, rate if isinstance(rate, float) else None), overrides)
         return Setting(found, rates, names, matrix_dtype, matrix_rate)

@@ -215,7 +215,11 @@ def as_machine(
             )
     if not missing_links and not links:
         return found
-    return found.edited(partial(edited, missing_links=missing_links, links=links))
+    return found.edited(partial(_edited, missing_links=missing_links, links=links))
+
+
+def _edited(topology: Topology, missing_links: Sequence[str], links: Sequence[str]) -> Topology:
+    return with_links(without_links(topology, missing_links), links)
 
 
 def wires(machine: MachineLike) -> Machine:
@@ -228,17 +232,8 @@ def wires(machine: MachineLike) -> Machine:
 
 
 def as_topology(topology: MachineLike, missing_links: Sequence[str] = (), links: Sequence[str] = ()) -> Topology:
-    """The topology, with some links removed or changed."""
-    if isinstance(topology, str):
-        topology = load_machine(topology, library="ideal")
-    if isinstance(topology, Machine):
-        topology = topology.topology
-    return edited(topology, missing_links, links)
-
-
-def edited(topology: Topology, missing_links: Sequence[str], links: Sequence[str]) -> Topology:
-    """The topology without some links, and with other bandwidths on some."""
-    return with_links(without_links(topology, missing_links), links)
+    """The topology of a machine, with some links removed or changed."""
+    return as_machine(wires(topology), missing_links=missing_links, links=links).topology
 
 
 def as_work(work: WorkLike, sequence: int | str | None = None) -> Work:
@@ -318,27 +313,6 @@ def parse_compute(compute: ComputeLike | None) -> float | Literal["real"] | None
     return parse_flops_per_s(rate)
 
 
-def with_contention(machine: Machine, contention: bool | None) -> Machine:
-    """The machine with contention or without; None: as it is.
-
-    Raises `QuantityError` for contention of a machine that has no constants of it.
-    """
-    if contention and not machine.contention.slows:
-        raise QuantityError(
-            f"contention: {machine.topology.name} with the library {machine.comm_library.name} has no constants of it, "
-            "expected a machine of a profile with sms and sms_per_channel, and its own library"
-        )
-    return replace(machine, contention=NONE) if contention is False else machine
-
-
-def with_stack(machine: Machine, stack: str | None) -> Machine:
-    """The machine with a stack by name, if one is named. Raises `ProfileError` for an unknown one.
-
-    Its kernel is that of the stack unless one was named or the machine states rates of its own.
-    """
-    return machine if stack is None else replace(machine, stack=load_stack(stack).name)
-
-
 def run_by_stack(
     machine: Machine, layer: Workload, schedule: str = "", passes: Pass = "forward", ranks: int | None = None
 ) -> Machine:
@@ -377,57 +351,61 @@ def with_pairs(machine: Machine) -> Machine:
     """The machine whose library has a communicator per pair of ranks, if it has a library with channels."""
     if machine.system is None:
         return machine
-    system = replace(machine.system, in_pairs=True)
-    return replace(machine, system=system, comm_library=system.comm_library(machine.parameters.numbers))
-
-
-def with_rate(machine: Machine, compute: ComputeLike | None) -> Machine:
-    """The machine with a given compute rate, if any. Raises `QuantityError` for real kernels."""
-    rate = parse_compute(compute)
-    if rate is None:
-        return machine
-    if rate == "real":
-        raise QuantityError(f"compute 'real': a prediction has no kernels, expected timed:RATE, {_LIKE}")
-    return replace(machine, compute=ComputeRate(rate))
-
-
-def computing(machine: Machine, compute: ComputeLike | None, kernel: str | None) -> Machine:
-    """The machine with a given compute rate or kernel. Raises `QuantityError` if both are given.
-
-    >>> computing(load_machine("h100-8"), None, "flash-attention-3").rate_of(Workload(8), "forward").kernel
-    'flash-attention-3'
-    """
-    if compute is not None and kernel is not None:
-        raise QuantityError(f"compute {compute!r} and kernel {kernel!r}, expected one of them")
-    return with_kernel(with_rate(machine, compute), kernel)
+    return replace(machine, system=replace(machine.system, in_pairs=True)).rebuilt(machine.parameters)
 
 
 def chosen_machine(
     machine: MachineLike,
-    library: str,
-    compute: ComputeLike | None,
-    kernel: str | None,
-    overrides: Sequence[str],
-    missing_links: Sequence[str],
-    links: Sequence[str],
+    library: str = "auto",
+    compute: ComputeLike | None = None,
+    kernel: str | None = None,
+    overrides: Sequence[str] = (),
+    missing_links: Sequence[str] = (),
+    links: Sequence[str] = (),
+    *,
+    contention: bool | None = None,
+    stack: str | None = None,
+    assumes: bool = True,
 ) -> Machine:
-    """The machine with a given compute rate or kernel, then with overrides, then without some links or with others.
+    """The machine with all that a question changes, in this order.
 
-    Raises `QuantityError` for a rate or a kernel beside an override by another rate.
+    Parameters
+    ----------
+    machine, library : as of `as_machine`.
+    compute, kernel : a compute rate or a kernel.
+    overrides : see `tasp_lab.machines.overrides`.
+    missing_links, links : links to remove and bandwidths to change, after overrides.
+    contention : whether messages slow kernel calls; None for as it is.
+    stack : the software that runs layers, whose kernel runs unless one was named or the machine states rates.
+    assumes : whether a machine without a compute rate has `ASSUMED_COMPUTE`.
+
+    Raises `QuantityError` for a rate beside a kernel, either of them beside an override by another rate, real kernels,
+    and contention of a machine that has no constants of it; `ProfileError` for an unknown stack.
     """
-    is_chosen = compute is not None or kernel is not None
-    found = as_machine(machine, library)
-    found = computing(found, compute, kernel) if is_chosen else found
+    found, rate = as_machine(machine, library), parse_compute(compute)
+    if compute is not None and kernel is not None:
+        raise QuantityError(f"compute {compute!r} and kernel {kernel!r}, expected one of them")
+    if rate == "real":
+        raise QuantityError(f"compute 'real': a prediction has no kernels, expected timed:RATE, {_LIKE}")
+    found = with_kernel(found if rate is None else replace(found, compute=ComputeRate(rate)), kernel)
     if overrides:
         from tasp_lab.machines.overrides import overridden
         from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
 
         rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
-        if rates and is_chosen:
+        if rates and (compute is not None or kernel is not None):
             other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
             raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
         found = overridden(found, overrides)
-    return as_machine(found, missing_links=missing_links, links=links)
+    found = as_machine(found, missing_links=missing_links, links=links)
+    found = with_compute(found) if assumes else found
+    if contention and not found.contention.slows:
+        raise QuantityError(
+            f"contention: {found.topology.name} with the library {found.comm_library.name} has no constants of it, "
+            "expected a machine of a profile with sms and sms_per_channel, and its own library"
+        )
+    found = replace(found, contention=NONE) if contention is False else found
+    return found if stack is None else replace(found, stack=load_stack(stack).name)
 
 
 def with_compute(machine: Machine) -> Machine:

@@ -30,9 +30,6 @@ from tasp_lab.prediction.inputs import (
     parse_compute,
     run_by_stack,
     with_assumptions,
-    with_compute,
-    with_contention,
-    with_stack,
 )
 from tasp_lab.prediction.provenance import (
     Provenance,
@@ -184,8 +181,8 @@ def predict_step(
     if schedule:
         check_names([schedule], model.layer(sequence, batch))
     _check_overrides(overrides)
-    machine = chosen_machine(machine, library, compute, kernel, of_machine(overrides), (), ())
-    machine = with_stack(with_contention(with_compute(machine), contention), stack)
+    changed = of_machine(overrides)
+    machine = chosen_machine(machine, library, compute, kernel, changed, contention=contention, stack=stack)
     layout = layout.on(machine.topology.world_size)
     software = load_stack(machine.stack or DEFAULT_STACK).step
     software = software if fused is None else msgspec.structs.replace(software, fused=fused)

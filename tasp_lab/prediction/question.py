@@ -41,9 +41,6 @@ from tasp_lab.prediction.inputs import (
     chosen_machine,
     run_by_stack,
     with_assumptions,
-    with_compute,
-    with_contention,
-    with_stack,
 )
 from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs, sha256
 from tasp_lab.prediction.uncertainty import Uncertainty
@@ -331,9 +328,10 @@ class PreparedMachine:
 
 def machine_of(question: Question) -> Machine:
     """The machine of a question with all that it changes. Raises `TaspLabError`."""
-    machine = chosen_machine(question.machine, question.library, question.compute, question.kernel, question.overrides,
-                             question.without_links, question.links)  # fmt: skip
-    return with_stack(with_contention(with_compute(machine), question.contention), question.stack)
+    return chosen_machine(
+        question.machine, question.library, question.compute, question.kernel, question.overrides,
+        question.without_links, question.links, contention=question.contention, stack=question.stack,
+    )  # fmt: skip
 
 
 def with_machine(question: Question, machine: Machine) -> Question:

@@ -34,7 +34,8 @@ def without_links(topology: Topology, names: Sequence[str]) -> Topology:
     gone = {link for name in names for link in links_named(topology, name)}
     links = tuple(link for index, link in enumerate(topology.listed_links()) if index not in gone)
     left = {link.name for link in links}
-    shared = tuple(_covering(group, left) for group in topology.shared if left & set(group.links))
+    covered = ((group, tuple(each for each in group.links if each in left)) for group in topology.shared)
+    shared = tuple(replace(group, links=names_left) for group, names_left in covered if names_left)
     ends = {end for link in links for end in (link.source, link.destination)}
     switches = tuple(switch for switch in topology.switches if switch.name in ends)
     name = f"{topology.name} without {', '.join(names)}"
@@ -66,10 +67,6 @@ def with_links(topology: Topology, changes: Sequence[str]) -> Topology:
     return topology.map_links(
         changed, f"{topology.name} with {', '.join(''.join(change.split()) for change in changes)}"
     )
-
-
-def _covering(shared: SharedCapacity, names: set[str]) -> SharedCapacity:
-    return replace(shared, links=tuple(name for name in shared.links if name in names))
 
 
 def links_named(topology: Topology, name: str) -> list[int]:

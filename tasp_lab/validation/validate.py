@@ -288,7 +288,7 @@ def validate(
         check_waits(work, kernel, fabric)
     check_overrides(question.overrides, rate, fabric)
     machine = chosen_machine(wires(machine), "auto", None if kernel is None else question.compute, kernel,
-                             question.overrides, question.without_links, question.links)  # fmt: skip
+                             question.overrides, question.without_links, question.links, assumes=False)  # fmt: skip
     sought = are_sought(question.rings, names)
     given = question.rings if isinstance(question.rings, tuple) else ()
     if len(given) > 1:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
@@ -59,7 +59,7 @@ def test_a_profile_without_multiprocessors_has_none(tmp_path: Path) -> None:
     h100 = load_profile("h100")
     without = h100.with_parameters(Parameters(each for each in h100.parameters.values() if each.name != "sms"))
     path = tmp_path / "mine.toml"
-    path.write_text(profile_document(replace(without, accelerator="")))
+    path.write_text(profile_document(structs.replace(without, accelerator="")))
     assert load_machine(str(path)).contention == NONE
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.contention import NONE
+from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.parameters import Change, Parameter, Parameters, changed, nearest_possible
 from tasp_lab.machines.profile import load_profile, profile_names
+from tasp_lab.machines.sampling import varied
+from tasp_lab.prediction.inputs import with_pairs
 
 H100 = load_profile("h100").parameters
 factors = st.floats(0.01, 100)
@@ -67,6 +74,21 @@ def test_changed_numbers_are_possible_and_others_stay(changes: dict[str, Change]
     follows = {name for name in H100 if {CONSTANTS[name].depends_on, CONSTANTS[name].min_constant} & changes.keys()}
     for name in H100.keys() - changes.keys() - follows:
         assert found.numbers[name] == H100.numbers[name]
+
+
+@given(st.sampled_from(["message_launch", "link_payload", "base_ll"]), st.floats(0.5, 0.9))
+def test_a_communicator_per_pair_has_the_changed_numbers(name: str, factor: float) -> None:
+    """Whether the numbers change before the host model is known, as in sensitivities, or after it, as in samples."""
+    machine = load_machine("h100-4")
+    before, after = with_pairs(varied(machine, {name: factor})), varied(with_pairs(machine), {name: factor})
+    assert before.comm_library == after.comm_library != with_pairs(machine).comm_library
+
+
+def test_a_library_and_a_contention_of_ones_own_stay() -> None:
+    machine = replace(load_machine("h100-4"), contention=NONE, comm_library=IDEAL)
+    slow = machine.rebuilt(changed(machine.parameters, {"link_bandwidth": Change(0.5)}))
+    assert (slow.contention, slow.comm_library) == (NONE, IDEAL)
+    assert {link.bandwidth_bytes_per_s for link in slow.topology.links} == {225e9}
 
 
 def test_what_depends_on_a_parameter_that_is_not_there_has_no_number() -> None:

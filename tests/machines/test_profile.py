@@ -13,8 +13,10 @@ from sim.simulate import simulate
 from tasp_lab.core.errors import ProfileError, TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.intervals import source_kind
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import IDEAL
+from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.profile import (
     Profile,
     find_profile,
@@ -254,6 +256,18 @@ def test_a_base_gives_what_a_profile_does_not_state(tmp_path: Path) -> None:
     assert slow.parameters.numbers["link_payload"] == h100.parameters.numbers["link_payload"]
     assert slow.parameters.numbers["nic_payload"] == h100.parameters.numbers["nic_payload"] / 2
     assert slow.parameters.numbers["compute_rate"] == load_profile("h800").parameters.numbers["compute_rate"]
+
+
+@pytest.mark.parametrize("family", ["h100_p5", "h100_a3mega", "b200_p6"])
+def test_a_slower_network_of_a_cloud_is_an_override_of_its_base(family: str) -> None:
+    """What the wire takes longer, every hop over it takes longer; how much of that is its own nobody measured."""
+    cloud, base = load_profile(family), load_profile(family.partition("_")[0])
+    slower = overridden(base.machine("2x8"), [f"nic.latency={cloud.parameters['nic_latency'].text}"]).parameters
+    hops = [name for name in base.parameters if name.startswith(("nic_hop", "lone_hop"))]
+    assert [cloud.parameters.numbers[name] for name in hops] == pytest.approx(
+        [slower.numbers[name] for name in hops], rel=1e-12
+    )
+    assert {source_kind(cloud.parameters[name].source) for name in hops} == {"assumed"}
 
 
 def test_gpus_that_share_a_nic_have_half_of_it_each_and_all_of_it_alone() -> None:

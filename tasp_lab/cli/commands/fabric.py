@@ -66,7 +66,7 @@ def validate(
     Example: tasp-lab validate full-mesh:8 --schedule ring-attention --schedule tasp --seq 8192 --compute timed:2e9
     """
     from tasp_lab.prediction.captions import caption
-    from tasp_lab.prediction.inputs import edited
+    from tasp_lab.prediction.inputs import as_topology
     from tasp_lab.schedules.registry import check_names
     from tasp_lab.validation import validate as comparison
 
@@ -93,7 +93,7 @@ def validate(
         return
     shown = [run for run in found.runs if run.prediction.is_all]
     timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
-    title = caption(work, schedule, edited(machine.topology, changes.without_link, changes.link))
+    title = caption(work, schedule, as_topology(machine, changes.without_link, changes.link))
     write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
     tell(found, json, wide=wide)
 

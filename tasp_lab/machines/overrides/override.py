@@ -16,8 +16,7 @@ from typing import Any, Literal, overload
 
 from tasp_lab.core.errors import OverrideError, QuantityError, WorkloadError, unknown
 from tasp_lab.core.units import Number, parse_count
-from tasp_lab.machines.constants import CONSTANTS, Quantity
-from tasp_lab.machines.intervals import WIRES
+from tasp_lab.machines.constants import Quantity
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Change, Parameter
 from tasp_lab.workload.layer import Workload
@@ -53,44 +52,43 @@ class Override:
     def __str__(self) -> str:
         return f"{self.name}={self.text}"
 
-    def of(self, old: Number, quantity: Quantity) -> Number:
-        """The number in place of an old one, in SI units, exact for exact ones.
+    def change(self, quantity: Quantity) -> Change:
+        """What becomes of a number of this quantity, in SI units. Raises `OverrideError` for a text without its unit.
 
-        >>> parse_override("nic.latency=+1us").of(2e-6, CONSTANTS["nic_latency"].quantity)
+        >>> from tasp_lab.machines.constants import CONSTANTS
+        >>> parse_override("nic.latency=+1us").change(CONSTANTS["nic_latency"].quantity).of(2e-6)
         3e-06
-
-        Raises `OverrideError` for an amount without its unit, a rate of 0 and a negative time.
         """
         if self.kind == "times":
-            return old * self.factor
+            return Change(self.factor, 0, self.name, self.text)
+        # nothing added needs no unit, everything else does
+        text = self.text.lstrip("+-").strip() if self.kind == "plus" else self.text
         try:
-            text = self.text.lstrip("+-").strip() if self.kind == "plus" else self.text
             amount = 0.0 if self.kind == "plus" and _ZERO.fullmatch(text) else quantity.parse(text)
         except QuantityError as error:
             raise OverrideError(f"override {self}: {error}") from error
-        exact = Fraction(amount) if isinstance(old, Fraction) else amount
-        if self.kind == "to":
-            return exact
-        new = old + exact if self.text[0] == "+" else old - exact
-        if new > 0 or (new == 0 and (quantity.unit == "s" or not old)):  # only a time may be 0
-            return new
-        least = "0 or more" if quantity.unit == "s" else "more than 0"
-        raise OverrideError(f"override {self}: {quantity.format(float(old), 6)}{self.text}: expected {least}")
+        return Change(int(self.kind != "to"), -amount if self.text[0] == "-" else amount, self.name, self.text)
 
-    def checked(self, old: float, quantity: Quantity) -> float:
-        """The number in place of an old one. Raises `OverrideError`, also for a fraction of a channel and the like."""
-        new = float(self.of(old, quantity))
-        try:
-            quantity.parse(self.text if self.kind == "to" else quantity.format(new, 15))
-        except QuantityError as error:
-            raise OverrideError(f"override {self}: {error}") from error
+    def of(self, old: Number, quantity: Quantity) -> Number:
+        """The number in place of an old one, in SI units, exact for exact ones.
+
+        >>> from tasp_lab.machines.constants import CONSTANTS
+        >>> parse_override("nic.bandwidth=x2").of(Fraction(50), CONSTANTS["nic_bandwidth"].quantity)
+        Fraction(100, 1)
+
+        Raises `OverrideError` for an amount without its unit, a rate of 0, a negative time, a fraction of a channel and
+        the like.
+        """
+        new = self.change(quantity).of(old)
+        self.check(new, quantity)
         return new
 
-    def change(self, old: float, new: float) -> Change:
-        """The change from an old number to a new one, which `checked` has found."""
-        if self.kind == "to":
-            return Change(0, new)
-        return Change(float(self.factor)) if self.kind == "times" else Change(1, new - old)
+    def check(self, new: Number, quantity: Quantity) -> None:
+        """Raise `OverrideError` for a number that the quantity cannot have."""
+        try:  # a new value is checked as it was written
+            quantity.parse(self.text if self.kind == "to" else quantity.format(float(new), 15))
+        except QuantityError as error:
+            raise OverrideError(f"override {self}: {error}") from error
 
     def source(self, was: str, source: str) -> str:
         """The source of the number: a new value is given and exact, a changed one as sure as the old one.
@@ -98,12 +96,7 @@ class Override:
         >>> parse_override("nic.bandwidth=x2").source("50GB/s", "assumed: as NDR")
         'assumed: nic.bandwidth x2, was 50GB/s (assumed: as NDR)'
         """
-        known = "given: " if self.kind == "to" else "assumed: " if source.startswith("assum") else ""
-        return f"{known}{self._was}{was} ({source})"
-
-    @property
-    def _was(self) -> str:
-        return f"{self.name} {self.text}, was "
+        return Change(int(self.kind != "to"), 0, self.name, self.text).source(was, source)
 
     def line(self, parameters: Iterable[Parameter]) -> str:
         """What became of the number, by the parameters of the changed machine, whose sources are from `source`.
@@ -112,10 +105,11 @@ class Override:
         >>> override.line([Parameter("nic_bandwidth", 45e9, override.source("50GB/s", "a data sheet"))])
         'nic.bandwidth 50GB/s → 45GB/s (-5GB/s)'
         """
+        begin = f"{self.name} {self.text}, was "
         for parameter in parameters:
             source = parameter.source.removeprefix("given: ").removeprefix("assumed: ")
-            if source.startswith(self._was):
-                was = source.removeprefix(self._was).partition(" (")[0]
+            if source.startswith(begin):
+                was = source.removeprefix(begin).partition(" (")[0]
                 how = "" if self.kind == "to" else f" ({self.text})"
                 return f"{self.name} {was} → {parameter.text}{how}"
         return f"{self.name} {self.text}"
@@ -135,19 +129,22 @@ def parse_override(text: str) -> Override:
         raise OverrideError(f"override {text!r}: expected NAME=VALUE, like nic.bandwidth=x2")
     if value.startswith("x"):
         match = _FACTOR.fullmatch(value)
-        try:
-            factor = Fraction(match[1]) if match else Fraction(0)
-        except ZeroDivisionError:
-            factor = Fraction(0)
-        if factor <= 0:
-            raise OverrideError(
-                f"override {text!r}: factor {value!r}: expected x and a number more than 0, like x2 or x0.5"
-            )
-        return Override(name, value, "times", factor)
+        if match and (factor := _fraction(match[1])):
+            return Override(name, value, "times", factor)
+        raise OverrideError(
+            f"override {text!r}: factor {value!r}: expected x and a number more than 0, like x2 or x0.5"
+        )
     if meant := _OTHER_FACTOR.fullmatch(value):
         wanted = f"{int(meant[3]) / 100:g}" if meant[3] else meant[1] or meant[2]
         raise OverrideError(f"override {text!r}: {value!r} is no factor, did you mean x{wanted}?")
     return Override(name, value, "plus" if value.startswith(("+", "-")) else "to")
+
+
+def _fraction(text: str) -> Fraction:
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        return Fraction(0)
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
@@ -155,37 +152,6 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     if isinstance(texts, str):
         raise OverrideError(f"overrides {texts!r}: expected a sequence of texts, like ({texts!r},)")
     return [parse_override(text) for text in texts]
-
-
-def constant_name(machine: Machine, name: str) -> str:
-    """The name of a constant as files have it; other names as they are.
-
-    A dot stands for an underscore, and ``port`` for ``link`` where ranks have ports into a switch.
-
-    >>> from tasp_lab.machines.catalogue import load_machine
-    >>> [constant_name(load_machine("h100-8"), name) for name in ("port.latency", "nic.channel_rate", "compute.rate")]
-    ['link_latency', 'nic_channel_rate', 'compute.rate']
-    """
-    if name == COMPUTE:
-        return name
-    constant = name.replace(".", "_")
-    if constant.startswith("port_") and has_ports(machine):
-        constant = constant.replace("port", "link", 1)
-    return constant if constant in CONSTANTS else name
-
-
-def shown(constant: str) -> str:
-    """The name of a constant for people: wires have a dot.
-
-    >>> shown("nic_bandwidth"), shown("nic_payload")
-    ('nic.bandwidth', 'nic_payload')
-    """
-    return constant.replace("_", ".", 1) if constant in WIRES else constant
-
-
-def has_ports(machine: Machine) -> bool:
-    """Whether ranks of a node meet in a switch."""
-    return any(kind != "network" for kind in machine.topology.switch_kinds.values())
 
 
 def has_nics(machine: Machine) -> bool:
@@ -198,7 +164,6 @@ def has_nics(machine: Machine) -> bool:
 TEXTS = ("dtype", "mask", "kind", "decay", "layers")
 """Fields that are words."""
 
-_ALIASES = {"seq": "sequence"}
 LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload))
 
 
@@ -241,40 +206,23 @@ documents=None)
 
 def _field(override: Override) -> str:
     name = override.name.removeprefix(LAYER)
-    field = _ALIASES.get(name, name)
+    field = "sequence" if name == "seq" else name
     if LAYER + field not in LAYER_NAMES:
         raise OverrideError(f"override {override}: {unknown('name', override.name, LAYER_NAMES)}")
     return field
 
 
 def _value(work: Workload, field: str, override: Override) -> object:
-    if field == "documents":
-        parts = _new_value(override).split(",")
-        return tuple(_number(0, override, replace(override, text=part)) for part in parts)
-    if field in TEXTS:
-        return _new_value(override)
-    old = getattr(work, field)
-    if old is None and override.kind != "to":
-        raise OverrideError(f"override {override}: the layer has no {field}, expected a number like 4096")
-    return _number(old or 0, override, override)
-
-
-def _new_value(override: Override) -> str:
+    is_text, old = field in TEXTS, getattr(work, field)
     if override.kind != "to":
-        raise OverrideError(f"override {override}: expected a new value, not a factor and no sum")
-    return override.text
-
-
-def _number(old: int, override: Override, part: Override) -> int:
-    """A whole number; `part` is one of several new values of the override, or all of it."""
+        if is_text or field == "documents":
+            raise OverrideError(f"override {override}: expected a new value, not a factor and no sum")
+        if old is None:
+            raise OverrideError(f"override {override}: the layer has no {field}, expected a number like 4096")
     count = Quantity("", lambda text: parse_count(text, override.name, least=0))
-    try:
-        new = part.of(old, count)
-    except OverrideError as error:
-        raise OverrideError(str(error).replace(f"override {part}:", f"override {override}:", 1)) from error
-    if new != int(new):
-        raise OverrideError(f"override {override}: {float(new):g}, expected a whole number")
-    return int(new)
+    if field == "documents":
+        return tuple(int(replace(override, text=part).of(0, count)) for part in override.text.split(","))
+    return override.text if is_text else int(override.of(old or 0, count))
 
 
 def _followed(work: Workload, changes: dict[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def left_out_of(tables: Iterable[TableAccuracy]) -> list[dict[str, Any]]:
         if system is not None and system.domains == 1:
             names += [("inside one domain", rows), (table.what, rows)]
             names += [(text, [row for row in rows if size_class(row) == text]) for text in SIZE_CLASSES]
-            names += [(system.generation, rows)] if system.generation else []
+            names += [(system.family.generation, rows)] if system.family.generation else []
         names.append((table.table.headers.get("system") or left_out_with(table.table), rows))
         for name, chosen in names:
             if chosen:

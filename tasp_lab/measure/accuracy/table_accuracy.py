@@ -257,8 +257,8 @@ def machine_of(table: MeasuredTable, library: str = "auto", *, left_out: bool = 
             machine = load_machine(name, library=library)
         without = constants_without(table.headers.get("system", "")) if left_out else ()
         if machine is not None and machine.system is not None and without:
-            profile = load_profile(machine.system.family).with_constants(without)
-            machine = profile.build(machine.system, machine.summary)
+            known = machine.parameters
+            machine = machine.rebuilt(known.with_parameters(each for each in without if each.name in known))
     except TaspLabError as error:
         return None, reason_of(error)
     if machine is not None and table.headers.get("provider"):

@@ -13,7 +13,7 @@ import msgspec
 
 from tasp_lab.core.choices import MatrixDtype
 from tasp_lab.core.errors import OverrideError, QuantityError
-from tasp_lab.core.records import Record, Text
+from tasp_lab.core.records import Record
 from tasp_lab.core.units import Number, format_flops, format_size, parse_flops_per_s, parse_size_bytes
 from tasp_lab.machines.compute import in_long_use
 from tasp_lab.machines.constants import Quantity
@@ -23,6 +23,7 @@ from tasp_lab.machines.kernel_model.constants import gpus
 from tasp_lab.machines.kernel_model.kernel import ELEMENTWISE_LAUNCH
 from tasp_lab.machines.machine import Compute, ComputeRate, Machine
 from tasp_lab.machines.overrides.override import parse_overrides
+from tasp_lab.machines.parameters import Stated
 from tasp_lab.prediction.training_step.products import Shapes, shapes_of
 from tasp_lab.schedule.calls import Passing
 from tasp_lab.workload.kernel_shapes import KernelShape, Product, ShapeKind
@@ -73,15 +74,10 @@ def slowest_speed(ranks: int) -> float:
     return 1 - SPREAD * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-class _Number(Record, frozen=True, forbid_unknown_fields=True):
-    value: Text
-    source: Text
-
-
 class _Accelerator(Record, frozen=True, forbid_unknown_fields=True):
-    bf16: _Number
-    memory: _Number
-    fp8: _Number | None = None
+    bf16: Stated
+    memory: Stated
+    fp8: Stated | None = None
 
 
 @cache
@@ -193,7 +189,7 @@ def with_memory(rates: StepRates, overrides: Sequence[str]) -> StepRates:
             raise OverrideError(f"override {override}: the memory of a GPU is unknown, expected a size like 80GiB")
         old = rates.capacity_bytes or 0
         source = override.source(format_size(old), rates.capacity_source or "unknown")
-        new = int(override.checked(old, Quantity("bytes", parse_size_bytes)))
+        new = int(override.of(old, Quantity("bytes", parse_size_bytes)))
         rates = replace(rates, capacity_bytes=new, capacity_source=source)
     return rates
 

@@ -57,7 +57,7 @@ def test_predictions_are_those_of_the_changed_layer() -> None:
         (["layer.kv_heads=3"], "16 heads are not a multiple of 3 KV heads"),
         (["layer.kv_heads=x0"], "expected x and a number more than 0"),
         (["layer.kv_heads=0"], "kv heads: 0, expected 1 or more"),
-        (["layer.heads=x0.3"], "4.8, expected a whole number"),
+        (["layer.heads=x0.3"], "'4.8': expected a whole number"),
         (["layer.seq=128k"], "is ambiguous"),
         (["layer.seq=1", "layer.sequence=2"], "given twice"),
         (["layer.window=x2"], "the layer has no window"),

@@ -118,7 +118,7 @@ def test_a_slow_rank_makes_a_layer_slower_and_its_bound_holds() -> None:
         ("nodes:2x4", "node.2.nic.bandwidth=x2", "nodes:2x4 has nodes 0 to 1"),
         ("nodes:2x4", "rank.8.compute=x2", "nodes:2x4 has ranks 0 to 7"),
         ("nodes:2x4", "rank.1.compute=300TFLOP/s", "expected a factor, like x0.5"),
-        ("nodes:2x4", "rank.1.nic.latency=-1s", "expected 0 or more"),
+        ("nodes:2x4", "rank.1.nic.latency=-1s", "expected 0 s or more"),
         ("full-mesh:4", "node.0.nic.bandwidth=x2", "node 0 of full-mesh:4 has no NICs"),
         ("full-mesh:4", "rank.one.compute=x2", "unknown name"),
     ],
