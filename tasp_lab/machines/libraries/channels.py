@@ -37,7 +37,7 @@ from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError, TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
-from tasp_lab.machines.libraries.nccl_tuning import Algorithm, Choice, Collective, Tuner
+from tasp_lab.machines.libraries.nccl_tuning import MAX_HEADS, Algorithm, Choice, Collective, Tuner, chunk_bytes
 from tasp_lab.machines.libraries.nccl_tuning import ProtocolName as ProtocolName
 
 INTRA_DOMAIN, INTER_DOMAIN = 0, 1
@@ -251,20 +251,13 @@ class Nvls:
     channels: int
 
     def chunk_bytes(self, size_bytes: Number, ranks: int) -> int:
-        """The size of chunks, which is smaller for short messages (NVIDIA/nccl, src/enqueue.cc, calcCollChunking).
+        """The size of chunks, which is smaller for short messages.
 
         >>> [Nvls(0, 0, 16).chunk_bytes(size, 8) >> 10 for size in (2**22, 2**24, 2**27, 2**31)]
         [16, 32, 64, 128]
         """
-        at_once, chunk = self.channels * min(ranks, MAX_HEADS), 131072
-        for times, limit in ((64, 65536), (8, 32768), (2, 16384)):
-            if size_bytes < times * at_once * chunk and chunk > limit:
-                chunk = limit
-        return chunk
-
-
-MAX_HEADS = 32
-"""No more GPUs of a domain add up for the others (NVIDIA/nccl, src/include/device.h, NCCL_MAX_NVLS_ARITY)."""
+        limits = (64, 65536), (8, 32768), (2, 16384)
+        return chunk_bytes(131072, size_bytes, self.channels * min(ranks, MAX_HEADS), limits)
 
 
 @dataclass(frozen=True, kw_only=True)

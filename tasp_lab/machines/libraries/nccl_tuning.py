@@ -17,12 +17,13 @@ plug-ins, and the counts by which the search of a PCIe tree ends.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 from tasp_lab.core.errors import ProfileError
+from tasp_lab.core.units import Number
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 """Of GPUs, as NCCL tells them apart: compute capability 7.0, 8.0, 9.0 and 10.0 or more."""
@@ -98,6 +99,22 @@ _SPEEDS = {
     "blackwell": (90.0, 80.0, 70.0, 60.0, 50.0, 45.0, 40.0, 30.0, 24.0, 20.0, 19.0, 18.0),
 }
 """Speeds of a channel inside a domain that the search tries, in GB/s; Ampere has those of Volta."""
+
+
+MAX_HEADS = 32
+"""No more GPUs of a domain add up for the others (NVIDIA/nccl, src/include/device.h, NCCL_MAX_NVLS_ARITY)."""
+
+
+def chunk_bytes(most: int, size_bytes: Number, channels: int, limits: Iterable[tuple[int, int]]) -> int:
+    """The chunks of NVLS, at most so large: the next of `limits` while a message has fewer of them than `times` it.
+
+    `limits` are pairs of times and bytes, `channels` those of all heads (NVIDIA/nccl, src/enqueue.cc,
+    calcCollChunking).
+    """
+    for times, limit in limits:
+        if size_bytes < times * channels * most and most > limit:
+            most = limit
+    return most
 
 
 class Choice(NamedTuple):
@@ -214,6 +231,11 @@ class Tuner:
         return self.in_switch and self.generation in _NVLS_EFFICIENCY and self.ranks > 2
 
     @property
+    def _heads(self) -> int:
+        """The GPUs of a domain that add up for the others."""
+        return min(self.ranks, MAX_HEADS)
+
+    @property
     def _place(self) -> int:
         """One, two or more domains."""
         return min(self.domains, 3) - 1
@@ -303,16 +325,13 @@ class Tuner:
             elif nic >= 48:
                 narrow = self.ranks >= 16 or nic < 96
                 chunk = 2**18 if self.ranks <= 4 else 2**16 if narrow else 2**17
-        at_once = channels * min(self.ranks, 32)
-        for times, limit in ((32, 2**18), (16, 2**17), (4, 2**16), (1, 2**15)):
-            if size_bytes < times * at_once * chunk and chunk > limit:
-                chunk = limit
-        return channels * chunk
+        limits = (32, 2**18), (16, 2**17), (4, 2**16), (1, 2**15)
+        return channels * chunk_bytes(chunk, size_bytes, channels * self._heads, limits)
 
     def nvls_channel_bytes_per_s(self) -> tuple[float, float]:
         """The rates of a channel of NVLS inside a domain and to the network that the search finds, one per rank."""
         speeds = _SPEEDS[self.generation]
-        heads, total = min(self.ranks, 32), self.link_bytes_per_s / _GB
+        heads, total = self._heads, self.link_bytes_per_s / _GB
         at = next((place for place, speed in enumerate(speeds) if speed * heads <= total), len(speeds) - 1)
         inside, beyond = speeds[at], at
         while beyond > 0 and speeds[beyond] < 2 * inside:  # it is raised while it is less than twice as much
@@ -320,7 +339,7 @@ class Tuner:
         return inside * _GB, speeds[beyond] * _GB
 
     def _nvls(self, collective: Collective, size_bytes: float) -> Choice:
-        heads, n = min(self.ranks, 32), self.ranks
+        heads, n = self._heads, self.ranks
         inside, beyond = self.nvls_channel_bytes_per_s()
         reduces = collective == "all_reduce"
         if self.version < (2, 28):
@@ -331,7 +350,7 @@ class Tuner:
         return Choice("nvls", "Simple", _NVLS_US * _US + size_bytes / (heads * rate))
 
     def _nvls_tree(self, size_bytes: float) -> Choice:
-        heads, world = min(self.ranks, 32), self.ranks * self.domains
+        heads, world = self._heads, self.ranks * self.domains
         inside, _ = self.nvls_channel_bytes_per_s()
         nic = self.nic_bytes_per_s
         if self.version < (2, 28):
