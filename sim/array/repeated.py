@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -279,10 +279,11 @@ class _Rings:
         """The time of each ring, in seconds."""
         numbers = np.zeros((4, len(self.kinds), len(self.calls)))
         rings = [library.ring_of(call)[1:] for call in self.calls]
-        together = Ring("", *[np.array(column, float).T for column in zip(*rings, strict=True)])
+        columns: list[Any] = [np.array(column, float).T for column in zip(*rings, strict=True)]
+        together = Ring("", *columns)
         for kind, (place, size_bytes, first) in enumerate(self.kinds):
-            for column, number in enumerate(together.message(place, size_bytes, first=first)[:4]):
-                numbers[column, kind] = number
+            for row, number in enumerate(together.message(place, size_bytes, first=first)[:4]):
+                numbers[row, kind] = number
         launch_s, latency_s, wire_bytes, limit = numbers[:, self.kind]
         rates = np.minimum(self.narrowest_bytes_per_s[:, None], limit)
         durations_s = launch_s, wire_bytes / rates, self.route_s[..., None] + latency_s

@@ -70,6 +70,30 @@ _TYPES = {
 _WRITTEN = {"send": "s", "receive": "r", "add": "re", "copy": "cpy"}
 
 
+_Verb = Literal["receive", "read", "store", "send"]
+
+
+class _Step(NamedTuple):
+    """A step of a thread block, as it is written and read; `waits` are a thread block and a step of it, or -1."""
+
+    type: str
+    source: Place
+    destination: Place
+    chunks: int
+    waits: tuple[int, int]
+    signals: bool
+
+    def does(self, what: _Verb) -> bool:
+        return what in _TYPES[self.type]
+
+    def tag(self, number: int) -> str:
+        (source, at), (destination, to), (block, step) = self.source, self.destination, self.waits
+        return _tag(
+            "      <step", "/>", s=number, type=self.type, srcbuf=source, srcoff=at, dstbuf=destination, dstoff=to,
+            cnt=self.chunks, depid=block, deps=step, hasdep=int(self.signals),
+        )  # fmt: skip
+
+
 # -- out ---------------------------------------------------------------------------------------------------------------
 def write(schedule: Schedule) -> str:
     """The file of a collective, or of the data that a layer moves.
@@ -106,7 +130,7 @@ def write(schedule: Schedule) -> str:
 
 
 def _tag(begin: str, end: str = ">", **attributes: str | int) -> str:
-    """One element on one line: parsers of engines read no other XML, such as a blank before its end."""
+    """One element, on a line of its own as the parser of RCCL wants it."""
     return " ".join([begin, *(f'{name}="{value}"' for name, value in attributes.items())]) + end
 
 
@@ -126,35 +150,15 @@ def _written_blocks(where: str, blocks: list[ThreadBlock]) -> Iterator[str]:
         yield _tag("    <tb", id=block, send=ops.send, recv=ops.receive, chan=ops.channel)
         for index, op in enumerate(ops.ops):
             waits = [(other, number[other][before]) for other, before in op.waits] or [(-1, -1)]
-            last = number[block][index]
-            for at, (other, before) in enumerate(waits, last + 1 - len(waits)):
-                kind, source, destination, chunks = "nop", Place("o", 0), Place("o", 0), 0
-                if at == last:
-                    kind, source, destination, chunks = _WRITTEN[op.kind], op.source, op.destination, op.chunks
-                yield _tag(
-                    "      <step", "/>", s=at, type=kind, srcbuf=source.buffer, srcoff=source.offset,
-                    dstbuf=destination.buffer, dstoff=destination.offset, cnt=chunks, depid=other, deps=before,
-                    hasdep=int(at == last and (block, index) in awaited),
-                )  # fmt: skip
+            steps = [_Step("nop", Place("o", 0), Place("o", 0), 0, wait, signals=False) for wait in waits]
+            signals = (block, index) in awaited
+            steps[-1] = _Step(_WRITTEN[op.kind], op.source, op.destination, op.chunks, waits[-1], signals)
+            first = number[block][index] + 1 - len(waits)
+            yield from (step.tag(at) for at, step in enumerate(steps, first))
         yield "    </tb>"
 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
-_Verb = Literal["receive", "read", "store", "send"]
-
-
-class _Step(NamedTuple):
-    type: str
-    source: Place
-    destination: Place
-    chunks: int
-    waits: tuple[int, int]
-    signals: bool
-
-    def does(self, what: _Verb) -> bool:
-        return what in _TYPES[self.type]
-
-
 @dataclass(eq=False)
 class _Block:
     """A thread block of a file: the ranks it sends to and receives from, its channel and steps.

@@ -304,8 +304,8 @@ class _Builder:
             came.add(cell)
             at_source, at_destination = self.place(source, block), self.place(destination, block)
             for first in range(0, self.size[block], self.most):
-                chunks, ends = min(self.most, self.size[block] - first), (at_source, at_destination)
-                message = _Message(source, destination, lane, *(end.after(first) for end in ends), chunks, land)
+                chunks, here, there = min(self.most, self.size[block] - first), at_source.after(first), at_destination
+                message = _Message(source, destination, lane, here, there.after(first), chunks, land)
                 before = last.get(message[:3])
                 if before is not None and messages[before].joins(message, self.most):
                     messages[before] = messages[before]._replace(chunks=messages[before].chunks + chunks)

@@ -143,7 +143,8 @@ def pcie_parts(
     switches: list[Switch] = []
 
     def named(branch: Branch) -> str:
-        switches.append(Switch(f"{branch.kind}{sum(other.kind == branch.kind for other in switches)}", branch.kind))
+        kind: Literal["pcie", "cpu"] = "cpu" if branch.kind == "cpu" else "pcie"
+        switches.append(Switch(f"{kind}{sum(other.kind == kind for other in switches)}", kind))
         return switches[-1].name
 
     def walk(branch: Branch, name: str) -> None:
