@@ -150,11 +150,11 @@ def _written_blocks(where: str, blocks: list[ThreadBlock]) -> Iterator[str]:
         yield _tag("    <tb", id=block, send=ops.send, recv=ops.receive, chan=ops.channel)
         for index, op in enumerate(ops.ops):
             waits = [(other, number[other][before]) for other, before in op.waits] or [(-1, -1)]
-            steps = [_Step("nop", Place("o", 0), Place("o", 0), 0, wait, signals=False) for wait in waits]
+            parts = [_Step("nop", Place("o", 0), Place("o", 0), 0, wait, signals=False) for wait in waits]
             signals = (block, index) in awaited
-            steps[-1] = _Step(_WRITTEN[op.kind], op.source, op.destination, op.chunks, waits[-1], signals)
+            parts[-1] = _Step(_WRITTEN[op.kind], op.source, op.destination, op.chunks, waits[-1], signals)
             first = number[block][index] + 1 - len(waits)
-            yield from (step.tag(at) for at, step in enumerate(steps, first))
+            yield from (part.tag(at) for at, part in enumerate(parts, first))
         yield "    </tb>"
 
 
