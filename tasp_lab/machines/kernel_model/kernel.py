@@ -219,8 +219,8 @@ def _tiles(design: Design, tile_columns_cost: float, sms: int, shape: KernelShap
 
 
 def _sequences(shape: KernelShape) -> list[KernelShape]:
-    """The packed sequences of a call, each as a call of its own."""
-    return [shape._replace(packed=(), **each._asdict()) for each in shape.segments] if shape.packed else [shape]
+    """The sequences of a call, each as a call of its own; more than one of packed documents."""
+    return [shape._replace(packed=(), **each._asdict()) for each in shape.segments]
 
 
 def _is_masked(shape: KernelShape) -> bool:
