@@ -17,7 +17,7 @@ plug-ins, and the counts by which the search of a PCIe tree ends.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal, NamedTuple, TypeVar, get_args
@@ -253,6 +253,15 @@ class Tuner:
         count = self.ranks * (2 if self.ranks < 8 and self.generation in ("hopper", "blackwell") else 1)
         return count, min(self.ranks * self.nic_bytes_per_s, inside * rate) / count / _GB
 
+    def _of(self, older: Mapping[str, _T], blackwell: Sequence[tuple[Version, _T]]) -> _T:
+        """What NCCL has for the generation: of Blackwell, since the latest version that is not newer than this one."""
+        known = (value for since, value in reversed(blackwell) if since <= self.version)
+        return older.get(self.generation) or next(known, blackwell[0][1])
+
+    @property
+    def _nvls_tree_hop_us(self) -> float:
+        return _OLD_NVLS_TREE_NET_US if self.version < (2, 28) else _NVLS_TREE_NET_US
+
     def _hops_s(self, algorithm: Literal["ring", "tree"], protocol: int) -> tuple[float, float]:
         """Estimated latency of a hop inside and between domains."""
         inside, between = _LINK_HOP_US[algorithm][protocol] * _US, _NET_HOP_US[algorithm][protocol] * _US
@@ -268,7 +277,7 @@ class Tuner:
         steps, between = times * (world - 1), times * (self.domains - 1)
         count, rate = self._channels()
         ll_max = (*_LL_MAX[self.generation], *_LL_MAX_BETWEEN)[self._place]
-        per_channel = _LL128_RING.get(self.generation) or _since(_LL128_RING_BLACKWELL, self.version)
+        per_channel = self._of(_LL128_RING, _LL128_RING_BLACKWELL)
         total = count * rate
         rates = (min(ll_max, total / 2), min(0.92 * total, count * per_channel), total)
         for number, protocol in enumerate(_PROTOCOLS):
@@ -282,8 +291,8 @@ class Tuner:
     def _trees(self, size_bytes: float) -> Iterator[Choice]:
         count, rate = self._channels()
         rate *= 2 if self.domains == 2 else 1  # each NIC carries half of a tree of two nodes one way
-        per_channel = (_TREE.get(self.generation) or _since(_TREE_BLACKWELL, self.version))[self._place]
-        ll128 = (_LL128_TREE.get(self.generation) or _since(_LL128_TREE_BLACKWELL, self.version))[self._place]
+        per_channel = self._of(_TREE, _TREE_BLACKWELL)[self._place]
+        ll128 = self._of(_LL128_TREE, _LL128_TREE_BLACKWELL)[self._place]
         ll_max = (*_LL_MAX[self.generation], *_LL_MAX_BETWEEN)[self._place]
         total = min(0.92 * count * rate, count * per_channel)
         share = 7 / 9 if self.domains == 1 else 120 / 128
@@ -299,8 +308,7 @@ class Tuner:
     def tree_latencies_s(self, choice: Choice) -> tuple[float, float, float]:
         """What NCCL counts on for a call along trees, and for a hop inside a domain and between domains."""
         if choice.algorithm == "nvls-tree":
-            between = _OLD_NVLS_TREE_NET_US if self.version < (2, 28) else _NVLS_TREE_NET_US
-            return _NVLS_US * _US, 0.0, between * _US
+            return _NVLS_US * _US, 0.0, self._nvls_tree_hop_us * _US
         number = _PROTOCOLS.index(choice.protocol)
         return _BASE_US["tree"][number] * _US, *self._hops_s("tree", number)
 
@@ -355,16 +363,14 @@ class Tuner:
         nic = self.nic_bytes_per_s
         if self.version < (2, 28):
             rate = min(inside, nic if self.domains <= 2 else nic / 2) * 5 / 6
-            hop_us = _OLD_NVLS_TREE_NET_US
         else:
             inside *= _NVLS_EFFICIENCY[self.generation] * (heads - 1) / heads * 2
             cap = _NVLS_TREE[self.generation][self._place]
             if self.version >= (2, 30) and self.generation == "blackwell" and self.domains > 2:
                 cap = 80.0
             rate = min(inside, nic * (2 if self.domains <= 2 else 1), cap * _GB) * world / (2 * (world - 1))
-            hop_us = _NVLS_TREE_NET_US
         depth = self.domains.bit_length() - 1
-        latency_s = (_NVLS_US + 2 * depth * hop_us) * _US
+        latency_s = (_NVLS_US + 2 * depth * self._nvls_tree_hop_us) * _US
         return Choice("nvls-tree", "Simple", latency_s + size_bytes / (heads * rate))
 
 
@@ -373,8 +379,3 @@ def _choose(tuner: Tuner, collective: Collective, size_bytes: float, algorithms:
     """`Tuner.choose`: fits and searches ask for the same sizes again and again."""
     found = [each for each in tuner.estimates(collective, size_bytes) if each.algorithm in algorithms]
     return min(found, key=lambda each: each.estimate_s)
-
-
-def _since(values: Sequence[tuple[Version, _T]], version: Version) -> _T:
-    """The value since the latest version that is not newer."""
-    return next((value for since, value in reversed(values) if since <= version), values[0][1])
