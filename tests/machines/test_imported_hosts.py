@@ -301,6 +301,18 @@ def test_every_family_has_links_of_its_generation() -> None:
     assert all(generation.source for generation in LINK_GENERATIONS.values())
 
 
+@pytest.mark.parametrize("between", ["><", ">\n<"])
+def test_nics_of_an_xml_are_near_by_its_tree_not_by_its_lines(between: str) -> None:
+    """Two NICs are below the switch of the first GPU, one below that of the second."""
+    net = '<pci busid="{0}"><nic><net name="{0}" speed="400000"/></nic></pci>'
+    gpu = '<pci busid="{0}"><gpu rank="{0}" sm="90"><nvlink target="sw" count="18" tclass="0x068000"/></gpu></pci>'
+    parts = (gpu.format(0) + net.format("a") + net.format("b"), gpu.format(1) + net.format("c"))
+    switches = "".join(f'<pci busid="s{number}">{part}</pci>' for number, part in enumerate(parts))
+    text = f'<system version="1"><cpu numaid="0">{switches}</cpu></system>'.replace("><", between)
+    machine = import_topology(text, "pair", profile="h100")
+    assert machine.parameters["nics"].text == "a: 0; b: 0; c: 1"
+
+
 def test_a_link_to_itself_is_called_one() -> None:
     gpu = '<pci busid="{0}"><gpu rank="{1}" sm="80"><nvlink target="{0}" count="12" tclass="0x030200"/></gpu></pci>\n'
     gpus = gpu.format("0001:00:00.0", 0) + gpu.format("0002:00:00.0", 1)
