@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from sim.messages import call_facts
 from tasp_lab.core.arrays import FloatArray, IntArray, numbered
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.contention import Contention
-from tasp_lab.machines.libraries.channels import ChannelLibrary
+from tasp_lab.machines.libraries.channels import ChannelLibrary, Ring
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule, remembered
@@ -278,9 +278,12 @@ class _Rings:
     def times_s(self, library: ChannelLibrary) -> FloatArray:
         """The time of each ring, in seconds."""
         numbers = np.zeros((4, len(self.kinds), len(self.calls)))
-        for kind, message in enumerate(library.ring_messages(self.calls, self.kinds)):
-            for column, number in enumerate(message):
-                numbers[column, kind] = number
+        rings = [library.ring_of(call)[1:] for call in self.calls]
+        columns: list[Any] = [np.array(column, float).T for column in zip(*rings, strict=True)]
+        together = Ring("", *columns)
+        for kind, (place, size_bytes, first) in enumerate(self.kinds):
+            for row, number in enumerate(together.message(place, size_bytes, first=first)[:4]):
+                numbers[row, kind] = number
         launch_s, latency_s, wire_bytes, limit = numbers[:, self.kind]
         rates = np.minimum(self.narrowest_bytes_per_s[:, None], limit)
         durations_s = launch_s, wire_bytes / rates, self.route_s[..., None] + latency_s

@@ -16,6 +16,8 @@ import json
 from collections import defaultdict
 from typing import Any, NamedTuple
 
+import networkx
+
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.formats.programs import COLLECTIVES, Op, Place, Programs, communication, rank_programs
 from tasp_lab.schedule.schedule import Schedule
@@ -91,96 +93,80 @@ class _Rank:
 
     def gpu(self) -> Json:
         room = MAX_OPS - 4  # of parts, with what joins them
-        programs = [
-            [ops] if len(ops) <= MAX_OPS else [ops[first : first + room] for first in range(0, len(ops), room)]
-            for ops in self._joined()
-        ]
         semaphores = 0
         threadblocks: list[Json] = []
-        for parts in programs:
+        for ops in self._joined():
+            size = room if len(ops) > MAX_OPS else MAX_OPS
+            parts = [ops[first : first + size] for first in range(0, len(ops), size)]
             for number, part in enumerate(parts):
-                ops = part
                 if number:
-                    ops = [_plain("sem_acquire", semaphore_ids=[semaphores - 1]), _plain("nop"), *ops]
+                    part = [_op("sem_acquire", semaphore_ids=[semaphores - 1]), _op("nop"), *part]
                 if number + 1 < len(parts):
-                    ops = [*ops, _plain("nop"), _plain("sem_release", semaphore_ids=[semaphores])]
+                    part = [*part, _op("nop"), _op("sem_release", semaphore_ids=[semaphores])]
                     semaphores += 1
-                threadblocks.append(self._thread_block(len(threadblocks), ops))
+                threadblocks.append(self._thread_block(len(threadblocks), part))
         for what, count, most in (
             ("semaphores", semaphores, MAX_SEMAPHORES),
             ("thread blocks", len(threadblocks), MAX_THREAD_BLOCKS),
         ):
             if count > most:
                 raise ScheduleError(f"{self.where}: {count} {what}, expected at most {most} in an MSCCL++ plan")
-        remote = [{"rank": peer, "type": kind, "access_channel_types": ["memory"]} for peer, kind in self.buffers]
         return {
             "threadblocks": threadblocks,
             "channels": [{"channel_type": "memory", "connected_to": [self._peer(each) for each in self.channels]}],
-            "remote_buffers": remote,
+            "remote_buffers": [
+                {"rank": peer, "type": kind, "access_channel_types": ["memory"]} for peer, kind in self.buffers
+            ],
             "semaphores": [{"init_value": 0}] * semaphores,
         }
 
     def _joined(self) -> list[list[Json]]:
         """The operations of thread blocks that wait for no other, with channels and remote buffers of the rank."""
         blocks = self.programs.ranks[self.rank]
-        group = list(range(len(blocks)))
-
-        def root(number: int) -> int:
-            while group[number] != number:
-                number = group[number]
-            return number
-
+        graph: networkx.Graph[int] = networkx.Graph()
+        graph.add_nodes_from(range(len(blocks)))
+        graph.add_edges_from(
+            (number, other) for number, block in enumerate(blocks) for op in block.ops for other, _ in op.waits
+        )
+        together = list(networkx.connected_components(graph))
+        part_of = {number: part for part, members in enumerate(together) for number in members}
+        rows_of: list[list[tuple[float, list[Json]]]] = [[] for _ in together]
+        uses = _uses(self.programs, self.rank)
         for number, block in enumerate(blocks):
-            for op in block.ops:
-                for other, _ in op.waits:
-                    group[root(other)] = root(number)
-        # It is ready for the first message of a connection at once, for others when what uses their place has ended.
-        ready = {
-            into: [(at, "signal" if number else "rlxsignal") for number, at in enumerate(places) if at is not None]
-            for into, places in _uses(self.programs, self.rank).items()
-        }
-        needs = {
-            out: [at is not None for at in _uses(self.programs, out.destination)[out]]
-            for out in _sends(self.programs, self.rank)
-        }
-        rows: dict[int, list[tuple[float, list[Json]]]] = defaultdict(list)
-        for number, block in enumerate(blocks):
+            rows = rows_of[part_of[number]]
             out = _Connection(self.rank, block.send, block.channel)
             into = _Connection(block.receive, self.rank, block.channel)
-            for position, name in ready.get(into, ()) if block.receive >= 0 else ():
-                rows[root(number)].append(
-                    (position, [*([] if position < 0 else [_plain("nop")]), self._signal(name, into)])
-                )
-            sent = 0
+            # It is ready for the first message at once, for others when what uses their place has ended.
+            for later, position in enumerate(uses[into] if block.receive >= 0 else ()):
+                if position is not None:
+                    ready = self._signal("signal" if later else "rlxsignal", into)
+                    rows.append((position, [*([] if position < 0 else [_op("nop")]), ready]))
+            awaited = _uses(self.programs, block.send)[out] if block.send >= 0 else []
+            sends = 0
             for op in block.ops:
                 if op.kind == "send":
-                    ops = (
-                        [self._signal("rlxwait" if not sent else "wait", out), _plain("nop")]
-                        if needs[out][sent]
-                        else []
-                    )
-                    rows[root(number)].append((op.order, [*ops, *self._put(op, out)]))
-                    sent += 1
+                    wait = [self._signal("wait" if sends else "rlxwait", out), _op("nop")]
+                    ops = [*(wait if awaited[sends] is not None else []), *self._put(op, out)]
+                    sends += 1
                 elif op.kind == "receive":
-                    rows[root(number)].append((op.order, [self._signal("wait", into), _plain("nop")]))
+                    ops = [self._signal("wait", into), _op("nop")]
                 else:
-                    name = "re" if op.kind == "add" else "copy"
-                    sources = [op.destination, op.source] if op.kind == "add" else [op.source]
-                    buffers = {"src_buff": [_buffer(each, op.chunks) for each in sources]}
-                    local = _plain(name, **buffers, dst_buff=[_buffer(op.destination, op.chunks)])
-                    rows[root(number)].append((op.order, [local, _plain("nop")]))
-        return [_once([op for _, ops in sorted(each, key=lambda row: row[0]) for op in ops]) for each in rows.values()]
+                    name, more = ("re", [op.destination]) if op.kind == "add" else ("copy", [])
+                    sources = [_buffer(each, op.chunks) for each in (*more, op.source)]
+                    ops = [_op(name, src_buff=sources, dst_buff=[_buffer(op.destination, op.chunks)]), _op("nop")]
+                rows.append((op.order, ops))
+        return [_once([op for _, ops in sorted(rows, key=lambda row: row[0]) for op in ops]) for rows in rows_of]
 
     def _put(self, op: Op, out: _Connection) -> list[Json]:
         key = (op.peer, op.destination.buffer)
         if key not in self.buffers:
             self.buffers.append(key)
         remote = {"buffer_id": self.buffers.index(key), "index": op.destination.offset, "size": op.chunks}
-        put = _plain("put", src_buff=[_buffer(op.source, op.chunks)], dst_buff=[remote], channel_type="memory")
-        return [put, _plain("nop"), self._signal("signal", out)]
+        put = _op("put", src_buff=[_buffer(op.source, op.chunks)], dst_buff=[remote], channel_type="memory")
+        return [put, _op("nop"), self._signal("signal", out)]
 
     def _signal(self, name: str, connection: _Connection) -> Json:
-        return _plain(name, channel_ids=[self.channels.index(connection)], channel_type="memory")
+        return _op(name, channel_ids=[self.channels.index(connection)], channel_type="memory")
 
     def _thread_block(self, number: int, ops: list[Json]) -> Json:
         """The thread block: operations index its own lists of channels and of remote buffers."""
@@ -192,16 +178,14 @@ class _Rank:
                 "MSCCL++ plan"
             )
         own = []
-        for op in ops:
-            op = dict(op)
+        for op in map(dict, ops):
             if "channel_ids" in op:
                 op["channel_ids"] = [channels.index(each) for each in op["channel_ids"]]
-            if "dst_buff" in op:
-                op["dst_buff"] = [
-                    each | {"buffer_id": remote.index(each["buffer_id"])} if "buffer_id" in each else each
-                    for each in op["dst_buff"]
-                ]
-            own.append(op)
+            op["dst_buff"] = [
+                each | ({"buffer_id": remote.index(each["buffer_id"])} if "buffer_id" in each else {})
+                for each in op.get("dst_buff", ())
+            ]
+            own.append(op if op["dst_buff"] else {key: value for key, value in op.items() if key != "dst_buff"})
         return {
             "id": number,
             "ops": own,
@@ -233,7 +217,7 @@ def _uses(programs: Programs, rank: int) -> dict[_Connection, list[float | None]
     return found
 
 
-def _plain(name: str, **values: object) -> Json:
+def _op(name: str, **values: object) -> Json:
     return {"name": name, **values}
 
 

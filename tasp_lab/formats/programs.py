@@ -22,9 +22,10 @@ before it on its connection. So the first operation that has not ended can alway
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import gcd
 from typing import Literal, NamedTuple
 
@@ -181,18 +182,24 @@ class _Message(NamedTuple):
     land: Literal["store", "add", "copy"]
 
     def joins(self, other: _Message, most: int) -> bool:
-        return (
-            self[:3] == other[:3]
-            and self.land == other.land
-            and self.chunks + other.chunks <= most
-            and self.at_source.after(self.chunks) == other.at_source
-            and self.at_destination.after(self.chunks) == other.at_destination
-        )
+        """Whether the other is the next one in memory, and both together have at most so many chunks."""
+        ends = self.at_source.after(self.chunks), self.at_destination.after(self.chunks)
+        same = self[:3] == other[:3] and self.land == other.land
+        return same and self.chunks + other.chunks <= most and ends == (other.at_source, other.at_destination)
+
+
+class _Row(NamedTuple):
+    """An operation of a rank: its place in the order of all, its lane, and the sender of what it uses."""
+
+    key: tuple[int, int]
+    lane: int
+    sender: int
+    op: Op
 
 
 class _Builder:
     def __init__(self, schedule: Schedule, most_chunks: int) -> None:
-        self.schedule, self.most = schedule, most_chunks
+        self.schedule, self.most, n = schedule, most_chunks, schedule.world_size
         where = f"schedule {schedule.name!r}"
         found = collectives_of(schedule)
         fitting = [kind for kind in COLLECTIVES if kind in found]
@@ -206,52 +213,45 @@ class _Builder:
         self.kind = fitting[0]
         shard_bytes = found[self.kind]
         self.unit = gcd(shard_bytes, *schedule.block_bytes.tolist())  # a block of sums may be larger than a shard
-        n = schedule.world_size
-        if shard_bytes // self.unit * n > MAX_CHUNKS:
+        self.shard = shard_bytes // self.unit
+        if self.shard * n > MAX_CHUNKS:
             parts = int(schedule.initial[0].sum()) if self.kind == "AllGather" else len(schedule.blocks) // n
             near = -(-shard_bytes // max(parts, 1)) * max(parts, 1)
             raise ScheduleError(
                 f"{where}: shards of {format_size(shard_bytes)} have no equal chunks, expected at most {MAX_CHUNKS} "
                 f"in all; try a multiple of the {parts} blocks of a shard, such as {near} bytes"
             )
-        self.size = (schedule.block_bytes // self.unit).tolist()
-        self.shard = shard_bytes // self.unit
-        self.place = self._places()
+        self.size: list[int] = (schedule.block_bytes // self.unit).tolist()
         self.scratch = [0] * n
-        self.passing: dict[tuple[int, int], Place] = {}  # where a rank keeps what it only passes on
+        self.place = self._places_of_pairs() if self.kind == "AllToAll" else self._places_of_shards()
 
-    def _places(self) -> Callable[[int, int], Place]:
-        """Where each block lies at a rank, before and after."""
-        schedule, size = self.schedule, np.array(self.size)
-        if self.kind != "AllToAll":
-            if self.kind == "AllReduce":
-                offset = np.cumsum(size) - size
-            else:
-                owned = schedule.initial if self.kind == "AllGather" else schedule.final
-                offset = np.zeros(len(size), dtype=np.int64)
-                for rank, row in enumerate(owned):  # one rank's shard after the other, in the order of blocks
-                    own = np.flatnonzero(row)
-                    offset[own] = rank * self.shard + np.cumsum(size[own]) - size[own]
-            buffer = "i" if self.kind == "ReduceScatter" else "o"
-            fixed = [Place(buffer, each) for each in offset.tolist()]
-            return lambda rank, block: fixed[block]
-        starts, ends = schedule.initial, schedule.final & ~schedule.initial
+    def _places_of_shards(self) -> Callable[[int, int], Place]:
+        """Where each block lies at a rank: one rank's shard after the other, in the order of blocks."""
+        size = np.array(self.size)
+        offset = np.cumsum(size) - size
+        if self.kind != "AllReduce":
+            for rank, row in enumerate(self.schedule.initial if self.kind == "AllGather" else self.schedule.final):
+                own = np.flatnonzero(row)
+                offset[own] = rank * self.shard + np.cumsum(size[own]) - size[own]
+        places = [Place("i" if self.kind == "ReduceScatter" else "o", each) for each in offset.tolist()]
+        return lambda rank, block: places[block]
+
+    def _places_of_pairs(self) -> Callable[[int, int], Place]:
+        """Where each block of an AllToAll lies: at its owner, at its target, and where a rank only passes it on."""
+        starts, ends = self.schedule.initial, self.schedule.final & ~self.schedule.initial
         owner = starts.argmax(axis=0)
-        target = np.where(ends.any(axis=0), ends.argmax(axis=0), owner)
+        target = np.where(ends.any(axis=0), ends.argmax(axis=0), owner).tolist()
         inside: dict[tuple[int, int], int] = defaultdict(int)
-        offset_in_pair = []
-        for block, pair in enumerate(zip(owner.tolist(), target.tolist(), strict=True)):
-            offset_in_pair.append(inside[pair])
+        places: dict[tuple[int, int], Place] = {}
+        for block, pair in enumerate(zip(owner.tolist(), target, strict=True)):
+            places[pair[1], block] = Place("o", pair[0] * self.shard + inside[pair])
+            places[pair[0], block] = Place("i", pair[1] * self.shard + inside[pair])
             inside[pair] += self.size[block]
 
         def place(rank: int, block: int) -> Place:
-            if rank == owner[block]:
-                return Place("i", int(target[block]) * self.shard + offset_in_pair[block])
-            if rank == target[block]:
-                return Place("o", int(owner[block]) * self.shard + offset_in_pair[block])
-            if (rank, block) not in self.passing:
-                self.passing[rank, block] = self._scratch(rank, self.size[block])
-            return self.passing[rank, block]
+            if (rank, block) not in places:
+                places[rank, block] = self._scratch(rank, self.size[block])
+            return places[rank, block]
 
         return place
 
@@ -260,41 +260,39 @@ class _Builder:
         return Place("s", self.scratch[rank] - chunks)
 
     def programs(self) -> Programs:
-        n = self.schedule.world_size
-        # of each rank: key, lane, sender
-        ops: list[list[tuple[tuple[int, int], int, int, Op]]] = [[] for _ in range(n)]
-        held: BoolArray = self.schedule.initial.copy()
+        schedule, n = self.schedule, self.schedule.world_size
+        rows: list[list[_Row]] = [[] for _ in range(n)]
+        held: BoolArray = schedule.initial.copy()
         if self.kind == "AllToAll":
             for rank in range(n):
                 own = Op("copy", -1, Place("i", rank * self.shard), Place("o", rank * self.shard), self.shard)
-                ops[rank].append(((-1, 0), -1, -1, own))
-        for index, step in enumerate(self.schedule.steps):
+                rows[rank].append(_Row((-1, 0), -1, -1, own))
+        for index, step in enumerate(schedule.steps):
             position: dict[tuple[int, int, int], int] = defaultdict(int)
             for message in self._messages(step, held):
-                source, destination, lane = message[:3]
+                source, destination, lane, at_source, arrives, chunks, land = message
                 key = 2 * position[source, destination, lane]
                 position[source, destination, lane] += 1
-                chunks, arrives = message.chunks, message.at_destination
-                if message.land != "store":
+                if land != "store":
                     arrives = self._scratch(destination, chunks)
-                    join = Op(message.land, -1, arrives, message.at_destination, chunks)
-                    ops[destination].append(((index, 2 * MAX_TRANSFERS), lane, source, join))
-                send = Op("send", destination, message.at_source, arrives, chunks)
+                    join = Op(land, -1, arrives, message.at_destination, chunks)
+                    rows[destination].append(_Row((index, 2 * MAX_TRANSFERS), lane, source, join))
+                send = Op("send", destination, at_source, arrives, chunks)
                 receive = Op("receive", source, arrives, arrives, chunks)
-                ops[source].append(((index, key), lane, source, send))
-                ops[destination].append(((index, key + 1), lane, source, receive))
+                rows[source].append(_Row((index, key), lane, source, send))
+                rows[destination].append(_Row((index, key + 1), lane, source, receive))
             held[step.source[step.gives], step.block[step.gives]] = False
             held[step.destination, step.block] = True
         channel = self._channels()
-        ranks = [self._rank(rank, sorted(ops[rank], key=lambda row: row[:3]), channel) for rank in range(n)]
-        return Programs(self.schedule.name, self.kind, n, self.shard, self.unit, self.scratch, ranks)
+        ranks = [_thread_blocks(sorted(each, key=lambda row: row[:3]), channel) for each in rows]
+        return Programs(schedule.name, self.kind, n, self.shard, self.unit, self.scratch, ranks)
 
     def _messages(self, step: Step, held: BoolArray) -> list[_Message]:
         """The messages of a step, in the order of its transfers on each connection."""
         given = set(zip(step.source[step.gives].tolist(), step.block[step.gives].tolist(), strict=True))
         came: set[tuple[int, int]] = set()
         last: dict[tuple[int, int, int], int] = {}
-        found: list[_Message] = []
+        messages: list[_Message] = []
         for source, destination, lane, block in step.rows():
             cell = (destination, block)
             was_there = bool(held[cell])
@@ -306,99 +304,75 @@ class _Builder:
             came.add(cell)
             at_source, at_destination = self.place(source, block), self.place(destination, block)
             for first in range(0, self.size[block], self.most):
-                chunks = min(self.most, self.size[block] - first)
-                message = _Message(
-                    source, destination, lane, at_source.after(first), at_destination.after(first), chunks, land
-                )
+                chunks, here, there = min(self.most, self.size[block] - first), at_source.after(first), at_destination
+                message = _Message(source, destination, lane, here, there.after(first), chunks, land)
                 before = last.get(message[:3])
-                if before is not None and found[before].joins(message, self.most):
-                    found[before] = found[before]._replace(chunks=found[before].chunks + chunks)
+                if before is not None and messages[before].joins(message, self.most):
+                    messages[before] = messages[before]._replace(chunks=messages[before].chunks + chunks)
                 else:
-                    last[message[:3]] = len(found)
-                    found.append(message)
-        return found
+                    last[message[:3]] = len(messages)
+                    messages.append(message)
+        return messages
 
     def _channels(self) -> dict[int, int]:
         """The channel of each lane: lanes without a common connection share one, with at most 32 thread blocks."""
         connections: dict[int, set[tuple[int, int]]] = defaultdict(set)
         for step in self.schedule.steps:
-            rows = zip(step.lane.tolist(), step.source.tolist(), step.destination.tolist(), strict=True)
-            for lane, source, destination in set(rows):
-                connections[lane].add((source, destination))
+            for lane, *pair in zip(step.lane.tolist(), step.source.tolist(), step.destination.tolist(), strict=True):
+                connections[lane].add((pair[0], pair[1]))
         channels: list[set[tuple[int, int]]] = []
-        ends: list[dict[int, int]] = []  # of each channel: how many thread blocks each rank has at most
-        found = {}
-        for lane in sorted(connections):
-            pairs = connections[lane]
-            count: dict[int, int] = defaultdict(int)
-            for source, destination in pairs:
-                count[source] += 1
-                count[destination] += 1
-            for number, used in enumerate(channels):
-                if not used & pairs and all(ends[number].get(rank, 0) + each <= 32 for rank, each in count.items()):
-                    break
-            else:
-                number = len(channels)
-                channels.append(set())
-                ends.append(defaultdict(int))
+        channel_of = {}
+        for lane, pairs in sorted(connections.items()):
+            channels.append(set())  # the first that fits is taken, else a new one
+            number = next(
+                number
+                for number, used in enumerate(channels)
+                if not used & pairs and (not used or max(Counter(chain.from_iterable(used | pairs)).values()) <= 32)
+            )
             channels[number] |= pairs
-            for rank, each in count.items():
-                ends[number][rank] += each
-            found[lane] = number
-        return found
+            channels = list(filter(None, channels))
+            channel_of[lane] = number
+        return channel_of
 
-    def _rank(
-        self, rank: int, rows: Sequence[tuple[tuple[int, int], int, int, Op]], channel: dict[int, int]
-    ) -> list[ThreadBlock]:
-        """The thread blocks of a rank. A lane with one peer each way is one; else each connection has its own."""
-        sends: dict[int, set[int]] = defaultdict(set)
-        receives: dict[int, set[int]] = defaultdict(set)
-        for _, lane, _, op in rows:
-            if op.peer >= 0:
-                (sends if op.kind == "send" else receives)[lane].add(op.peer)
-        blocks: list[ThreadBlock] = []
-        sending: dict[tuple[int, int], int] = {}
-        receiving: dict[tuple[int, int], int] = {}
-        for lane in sorted(sends):
-            together = len(sends[lane]) == len(receives[lane]) == 1
-            for peer in sorted(sends[lane]):
-                sending[lane, peer] = len(blocks)
-                source = min(receives[lane]) if together else -1
-                if together:
-                    receiving[lane, source] = len(blocks)
-                blocks.append(ThreadBlock(peer, source, channel[lane]))
-        for lane in sorted(receives):
-            for peer in sorted(receives[lane]):
-                if (lane, peer) not in receiving:
-                    receiving[lane, peer] = len(blocks)
-                    blocks.append(ThreadBlock(-1, peer, channel[lane]))
-        local = -1
-        writer: dict[Place, tuple[int, int]] = {}
-        readers: dict[Place, list[tuple[int, int]]] = defaultdict(list)
-        waited: dict[int, dict[int, int]] = defaultdict(dict)
-        for order, (_, lane, sender, op) in enumerate(rows):
-            op.order = order
-            if op.kind == "send":
-                number = sending[lane, op.peer]
-            elif lane >= 0:
-                number = receiving[lane, sender]
-            else:
-                if local < 0:
-                    local = len(blocks)
-                    blocks.append(ThreadBlock(-1, -1, 0))
-                number = local
-            needed: dict[int, int] = {}
-            earlier = [writer[place] for place in (*op.reads, *op.writes) if place in writer]
-            earlier += [reader for place in op.writes for reader in readers[place]]
-            for block, index in earlier:
-                if block != number and index > waited[number].get(block, -1):
-                    needed[block] = max(index, needed.get(block, -1))
-            waited[number] |= needed
-            op.waits.extend(sorted(needed.items()))
-            me = (number, len(blocks[number].ops))
-            blocks[number].ops.append(op)
-            for place in op.reads:
-                readers[place].append(me)
-            for place in op.writes:
-                writer[place], readers[place] = me, []
-        return blocks
+
+def _thread_blocks(rows: Sequence[_Row], channel: dict[int, int]) -> list[ThreadBlock]:
+    """The thread blocks of a rank. A lane with one peer each way is one; else each connection has its own."""
+    peers: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for _, lane, _, op in rows:
+        if op.peer >= 0:
+            peers[op.kind, lane].add(op.peer)
+    blocks: list[ThreadBlock] = []
+    number_of: dict[tuple[str, int, int], int] = {}
+    for kind, lane in sorted(peers, key=lambda each: (each[0] != "send", each[1])):
+        together = all(len(peers.get((side, lane), ())) == 1 for side in ("send", "receive"))
+        for peer in sorted(peers[kind, lane]):
+            if (kind, lane, peer) in number_of:
+                continue  # with its sends
+            ends = {side: min(peers[side, lane]) if together else -1 for side in ("send", "receive")} | {kind: peer}
+            number_of |= {(side, lane, end): len(blocks) for side, end in ends.items() if end >= 0}
+            blocks.append(ThreadBlock(ends["send"], ends["receive"], channel[lane]))
+    writer: dict[Place, tuple[int, int]] = {}
+    readers: dict[Place, list[tuple[int, int]]] = defaultdict(list)
+    waited: dict[int, dict[int, int]] = defaultdict(dict)
+    for order, (_, lane, sender, op) in enumerate(rows):
+        op.order = order
+        key = ("send", lane, op.peer) if op.kind == "send" else ("receive", lane, sender)
+        if key not in number_of:  # the copy of a rank's own part
+            number_of[key] = len(blocks)
+            blocks.append(ThreadBlock(-1, -1, 0))
+        number = number_of[key]
+        earlier = [writer[place] for place in (*op.reads, *op.writes) if place in writer]
+        earlier += [reader for place in op.writes for reader in readers[place]]
+        needed: dict[int, int] = {}
+        for block, index in earlier:
+            if block != number and index > waited[number].get(block, -1):
+                needed[block] = max(index, needed.get(block, -1))
+        waited[number] |= needed
+        op.waits.extend(sorted(needed.items()))
+        me = (number, len(blocks[number].ops))
+        blocks[number].ops.append(op)
+        for place in op.reads:
+            readers[place].append(me)
+        for place in op.writes:
+            writer[place], readers[place] = me, []
+    return blocks

@@ -33,7 +33,6 @@ from tasp_lab.machines.libraries.channels import (
     InsideCalls,
     Medium,
     Nvls,
-    PairLibrary,
     Protocol,
     ProtocolName,
     channel_rule,
@@ -117,7 +116,7 @@ class System:
     library : ``auto`` for that of the family, or its name, or ``ideal`` or ``gloo``; of NCCL with or without its
         version, like ``nccl==2.28``.
     name : of the machine.
-    in_pairs : whether messages go through a communicator per pair of ranks, see `PairLibrary`.
+    in_pairs : whether messages go through a communicator per pair of ranks, see `tasp_lab.machines.libraries.groups`.
     edits : what was done to the links, in order.
     """
 
@@ -188,9 +187,12 @@ class System:
         world = self._channels(numbers, self.domains, self.ranks)
         if not self.in_pairs:
             return world
-        inside = self._channels(numbers, 1, 2) if self.ranks > 1 else None
-        between = self._channels(numbers, 2, 1) if self.domains > 1 else None
-        return PairLibrary(name=world.name, world=world, inside=inside, between=between)
+        # a pair inside a domain has no network, so its chunks are those of one domain
+        domain_of_rank = np.arange(self.domains * self.ranks) // self.ranks
+        kinds = [Communicators(self._channels(numbers, 1, 2), domain_of_rank)] if self.ranks > 1 else []
+        if self.domains > 1:
+            kinds.append(Communicators(self._channels(numbers, 2, 1), np.zeros_like(domain_of_rank)))
+        return GroupLibrary(name=world.name, kinds=tuple(kinds), domain_of_rank=domain_of_rank, world=world)
 
     def group_library(
         self, numbers: Numbers, domain_of_rank: IntArray, kinds: Sequence[tuple[IntArray, bool]]

@@ -270,7 +270,8 @@ def group_machine(machine: Machine, groups: IntArray) -> Machine:
     if machine.system is not None:
         kinds = [(np.arange(topology.world_size)[None], False)]
         library = machine.system.group_library(machine.parameters.numbers, np.array(topology.node_of_rank), kinds)
-        library = library.kinds[0].library if isinstance(library, GroupLibrary) else library
+        if isinstance(library, GroupLibrary) and library.world is None:
+            library = library.kinds[0].library
     return replace(machine, topology=topology, comm_library=library, system=None)
 
 

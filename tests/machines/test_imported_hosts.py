@@ -17,7 +17,7 @@ from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.importers import import_topology, read_topology
-from tasp_lab.machines.importers.survey import LINK_GENERATIONS, NODE, PHB, PIX, SYS, Branch, Leaf, in_sockets, nics_of
+from tasp_lab.machines.importers.survey import LINK_GENERATIONS, NODE, PHB, PIX, SYS, Branch, in_sockets, nics_of
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.machine_file import machine_file
 from tasp_lab.machines.profile import load_profile, profile_names
@@ -157,7 +157,9 @@ def test_numa_nodes_of_other_tools_are_in_sockets_too() -> None:
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=8), st.integers(1, 4))
 def test_every_gpu_is_in_one_socket_and_those_of_a_numa_node_together(numbers: list[int], count: int) -> None:
     ranks = {number: [rank for rank, each in enumerate(numbers) if each == number] for number in dict.fromkeys(numbers)}
-    nodes = [Branch("cpu", tuple(Leaf(rank, LINK) for rank in ranks[number]), number=number) for number in ranks]
+    nodes = [
+        Branch("cpu", tuple(Branch("gpu", (), LINK, rank) for rank in ranks[number]), number=number) for number in ranks
+    ]
     try:
         found = [socket.ranks() for socket in in_sockets(nodes, count)]
     except TopologyError:
@@ -297,6 +299,18 @@ def test_every_family_has_links_of_its_generation() -> None:
         assert 1 <= links <= 18, name
         assert links == pytest.approx(round(links)), name
     assert all(generation.source for generation in LINK_GENERATIONS.values())
+
+
+@pytest.mark.parametrize("between", ["><", ">\n<"])
+def test_nics_of_an_xml_are_near_by_its_tree_not_by_its_lines(between: str) -> None:
+    """Two NICs are below the switch of the first GPU, one below that of the second."""
+    net = '<pci busid="{0}"><nic><net name="{0}" speed="400000"/></nic></pci>'
+    gpu = '<pci busid="{0}"><gpu rank="{0}" sm="90"><nvlink target="sw" count="18" tclass="0x068000"/></gpu></pci>'
+    parts = (gpu.format(0) + net.format("a") + net.format("b"), gpu.format(1) + net.format("c"))
+    switches = "".join(f'<pci busid="s{number}">{part}</pci>' for number, part in enumerate(parts))
+    text = f'<system version="1"><cpu numaid="0">{switches}</cpu></system>'.replace("><", between)
+    machine = import_topology(text, "pair", profile="h100")
+    assert machine.parameters["nics"].text == "a: 0; b: 0; c: 1"
 
 
 def test_a_link_to_itself_is_called_one() -> None:

@@ -18,7 +18,7 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.host import HostModel
-from tasp_lab.machines.libraries.channels import PairLibrary
+from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.stack import load_stack
@@ -180,7 +180,7 @@ def test_a_message_of_its_own_for_each_tensor_takes_no_longer_to_send() -> None:
 def test_pairs_have_all_channels_where_a_world_has_few() -> None:
     machine = load_machine("h800-2x8")
     pairs = with_host(machine, load_stack("ultraattn").host("ring-attention")).comm_library
-    assert isinstance(pairs, PairLibrary)
+    assert isinstance(pairs, GroupLibrary)
     inside, between = pairs.places(np.array([0, 0]), np.array([1, 8])).tolist()
     few, many = (each.message(inside, 2**23, 1, first=False) for each in (machine.comm_library, pairs))
     assert many.channels > few.channels

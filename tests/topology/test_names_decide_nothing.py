@@ -13,7 +13,7 @@ from sim.simulate import simulate
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.files import write_whole
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.importers.survey import Branch, Leaf, pcie_parts
+from tasp_lab.machines.importers.survey import Branch, pcie_parts
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.machines.profile import member
@@ -71,7 +71,8 @@ def test_kinds_and_nodes_follow_from_the_graph(topology: Topology) -> None:
 
 def test_a_given_kind_counts_more_than_the_graph() -> None:
     pairs = tuple(link for a, b in ((0, 1), (2, 3)) for link in both_ways(a, b, 100e9, 0.0))
-    tree = [Branch("cpu", tuple(Branch("pcie", (Leaf(a, 1e9), Leaf(b, 1e9)), 1e9) for a, b in ((0, 1), (2, 3))))]
+    gpus = [Branch("gpu", (), 1e9, rank) for rank in range(4)]
+    tree = [Branch("cpu", (Branch("pcie", tuple(gpus[:2]), 1e9), Branch("pcie", tuple(gpus[2:]), 1e9)))]
     links, switches = pcie_parts(tree, 1e9, 0.0)
     topology = Topology("pairs", 4, (*pairs, *links), switches=tuple(switches))
     assert topology.switch_kinds == {"pcie0": "pcie", "pcie1": "pcie", "cpu0": "cpu"}

@@ -44,14 +44,6 @@ from tasp_lab.machines.profile import load_profile
 
 __all__ = ["import_topology", "read_topology"]
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[)?\[[0-9;]*m")
-"""A terminal escape sequence: nvidia-smi underlines its header even in a file. Pages lose the first character of it."""
-
-_QUOTE = re.compile(r"(?m)^[ \t]*(?:(?:>|&gt;)[ \t]?)+")
-"""What mails and issues put before a line that they quote."""
-
-_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-
 
 def import_topology(
     text: str,
@@ -98,7 +90,7 @@ def import_topology(
     if not name.strip() or not name.isprintable():
         raise TopologyError(f"{name!a} is no name of a topology, expected text that can be seen")
     options = Given(link_bandwidth, pcie_bandwidth, cpu_bandwidth, nvswitch, pcie, sockets)
-    survey = _read(_unquoted(_ESCAPE.sub("", text.removeprefix("\ufeff"))), options)
+    survey = _read(text, options)
     machine = assemble(survey, name, options)
     if profile is None:
         if nodes != 1 or rails:
@@ -113,16 +105,18 @@ def read_topology(path: Path, **options: Any) -> Machine:
     Raises `TopologyError` naming the file.
     """
     where = f"file {str(path)!r}"
-    if path.suffix.lower() in ENDINGS and not _is_json_of_tool(path):
-        return _of_machine_file(path, where, **options)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
+        data = path.read_bytes()
     except (OSError, ValueError) as error:
         raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    # amd-smi topology --json prints a list, a machine file is an object
+    is_list = path.suffix.lower() == ".json" and data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+    if path.suffix.lower() in ENDINGS and not is_list:
+        return _of_machine_file(path, where, **options)
     try:
-        return import_topology(text, path.stem, **options)
+        return import_topology(data.decode("utf-8-sig"), path.stem, **options)
+    except UnicodeDecodeError as error:
+        raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (TopologyError, QuantityError, ProfileError) as error:
         raise type(error)(f"{where}: {error}") from error
 
@@ -138,36 +132,33 @@ def _of_machine_file(path: Path, where: str, profile: str | None = None, nodes: 
     return machine_of_family(profile, load_profile(profile), machine.topology, machine.parameters)
 
 
-def _is_json_of_tool(path: Path) -> bool:
-    """Whether a file has the list that ``amd-smi topology --json`` prints; a machine file is an object."""
-    try:
-        return path.suffix.lower() == ".json" and path.read_bytes().removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-    except (OSError, ValueError):
-        return False
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[)?\[[0-9;]*m")
+"""A terminal escape sequence: nvidia-smi underlines its header even in a file. Pages lose the first character of it."""
 
+_QUOTE = re.compile(r"(?m)^[ \t]*(?:(?:>|&gt;)[ \t]?)+")
+"""What mails and issues put before a line that they quote."""
 
-def _unquoted(text: str) -> str:
-    """The text without marks of quotes; of XML only the document. Lines keep their numbers.
-
-    >>> _unquoted("> GPU0 X"), _unquoted("as asked:\\n> <system>\\n> </system>\\nBest")
-    ('GPU0 X', '\\n<system>\\n</system>')
-    """
-    if not text.lstrip().startswith("<"):
-        text = _QUOTE.sub("", text.replace("\xa0", " "))  # pages have no-break spaces
-        if begin := re.search(r"(?m)^[ \t]*<system\b", text):
-            text = "\n" * text.count("\n", 0, begin.start()) + text[begin.start() :].lstrip()
-    end = text.rfind("</system>") if text.lstrip().startswith("<") else -1
-    return text if end < 0 else text[: end + len("</system>")]
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def _read(text: str, options: Given) -> Survey:
+    """The survey of a text as it is pasted: with marks of quotes, and of XML with text around it."""
+    text = _ESCAPE.sub("", text.removeprefix("\ufeff"))
+    if not text.lstrip().startswith("<"):
+        text = _QUOTE.sub("", text.replace("\xa0", " "))  # pages have no-break spaces
+        if begin := re.search(r"(?m)^[ \t]*<system\b", text):
+            # empty lines in place of what is before, so that messages have the right numbers
+            text = "\n" * text.count("\n", 0, begin.start()) + text[begin.start() :].lstrip()
+    is_xml = text.lstrip().startswith("<")
+    if is_xml and "</system>" in text:
+        text = text[: text.rindex("</system>") + len("</system>")]
     if not text.strip():
         raise TopologyError("the text is empty, expected what nvidia-smi topo -m, amd-smi topology or NCCL wrote")
     if wrong := _NO_TEXT.search(text):
         line = text.count("\n", 0, wrong.start()) + 1
         raise TopologyError(f"line {line}: the character {wrong[0]!a} is no text, expected what a tool printed")
     lines = lines_of_amd_json(text) if re.match(r"\s*\[\s*\{", text) else text.splitlines()
-    is_xml, amd = text.lstrip().startswith("<"), amd_tool(lines)
+    amd = amd_tool(lines)
     if options.nvswitch is not None and (is_xml or amd):
         raise TopologyError("nvswitch was given, but only a matrix of nvidia-smi leaves open whether there is a switch")
     if is_xml:

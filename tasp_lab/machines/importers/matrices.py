@@ -27,9 +27,6 @@ from tasp_lab.machines.importers.survey import (
     SYS,
     Branch,
     Given,
-    Leaf,
-    Nics,
-    Pair,
     PcieSurvey,
     Survey,
     groups,
@@ -45,8 +42,7 @@ BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 """Its name in those of amd-smi."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The words after the name of a row, and the number of its line, counted from 1."""
 
     line: int
@@ -55,39 +51,42 @@ class Row:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A table: the names of its columns, and the rows of the GPUs among them, in the order of the columns.
+    """A table: the names of its columns, the GPUs among them, and the rows of GPUs and other devices by name.
 
-    `last_line` is the number of the line in which the table ends. `others` are the rows of other devices.
+    `last_line` is the number of the line in which the table ends.
     """
 
-    columns: tuple[str, ...]
-    gpus: tuple[str, ...]
-    rows: tuple[Row, ...]
+    columns: Sequence[str]
+    gpus: Sequence[str]
+    rows: Mapping[str, Row]
     last_line: int
-    others: Mapping[str, Row]
 
-    def cells(self) -> Iterator[tuple[str, Row, str, str]]:
-        """Each GPU with its row, and for each column the cell in it."""
-        for gpu, row in zip(self.gpus, self.rows, strict=True):
+    def cells(self) -> Iterator[tuple[str, str, str, int]]:
+        """Each GPU with each column, the cell there and the number of its line."""
+        for gpu in self.gpus:
+            row = self.rows[gpu]
             for column, cell in zip(self.columns, row.words, strict=False):
-                yield gpu, row, column, cell
+                yield gpu, column, cell, row.line
 
-    def symmetric_cells(self, diagonal: str) -> dict[Pair, str]:
+    def symmetric_cells(self, diagonal: str) -> dict[tuple[int, int], str]:
         """The cell of each two GPUs. Raises if one is another the other way round, or if the diagonal differs."""
-        for gpu, row, column, cell in self.cells():
+        for gpu, column, cell, line in self.cells():
             if gpu == column and cell != diagonal:
-                raise TopologyError(f"line {row.line}: {gpu} to itself is {shown(cell)}, expected {diagonal}")
-        rows = dict(zip(self.gpus, self.rows, strict=True)) | dict(self.others)
+                raise TopologyError(f"line {line}: {gpu} to itself is {shown(cell)}, expected {diagonal}")
         place_of = {column: place for place, column in enumerate(self.columns)}
-        for gpu, row, column, there in self.cells():
-            back = rows.get(column)  # that of a NIC may be missing or short
+        for gpu, column, there, line in self.cells():
+            back = self.rows.get(column)  # that of a NIC may be missing or short
             if back is not None and there != (*back.words[place_of[gpu] :], there)[0]:
                 raise TopologyError(
-                    f"line {row.line}: {gpu} to {shown(column)[1:-1]} is {shown(there)}, but "
+                    f"line {line}: {gpu} to {shown(column)[1:-1]} is {shown(there)}, but "
                     f"{shown(back.words[place_of[gpu]])} the other way round in line {back.line}"
                 )
-        places = [place_of[gpu] for gpu in self.gpus]
-        return {(a, b): self.rows[a].words[places[b]] for a, b in combinations(range(len(self.gpus)), 2)}
+        ranks = combinations(range(len(self.gpus)), 2)
+        return {(a, b): self.rows[self.gpus[a]].words[place_of[self.gpus[b]]] for a, b in ranks}
+
+    def at(self, a: int, b: int) -> tuple[str, str]:
+        """Where the cell of two GPUs is, for a message: its line, and their names."""
+        return f"line {self.rows[self.gpus[a]].line}", f"{self.gpus[a]} to {self.gpus[b]}"
 
 
 def read_matrix(lines: Sequence[str], header: int, columns: Sequence[str], of_gpu: re.Pattern[str] = GPU) -> Matrix:
@@ -114,8 +113,7 @@ def read_matrix(lines: Sequence[str], header: int, columns: Sequence[str], of_gp
         rows[name] = Row(line, tuple(words))
     if missing := [gpu for gpu in gpus if gpu not in rows]:
         raise TopologyError(f"line {header + 1}: {missing[0]} has a column but no row below")
-    of_gpus = tuple(rows.pop(gpu) for gpu in gpus)
-    return Matrix(tuple(columns), tuple(gpus), of_gpus, header + 1 + len(of_gpus) + len(rows), rows)
+    return Matrix(columns, gpus, rows, header + 1 + len(rows))
 
 
 # ------------------------------------------------------------------------------------------------- nvidia-smi topo -m
@@ -145,100 +143,6 @@ _CLOSER = {PXB: PIX, PHB: PXB, NODE: PXB, SYS: NODE}
 _AFFINITY = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*")
 """CPUs or NUMA nodes, like ``0-55,112-167``."""
 
-
-def survey_pcie(matrix: Matrix, numa_nodes: Sequence[list[str]], constant: Constant) -> PcieSurvey:
-    """The tree, with the bandwidth of the constant on all its links.
-
-    Raises `TopologyError` if cells contradict each other, so that there is no tree.
-    """
-    parts = {level: groups(matrix.columns, _pairs_within(matrix, level)) for level in (PIX, PXB, NODE)}
-    _check_tree(matrix, parts)
-    leaves = {gpu: Leaf(rank, parse_bandwidth_bytes_per_s(constant.value)) for rank, gpu in enumerate(matrix.gpus)}
-    numbers = _numbers(matrix)
-    branches = tuple(
-        Branch(
-            "cpu",
-            _below(node, [parts[PXB], parts[PIX]], leaves),
-            number=next((numbers[gpu] for gpu in node if gpu in numbers), None),
-        )
-        for node in numa_nodes
-    )
-    node_of = {device: index for index, node in enumerate(numa_nodes) for device in node}
-    overruled = any(
-        LEVELS.get(cell) == SYS and column in leaves and node_of[gpu] == node_of[column]
-        for gpu, _, column, cell in matrix.cells()
-    )
-    source = "assumption: by affinity, though cells are SYS" if overruled else "by cells and affinities"
-    return PcieSurvey(branches, source, (constant,))
-
-
-def _pairs_within(matrix: Matrix, level: int) -> list[tuple[str, str]]:
-    return [(gpu, column) for gpu, _, column, cell in matrix.cells() if LEVELS.get(cell, SYS) <= level]
-
-
-def _numa_nodes(matrix: Matrix) -> list[list[str]]:
-    """The devices by NUMA node, as cells and affinities tell."""
-    cells = matrix.symmetric_cells("X")
-    sys_tells = any(LEVELS.get(cell) in (PHB, NODE) for cell in cells.values())
-    affinities = [_affinities(matrix, row) for row in matrix.rows]
-    same = []
-    for (a, b), cell in cells.items():
-        (cpus, numa), (other_cpus, other_numa) = affinities[a], affinities[b]
-        is_same = numa == other_numa if numa and other_numa else cpus and cpus == other_cpus
-        if is_same and not (cell in LEVELS and sys_tells):
-            same.append((matrix.gpus[a], matrix.gpus[b]))
-    return groups(matrix.columns, [*_pairs_within(matrix, NODE), *same])
-
-
-def _affinities(matrix: Matrix, row: Row) -> tuple[str, str]:
-    """The CPU and the NUMA affinity of a row: the words after the cells; empty where there is none, as for ``N/A``."""
-    cpus, numa = (*row.words[len(matrix.columns) :], "", "")[:2]
-    return cpus if _AFFINITY.fullmatch(cpus) else "", numa if _AFFINITY.fullmatch(numa) else ""
-
-
-def _numbers(matrix: Matrix) -> dict[str, int]:
-    """The number of the NUMA node of each GPU; of equal parts of the CPUs, where only the CPU affinity tells.
-
-    CPUs 16-31 are those of the second part, of 16 CPUs each: Linux counts the cores node by node.
-    """
-    found = [_affinities(matrix, row) for row in matrix.rows]
-    numa = [_AFFINITY.fullmatch(text) for _, text in found]
-    cpus = [_AFFINITY.fullmatch(text) for text, _ in found]
-    if all(numa):
-        return {gpu: int(match[1]) for gpu, match in zip(matrix.gpus, numa, strict=True) if match}
-    if not all(cpus):
-        return {}
-    ends = [(int(match[1]), int(match[2] or match[1])) for match in cpus if match]
-    return {gpu: first // max(last - first + 1, 1) for gpu, (first, last) in zip(matrix.gpus, ends, strict=True)}
-
-
-def _check_tree(matrix: Matrix, parts: Mapping[int, list[list[str]]]) -> None:
-    """No two devices may be nearer over others than their own cell says."""
-    place = {
-        level: {device: index for index, part in enumerate(groups_at) for device in part}
-        for level, groups_at in parts.items()
-    }
-    for gpu, row, column, cell in matrix.cells():
-        closer = place.get(_CLOSER.get(LEVELS.get(cell, PIX), -1))
-        if closer is not None and closer[gpu] == closer[column]:
-            raise TopologyError(
-                f"line {row.line}: {gpu} to {shown(column)} is {cell}, but other cells put them nearer to each other, "
-                "expected a tree"
-            )
-
-
-def _below(
-    devices: Sequence[str], parts: Sequence[list[list[str]]], leaves: Mapping[str, Leaf]
-) -> tuple[Branch | Leaf, ...]:
-    """The GPUs among the devices, under the switches that `parts` puts them, from the top down."""
-    if not parts:
-        return tuple(leaves[device] for device in devices if device in leaves)
-    bandwidth_bytes_per_s = next(iter(leaves.values())).bandwidth_bytes_per_s
-    here = set(devices)
-    inside = [part for part in parts[0] if part[0] in here]
-    return tuple(Branch("pcie", _below(part, parts[1:], leaves), bandwidth_bytes_per_s) for part in inside)
-
-
 MAX_LINKS = 18
 """The most NVLinks of one GPU, Hopper and Blackwell (NVIDIA/nccl 081eafaf, src/graph/xml.cc, maxNvLinks)."""
 
@@ -253,100 +157,95 @@ NVLINK_BANDWIDTH = Constant(
 _NVLINK = re.compile(r"NV([1-9][0-9]?)")
 
 
+def _begins_with_gpu(line: str) -> bool:
+    return GPU.fullmatch(next(iter(line.split()), "")) is not None
+
+
 def is_nvidia_smi(lines: Sequence[str]) -> bool:
     """Whether a line begins with the name of a GPU, as the header and the rows of the matrix do.
 
     >>> is_nvidia_smi(["", "        GPU0    GPU1    CPU Affinity"]), is_nvidia_smi(["GPU 0: NVIDIA H100"])
     (True, False)
     """
-    return any(_begins_with_gpu(line) for line in lines)
+    return any(map(_begins_with_gpu, lines))
 
 
 def read_nvidia_smi(lines: Sequence[str], options: Given) -> Survey:
     """What the matrix says. Raises `TopologyError` that names the line where it is no such matrix."""
-    begins = [index for index, line in enumerate(lines) if _begins_with_gpu(line)]
-    # The line below the header begins with a name in it; a sentence above may begin with the name of a GPU as well.
-    below = [next(iter(line.split()), "") for line in (*lines[1:], "")]
-    header = next((index for index in begins if below[index] in lines[index].split()), begins[0])
-    matrix = read_matrix(lines, header, _columns(lines[header], header + 1))
-    for line, text in enumerate(lines[matrix.last_line :], matrix.last_line + 1):
-        if _begins_with_gpu(text):
-            raise TopologyError(f"line {line}: a row below the matrix, which ends in line {matrix.last_line}")
-    for gpu, row, column, word in matrix.cells():
-        if column != gpu and not _is_cell(word):
-            expected = "expected NV#, PIX, PXB, PHB, NODE or SYS"
-            raise TopologyError(f"line {row.line}: {gpu} to {shown(column)} is {shown(word)}, {expected}")
-    for gpu, row in zip(matrix.gpus, matrix.rows, strict=True):
-        count = sum(_is_cell(word) or word == "X" for word in row.words)
-        if count > len(matrix.columns):
-            raise TopologyError(f"line {row.line}: {gpu} has {count} cells, expected {len(matrix.columns)}")
+    matrix, first_line = _nvidia_matrix(lines)
     cells = matrix.symmetric_cells("X")
     links = {pair: int(match[1]) for pair, cell in cells.items() if (match := _NVLINK.fullmatch(cell))}
-    cables, switches = _wiring(matrix, cells, links, options.nvswitch)
-    numa_nodes = _numa_nodes(matrix)
+    cables: dict[tuple[int, int], int] = {}
+    switches: list[dict[int, int]] = []
+    for members in groups(range(len(matrix.gpus)), links):  # GPUs that NVLinks do not join have no switch in common
+        inside = {pair: links[pair] for pair in combinations(members, 2) if pair in links}
+        used: Counter[int] = Counter()
+        for pair, count in inside.items():
+            used.update(dict.fromkeys(pair, count))
+        if inside and (max(used.values()) > MAX_LINKS if options.nvswitch is None else options.nvswitch):
+            switches.append(_ports(matrix, cells, members, inside, _reason(True, options.nvswitch)))
+        else:
+            cables |= inside
+    numa_nodes = _numa_nodes(matrix, cells)
+    node_of = {device: index for index, node in enumerate(numa_nodes) for device in node}
+    nics = [column for column in matrix.columns if column not in matrix.gpus]
+    levels: dict[str, list[int]] = {gpu: [] for gpu in matrix.gpus}
+    for gpu, column, cell, _ in matrix.cells():
+        if column not in levels:  # in one NUMA node nothing is as far as SYS
+            levels[gpu].append(min(LEVELS.get(cell, SYS), NODE if node_of[gpu] == node_of[column] else SYS))
     return Survey(
         tool="nvidia-smi topo -m",
-        lines=f"lines {header + 1} to {matrix.last_line}",
+        lines=f"lines {first_line} to {matrix.last_line}",
         fabric="NVLink",
         gpu_count=len(matrix.gpus),
         cables=cables,
         switches=switches,
         wiring_source=_reason(bool(switches), options.nvswitch) if links else "no cell NV#",
         link_bandwidth=options.constant(NVLINK_BANDWIDTH) if links else None,
-        pcie=lambda: survey_pcie(matrix, numa_nodes, options.constant(PCIE_BANDWIDTH)),
-        nic_count=len(matrix.columns) - len(matrix.gpus),
-        nics=_nics(matrix, numa_nodes),
+        pcie=lambda: _nvidia_pcie(matrix, numa_nodes, options.constant(PCIE_BANDWIDTH)),
+        nic_count=len(nics),
+        nics=nics_of(nics, list(levels.values()), [None] * len(nics)),
     )
+
+
+def _nvidia_matrix(lines: Sequence[str]) -> tuple[Matrix, int]:
+    """The matrix and the number of its first line."""
+    begins = [index for index, line in enumerate(lines) if _begins_with_gpu(line)]
+    # The line below the header begins with a name in it; a sentence above may begin with the name of a GPU as well.
+    below = [next(iter(line.split()), "") for line in (*lines[1:], "")]
+    header = next((index for index in begins if below[index] in lines[index].split()), begins[0])
+    words = lines[header].split()
+    # what follows the devices is about CPUs
+    columns = words[: next((index for index, word in enumerate(words) if word in ("CPU", "NUMA")), None)]
+    if "X" in columns:
+        raise TopologyError(
+            f"line {header + 1}: this is a row of the matrix, expected the header with the names of the GPUs"
+        )
+    matrix = read_matrix(lines, header, columns)
+    for line, text in enumerate(lines[matrix.last_line :], matrix.last_line + 1):
+        if _begins_with_gpu(text):
+            raise TopologyError(f"line {line}: a row below the matrix, which ends in line {matrix.last_line}")
+    for gpu, column, word, line in matrix.cells():
+        if column != gpu and not _is_cell(word):
+            expected = "expected NV#, PIX, PXB, PHB, NODE or SYS"
+            raise TopologyError(f"line {line}: {gpu} to {shown(column)} is {shown(word)}, {expected}")
+    for gpu in matrix.gpus:
+        count = sum(_is_cell(word) or word == "X" for word in matrix.rows[gpu].words)
+        if count > len(columns):
+            raise TopologyError(f"line {matrix.rows[gpu].line}: {gpu} has {count} cells, expected {len(columns)}")
+    return matrix, header + 1
 
 
 def _is_cell(word: str) -> bool:
     return word in LEVELS or _NVLINK.fullmatch(word) is not None
 
 
-def _nics(matrix: Matrix, numa_nodes: Sequence[list[str]]) -> Nics:
-    """The NICs that GPUs use, by cells; in one NUMA node nothing is as far as SYS. No bandwidth is in the matrix."""
-    names = [column for column in matrix.columns if column not in matrix.gpus]
-    node_of = {device: index for index, node in enumerate(numa_nodes) for device in node}
-    levels: dict[str, list[int]] = {gpu: [] for gpu in matrix.gpus}
-    for gpu, _, column, cell in matrix.cells():
-        if column not in levels:
-            levels[gpu].append(min(LEVELS.get(cell, SYS), NODE if node_of[gpu] == node_of[column] else SYS))
-    return nics_of(names, list(levels.values()), [None] * len(names))
-
-
-def _begins_with_gpu(line: str) -> bool:
-    return GPU.fullmatch(next(iter(line.split()), "")) is not None
-
-
-def _columns(header: str, line: int) -> list[str]:
-    """The devices that the header names; what follows them is about CPUs."""
-    words = header.split()
-    columns = words[: next((index for index, word in enumerate(words) if word in ("CPU", "NUMA")), None)]
-    if "X" in columns:
-        raise TopologyError(f"line {line}: this is a row of the matrix, expected the header with the names of the GPUs")
-    return columns
-
-
-def _wiring(
-    matrix: Matrix, cells: Mapping[Pair, str], links: Mapping[Pair, int], nvswitch: bool | None
-) -> tuple[dict[Pair, int], tuple[dict[int, int], ...]]:
-    """The NVLinks as cables and as links into switches; GPUs that NVLinks do not join have no switch in common."""
-    cables: dict[Pair, int] = {}
-    switches = []
-    for members in groups(range(len(matrix.gpus)), links):
-        inside = {pair: links[pair] for pair in combinations(members, 2) if pair in links}
-        used: Counter[int] = Counter()
-        for pair, count in inside.items():
-            used.update(dict.fromkeys(pair, count))
-        if inside and (max(used.values()) > MAX_LINKS if nvswitch is None else nvswitch):
-            switches.append(_ports(matrix, cells, members, inside, _reason(True, nvswitch)))
-        else:
-            cables |= inside
-    return cables, tuple(switches)
-
-
 def _ports(
-    matrix: Matrix, cells: Mapping[Pair, str], members: Sequence[int], links: Mapping[Pair, int], reason: str
+    matrix: Matrix,
+    cells: Mapping[tuple[int, int], str],
+    members: Sequence[int],
+    links: Mapping[tuple[int, int], int],
+    reason: str,
 ) -> dict[int, int]:
     """How many links each member has into the switch that joins them all; between two, the smaller number shows."""
     ports = dict.fromkeys(members, 0)
@@ -355,10 +254,8 @@ def _ports(
     for a, b in combinations(members, 2):
         expected = min(ports[a], ports[b])
         if links.get((a, b)) != expected:
-            raise TopologyError(
-                f"line {matrix.rows[a].line}: {matrix.gpus[a]} to {matrix.gpus[b]} is {cells[a, b]}, expected "
-                f"NV{expected} behind a switch ({reason})"
-            )
+            line, gpus = matrix.at(a, b)
+            raise TopologyError(f"{line}: {gpus} is {cells[a, b]}, expected NV{expected} behind a switch ({reason})")
     return ports
 
 
@@ -368,6 +265,84 @@ def _reason(has_switch: bool, nvswitch: bool | None) -> str:
     if has_switch:
         return f"a row adds up to more than the {MAX_LINKS} NVLinks that a GPU has at most, so they end in NVSwitch"
     return f"cables, as no row adds up to more than the {MAX_LINKS} NVLinks that a GPU has at most"
+
+
+def _pairs_within(matrix: Matrix, level: int) -> list[tuple[str, str]]:
+    return [(gpu, column) for gpu, column, cell, _ in matrix.cells() if LEVELS.get(cell, SYS) <= level]
+
+
+def _affinities(matrix: Matrix) -> list[tuple[re.Match[str] | None, re.Match[str] | None]]:
+    """The CPU and the NUMA affinity of each GPU, the words after its cells; None for other words, as ``N/A``."""
+    words = [(*matrix.rows[gpu].words[len(matrix.columns) :], "", "") for gpu in matrix.gpus]
+    return [(_AFFINITY.fullmatch(cpus), _AFFINITY.fullmatch(numa)) for cpus, numa, *_ in words]
+
+
+def _numa_nodes(matrix: Matrix, cells: Mapping[tuple[int, int], str]) -> list[list[str]]:
+    """The devices by NUMA node, as cells and affinities tell."""
+    sys_tells = any(LEVELS.get(cell) in (PHB, NODE) for cell in cells.values())
+    affinities = [[match and match[0] for match in pair] for pair in _affinities(matrix)]
+    same = []
+    for (a, b), cell in cells.items():
+        (cpus, numa), (other_cpus, other_numa) = affinities[a], affinities[b]
+        is_same = numa == other_numa if numa and other_numa else cpus and cpus == other_cpus
+        if is_same and not (cell in LEVELS and sys_tells):
+            same.append((matrix.gpus[a], matrix.gpus[b]))
+    return groups(matrix.columns, [*_pairs_within(matrix, NODE), *same])
+
+
+def _nvidia_pcie(matrix: Matrix, numa_nodes: Sequence[Sequence[str]], constant: Constant) -> PcieSurvey:
+    """The tree, with the bandwidth of the constant on all its links.
+
+    Raises `TopologyError` if cells contradict each other, so that there is no tree.
+    """
+    parts = {level: groups(matrix.columns, _pairs_within(matrix, level)) for level in (PIX, PXB, NODE)}
+    place = {
+        level: {device: index for index, part in enumerate(parts_there) for device in part}
+        for level, parts_there in parts.items()
+    }
+    for gpu, column, cell, line in matrix.cells():
+        closer = place.get(_CLOSER.get(LEVELS.get(cell, PIX), -1))
+        if closer is not None and closer[gpu] == closer[column]:
+            raise TopologyError(
+                f"line {line}: {gpu} to {shown(column)} is {cell}, but other cells put them nearer to each other, "
+                "expected a tree"
+            )
+    bandwidth_bytes_per_s = parse_bandwidth_bytes_per_s(constant.value)
+    rank_of = {gpu: rank for rank, gpu in enumerate(matrix.gpus)}
+
+    def below(devices: Sequence[str], levels: Sequence[int]) -> tuple[Branch, ...]:
+        """The GPUs among the devices, under the switches of these levels, from the top down."""
+        if not levels:
+            return tuple(Branch("gpu", (), bandwidth_bytes_per_s, rank_of[each]) for each in devices if each in rank_of)
+        inside = [part for part in parts[levels[0]] if part[0] in devices]
+        return tuple(Branch("pcie", below(part, levels[1:]), bandwidth_bytes_per_s) for part in inside)
+
+    numbers = _numa_numbers(matrix)
+    branches = [
+        Branch("cpu", below(node, (PXB, PIX)), number=next((numbers[each] for each in node if each in numbers), None))
+        for node in numa_nodes
+    ]
+    node_of = {device: index for index, node in enumerate(numa_nodes) for device in node}
+    overruled = any(
+        LEVELS.get(cell) == SYS and column in rank_of and node_of[gpu] == node_of[column]
+        for gpu, column, cell, _ in matrix.cells()
+    )
+    source = "assumption: by affinity, though cells are SYS" if overruled else "by cells and affinities"
+    return PcieSurvey(branches, source, (constant,))
+
+
+def _numa_numbers(matrix: Matrix) -> dict[str, int]:
+    """The number of the NUMA node of each GPU; of equal parts of the CPUs, where only the CPU affinity tells.
+
+    CPUs 16-31 are those of the second part, of 16 CPUs each: Linux counts the cores node by node.
+    """
+    affinities = dict(zip(matrix.gpus, _affinities(matrix), strict=True))
+    if all(numa for _, numa in affinities.values()):
+        return {gpu: int(numa[1]) for gpu, (_, numa) in affinities.items() if numa}
+    if not all(cpus for cpus, _ in affinities.values()):
+        return {}
+    ends = {gpu: (int(cpus[1]), int(cpus[2] or cpus[1])) for gpu, (cpus, _) in affinities.items() if cpus}
+    return {gpu: first // max(last - first + 1, 1) for gpu, (first, last) in ends.items()}
 
 
 # -------------------------------------------------------------------------- amd-smi topology and rocm-smi --showtopo
@@ -393,6 +368,7 @@ XGMI_BANDWIDTH = Constant(
 
 _WEIGHT_OF_LINK = 15
 _NEAREST_HOPS, _NEAREST_WEIGHT = 2, 40
+_NUMBER = re.compile("[0-9]{1,6}")
 _NUMA_NODE = re.compile(r"\s*GPU ?\[?([0-9]+)\]?\s*:\s*\(Topology\) Numa Node:\s*(-?[0-9]{1,6})\s*")
 
 
@@ -443,8 +419,13 @@ def read_amd(lines: Sequence[str], tool: AmdTool, options: Given) -> Survey:
         raise TopologyError(
             f"the tables {tool.types!r} and {tool.weights!r} have other GPUs, expected the same in both"
         )
-    cables = _cables(types, weights, tool)
-    stated = _stated_bandwidth(_bandwidths(lines, tool, first.gpus), cables)
+    cables = dict.fromkeys(_xgmi_pairs(types, weights, tool), 1)
+    stated = None
+    bandwidths = _bandwidths(lines, tool, first.gpus)
+    if known := {pair: bandwidths[pair] for pair in cables if pair in bandwidths}:
+        of_one = min(least for least, _ in known.values())
+        cables |= {pair: max(most // of_one, 1) for pair, (_, most) in known.items()}
+        stated = Constant("link_bandwidth", f"{of_one / 1000:g}GB/s", _STATED)
     wiring = f"pairs of type XGMI and weight {_WEIGHT_OF_LINK}"
     if weights is None:
         wiring = "assumption: each pair of type XGMI is a link, as there is no table of weights"
@@ -453,20 +434,28 @@ def read_amd(lines: Sequence[str], tool: AmdTool, options: Given) -> Survey:
     tables = [table for table in (types, weights) if table is not None]
     return Survey(
         tool=tool.name,
-        lines=" and ".join(f"lines {table.rows[0].line} to {table.last_line}" for table in tables),
+        lines=" and ".join(f"lines {table.rows[table.gpus[0]].line} to {table.last_line}" for table in tables),
         fabric="xGMI",
         gpu_count=len(first.gpus),
         cables=cables,
         switches=(),
         wiring_source=wiring,
         link_bandwidth=options.constant(stated or XGMI_BANDWIDTH) if cables else None,
-        pcie=lambda: _pcie_of_amd(lines, tool, first.gpus, options.constant(PCIE_BANDWIDTH)),
+        pcie=lambda: _amd_pcie(lines, tool, first.gpus, options.constant(PCIE_BANDWIDTH)),
     )
+
+
+_STATED = (
+    "assumption: what the driver counts for one link, the first number in the NUMA BW TABLE; drivers may count the "
+    "25 GT/s x 16 lanes of an MI200 for any GPU, so 50GB/s for an MI300X that has 64GB/s (Linux, "
+    "drivers/gpu/drm/amd/amdgpu/amdgpu_amdkfd.c, amdgpu_amdkfd_get_xgmi_bandwidth_mbytes); --link-bandwidth and "
+    "--profile of the import change it"
+)
 
 
 def _table(lines: Sequence[str], title: str, tool: AmdTool) -> Matrix | None:
     """The table below a title; None if it is not there."""
-    titles = [index for index, line in enumerate(lines) if title and title in line]
+    titles = [index for index, line in enumerate(lines) if title in line]
     if not titles:
         return None
     if len(titles) > 1:
@@ -479,41 +468,37 @@ def _table(lines: Sequence[str], title: str, tool: AmdTool) -> Matrix | None:
             f"line {header + 1}: expected the names of the GPUs, as {example}, below the title {title!r}"
         )
     matrix = read_matrix(lines, header, columns, tool.of_gpu)
-    for gpu, row in zip(matrix.gpus, matrix.rows, strict=True):
+    for gpu, row in matrix.rows.items():
         if len(row.words) > len(columns):
             raise TopologyError(f"line {row.line}: {gpu} has {len(row.words)} cells, expected {len(columns)}")
     return matrix
 
 
-def _cables(types: Matrix | None, weights: Matrix | None, tool: AmdTool) -> dict[Pair, int]:
-    """A link for each pair that has one."""
+def _xgmi_pairs(types: Matrix | None, weights: Matrix | None, tool: AmdTool) -> Iterator[tuple[int, int]]:
+    """The pairs with a link."""
     weight_of = weights.symmetric_cells("0") if weights else {}
     kinds = types.symmetric_cells(tool.itself) if types else dict.fromkeys(weight_of, "")
-    cables = {}
     for pair, kind in kinds.items():
-        a, b = pair
         if types and kind not in ("XGMI", "PCIE"):
-            raise TopologyError(
-                f"line {types.rows[a].line}: {types.gpus[a]} to {types.gpus[b]} is {shown(kind)}, expected XGMI or PCIE"
-            )
+            line, gpus = types.at(*pair)
+            raise TopologyError(f"{line}: {gpus} is {shown(kind)}, expected XGMI or PCIE")
         weight = weight_of.get(pair, str(_WEIGHT_OF_LINK))
-        if weights and (
-            not re.fullmatch("[0-9]{1,6}", weight)
-            or (kind == "XGMI" and (int(weight) % _WEIGHT_OF_LINK or not int(weight)))
-        ):
+        is_number = _NUMBER.fullmatch(weight) is not None
+        whole = is_number and int(weight) > 0 and int(weight) % _WEIGHT_OF_LINK == 0
+        if weights and not (whole if kind == "XGMI" else is_number):
+            line, gpus = weights.at(*pair)
             raise TopologyError(
-                f"line {weights.rows[a].line}: the weight of {weights.gpus[a]} to {weights.gpus[b]}, {kind}, is "
-                f"{shown(weight)}, expected a number, and {_WEIGHT_OF_LINK} for each link where it is XGMI"
+                f"{line}: the weight of {gpus}, {kind}, is {shown(weight)}, expected a number, and {_WEIGHT_OF_LINK} "
+                "for each link where it is XGMI"
             )
         if kind != "PCIE" and int(weight) == _WEIGHT_OF_LINK:
-            cables[pair] = 1
-    return cables
+            yield pair
 
 
-def _bandwidths(lines: Sequence[str], tool: AmdTool, gpus: Sequence[str]) -> dict[Pair, tuple[int, int]]:
-    """The least and the most bandwidth of pairs in MB/s, as far as the table states them."""
+def _bandwidths(lines: Sequence[str], tool: AmdTool, gpus: Sequence[str]) -> dict[tuple[int, int], tuple[int, int]]:
+    """The least and the most bandwidth of pairs in MB/s, as far as the table states them: it may be cut off."""
     starts = [index for index, line in enumerate(lines) if tool.bandwidths and tool.bandwidths in line]
-    found: dict[Pair, tuple[int, int]] = {}
+    found: dict[tuple[int, int], tuple[int, int]] = {}
     for start in starts:
         columns = (*lines[start + 1 : start + 2], "")[0].split()
         for line in lines[start + 2 :]:
@@ -528,26 +513,9 @@ def _bandwidths(lines: Sequence[str], tool: AmdTool, gpus: Sequence[str]) -> dic
     return found
 
 
-def _stated_bandwidth(bandwidths: Mapping[Pair, tuple[int, int]], cables: dict[Pair, int]) -> Constant | None:
-    """The bandwidth of a link, if it is stated; `cables` then gets the number of links of each pair."""
-    ends = {pair: bandwidths[pair] for pair in cables if pair in bandwidths}
-    if not ends:
-        return None
-    of_one = min(least for least, _ in ends.values())
-    cables |= {pair: max(most // of_one, 1) for pair, (_, most) in ends.items()}
-    return Constant(
-        "link_bandwidth",
-        f"{of_one / 1000:g}GB/s",
-        "assumption: what the driver counts for one link, the first number in the NUMA BW TABLE; drivers may count the "
-        "25 GT/s x 16 lanes of an MI200 for any GPU, so 50GB/s for an MI300X that has 64GB/s (Linux, "
-        "drivers/gpu/drm/amd/amdgpu/amdgpu_amdkfd.c, amdgpu_amdkfd_get_xgmi_bandwidth_mbytes); --link-bandwidth and "
-        "--profile of the import change it",
-    )
-
-
-def _pcie_of_amd(lines: Sequence[str], tool: AmdTool, gpus: Sequence[str], constant: Constant) -> PcieSurvey:
+def _amd_pcie(lines: Sequence[str], tool: AmdTool, gpus: Sequence[str], constant: Constant) -> PcieSurvey:
     """The NUMA nodes, by the lines of rocm-smi or by the hops and weights of amd-smi."""
-    numbers: dict[int, int] = {}
+    pairs = combinations(range(len(gpus)), 2)
     if tool is _ROCM_SMI:
         number_of = {f"GPU{match[1]}": int(match[2]) for line in lines if (match := _NUMA_NODE.fullmatch(line))}
         if missing := [gpu for gpu in gpus if gpu not in number_of]:
@@ -555,10 +523,10 @@ def _pcie_of_amd(lines: Sequence[str], tool: AmdTool, gpus: Sequence[str], const
                 f"{missing[0]} has no line '(Topology) Numa Node', expected one as rocm-smi --showtopo prints: "
                 "PCIe is needed where xGMI does not join all GPUs"
             )
-        numbers = {rank: number_of[gpu] for rank, gpu in enumerate(gpus)}
-        near = [(a, b) for a, b in combinations(numbers, 2) if numbers[a] == numbers[b]]
+        near = [(a, b) for a, b in pairs if number_of[gpus[a]] == number_of[gpus[b]]]
         source = "by the lines '(Topology) Numa Node'"
     else:
+        number_of = {}
         title, most = tool.hops, _NEAREST_HOPS
         table = _table(lines, title, tool)
         if table is None:
@@ -569,17 +537,14 @@ def _pcie_of_amd(lines: Sequence[str], tool: AmdTool, gpus: Sequence[str], const
                 f"no table {tool.hops!r} of all GPUs, expected one: PCIe is needed where xGMI does not join them"
             )
         cells = table.symmetric_cells("0")
-        near = [pair for pair, cell in cells.items() if re.fullmatch("[0-9]{1,6}", cell) and int(cell) <= most]
+        near = [pair for pair in pairs if _NUMBER.fullmatch(cells[pair]) and int(cells[pair]) <= most]
         source = f"assumption: up to {most} in the {title} is inside one"
     bandwidth_bytes_per_s = parse_bandwidth_bytes_per_s(constant.value)
-    nodes = tuple(
-        Branch(
-            "cpu",
-            tuple(Leaf(rank, bandwidth_bytes_per_s) for rank in ranks),
-            number=numbers.get(ranks[0]) if numbers.get(ranks[0], -1) >= 0 else None,
-        )
-        for ranks in groups(range(len(gpus)), near)
-    )
+    nodes = []
+    for ranks in groups(range(len(gpus)), near):
+        number = number_of.get(gpus[ranks[0]], -1)  # Linux has -1 where it knows none
+        below = tuple(Branch("gpu", (), bandwidth_bytes_per_s, rank) for rank in ranks)
+        nodes.append(Branch("cpu", below, number=number if number >= 0 else None))
     return PcieSurvey(nodes, source, (constant,))
 
 

@@ -2,11 +2,8 @@
 
 **PCIe** is a tree: GPUs hang below PCIe switches, those below NUMA nodes, and these below CPU sockets, which are joined
 in pairs. A switch or a socket becomes a switch of the topology, and each way up a link with the bandwidth of that PCIe
-link, which all that is below shares. A PCIe switch with a single GPU or switch below it decides nothing and is left
-out; the slower of its two links stays.
-
-Inside a socket nothing but the links of PCIe limits traffic, whichever of its NUMA nodes they end in. All traffic from
-one socket to another shares one path (`in_sockets`).
+link, which all that is below shares. Inside a socket nothing but the links of PCIe limits traffic, whichever of its
+NUMA nodes they end in. All traffic from one socket to another shares one path (`in_sockets`).
 
 The latency of a way is in the two links of its GPUs: NCCL has one latency for all PCIe paths, whatever they pass.
 
@@ -17,7 +14,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import combinations, pairwise
 from typing import Literal, NamedTuple, TypeVar
@@ -59,39 +56,30 @@ LINK_GENERATIONS: Mapping[str, LinkGeneration] = {
 """The generations by the ``sm`` of NVIDIA or the ``gcn`` of AMD, like ``sm 90`` and ``gfx942``."""
 
 
-@dataclass(frozen=True)
-class Branch:
-    """A PCIe switch, or a CPU, with what is below it: ranks and branches. A CPU is a NUMA node, or a socket of several.
+class Branch(NamedTuple):
+    """A part of the PCIe tree: a GPU, a PCIe switch, or a CPU, which is a NUMA node or a socket of several.
 
-    `bandwidth_bytes_per_s` is that of its way up; a CPU has none. `number` is that of a NUMA node; None if unknown.
+    `bandwidth_bytes_per_s` is that of its way up; a CPU has none. `number` is the rank of a GPU, or that of a NUMA
+    node where it is known.
     """
 
-    kind: Literal["pcie", "cpu"]
-    below: tuple[Branch | Leaf, ...]
+    kind: Literal["gpu", "pcie", "cpu"]
+    below: tuple[Branch, ...] = ()
     bandwidth_bytes_per_s: float = 0.0
     number: int | None = None
 
     def ranks(self) -> list[int]:
-        """The GPUs below it."""
-        parts = ([part.rank] if isinstance(part, Leaf) else part.ranks() for part in self.below)
-        return sorted(rank for ranks in parts for rank in ranks)
+        """The GPUs below it, or itself."""
+        own = [] if self.number is None or self.kind != "gpu" else [self.number]
+        return sorted([*own, *(rank for part in self.below for rank in part.ranks())])
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """A GPU and the bandwidth of its PCIe link."""
-
-    rank: int
-    bandwidth_bytes_per_s: float
-
-
-@dataclass(frozen=True)
-class PcieSurvey:
+class PcieSurvey(NamedTuple):
     """The NUMA nodes with all PCIe below them, what tells them apart, and the constants of its bandwidths."""
 
-    numa_nodes: tuple[Branch, ...]
+    numa_nodes: Sequence[Branch]
     numa_source: str
-    constants: tuple[Constant, ...]
+    constants: Sequence[Constant]
 
 
 def in_sockets(numa_nodes: Sequence[Branch], sockets: int | None = None) -> list[Branch]:
@@ -103,7 +91,7 @@ def in_sockets(numa_nodes: Sequence[Branch], sockets: int | None = None) -> list
     default there are two sockets, as servers of GPUs have, or one where all GPUs are in one NUMA node. Where a tool
     shows one NUMA node for several sockets, as in virtual machines, what is right below it is divided.
 
-    >>> nodes = [Branch("cpu", (Leaf(rank, 32e9),), number=number) for rank, number in enumerate((3, 1, 7, 5))]
+    >>> nodes = [Branch("cpu", (Branch("gpu", number=rank),), number=node) for rank, node in enumerate((3, 1, 7, 5))]
     >>> [socket.ranks() for socket in in_sockets(nodes)]
     [[0, 1], [2, 3]]
 
@@ -119,23 +107,26 @@ def in_sockets(numa_nodes: Sequence[Branch], sockets: int | None = None) -> list
     if len(numbers) < len(nodes) or len(set(numbers)) == 1:
         numbers = list(range(len(nodes)))
     total = max(numbers) + 1
-    if sorted(set(numbers)) != list(range(total)):
+    if len(set(numbers)) < total:
         total = 1 << (total - 1).bit_length()
-    below: dict[int, tuple[Branch | Leaf, ...]] = {}
+    below: dict[int, tuple[Branch, ...]] = {}
     for number, node in zip(numbers, nodes, strict=True):
         socket = number * count // max(total, count)
         below[socket] = below.get(socket, ()) + node.below
     return [Branch("cpu", parts) for parts in below.values()]
 
 
-def without_idle(sockets: Sequence[Branch]) -> Sequence[Branch]:
-    """The sockets; in place of a lone one with one way down, which decides nothing, what is below it.
-
-    >>> without_idle([Branch("cpu", (Branch("pcie", (Leaf(0, 32e9), Leaf(1, 32e9)), 16e9),))])[0].kind
-    'pcie'
-    """
-    only = sockets[0].below[0] if len(sockets) == 1 and len(sockets[0].below) == 1 else None
-    return [only] if isinstance(only, Branch) else sockets
+def _trimmed(branch: Branch) -> Branch:
+    """The branch without the switches below it that have no GPU, or one way down, of which the slower link stays."""
+    below = []
+    for part in map(_trimmed, branch.below):
+        if part.kind == "pcie" and len(part.below) == 1:
+            (only,) = part.below
+            slower = min(only.bandwidth_bytes_per_s, part.bandwidth_bytes_per_s)
+            part = only._replace(bandwidth_bytes_per_s=slower)
+        if part.kind == "gpu" or part.below:
+            below.append(part)
+    return branch._replace(below=tuple(below))
 
 
 def pcie_parts(
@@ -143,8 +134,8 @@ def pcie_parts(
 ) -> tuple[list[Link], list[Switch]]:
     """The links of the trees and between their roots, and their switches; `latency_s` is from rank to rank.
 
-    >>> pair, single = Branch("pcie", (Leaf(0, 32e9), Leaf(1, 32e9)), 16e9), Leaf(2, 32e9)
-    >>> links, switches = pcie_parts([Branch("cpu", (pair, single))], 22e9, 1e-6)
+    >>> first, second, third = (Branch("gpu", (), 32e9, rank) for rank in range(3))
+    >>> links, switches = pcie_parts([Branch("cpu", (Branch("pcie", (first, second), 16e9), third))], 22e9, 1e-6)
     >>> [link.name for link in links][::2], [switch.name for switch in switches]
     (['0->pcie0', '1->pcie0', 'pcie0->cpu0', '2->cpu0'], ['cpu0', 'pcie0'])
     """
@@ -152,13 +143,14 @@ def pcie_parts(
     switches: list[Switch] = []
 
     def named(branch: Branch) -> str:
-        switches.append(Switch(f"{branch.kind}{sum(other.kind == branch.kind for other in switches)}", branch.kind))
+        kind: Literal["pcie", "cpu"] = "cpu" if branch.kind == "cpu" else "pcie"
+        switches.append(Switch(f"{kind}{sum(other.kind == kind for other in switches)}", kind))
         return switches[-1].name
 
     def walk(branch: Branch, name: str) -> None:
         for part in branch.below:
-            if isinstance(part, Leaf):
-                links.extend(both_ways(part.rank, name, part.bandwidth_bytes_per_s, latency_s / 2))
+            if part.kind == "gpu":
+                links.extend(both_ways(part.ranks()[0], name, part.bandwidth_bytes_per_s, latency_s / 2))
             else:
                 inner = named(part)
                 walk(part, inner)
@@ -170,31 +162,6 @@ def pcie_parts(
     for a, b in combinations(names, 2):
         links += both_ways(a, b, cpu_bandwidth_bytes_per_s, 0.0)
     return links, switches
-
-
-def _trimmed(branch: Branch) -> Branch:
-    below = (_shortened(part) for part in branch.below)
-    return replace(branch, below=tuple(part for part in below if part is not None))
-
-
-def _shortened(part: Branch | Leaf) -> Branch | Leaf | None:
-    """The part without switches that have one way down or none; None if no GPU is left."""
-    if isinstance(part, Leaf):
-        return part
-    branch = _trimmed(part)
-    if len(branch.below) > 1:
-        return branch
-    if not branch.below:
-        return None
-    (only,) = branch.below
-    slower = min(only.bandwidth_bytes_per_s, branch.bandwidth_bytes_per_s)
-    return replace(only, bandwidth_bytes_per_s=slower)
-
-
-_Device = TypeVar("_Device", bound=Hashable)
-
-Pair = tuple[int, int]
-"""Two ranks, the smaller one first."""
 
 
 @dataclass(frozen=True)
@@ -226,8 +193,7 @@ PIX, PXB, PHB, NODE, SYS = range(5)
 host bridges of a NUMA node, the way between NUMA nodes. Less than `NODE` is near."""
 
 
-@dataclass(frozen=True)
-class Nic:
+class Nic(NamedTuple):
     """A NIC with the ranks that use it. `gbit_per_s` is None if it is not known."""
 
     name: str
@@ -235,12 +201,17 @@ class Nic:
     gbit_per_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Nics:
-    """The NICs that GPUs use, in the order of the file, and a line on how they were handed out."""
+class Nics(NamedTuple):
+    """The NICs that GPUs use, in the order of the file, and a line on how they were handed out.
 
-    used: tuple[Nic, ...] = ()
+    The line begins with the word assumption where the file does not tell.
+    """
+
+    used: Sequence[Nic] = ()
     source: str = ""
+
+
+NO_NICS = Nics()
 
 
 def nics_of(names: Sequence[str], levels: Sequence[Sequence[int]], gbit_per_s: Sequence[float | None]) -> Nics:
@@ -257,10 +228,11 @@ def nics_of(names: Sequence[str], levels: Sequence[Sequence[int]], gbit_per_s: S
     [(0, 2), (1,)]
     """
     if not names:
-        return Nics()
+        return NO_NICS
     near = {nic for row in levels for nic, level in enumerate(row) if level < NODE}
     ranks_of: dict[tuple[int, ...], list[int]] = {}
     borrowed: dict[int, list[int]] = {}
+    alone: list[int] = []
     for rank, row in enumerate(levels):
         nearest = [nic for nic, level in enumerate(row) if level == min(row)]
         lent = near.intersection(nearest)
@@ -268,25 +240,17 @@ def nics_of(names: Sequence[str], levels: Sequence[Sequence[int]], gbit_per_s: S
             borrowed[rank] = sorted(lent)
         else:
             ranks_of.setdefault(tuple(nearest), []).append(rank)
+            alone += [rank] * (min(row) >= NODE)
     used: dict[int, list[int]] = {}
     for nics, ranks in ranks_of.items():
         most = max(len(nics), len(ranks))
-        if most % len(nics) or most % len(ranks):
+        turns = [(nics[turn % len(nics)], ranks[turn % len(ranks)]) for turn in range(most)]
+        if most % len(nics) or most % len(ranks):  # no equal numbers: all share all
             turns = [(nic, rank) for nic in nics for rank in ranks]
-        else:
-            turns = [(nics[turn % len(nics)], ranks[turn % len(ranks)]) for turn in range(most)]
         for nic, rank in turns:
             used.setdefault(nic, []).append(rank)
     for rank, candidates in borrowed.items():
         used.setdefault(min(candidates, key=lambda nic: len(used.get(nic, ()))), []).append(rank)
-    found = tuple(Nic(names[nic], tuple(sorted(used[nic])), gbit_per_s[nic]) for nic in sorted(used))
-    idle = [name for nic, name in enumerate(names) if nic not in used]
-    return Nics(found, _nics_source([min(row) for row in levels], borrowed, idle))
-
-
-def _nics_source(nearest: Sequence[int], borrowed: Mapping[int, list[int]], idle: Sequence[str]) -> str:
-    """How NICs were handed out; it begins with the word assumption where the file does not tell."""
-    alone = [rank for rank, level in enumerate(nearest) if level >= NODE and rank not in borrowed]
     parts = []
     if alone:
         parts.append(
@@ -297,7 +261,10 @@ def _nics_source(nearest: Sequence[int], borrowed: Mapping[int, list[int]], idle
     if borrowed:
         parts.append(f"assumption: {of_ranks(borrowed)}, near no NIC, use those of their neighbours, as NCCL does")
     parts = parts or ["the ranks to which no other NIC is nearer"]
-    return "; ".join([*parts, *([f"not used, as near no GPU: {', '.join(idle)}"] if idle else [])])
+    if idle := [name for nic, name in enumerate(names) if nic not in used]:
+        parts.append(f"not used, as near no GPU: {', '.join(idle)}")
+    found = [Nic(names[nic], tuple(sorted(used[nic])), gbit_per_s[nic]) for nic in sorted(used)]
+    return Nics(found, "; ".join(parts))
 
 
 def of_ranks(ranks: Iterable[int]) -> str:
@@ -310,23 +277,23 @@ def of_ranks(ranks: Iterable[int]) -> str:
 class Survey:
     """GPUs and how links join them.
 
-    `cables` maps pairs of ranks to the number of links between them. Each of `switches` maps ranks to the number of
-    links they have into it. `link_bandwidth` is that of one link; None where there is no link. `pcie` is read only
-    where PCIe is wanted, as it may be missing or make no sense in a file that is otherwise good. `nic_count` is the
-    number of all NICs, used or not; None where the tool lists none.
+    `cables` maps pairs of ranks, the smaller one first, to the number of links between them. Each of `switches` maps
+    ranks to the number of links they have into it. `link_bandwidth` is that of one link; None where there is no link.
+    `pcie` is read only where PCIe is wanted, as it may be missing or make no sense in a file that is otherwise good.
+    `nic_count` is the number of all NICs, used or not; None where the tool lists none.
     """
 
     tool: str
     lines: str
     fabric: Literal["NVLink", "xGMI"]
     gpu_count: int
-    cables: Mapping[Pair, int]
-    switches: tuple[Mapping[int, int], ...]
+    cables: Mapping[tuple[int, int], int]
+    switches: Sequence[Mapping[int, int]]
     wiring_source: str
     link_bandwidth: Constant | None
     pcie: Callable[[], PcieSurvey]
     nic_count: int | None = None
-    nics: Nics = Nics()
+    nics: Nics = NO_NICS
 
     @property
     def is_joined(self) -> bool:
@@ -337,8 +304,11 @@ class Survey:
     @property
     def is_complete(self) -> bool:
         """Whether each two GPUs have a cable or a switch in common."""
-        through_switches = {(a, b) for switch in self.switches for a in switch for b in switch if a < b}
+        through_switches = {pair for switch in self.switches for pair in combinations(sorted(switch), 2)}
         return len(through_switches | set(self.cables)) == self.gpu_count * (self.gpu_count - 1) // 2
+
+
+_Device = TypeVar("_Device", bound=Hashable)
 
 
 def groups(devices: Iterable[_Device], pairs: Iterable[tuple[_Device, _Device]]) -> list[list[_Device]]:

@@ -112,12 +112,9 @@ def kernel_by_shape(name: str, passing: Passing = "forward", head_dim: int = 128
 
 
 @cache
-def _files() -> Mapping[str, Mapping[str, Path]]:
-    """Data files: GPU, then kernel."""
-    found: dict[str, dict[str, Path]] = {}
-    for path in sorted(data_folder().glob("*/*.toml")):
-        found.setdefault(path.parent.name, {})[path.stem] = path
-    return found
+def _files() -> Mapping[tuple[str, str], Path]:
+    """Data files by GPU and kernel."""
+    return {(path.parent.name, path.stem): path for path in sorted(data_folder().glob("*/*.toml"))}
 
 
 def gpu_names() -> list[str]:
@@ -136,10 +133,10 @@ Ada, FlashAttention-3 is the loop of FlashAttention-2."""
 
 def kernel_names(gpu: str) -> list[str]:
     """Kernels of a GPU: those with a file for it, those of GPUs that it is like, and those that follow from them."""
-    every = [gpu, *(gpus()[gpu].like if gpu in gpus() else ())]
-    names = dict.fromkeys(name for each in every for name in _files().get(each, {}))
-    derived = dict.fromkeys(name for name, bases in _FROM.items() if bases.get(architecture(gpu)) in names)
-    return list(names | derived)
+    like = [gpu, *(gpus()[gpu].like if gpu in gpus() else ())]
+    names = [kernel for each in like for of_gpu, kernel in _files() if of_gpu == each]
+    derived = [name for name, bases in _FROM.items() if bases.get(architecture(gpu)) in names]
+    return list(dict.fromkeys([*names, *derived]))
 
 
 def attention_kernel(gpu: str, name: str) -> AttentionKernel:
@@ -169,7 +166,7 @@ def attention_kernel(gpu: str, name: str) -> AttentionKernel:
 def _no_kernel(gpu: str, name: str) -> str:
     """The message for a kernel that a GPU does not have, with the nearest one: of those listed, or of that library."""
     known, kernel = kernel_names(gpu), kernel_by_shape(name)
-    if not (kernel in _NOT_MEASURED or any(kernel in files for files in _files().values())):
+    if not (kernel in _NOT_MEASURED or any(kernel == measured for _, measured in _files())):
         return unknown(f"kernel of {gpu}", name, known)
     library = kernel.partition("-")[0]
     what, near = _NOT_MEASURED.get(kernel, (kernel, [each for each in known if each.startswith(library)]))
@@ -180,9 +177,8 @@ def _no_kernel(gpu: str, name: str) -> str:
 @cache
 def _kernel(gpu: str, name: str) -> AttentionKernel:
     """A kernel from its own file, or borrowed."""
-    if name in _files().get(gpu, {}):
-        return AttentionKernel(gpus()[gpu], read_kernel_file(_files()[gpu][name]))
-    return borrowed_kernel(gpu, name)
+    own = _files().get((gpu, name))
+    return AttentionKernel(gpus()[gpu], read_kernel_file(own)) if own else borrowed_kernel(gpu, name)
 
 
 def borrowed_kernel(gpu: str, name: str) -> AttentionKernel:
@@ -192,19 +188,17 @@ def borrowed_kernel(gpu: str, name: str) -> AttentionKernel:
     Raises `ProfileError` for a kernel that follows from no other GPU's.
     """
     own = gpus()[gpu]
-    like = next((gpus()[each] for each in own.like if name in _files().get(each, {})), None)
-    if like is not None:
-        variants = read_kernel_file(_files()[like.name][name]).variants
+    if like := next((gpus()[each] for each in own.like if (each, name) in _files()), None):
+        scaled = [_scaled(each, own, like, name) for each in read_kernel_file(_files()[like.name, name]).variants]
         note = f"assumed: {name} as on {like.name}, its rate in proportion to the peaks of the data sheets"
-        scaled = tuple(_scaled(each, own, like, name) for each in variants)
-        return AttentionKernel(own, KernelFile(gpu, name, scaled), note)
+        return AttentionKernel(own, KernelFile(gpu, name, tuple(scaled)), note)
     base = _FROM.get(name, {}).get(architecture(gpu))
     if base not in kernel_names(gpu):
         raise ProfileError(f"kernel {name} on {gpu}: measured on no other GPU that is like it")
     found = _kernel(gpu, base)
-    note = f"{found.note}; " if found.note else ""
+    notes = [*([found.note] if found.note else []), f"assumed: {name} as {base}, with pages"]
     variants = tuple(_with_pages(each, gpu, name) for each in found.file.variants)
-    return AttentionKernel(own, KernelFile(gpu, name, variants), f"{note}assumed: {name} as {base}, with pages")
+    return AttentionKernel(own, KernelFile(gpu, name, variants), "; ".join(notes))
 
 
 def _with_pages(variant: Variant, gpu: str, name: str) -> Variant:

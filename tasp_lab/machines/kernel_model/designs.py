@@ -10,7 +10,7 @@ A kernel of a serving engine reads keys and values from the pages of a KV cache,
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -46,21 +46,14 @@ def architecture(gpu: str) -> Architecture:
     return _ARCHITECTURES.get(gpu, "other")
 
 
-class _Engine(NamedTuple):
-    """A serving engine: bytes per element of Q and of K that it moves before each call."""
-
-    query_bytes: float
-    key_bytes: float
-    source: str
-
-
 _ENGINES = {
-    "vllm": _Engine(0, 8, "vLLM, reshape_and_cache_flash: K and V are read, and written to pages"),
-    "sglang": _Engine(0, 8, "SGLang, MHATokenToKVPool.set_kv_buffer: K and V are read, and written to pages"),
-    "tensorrt-llm": _Engine(
+    "vllm": (0, 8, "vLLM, reshape_and_cache_flash: K and V are read, and written to pages"),
+    "sglang": (0, 8, "SGLang, MHATokenToKVPool.set_kv_buffer: K and V are read, and written to pages"),
+    "tensorrt-llm": (
         4, 8, "TensorRT-LLM, applyBiasRopeUpdateKVCache: Q, K and V are read, rotated and written, K and V to pages"
     ),
-}
+}  # fmt: skip
+"""Serving engines: bytes per element of Q and of K that they move before each call, and where."""
 
 
 def core_kernel(kernel: str) -> str:
@@ -79,21 +72,17 @@ def _engine(kernel: str) -> str:
 
 def designs(gpu: str, kernel: str, passing: Literal["forward", "backward"], head_dim: int) -> list[Design]:
     """The designs that a kernel may have for this pass and head dimension; one where its code is open."""
-    arch, engine = architecture(gpu), _ENGINES.get(_engine(kernel))
+    arch, core, engine = architecture(gpu), core_kernel(kernel), _ENGINES.get(_engine(kernel))
     if passing == "backward":
-        found = _designs(arch, core_kernel(kernel), passing, head_dim)
-        key_bytes, repeated = _SUMS_OF_GRADIENTS.get(core_kernel(kernel), (0.0, 0.0))
-        return [
-            msgspec.structs.replace(each, query_bytes=GRADIENT_BYTES, key_bytes=key_bytes, repeated_key_bytes=repeated)
-            for each in found
-        ]
+        key_bytes, repeated = _SUMS_OF_GRADIENTS.get(core, (0.0, 0.0))
+        beside = {"query_bytes": GRADIENT_BYTES, "key_bytes": key_bytes, "repeated_key_bytes": repeated}
+        return [msgspec.structs.replace(each, **beside) for each in _designs(arch, core, passing, head_dim)]
     if engine is None:
         return _designs(arch, kernel, passing, head_dim)
+    query_bytes, key_bytes, source = engine
     return [
-        msgspec.structs.replace(
-            each, query_bytes=engine.query_bytes, key_bytes=engine.key_bytes, source=f"{each.source}; {engine.source}"
-        )
-        for each in _paged(arch, core_kernel(kernel), head_dim)
+        msgspec.structs.replace(each, query_bytes=query_bytes, key_bytes=key_bytes, source=f"{each.source}; {source}")
+        for each in _paged(arch, core, head_dim)
     ]
 
 

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from tasp_lab.core.arrays import FloatArray
 from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelConstant, KernelFile, Passing, Variant
-from tasp_lab.machines.kernel_model.tiles import last_begins, makespan, splits, tile_columns
+from tasp_lab.machines.kernel_model.tiles import Tiles, splits, tile_columns
 from tasp_lab.workload.kernel_shapes import KernelShape
 
 _FLOPS_PER_PAIR = {"forward": 4.0, "backward": 10.0}
@@ -148,18 +147,14 @@ def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
     arithmetic_s = max(columns * design.rows * per_pair * (sms // design.group) / _speed(variant, shape, parts), rate_s)
     power_s = throttled(arithmetic_s, variant.sustained.value, variant.settle_s.value) - arithmetic_s
     q, k = _elements(shape)
-    memory_s = _bytes(shape, q, k) / gpu.memory_bytes_per_s.value
+    # Q, K, V and O are read or written once, backward their gradients, too
+    moved_bytes = _ELEMENT_BYTES * (2 * q + 2 * k) * (1 if shape.passing == "forward" else 2)
+    memory_s = moved_bytes / gpu.memory_bytes_per_s.value - arithmetic_s - power_s
     passes_s = _beside_s(gpu, design, shape)
     if parts > 1:
         passes_s += bound_s(gpu, 2 * 4 * parts * q * (1 + 1 / shape.head_dim))
-    return TimeParts(
-        variant.launch_s.value,
-        rate_s,
-        arithmetic_s - rate_s,
-        power_s,
-        max(memory_s - arithmetic_s - power_s, 0.0),
-        passes_s,
-    )
+    waves_s = arithmetic_s - rate_s
+    return TimeParts(variant.launch_s.value, rate_s, waves_s, power_s, max(memory_s, 0.0), passes_s)
 
 
 def busy_share(gpu: Gpu, design: Design, shape: KernelShape) -> float:
@@ -183,77 +178,48 @@ def _handed_out_s(gpu: Gpu, variant: Variant, shape: KernelShape) -> float:
     parts = call_parts(gpu, variant, shape)
     if not parts.time_s:
         return 0.0
-    tiles = _tiles(variant.design, variant.tile_columns.value, round(gpu.sms.value), shape)
+    tiles, _, _ = _tiles(variant.design, variant.tile_columns.value, round(gpu.sms.value), shape)
     share = tiles.last_begins() / tiles.makespan(variant.alone.value)
     before_s = _SHARE_BEFORE[shape.passing] * _beside_s(gpu, variant.design, shape)
     return parts.launch_s + before_s + share * (parts.rate_s + parts.waves_s + parts.power_s + parts.memory_s)
 
 
-class _Tiles(NamedTuple):
-    """The tiles of a call: their `costs` in columns, for each of `heads`, over the SMs; `parts` of split-KV."""
-
-    costs: FloatArray
-    heads: int
-    sms: int
-    design: Design
-    height: float
-    parts: int
-
-    def makespan(self, alone: float) -> float:
-        """Columns that the busiest SM goes through, as if its slots were full."""
-        order = {"longest_first": self.design.order == "longest-first"}
-        return self.height * makespan(self.costs, self.heads, self.sms, self.design.slots, alone, **order)
-
-    def last_begins(self) -> float:
-        """Columns until the last tile begins."""
-        order = {"longest_first": self.design.order == "longest-first"}
-        return self.height * last_begins(self.costs, self.heads, self.sms, self.design.slots, **order)
-
-
-@lru_cache(1 << 16)
+@lru_cache(1 << 16)  # a fit tries many rates with the same tiles
 def _busiest(design: Design, tile_columns_cost: float, alone: float, sms: int, shape: KernelShape) -> tuple[float, int]:
     """Columns that the busiest SM goes through, as if its slots were full, and the parts of split-KV."""
-    tiles = _tiles(design, tile_columns_cost, sms, shape)
-    return tiles.makespan(alone), tiles.parts
+    tiles, height, parts = _tiles(design, tile_columns_cost, sms, shape)
+    return height * tiles.makespan(alone), parts
 
 
-def _tiles(design: Design, tile_columns_cost: float, sms: int, shape: KernelShape) -> _Tiles:
-    """The tiles of a call in the order of dispatch; those of packed documents are in one grid, document by document."""
-    rows, heads = _tile_queries(design, shape)
-    if shape.packed:
-        of_documents = [tile_columns(each, rows, design.columns) for each in _sequences(shape)]
-        costs = np.concatenate([each[::-1] if design.order == "reversed" else each for each in of_documents])
-        costs[costs > 0] += tile_columns_cost
-        return _Tiles(costs, heads, sms // design.group, design, 1.0, 1)
-    parts = 1
-    if shape.passing == "forward" and not (design.split in ("fill", "cudnn") and _is_masked(shape)):
+def _tiles(design: Design, tile_columns_cost: float, sms: int, shape: KernelShape) -> tuple[Tiles, float, int]:
+    """The tiles of a call in the order of dispatch, with costs in columns; their height, and the parts of split-KV.
+
+    Those of packed documents are in one grid, document by document. Rows are queries, backward keys.
+    """
+    rows, heads, group = float(design.rows), shape.batch * shape.heads, shape.heads // shape.kv_heads
+    if design.packs_heads and shape.passing == "forward" and design.rows % group == 0:
+        rows, heads = design.rows / group, shape.batch * shape.kv_heads
+    parts, height = 1, 1.0
+    may_split = shape.passing == "forward" and not (design.split in ("fill", "cudnn") and _is_masked(shape))
+    if may_split and not shape.packed:
         # cuDNN counts thread blocks, of which an SM holds one: it computes all slots
         of_split = rows * design.slots / design.group if design.split == "cudnn" else rows
         parts = splits(design.split, heads, shape.queries, shape.keys, shape.head_dim, sms, of_split, shape.batch)
-    height = 1.0
     if parts > 1 and design.split == "flash-attention-2":
         rows, height = rows / 2, 0.5
-    if design.split == "flash-attention-3":  # parts of the keys that a tile sees, not of all keys
+    if design.split == "flash-attention-3" and not shape.packed:  # parts of the keys that a tile sees, not of all keys
         blocks = tile_columns(shape, rows, design.columns) / design.columns
-        costs = np.tile(np.ceil(blocks / parts) * design.columns, parts)
+        of_sequences = [np.tile(np.ceil(blocks / parts) * design.columns, parts)]
     else:
-        costs = tile_columns(shape, rows, design.columns, parts)
+        of_sequences = [tile_columns(each, rows, design.columns, parts) for each in _sequences(shape)]
+    costs = np.concatenate([each[::-1] if design.order == "reversed" else each for each in of_sequences])
     costs[costs > 0] += tile_columns_cost
-    if design.order == "reversed":
-        costs = costs[::-1]
-    return _Tiles(costs, heads, sms // design.group, design, height, parts)
-
-
-def _tile_queries(design: Design, shape: KernelShape) -> tuple[float, int]:
-    """Queries (backward keys) of a tile, and how many times a head's tiles occur; heads of a KV head may be packed."""
-    group = shape.heads // shape.kv_heads
-    if design.packs_heads and shape.passing == "forward" and design.rows % group == 0:
-        return design.rows / group, shape.batch * shape.kv_heads
-    return float(design.rows), shape.batch * shape.heads
+    tiles = Tiles(costs, heads, sms // design.group, design.slots, design.order == "longest-first")
+    return tiles, height, parts
 
 
 def _sequences(shape: KernelShape) -> list[KernelShape]:
-    """The sequences of a call, each as a call of its own."""
+    """The sequences of a call, each as a call of its own; more than one of packed documents."""
     return [shape._replace(packed=(), **each._asdict()) for each in shape.segments]
 
 
@@ -305,8 +271,3 @@ def _beside_s(gpu: Gpu, design: Design, shape: KernelShape) -> float:
     if shape.passing == "forward" or shape.kv_heads < shape.heads:
         moved += (design.key_bytes + design.repeated_key_bytes * shape.heads / shape.kv_heads) * k
     return moved / gpu.memory_bytes_per_s.value
-
-
-def _bytes(shape: KernelShape, q: float, k: float) -> float:
-    """Bytes read and written once: Q, K, V and O, backward their gradients, too."""
-    return _ELEMENT_BYTES * (2 * q + 2 * k) * (1 if shape.passing == "forward" else 2)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -59,10 +59,10 @@ def splits(
     rule: SplitRule, heads: int, queries: int, keys: int, head_dim: int, sms: int, rows: float, batch: int = 1
 ) -> int:
     """The number of parts that a kernel chooses for a forward call; `heads` are those of all of `batch`."""
+    tiles, blocks = heads * math.ceil(queries / rows), math.ceil(keys / 128)
     if rule == "flash-attention-3":
         # hopper/heuristics.h bounds the parts by the tiles of one sequence, hopper/flash_prepare_scheduler.cu then
         # gives an SM a tenth more blocks than its share
-        tiles, blocks = heads * math.ceil(queries / rows), math.ceil(keys / 128)
         if tiles >= 0.8 * batch * sms or blocks <= 4:
             return 1
         return math.ceil(blocks / math.ceil(1.1 * tiles * blocks / sms))
@@ -70,11 +70,8 @@ def splits(
         block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
         return _flash_attention_2(heads * math.ceil(queries / 64), 2 * sms, math.ceil(keys / block))
     if rule == "cudnn":
-        return _cudnn(heads * math.ceil(queries / rows), heads * queries, sms, math.ceil(keys / 128))
-    if rule == "fill":
-        blocks = math.ceil(keys / 128)
-        return max(1, min(sms // max(1, heads * math.ceil(queries / rows)), _MAX_SPLITS, blocks)) if blocks > 4 else 1
-    return 1
+        return _cudnn(tiles, heads * queries, sms, blocks)
+    return max(1, min(sms // max(1, tiles), _MAX_SPLITS, blocks)) if rule == "fill" and blocks > 4 else 1
 
 
 @cache
@@ -109,72 +106,70 @@ _SIMULATED_WAVES = 3
 """So many last waves are simulated; the tiles before them keep all SMs busy."""
 
 
-def makespan(
-    costs: FloatArray, heads: int, sms: int, slots: int = 1, alone: float = 1.0, *, longest_first: bool = False
-) -> float:
-    """The time until the tiles of `heads` heads have ended, each head with the same `costs` in order of dispatch.
+class Tiles(NamedTuple):
+    """The tiles of `heads` heads, each with the same `costs` in order of dispatch, over SMs with so many slots.
 
-    >>> makespan(np.array([4.0, 4.0]), heads=3, sms=4)           # 6 tiles in two waves
+    >>> Tiles(np.array([4.0, 4.0]), heads=3, sms=4).makespan()           # 6 tiles in two waves
     8.0
-    >>> makespan(np.array([1.0, 2.0, 3.0, 4.0]), heads=1, sms=2, longest_first=True)
+    >>> Tiles(np.array([1.0, 2.0, 3.0, 4.0]), heads=1, sms=2, longest_first=True).makespan()
     5.0
+    >>> [Tiles(np.array([4.0, 4.0]), heads, sms=4).last_begins() for heads in (3, 2)]
+    [4.0, 0.0]
     """
-    costs = costs[costs > 0]
-    alone = alone if slots > 1 else 1.0
-    count = len(costs) * heads
-    if count == 0:
-        return 0.0
-    longest = float(costs.max())
-    if count <= sms:
-        return longest / alone
-    if longest - float(costs.min()) <= 1e-9 * longest:
-        return _alike(longest, count, sms, slots, alone)
-    if longest_first:
-        costs = np.sort(costs)[::-1]
-    simulated = _SIMULATED_WAVES * slots * sms
-    listed = _last(costs, heads, simulated, longest_first=longest_first)
-    early = float(costs.sum()) * heads - float(listed.sum())
-    return max(max(early, 0.0) / sms + _hand_out(listed, sms, slots, alone), longest / alone)
 
+    costs: FloatArray
+    heads: int
+    sms: int
+    slots: int = 1
+    longest_first: bool = False
 
-def last_begins(costs: FloatArray, heads: int, sms: int, slots: int = 1, *, longest_first: bool = False) -> float:
-    """The time until the last tile has begun, so until no tile waits for a slot; the arguments are as in `makespan`.
+    def makespan(self, alone: float = 1.0) -> float:
+        """The time until all tiles have ended."""
+        costs, slots = self.costs[self.costs > 0], self.slots
+        alone = alone if slots > 1 else 1.0
+        count = len(costs) * self.heads
+        if count == 0:
+            return 0.0
+        longest = float(costs.max())
+        if count <= self.sms:
+            return longest / alone
+        if longest - float(costs.min()) <= 1e-9 * longest:  # full waves, then the rest spread over the SMs
+            waves, rest = divmod(count, slots * self.sms)
+            busiest = math.ceil(rest / self.sms)
+            return waves * slots * longest + (busiest * longest / speed(busiest, slots, alone) if rest else 0.0)
+        early, ends, _ = self._dispatched()
+        by_sm = np.array(ends).reshape(slots, self.sms)
+        by_sm[1:] = by_sm[1:, _shuffled(self.sms)]
+        by_sm.sort(axis=0)
+        time = by_sm[0]
+        # towards the end SMs are less full, and a tile runs faster than at 1 / slots
+        for done in range(1, slots):
+            work = (by_sm[done] - by_sm[done - 1]) * (slots - done) / slots
+            time = time + work / speed(slots - done, slots, alone)
+        return max(early + float(time.max()), longest / alone)
 
-    >>> last_begins(np.array([4.0, 4.0]), heads=3, sms=4), last_begins(np.array([4.0, 4.0]), heads=2, sms=4)
-    (4.0, 0.0)
-    """
-    costs = costs[costs > 0]
-    places = slots * sms
-    if len(costs) * heads <= places:
-        return 0.0
-    if longest_first:
-        costs = np.sort(costs)[::-1]
-    listed = _last(costs, heads, _SIMULATED_WAVES * places, longest_first=longest_first)
-    early = max(float(costs.sum()) * heads - float(listed.sum()), 0.0)
-    return early / sms + _dispatch(tuple(listed.tolist()), sms, slots)[1]
+    def last_begins(self) -> float:
+        """The time until the last tile has begun, so until no tile waits for a slot."""
+        if np.count_nonzero(self.costs > 0) * self.heads <= self.slots * self.sms:
+            return 0.0
+        early, _, begins = self._dispatched()
+        return early + begins
 
-
-def _last(costs: FloatArray, heads: int, count: int, *, longest_first: bool) -> FloatArray:
-    """The last `count` tiles to be dispatched."""
-    if longest_first:
-        needed = -(-count // heads)
-        return np.repeat(costs[-needed:], heads)[-count:]
-    needed = min(heads, -(-count // len(costs)))
-    return np.tile(costs, needed)[-count:]
+    def _dispatched(self) -> tuple[float, list[float], float]:
+        """The time before the last waves, when each slot is free after them, and when their last tile begins."""
+        costs, heads, count = self.costs[self.costs > 0], self.heads, _SIMULATED_WAVES * self.slots * self.sms
+        if self.longest_first:
+            costs = np.sort(costs)[::-1]
+            last = np.repeat(costs[-math.ceil(count / heads) :], heads)[-count:]
+        else:
+            last = np.tile(costs, min(heads, math.ceil(count / len(costs))))[-count:]
+        early = max(float(costs.sum()) * heads - float(last.sum()), 0.0)
+        return early / self.sms, *_dispatch(tuple(last.tolist()), self.sms, self.slots)
 
 
 def speed(tiles: int, slots: int, alone: float) -> float:
     """The speed of an SM that holds so many tiles."""
     return 1.0 if slots == 1 else alone + (1 - alone) * (tiles - 1) / (slots - 1) if tiles < slots else 1.0
-
-
-def _alike(cost: float, count: int, sms: int, slots: int, alone: float) -> float:
-    """Tiles of one cost: full waves, then the rest spread over the SMs."""
-    waves, rest = divmod(count, slots * sms)
-    if rest == 0:
-        return waves * slots * cost
-    busiest = math.ceil(rest / sms)
-    return waves * slots * cost + busiest * cost / speed(busiest, slots, alone)
 
 
 @cache
@@ -196,15 +191,3 @@ def _dispatch(costs: tuple[float, ...], sms: int, slots: int) -> tuple[list[floa
         heapq.heapreplace(free, (begins + cost, place))
         ends[place] = begins + cost
     return ends, begins
-
-
-def _hand_out(costs: FloatArray, sms: int, slots: int, alone: float) -> float:
-    """The time of all tiles: towards the end SMs are less full, and a tile runs faster than at 1 / slots."""
-    by_sm = np.array(_dispatch(tuple(costs.tolist()), sms, slots)[0]).reshape(slots, sms)
-    by_sm[1:] = by_sm[1:, _shuffled(sms)]
-    by_sm.sort(axis=0)
-    time = by_sm[0]
-    for done in range(1, slots):
-        work = (by_sm[done] - by_sm[done - 1]) * (slots - done) / slots
-        time = time + work / speed(slots - done, slots, alone)
-    return float(time.max())

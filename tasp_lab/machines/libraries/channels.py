@@ -28,18 +28,16 @@ The numbers are constants of a profile, each with its source (`tasp_lab.machines
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, get_args
 
-import numpy as np
-
-from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError, TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import CallFacts, CommLibrary, Message
-from tasp_lab.machines.libraries.nccl_tuning import Algorithm, Choice, Collective, Tuner
+from tasp_lab.machines.libraries.nccl_tuning import MAX_HEADS, Algorithm, Choice, Collective, Tuner, chunk_bytes
 from tasp_lab.machines.libraries.nccl_tuning import ProtocolName as ProtocolName
 
 INTRA_DOMAIN, INTER_DOMAIN = 0, 1
@@ -169,30 +167,37 @@ def power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-RingNumbers = tuple[Any, Any, Any, Any]
-"""Launch time, latency, bytes on the wire and limit of messages, as `Message` has them: numbers, or arrays of them."""
-
-
 class Ring(NamedTuple):
-    """A fused call; or several at once, whose numbers are arrays with one element per call.
+    """A fused call; or several at once, with an array of a number of each call in place of the number.
 
     Attributes
     ----------
+    name : its algorithm and protocol.
     base_s : latency of the call.
     hop_s : latency of a hop inside a domain and between domains, in addition to the wire's.
     bytes_per_s : the rate of one of its lanes inside a domain and between domains.
-    hidden : which part of a message's time hides the latency of its hop.
-    byte_share : bytes on a link per byte of the schedule's messages, inside a domain and between domains: less than 1
-        where the switch merges messages, more with the flags of LL and LL128.
-    name : its algorithm and protocol; empty for several calls.
+    overhead : bytes on a link per byte that it carries, inside a domain and between domains.
+    byte_share : bytes that it carries per byte of the schedule's messages: less than 1 where the switch merges
+        messages, more with the flags of LL and LL128.
+    hidden : which part of a message's time hides the latency of its hop inside a domain.
     """
 
+    name: str
     base_s: Any
     hop_s: tuple[Any, Any]
     bytes_per_s: tuple[Any, Any]
-    hidden: Any = 0
+    overhead: tuple[Any, Any]
     byte_share: tuple[Any, Any] = (1, 1)
-    name: str = ""
+    hidden: Any = 0
+
+    def message(self, place: int, size_bytes: Any, *, first: bool) -> Message:
+        """A message of the call; no kernel calls run beside it, so nobody counts its channels."""
+        rate, overhead, hop_s = self.bytes_per_s[place], self.overhead[place], self.hop_s[place]
+        if place == INTRA_DOMAIN:
+            left_s = hop_s - self.hidden * size_bytes / rate
+            hop_s = (left_s + abs(left_s)) / 2  # max(left_s, 0), of numbers and arrays alike
+        wire_bytes = size_bytes * overhead * self.byte_share[place]
+        return Message(self.base_s if first else 0, hop_s, wire_bytes, rate * overhead, self.name)
 
 
 LL_PIECE_BYTES = 4096
@@ -246,20 +251,13 @@ class Nvls:
     channels: int
 
     def chunk_bytes(self, size_bytes: Number, ranks: int) -> int:
-        """The size of chunks, which is smaller for short messages (NVIDIA/nccl, src/enqueue.cc, calcCollChunking).
+        """The size of chunks, which is smaller for short messages.
 
         >>> [Nvls(0, 0, 16).chunk_bytes(size, 8) >> 10 for size in (2**22, 2**24, 2**27, 2**31)]
         [16, 32, 64, 128]
         """
-        at_once, chunk = self.channels * min(ranks, MAX_HEADS), 131072
-        for times, limit in ((64, 65536), (8, 32768), (2, 16384)):
-            if size_bytes < times * at_once * chunk and chunk > limit:
-                chunk = limit
-        return chunk
-
-
-MAX_HEADS = 32
-"""No more GPUs of a domain add up for the others (NVIDIA/nccl, src/include/device.h, NCCL_MAX_NVLS_ARITY)."""
+        limits = (64, 65536), (8, 32768), (2, 16384)
+        return chunk_bytes(131072, size_bytes, self.channels * min(ranks, MAX_HEADS), limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,28 +315,10 @@ class ChannelLibrary(CommLibrary):
     def bind(self, call: CallFacts) -> ChannelLibrary:
         """The library for one call; of a fused one, with the protocol that the library would choose."""
         if call.fused and call.steps:
-            return replace(self, ring=self._ring(call))
+            return replace(self, ring=self.ring_of(call))
         if call.own_bytes and self.own_copy_bytes_per_s is not None:
             return replace(self, own_s=min(call.own_bytes, MAX_COPY_BYTES) / self.own_copy_bytes_per_s)
         return self
-
-    def ring_messages(
-        self, calls: Sequence[CallFacts], kinds: Sequence[tuple[int, FloatArray, bool]]
-    ) -> list[RingNumbers]:
-        """The messages of several fused calls at once: a fit to many sizes then costs little more than to one.
-
-        Parameters
-        ----------
-        calls : the calls; each has one message of each kind.
-        kinds : the place of the messages of a kind, the bytes of each, and whether they belong to step 0.
-        """
-        rings = [
-            (each.base_s, *each.hop_s, *each.bytes_per_s, each.hidden, *each.byte_share)
-            for each in map(self._ring, calls)
-        ]
-        base_s, inside_s, between_s, rate, rate_between, hidden, *shares = np.array(rings, dtype=float).T
-        together = Ring(base_s, (inside_s, between_s), (rate, rate_between), hidden, (shares[0], shares[1]))
-        return [self._ring_numbers(place, size_bytes, first, together) for place, size_bytes, first in kinds]
 
     def algorithm(self, collective: Collective, size_bytes: float) -> Choice | None:
         """What the library takes for a collective of a whole message of `size_bytes`; None where that is not known."""
@@ -349,45 +329,50 @@ class ChannelLibrary(CommLibrary):
             known.append("nvls")
         return self.tuner.choose(collective, size_bytes, known)
 
-    def _ring(self, call: CallFacts) -> Ring:
+    def ring_of(self, call: CallFacts) -> Ring:
         """The numbers of a fused call."""
+        inner, outer = self.media[0], self.media[-1]
+        overhead = (
+            inner.line_bytes_per_s / inner.payload_bytes_per_s,
+            outer.line_bytes_per_s / outer.payload_bytes_per_s,
+        )
         if call.algorithm == "nvls":
-            return self._in_switch(call)
+            return self._in_switch(call, overhead)
         if call.algorithm in ("tree", "nvls-tree"):
-            return self._tree(call)
-        protocol = self._protocol(call)
-        shard_bytes, name = call.total_bytes / call.world_size, f"ring, {protocol.name}"
-        if self.inside is None or len(self.media) > 1:
-            rate = protocol.ring_bytes_per_s(self.ring_bytes_per_s)
-            hidden = _HIDDEN if protocol.name == "Simple" else Fraction(0)
-            return Ring(protocol.base_s, protocol.ring_hop_s, (rate / call.lanes,) * 2, hidden, name=name)
-        if protocol.name == "LL":
+            return self._tree(call, overhead)
+        protocol, shard_bytes = self._protocol(call), call.total_bytes / call.world_size
+        rate, base_s, inside = self.ring_bytes_per_s, protocol.base_s, self.inside
+        hidden = _HIDDEN if protocol.name == "Simple" and inside is not None else Fraction(0)
+        if inside is None or len(self.media) > 1:
+            rate = protocol.ring_bytes_per_s(rate)
+        elif protocol.name == "LL":
             least_bytes = min(call.total_bytes, LL_PIECE_BYTES * call.world_size)
-            channel_bytes = max(least_bytes, call.total_bytes / self.inside.channels)
-            piece_s = channel_bytes / call.world_size / self.inside.ll_channel_bytes_per_s
-            rate, copy_s, hidden = shard_bytes / piece_s, piece_s, Fraction(0)
+            channel_bytes = max(least_bytes, call.total_bytes / inside.channels)
+            piece_s = channel_bytes / call.world_size / inside.ll_channel_bytes_per_s
+            rate, base_s = shard_bytes / piece_s, base_s + piece_s
         elif protocol.name == "LL128":
-            rate = self.ring_bytes_per_s * protocol.ring_share
-            copy_s, hidden = shard_bytes / rate, Fraction(0)
+            rate = rate * protocol.ring_share
+            base_s = base_s + shard_bytes / rate
         else:
             # an AllReduce copies its last chunk; the others also their own shard, as their output is another buffer
             copies = 1 if call.collective == "all_reduce" else 2
-            rate, hidden = self.ring_bytes_per_s, _HIDDEN
-            copy_s = copies * min(shard_bytes, MAX_COPY_BYTES) / self.inside.copy_bytes_per_s
-        return Ring(protocol.base_s + copy_s, protocol.ring_hop_s, (rate / call.lanes,) * 2, hidden, name=name)
+            base_s = base_s + copies * min(shard_bytes, MAX_COPY_BYTES) / inside.copy_bytes_per_s
+        rates = (rate / call.lanes,) * 2
+        return Ring(f"ring, {protocol.name}", base_s, protocol.ring_hop_s, rates, overhead, hidden=hidden)
 
-    def _in_switch(self, call: CallFacts) -> Ring:
+    def _in_switch(self, call: CallFacts, overhead: tuple[Number, Number]) -> Ring:
         """The numbers of an AllReduce in two steps, to the owner of a shard and from there, that the switch merges."""
         if self.nvls is None or len(self.media) > 1:
             raise ScheduleError(f"library {self.name!r} does not add up in one switch on this machine")
         n = call.world_size
         chunks = call.total_bytes / (self.nvls.channels * self.nvls.chunk_bytes(call.total_bytes, n))
         chunks_s = chunks * self.nvls.chunk_s / call.steps
-        share = Fraction(n + 1, 2 * (n - 1))
-        rate = self.media[INTRA_DOMAIN].payload_bytes_per_s
-        return Ring(self.nvls.base_s, (chunks_s, 0), (rate, rate), 0, (share, share), "nvls, Simple")
+        rates = (self.media[INTRA_DOMAIN].payload_bytes_per_s,) * 2
+        return Ring(
+            "nvls, Simple", self.nvls.base_s, (chunks_s, 0), rates, overhead, (Fraction(n + 1, 2 * (n - 1)),) * 2
+        )
 
-    def _tree(self, call: CallFacts) -> Ring:
+    def _tree(self, call: CallFacts, overhead: tuple[Number, Number]) -> Ring:
         """The numbers of an AllReduce along trees over several domains, with the latencies that NCCL counts on."""
         if self.tuner is None:
             raise ScheduleError(f"library {self.name!r}: its trees are not modelled on this machine")
@@ -404,7 +389,7 @@ class ChannelLibrary(CommLibrary):
             # to each other rank
             of_lane = rate / 2 / (2 * (self.domain_ranks - 1))
         hops_s = (max(inside_s - self.wire_s[0], 0.0), max(between_s - self.wire_s[-1], 0.0))
-        return Ring(base_s, hops_s, (of_lane, rate), 0, (merged, flags), f"{choice[0]}, {choice[1]}")
+        return Ring(f"{choice[0]}, {choice[1]}", base_s, hops_s, (of_lane, rate), overhead, (merged, flags))
 
     def _merged_share(self, size_bytes: Number) -> Fraction:
         """Bytes on a link inside a domain per byte of messages that its switch merges, in the calls along trees.
@@ -448,9 +433,7 @@ class ChannelLibrary(CommLibrary):
 
     def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
         if self.ring is not None:
-            # it has no kernel calls beside it, so nobody counts its channels
-            launch_s, latency_s, wire_bytes, limit = self._ring_numbers(place, size_bytes, first, self.ring)
-            return Message(launch_s, latency_s, wire_bytes, limit, self.ring.name)
+            return self.ring.message(place, size_bytes, first=first)
         medium = self.media[place]
         channels = self.rule.channels(size_bytes, medium.min_bytes_per_channel, medium.bytes_per_channel)
         short_bytes = self.short_bytes * (self.rule.most if self.short_by_most else channels)
@@ -468,52 +451,3 @@ class ChannelLibrary(CommLibrary):
             rule=f"{channels} channel{'s' * (channels > 1)}, {protocol.name}",
             channels=channels,
         )
-
-    def _ring_numbers(self, place: int, size_bytes: Any, first: bool, ring: Ring) -> RingNumbers:
-        """A message of a fused call; of several calls at once, where `size_bytes` and `ring` are of several."""
-        medium = self.media[place]
-        overhead = medium.line_bytes_per_s / medium.payload_bytes_per_s
-        hop_s = ring.hop_s[place]
-        if place == INTRA_DOMAIN and self.inside is not None:
-            hidden_s = ring.hidden * size_bytes / ring.bytes_per_s[place]
-            hop_s = np.maximum(hop_s - hidden_s, 0) if isinstance(hop_s, np.ndarray) else max(hop_s - hidden_s, 0)
-        wire_bytes = size_bytes * overhead * ring.byte_share[place]
-        return ring.base_s if first else 0, hop_s, wire_bytes, ring.bytes_per_s[place] * overhead
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairLibrary(CommLibrary):
-    """A library with channels whose point-to-point messages have a communicator of two ranks per pair.
-
-    isend and irecv of PyTorch are like this outside a batch. How many channels a message gets depends on the ranks of
-    its communicator: in one of all ranks each peer has few at first, in one of two ranks all. Nor does a pair inside a
-    domain have a network, so its chunks are those of one domain.
-
-    Parameters
-    ----------
-    world : the library with one communicator of all ranks, which collectives keep.
-    inside : that of two ranks of a domain; None if domains have one rank.
-    between : that of two ranks of different domains; None with one domain.
-    """
-
-    serial_launch: ClassVar[bool] = False
-    is_of_links: ClassVar[bool] = False
-
-    world: ChannelLibrary
-    inside: ChannelLibrary | None
-    between: ChannelLibrary | None
-
-    def bind(self, call: CallFacts) -> CommLibrary:
-        return self if call.computes else self.world.bind(call)
-
-    def places(self, source: IntArray, destination: IntArray) -> IntArray:
-        return self.world.places(source, destination)
-
-    @property
-    def payload_shares(self) -> tuple[Fraction, ...]:
-        return self.world.payload_shares
-
-    def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
-        library = self.inside if place == INTRA_DOMAIN else self.between
-        assert library is not None, "a place has pairs"
-        return library.message(place, size_bytes, peers, first=first)

@@ -4,7 +4,8 @@
 
 How many channels NCCL and RCCL give a message depends on the ranks of its communicator (`channel_rule`). A tensor group
 of one node has a communicator without a network, however many nodes the program runs on, and collective calls have all
-channels of theirs, while sends and receives share them among peers.
+channels of theirs, while sends and receives share them among peers. The isend and irecv of PyTorch have a communicator
+per pair of ranks outside a batch: in one of all ranks each peer has few channels at first, in one of two ranks all.
 """
 
 from __future__ import annotations
@@ -35,14 +36,6 @@ class Communicators:
     group_of_rank: IntArray
     channels: int | None = None
 
-    def message(self, away: int, size_bytes: int, peers: int, *, first: bool) -> Message:
-        """A message of one of them; that of a collective call has an equal part of its channels, rounded up."""
-        place, library = min(away, len(self.library.media) - 1), self.library
-        if self.channels is not None:
-            share = -(-self.channels // peers)
-            library = replace(library, rule=ChannelRule(share, share))
-        return library.message(place, size_bytes, peers, first=first)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupLibrary(CommLibrary):
@@ -52,6 +45,7 @@ class GroupLibrary(CommLibrary):
     ----------
     kinds : the communicators of each kind, the smallest groups first.
     domain_of_rank : int array (world_size,).
+    world : where calls without computation keep the communicator of all ranks: its library.
     """
 
     serial_launch: ClassVar[bool] = False
@@ -59,10 +53,11 @@ class GroupLibrary(CommLibrary):
 
     kinds: tuple[Communicators, ...]
     domain_of_rank: IntArray
+    world: ChannelLibrary | None = None
 
     def bind(self, call: CallFacts) -> CommLibrary:
         """See `CommLibrary.bind`."""
-        return self
+        return self if call.computes or self.world is None else self.world.bind(call)
 
     def places(self, source: IntArray, destination: IntArray) -> IntArray:
         """Twice the number of the kind, plus one between domains."""
@@ -79,5 +74,10 @@ class GroupLibrary(CommLibrary):
         return tuple(share for each in shares for share in (each[INTRA_DOMAIN], each[-1]))
 
     def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
-        """See `CommLibrary.message`."""
-        return self.kinds[place // 2].message(place % 2, size_bytes, peers, first=first)
+        """See `CommLibrary.message`; a collective call divides its channels among peers, rounded up."""
+        kind = self.kinds[place // 2]
+        library = kind.library
+        if kind.channels is not None:
+            share = -(-kind.channels // peers)
+            library = replace(library, rule=ChannelRule(share, share))
+        return library.message(min(place % 2, len(library.media) - 1), size_bytes, peers, first=first)

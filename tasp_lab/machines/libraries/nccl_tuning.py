@@ -17,12 +17,13 @@ plug-ins, and the counts by which the search of a PCIe tree ends.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 from tasp_lab.core.errors import ProfileError
+from tasp_lab.core.units import Number
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 """Of GPUs, as NCCL tells them apart: compute capability 7.0, 8.0, 9.0 and 10.0 or more."""
@@ -98,6 +99,22 @@ _SPEEDS = {
     "blackwell": (90.0, 80.0, 70.0, 60.0, 50.0, 45.0, 40.0, 30.0, 24.0, 20.0, 19.0, 18.0),
 }
 """Speeds of a channel inside a domain that the search tries, in GB/s; Ampere has those of Volta."""
+
+
+MAX_HEADS = 32
+"""No more GPUs of a domain add up for the others (NVIDIA/nccl, src/include/device.h, NCCL_MAX_NVLS_ARITY)."""
+
+
+def chunk_bytes(most: int, size_bytes: Number, channels: int, limits: Iterable[tuple[int, int]]) -> int:
+    """The chunks of NVLS, at most so large: the next of `limits` while a message has fewer of them than `times` it.
+
+    `limits` are pairs of times and bytes, `channels` those of all heads (NVIDIA/nccl, src/enqueue.cc,
+    calcCollChunking).
+    """
+    for times, limit in limits:
+        if size_bytes < times * channels * most and most > limit:
+            most = limit
+    return most
 
 
 class Choice(NamedTuple):
@@ -214,6 +231,11 @@ class Tuner:
         return self.in_switch and self.generation in _NVLS_EFFICIENCY and self.ranks > 2
 
     @property
+    def _heads(self) -> int:
+        """The GPUs of a domain that add up for the others."""
+        return min(self.ranks, MAX_HEADS)
+
+    @property
     def _place(self) -> int:
         """One, two or more domains."""
         return min(self.domains, 3) - 1
@@ -231,6 +253,15 @@ class Tuner:
         count = self.ranks * (2 if self.ranks < 8 and self.generation in ("hopper", "blackwell") else 1)
         return count, min(self.ranks * self.nic_bytes_per_s, inside * rate) / count / _GB
 
+    def _of(self, older: Mapping[str, _T], blackwell: Sequence[tuple[Version, _T]]) -> _T:
+        """What NCCL has for the generation: of Blackwell, since the latest version that is not newer than this one."""
+        known = (value for since, value in reversed(blackwell) if since <= self.version)
+        return older.get(self.generation) or next(known, blackwell[0][1])
+
+    @property
+    def _nvls_tree_hop_us(self) -> float:
+        return _OLD_NVLS_TREE_NET_US if self.version < (2, 28) else _NVLS_TREE_NET_US
+
     def _hops_s(self, algorithm: Literal["ring", "tree"], protocol: int) -> tuple[float, float]:
         """Estimated latency of a hop inside and between domains."""
         inside, between = _LINK_HOP_US[algorithm][protocol] * _US, _NET_HOP_US[algorithm][protocol] * _US
@@ -246,7 +277,7 @@ class Tuner:
         steps, between = times * (world - 1), times * (self.domains - 1)
         count, rate = self._channels()
         ll_max = (*_LL_MAX[self.generation], *_LL_MAX_BETWEEN)[self._place]
-        per_channel = _LL128_RING.get(self.generation) or _since(_LL128_RING_BLACKWELL, self.version)
+        per_channel = self._of(_LL128_RING, _LL128_RING_BLACKWELL)
         total = count * rate
         rates = (min(ll_max, total / 2), min(0.92 * total, count * per_channel), total)
         for number, protocol in enumerate(_PROTOCOLS):
@@ -260,8 +291,8 @@ class Tuner:
     def _trees(self, size_bytes: float) -> Iterator[Choice]:
         count, rate = self._channels()
         rate *= 2 if self.domains == 2 else 1  # each NIC carries half of a tree of two nodes one way
-        per_channel = (_TREE.get(self.generation) or _since(_TREE_BLACKWELL, self.version))[self._place]
-        ll128 = (_LL128_TREE.get(self.generation) or _since(_LL128_TREE_BLACKWELL, self.version))[self._place]
+        per_channel = self._of(_TREE, _TREE_BLACKWELL)[self._place]
+        ll128 = self._of(_LL128_TREE, _LL128_TREE_BLACKWELL)[self._place]
         ll_max = (*_LL_MAX[self.generation], *_LL_MAX_BETWEEN)[self._place]
         total = min(0.92 * count * rate, count * per_channel)
         share = 7 / 9 if self.domains == 1 else 120 / 128
@@ -277,8 +308,7 @@ class Tuner:
     def tree_latencies_s(self, choice: Choice) -> tuple[float, float, float]:
         """What NCCL counts on for a call along trees, and for a hop inside a domain and between domains."""
         if choice.algorithm == "nvls-tree":
-            between = _OLD_NVLS_TREE_NET_US if self.version < (2, 28) else _NVLS_TREE_NET_US
-            return _NVLS_US * _US, 0.0, between * _US
+            return _NVLS_US * _US, 0.0, self._nvls_tree_hop_us * _US
         number = _PROTOCOLS.index(choice.protocol)
         return _BASE_US["tree"][number] * _US, *self._hops_s("tree", number)
 
@@ -303,16 +333,13 @@ class Tuner:
             elif nic >= 48:
                 narrow = self.ranks >= 16 or nic < 96
                 chunk = 2**18 if self.ranks <= 4 else 2**16 if narrow else 2**17
-        at_once = channels * min(self.ranks, 32)
-        for times, limit in ((32, 2**18), (16, 2**17), (4, 2**16), (1, 2**15)):
-            if size_bytes < times * at_once * chunk and chunk > limit:
-                chunk = limit
-        return channels * chunk
+        limits = (32, 2**18), (16, 2**17), (4, 2**16), (1, 2**15)
+        return channels * chunk_bytes(chunk, size_bytes, channels * self._heads, limits)
 
     def nvls_channel_bytes_per_s(self) -> tuple[float, float]:
         """The rates of a channel of NVLS inside a domain and to the network that the search finds, one per rank."""
         speeds = _SPEEDS[self.generation]
-        heads, total = min(self.ranks, 32), self.link_bytes_per_s / _GB
+        heads, total = self._heads, self.link_bytes_per_s / _GB
         at = next((place for place, speed in enumerate(speeds) if speed * heads <= total), len(speeds) - 1)
         inside, beyond = speeds[at], at
         while beyond > 0 and speeds[beyond] < 2 * inside:  # it is raised while it is less than twice as much
@@ -320,7 +347,7 @@ class Tuner:
         return inside * _GB, speeds[beyond] * _GB
 
     def _nvls(self, collective: Collective, size_bytes: float) -> Choice:
-        heads, n = min(self.ranks, 32), self.ranks
+        heads, n = self._heads, self.ranks
         inside, beyond = self.nvls_channel_bytes_per_s()
         reduces = collective == "all_reduce"
         if self.version < (2, 28):
@@ -331,21 +358,19 @@ class Tuner:
         return Choice("nvls", "Simple", _NVLS_US * _US + size_bytes / (heads * rate))
 
     def _nvls_tree(self, size_bytes: float) -> Choice:
-        heads, world = min(self.ranks, 32), self.ranks * self.domains
+        heads, world = self._heads, self.ranks * self.domains
         inside, _ = self.nvls_channel_bytes_per_s()
         nic = self.nic_bytes_per_s
         if self.version < (2, 28):
             rate = min(inside, nic if self.domains <= 2 else nic / 2) * 5 / 6
-            hop_us = _OLD_NVLS_TREE_NET_US
         else:
             inside *= _NVLS_EFFICIENCY[self.generation] * (heads - 1) / heads * 2
             cap = _NVLS_TREE[self.generation][self._place]
             if self.version >= (2, 30) and self.generation == "blackwell" and self.domains > 2:
                 cap = 80.0
             rate = min(inside, nic * (2 if self.domains <= 2 else 1), cap * _GB) * world / (2 * (world - 1))
-            hop_us = _NVLS_TREE_NET_US
         depth = self.domains.bit_length() - 1
-        latency_s = (_NVLS_US + 2 * depth * hop_us) * _US
+        latency_s = (_NVLS_US + 2 * depth * self._nvls_tree_hop_us) * _US
         return Choice("nvls-tree", "Simple", latency_s + size_bytes / (heads * rate))
 
 
@@ -354,8 +379,3 @@ def _choose(tuner: Tuner, collective: Collective, size_bytes: float, algorithms:
     """`Tuner.choose`: fits and searches ask for the same sizes again and again."""
     found = [each for each in tuner.estimates(collective, size_bytes) if each.algorithm in algorithms]
     return min(found, key=lambda each: each.estimate_s)
-
-
-def _since(values: Sequence[tuple[Version, _T]], version: Version) -> _T:
-    """The value since the latest version that is not newer."""
-    return next((value for since, value in reversed(values) if since <= version), values[0][1])
