@@ -17,13 +17,13 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.planning.plan import ANY, Job, plan, plan_fields
 from tasp_lab.planning.search import describe
-from tasp_lab.prediction.answer import Built, build, refusal
+from tasp_lab.prediction.answer import build, refusal
 from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.question import Question, Value, constants_of, key_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import check_names, is_own
-from tasp_lab.study.point import COLUMNS, OF_PLANS, Point, Row
+from tasp_lab.study.point import COLUMNS, OF_PLANS, Point, Row, cells_of_layer
 from tasp_lab.workload.layer import Workload
 
 CODE = f"{VERSION} with models {MODEL_VERSION}"
@@ -77,12 +77,7 @@ def labelled(answer: Row, point: Point) -> Row:
 
 def groups(points: Iterable[Point]) -> Iterator[list[Point]]:
     """Points in groups that differ in their schedules and options only, in order."""
-
-    def question(point: Point) -> tuple[object, ...]:
-        rest = point.library, point.kernel, point.stack, point.contention, point.sampling
-        return point.machine, point.overrides, point.layer, rest
-
-    for _, group in groupby(points, key=question):
+    for _, group in groupby(points, key=lambda point: (point.on, point.layer)):
         yield list(group)
 
 
@@ -101,21 +96,15 @@ def batches(points: Iterable[Point]) -> Iterator[list[Point]]:
         of_layer.setdefault(group[0].layer, []).append(group)
     for same in of_layer.values():
         batch: list[Point] = []
-        for group in same:
-            if group[0].job is not None:  # a plan takes as long as a batch of layers
+        for group in [*same, []]:
+            if group and group[0].job is not None:  # a plan takes as long as a batch of layers
                 yield from ([point] for point in group)
                 continue
-            if batch and len(batch) + len(group) > BATCH:
-                yield _by_schedule(batch)
+            if batch and (not group or len(batch) + len(group) > BATCH):
+                place = {name: number for number, name in enumerate(dict.fromkeys(point.schedule for point in batch))}
+                yield sorted(batch, key=lambda point: place[point.schedule])
                 batch = []
             batch += group
-        if batch:
-            yield _by_schedule(batch)
-
-
-def _by_schedule(points: Sequence[Point]) -> list[Point]:
-    place = {name: number for number, name in enumerate(dict.fromkeys(each.schedule for each in points))}
-    return sorted(points, key=lambda each: place[each.schedule])
 
 
 def sources_of(schedules: Iterable[str]) -> dict[str, str]:
@@ -148,22 +137,34 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
     constants = constants_of(point)
     question = point.key(constants)
     cells: dict[str, Value] = dict.fromkeys(COLUMNS)
-    cells |= {"machine": point.machine, "schedule": point.name, "passes": point.options.passes}
-    cells |= {"overrides": ", ".join(point.overrides), "library": point.library, **_of_layer(point.layer)}
-    cells |= {"version": VERSION, "models": MODEL_VERSION, "constants": constants}
-    cells |= {"inputs": json.dumps(point.inputs(), sort_keys=True)}
+    cells |= {
+        "machine": point.machine,
+        "schedule": point.name,
+        "passes": point.options.passes,
+        "overrides": ", ".join(point.overrides),
+        "library": point.library,
+        **cells_of_layer(point.layer),
+        "version": VERSION,
+        "models": MODEL_VERSION,
+        "constants": constants,
+        "inputs": json.dumps(point.inputs(), sort_keys=True),
+    }
     if point.job is not None:
         return _planned(point, point.job, question, cells, known)
     try:
-        _check_known(point)
+        try:
+            check_names([point.name], overridden_layer(point.layer, point.overrides))
+        except ScheduleError as error:  # unknown here, but another process may know it: ask again
+            raise StudyError(first_line(error)) from error
         built = build(point)
     except TaspLabError as error:
         refused = refusal(point, error)
         key = key_of(question, first_line(error))
         return key if key in known else {**cells, "key": key, "status": refused.status, "error": first_line(error)}
-    built = _with_recent(built)
+    candidates = (replace(each, passes=tuple(map(_known_or, each.passes))) for each in built.candidates)
+    built = replace(built, candidates=tuple(candidates))
     key = key_of(question, built.digest)
-    cells |= {**_of_layer(overridden_layer(point.layer, point.overrides)), "digest": built.digest, "key": key}
+    cells |= {**cells_of_layer(overridden_layer(point.layer, point.overrides)), "digest": built.digest, "key": key}
     if key in known:
         return key
     of_machine = _of_machine(built.on.machine)
@@ -229,31 +230,13 @@ RECENT = 8
 _recent: dict[str, Schedule] = {}
 
 
-def _with_recent(built: Built) -> Built:
-    """With the schedules of earlier points in place of equal ones: what follows from those is known."""
-
-    def known(schedule: Schedule) -> Schedule:
-        found = _recent.pop(schedule.digest, schedule)
-        _recent[schedule.digest] = found  # the last one used is the last one
-        if len(_recent) > RECENT:
-            del _recent[next(iter(_recent))]
-        return found
-
-    candidates = (replace(each, passes=tuple(map(known, each.passes))) for each in built.candidates)
-    return replace(built, candidates=tuple(candidates))
-
-
-def _check_known(point: Point) -> None:
-    """Raise `StudyError` for a schedule that is unknown here, which another process may know."""
-    try:
-        check_names([point.name], overridden_layer(point.layer, point.overrides))
-    except ScheduleError as error:
-        raise StudyError(first_line(error)) from error
-
-
-def _of_layer(layer: Workload) -> dict[str, Value]:
-    names = ("batch", "heads", "head_dim", "dtype", "mask", "kind")
-    return {"seq": layer.sequence, "kv_heads": layer.kv_head_count, **{name: getattr(layer, name) for name in names}}
+def _known_or(schedule: Schedule) -> Schedule:
+    """The schedule of an earlier point in place of an equal one: what follows from it is known."""
+    found = _recent.pop(schedule.digest, schedule)
+    _recent[schedule.digest] = found  # the last one used is the last one
+    if len(_recent) > RECENT:
+        del _recent[next(iter(_recent))]
+    return found
 
 
 def _of_machine(machine: Machine) -> dict[str, Value]:
