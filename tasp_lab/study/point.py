@@ -8,12 +8,14 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import StudyError
 from tasp_lab.planning.plan import PLAN_COLUMNS, Job
 from tasp_lab.prediction.answer import Status
 from tasp_lab.prediction.columns import columns, names
 from tasp_lab.prediction.question import Question, Value
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.models.catalogue import load_model
 
@@ -106,6 +108,11 @@ def cells_of_layer(layer: Workload) -> dict[str, Value]:
     """The columns of a layer in rows, which filters may name, too."""
     names = ("batch", "heads", "head_dim", "dtype", "mask", "kind")
     return {"seq": layer.sequence, "kv_heads": layer.kv_head_count, **{name: getattr(layer, name) for name in names}}
+
+
+def passes_of(asked: Pass) -> tuple[Passing, ...]:
+    """The passes one by one."""
+    return ("forward", "backward") if asked == "both" else (asked,)
 
 
 def options_of(values: Mapping[str, Value]) -> AttentionOptions:
