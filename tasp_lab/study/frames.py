@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -79,26 +79,17 @@ def text_of(column: str, value: Any) -> str:
     ('-', '1.5 GiB', '93.1%', '0.25')
     """
     value = plain(value)
-    if value is None:
-        return NO_VALUE
-    if isinstance(value, (str, bool)):
-        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-    return _written(column)(value)
-
-
-def _written(column: str) -> Callable[[float], str]:
-    """How the numbers of a column are written."""
-    if column in SPEEDUPS:
-        return "{:.2f}x".format
+    if value is None or isinstance(value, (str, bool)):
+        return {None: NO_VALUE, True: "yes", False: "no"}.get(value, value)
     if column == "expected_regret":
-        return format_regret
-    if column in (*SHARES, "mfu"):
-        return "{:.1%}".format
+        return format_regret(value)
+    if column in SPEEDUPS or column in (*SHARES, "mfu"):
+        return f"{value:.2f}x" if column in SPEEDUPS else f"{value:.1%}"
     if column in COUNTS:
-        return format_count
+        return format_count(value)
     if column.endswith("_bytes") or column == "bytes_per_rank":
-        return lambda size: format_size_about(round(size))
-    return format_time if column.endswith("_s") and "_per_" not in column else "{:.6g}".format
+        return format_size_about(round(value))
+    return format_time(value) if column.endswith("_s") and "_per_" not in column else f"{value:.6g}"
 
 
 def plain(value: Any) -> Any:
@@ -121,9 +112,10 @@ def records_of(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(table.columns, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
-def is_text(table: pd.DataFrame, column: str) -> bool:
-    """Whether a column has texts, which are aligned to the left."""
-    return bool(table[column].map(lambda value: isinstance(value, str)).any())
+def groups_of(rows: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """The rows by the values of some columns, in the order of the rows; all rows together without a column."""
+    for key, group in rows.groupby(list(columns), dropna=False, sort=False) if columns else [((), rows)]:
+        yield tuple(map(plain, key)), group
 
 
 def check_columns(names: Iterable[str], rows: pd.DataFrame, extra: Iterable[str] = ()) -> None:
@@ -239,11 +231,11 @@ def statuses_text(by_status: Mapping[str, int]) -> str:
     '10 simulated, 2 do not apply'
     """
     names = {"ok": "simulated", "settled": "pruned by a bound", "failed": "failed"}
-
-    def text(status: str, count: int) -> str:
-        return names.get(status, "does not apply" if count == 1 else "do not apply")
-
-    return ", ".join(f"{count:,} {text(status, count)}" for status, count in by_status.items() if count)
+    return ", ".join(
+        f"{count:,} {names.get(status) or ('does not apply' if count == 1 else 'do not apply')}"
+        for status, count in by_status.items()
+        if count
+    )
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
@@ -316,26 +308,26 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     if baseline is None:
         return derived
     column, value = _baseline_of(baseline, rows)
-    on = _compared_beside(rows, column)
-    kept = ["time_s", "exposed_s", "setting", "measured", "steps", "schedule", "time_low_s", "time_high_s"]
+    on = compared_columns(rows)
+    if column != "schedule":  # and what follows from the column, such as the nodes of a machine, may differ, too
+        last, values = "model" if are_plans(rows) else "schedule", rows.groupby(column, dropna=False)
+        others = dict.fromkeys(each for each in (*varying(rows), last) if each != column)
+        on = [each for each in others if values[each].nunique(dropna=False).max() > 1] or [last]
+    times = ["time_s", "time_low_s", "time_high_s"]
+    kept = [*times, "exposed_s", "setting", "measured", "steps", "schedule"]
     of_baseline = rows.loc[rows[column] == value, list(dict.fromkeys([*on, *kept]))].drop_duplicates(on)
     beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
-    speedup = beside["time_s"].astype(float) / least_times(rows)
-    width_of = _independent if column == "machine" else _paired
-    widths = [width_of(*pair) for pair in zip(records_of(beside[kept]), records_of(rows), strict=True)]
-    low, high = (np.array([each[end] for each in widths]) for end in (0, 1))
-    derived["speedup"], derived["speedup_low"], derived["speedup_high"] = speedup, speedup / low, speedup * high
+    if column == "machine":  # errors of two machines are independent, and intervals are not symmetric
+        (one_s, one_low, one_high), (two_s, two_low, two_high) = (
+            np.log(frame[times].astype(float)).to_numpy().T for frame in (beside, rows)
+        )
+        down, up = np.hypot(one_s - one_low, two_high - two_s), np.hypot(one_high - one_s, two_s - two_low)
+    else:  # only the errors count that two rows of one machine do not share
+        pairs = zip(records_of(beside[kept]), records_of(rows), strict=True)
+        down = up = quantile_t(0.95) * np.array([_spread(first, other) for first, other in pairs])
+    derived["speedup"] = beside["time_s"].astype(float) / least_times(rows)
+    derived["speedup_low"], derived["speedup_high"] = (derived["speedup"] * np.exp(end) for end in (-down, up))
     return derived
-
-
-def _compared_beside(rows: pd.DataFrame, column: str) -> list[str]:
-    """The columns in which rows agree that differ in a column, and in what follows from it, such as its nodes."""
-    if column == "schedule":
-        return compared_columns(rows)
-    last = "model" if are_plans(rows) else "schedule"
-    others = [each for each in (*varying(rows), last) if each != column]
-    values = rows.groupby(column, dropna=False)
-    return [each for each in dict.fromkeys(others) if values[each].nunique(dropna=False).max() > 1] or [last]
 
 
 def _baseline_of(baseline: str, rows: pd.DataFrame) -> tuple[str, Any]:
@@ -347,20 +339,6 @@ def _baseline_of(baseline: str, rows: pd.DataFrame) -> tuple[str, Any]:
     if text not in values:
         raise StudyError(unknown("baseline", text, sorted(values)))
     return column, values[text]
-
-
-def _paired(first: Cells, other: Cells) -> tuple[float, float]:
-    """The factors of a speed-up down to 5 % and up to 95 %, by the errors that two rows do not share."""
-    width = math.exp(quantile_t(0.95) * _spread(first, other))
-    return width, width
-
-
-def _independent(first: Cells, other: Cells) -> tuple[float, float]:
-    """The factors of a speed-up over another machine, down to 5 % and up to 95 %: errors are independent."""
-    one, two = ([_number(row, column) for column in ("time_low_s", "time_s", "time_high_s")] for row in (first, other))
-    down = math.hypot(math.log(one[1] / one[0]), math.log(two[2] / two[1]))
-    up = math.hypot(math.log(one[2] / one[1]), math.log(two[1] / two[0]))
-    return math.exp(down), math.exp(up)
 
 
 def _spread(first: Cells, other: Cells) -> float:
@@ -388,16 +366,14 @@ def first_is_faster(first: Cells, other: Cells) -> float:
     (1.0, 0.5)
     """
     one, two = rival_of(first), rival_of(other)
-    if one is None or two is None:
-        (low, high), (other_low, other_high) = _ends(first), _ends(other)
-        return 1.0 if high < other_low else 0.0 if other_high < low else 0.5
-    return paired_errors().first_is_faster(one, two, first["setting"])
-
-
-def _ends(row: Cells) -> tuple[float, float]:
-    """The ends of the interval of a row; its time for both where it has none."""
-    low, high = _number(row, "time_low_s"), _number(row, "time_high_s")
-    return (row["time_s"], row["time_s"]) if math.isnan(low + high) else (low, high)
+    if one is not None and two is not None:
+        return paired_errors().first_is_faster(one, two, first["setting"])
+    ends = []
+    for row in (first, other):  # without an interval a time is both ends
+        low, high = _number(row, "time_low_s"), _number(row, "time_high_s")
+        ends.append((row["time_s"], row["time_s"]) if math.isnan(low + high) else (low, high))
+    (low, high), (other_low, other_high) = ends
+    return 1.0 if high < other_low else 0.0 if other_high < low else 0.5
 
 
 def _number(row: Cells, column: str) -> float:

@@ -5,7 +5,7 @@ table(study, ["schedule"], ["seq"], where="machine == 'h100-8'")
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,13 +18,16 @@ from tasp_lab.study.frames import (
     NO_VALUE,
     OF_WINNERS,
     SPEEDUPS,
+    Cells,
     are_plans,
     check_columns,
+    compared_columns,
     counts,
     counts_text,
+    groups_of,
     held_constant,
     held_text,
-    is_text,
+    is_number,
     listed,
     plain,
     point_columns,
@@ -33,7 +36,6 @@ from tasp_lab.study.frames import (
     statuses_text,
     text_of,
     title_of,
-    varying,
     winners,
     with_derived,
 )
@@ -71,7 +73,7 @@ class Selection:
     def counts(self) -> dict[str, int]:
         return counts(self.rows, self.unanswered)
 
-    def to_dict(self, shown: Sequence[str]) -> dict[str, object]:
+    def document(self, shown: Sequence[str]) -> dict[str, object]:
         """What all views state in JSON; `shown` are columns whose values they tell apart."""
         return {
             "study": self.name,
@@ -158,12 +160,7 @@ def winners_of(covered: Selection) -> tuple[list[str], pd.DataFrame]:
     frame = winners(covered.rows)
     if frame.empty:
         raise StudyError(f"{covered.folder.path}: no row has a time and fits into memory")
-    return [column for column in varying(covered.rows) if column != "schedule"] or ["machine"], frame
-
-
-def numbers_of_winners(winners: pd.DataFrame) -> tuple[str, ...]:
-    """The columns of tables of winners beside their times; the winner of plans is the recommended layout itself."""
-    return ("tokens_per_s_per_gpu", "mfu", "memory_bytes") if are_plans(winners) else ("recommended",)
+    return compared_columns(covered.rows), frame
 
 
 def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> View:
@@ -172,57 +169,81 @@ def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> Vi
         name = sort.removeprefix("-")
         check_columns([name], frame)
         frame = frame.sort_values(name, ascending=name == sort, kind="stable")
-    frame = (
-        frame.rename(columns={"schedule": WINNER}).head(limit) if limit else frame.rename(columns={"schedule": WINNER})
-    )
-    plans = are_plans(frame)
-    numbers = numbers_of_winners(frame)
-    cells = ("time_s", "time_low_s", "time_high_s", "speedup", "speedup_low", "speedup_high")
+    rows, plans = records_of(frame.head(limit or len(frame))), are_plans(frame)
+    columns = winner_columns(covered, axes)
+    texts = [place for place, (_, of) in enumerate(columns) if any(isinstance(row.get(str(of)), str) for row in rows)]
+    times = ("time_s", "time_low_s", "time_high_s", *SPEEDUPS, "bottleneck")
     more = dict.fromkeys([*OF_WINNERS, *((*OF_PLANS, "memory_bytes") if plans else ())])
-    records = records_of(frame[[*axes, WINNER, *cells, "bottleneck", *more]])
-
-    def speedups(*cells: str) -> tuple[str, ...]:
-        return cells if covered.baseline else ()
-
-    columns = [*map(title_of, axes), "winner", "time", "interval", *speedups("speed-up", "interval")]
-    rows = [
-        [
-            *(text_of(column, row[column]) for column in axes),
-            row[WINNER],
-            text_of("time_s", row["time_s"]),
-            range_of("time_s", row["time_low_s"], row["time_high_s"]),
-            *speedups(text_of("speedup", row["speedup"]), range_of("speedup", row["speedup_low"], row["speedup_high"])),
-            text_of("bottleneck", row["bottleneck"]),
-            *(text_of(column, row[column]) for column in numbers),
-            text_of("expected_regret", row["expected_regret"]),
-        ]
-        for row in records
-    ]
-    texts = [place for place, column in enumerate(axes) if is_text(frame, column)]
-    lines = [f"speed-up over {covered.baseline}"] if covered.baseline else []
-    lines += [TIE_RULE] if any(map(is_open, records)) else []
+    records = [{WINNER if name == "schedule" else name: row[name] for name in (*axes, "schedule", *times, *more)}
+               for row in rows]  # fmt: skip
     return View(
-        covered.to_dict(axes) | {"rows": records},
+        covered.document(axes) | {"rows": records},
         records,
         [
             Table(
                 f"{covered.name}: the fastest {'layout' if plans else 'schedule'} that fits into memory",
-                (*columns, "bottleneck", *map(title_of, numbers), "expected regret"),
-                rows,
-                (*texts, len(axes), len(columns), *(() if plans else (len(columns) + 1,))),
+                [title for title, _ in columns],
+                [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in cells_of(rows, columns)],
+                texts,
             ),
-            *lines,
+            *([f"speed-up over {covered.baseline}"] if covered.baseline else []),
+            *([TIE_RULE] if any(map(is_open, rows)) else []),
             *covered.lines((*axes, "schedule")),
         ],
     )
 
 
-def is_open(row: Mapping[str, Any]) -> bool:
+def is_open(row: Cells) -> bool:
     """Whether a question is open: its recommendation has an expected regret above `DECIDED`, or none is known, or a
     layout that a plan left may take less than it does by as much.
     """
-    regret, least = plain(row["expected_regret"]), plain(row.get("least_left_over_best"))
+    regret, least = row["expected_regret"], row.get("least_left_over_best")
     return regret is None or regret > DECIDED or (least is not None and least < 1 - DECIDED)
+
+
+# ----------------------------------------------------------------- columns, on a terminal and on the page of a report
+
+Cell = str | list[Any]
+"""A text, or a text and the number it stands for."""
+
+Column = tuple[str, str | Callable[[Cells], Cell]]
+"""The title of a column, and its cells: those of a column of the study, or what a function makes of a row."""
+
+
+def cells_of(rows: Iterable[Cells], columns: Sequence[Column]) -> list[list[Cell]]:
+    """The cells of a table."""
+    return [[cell(of, row[of]) if isinstance(of, str) else of(row) for _, of in columns] for row in rows]
+
+
+def cell(column: str, value: Any) -> Cell:
+    """The cell of a value.
+
+    >>> cell("seq", 65536), cell("machine", "h100-8"), cell("seq", None)
+    (['64Ki', 65536], 'h100-8', '-')
+    """
+    value = plain(value)
+    return [text_of(column, value), value] if is_number(value) else text_of(column, value)
+
+
+def titled(columns: Iterable[str]) -> list[Column]:
+    """Columns of the study with their titles."""
+    return [(title_of(column), column) for column in columns]
+
+
+def interval(column: str, low: str, high: str) -> Column:
+    """The interval of a column."""
+    return "interval", lambda row: range_of(column, row[low], row[high])
+
+
+TIME_INTERVAL = interval("time_s", "time_low_s", "time_high_s")
+
+
+def winner_columns(covered: Selection, axes: Sequence[str]) -> list[Column]:
+    """The columns of winners; the winner of plans is the recommended layout itself."""
+    numbers = ("tokens_per_s_per_gpu", "mfu", "memory_bytes") if are_plans(covered.rows) else ("recommended",)
+    speedups = [("speed-up", "speedup"), interval(*SPEEDUPS)] if covered.baseline else []
+    times: list[Column] = [(WINNER, "schedule"), ("time", "time_s"), TIME_INTERVAL, *speedups]
+    return [*titled(axes), *times, *titled(("bottleneck", *numbers, "expected_regret"))]
 
 
 def range_of(column: str, low: Any, high: Any) -> str:
@@ -253,7 +274,7 @@ Key = tuple[Any, ...]
 """The values of some columns."""
 
 
-class Cell(NamedTuple):
+class Place(NamedTuple):
     """A cell of a pivot table: its value, its text, and the mark that belongs to it."""
 
     value: Any
@@ -266,18 +287,19 @@ class Cell(NamedTuple):
         return f"{self.mark} {self.text}" if self.mark in (AT_LEAST, AT_MOST) else f"{self.text} {self.mark}".rstrip()
 
 
-def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str) -> dict[tuple[Key, Key], Cell]:
+Pivot = Mapping[tuple[Key, Key], Place]
+"""The cells of a pivot table by the values of the columns that its rows and its columns have."""
+
+
+def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str) -> Pivot:
     """The cells of a column, or of `WINNER`, by the values of the columns `by` and `over`, in the order of the rows.
 
     Raises `StudyError` where a cell would have several values, with the column that tells them apart.
     """
-    frame = winners(rows) if value == WINNER else rows
-    shown = [*by, *over]
-    cells = {}
-    for key, group in frame.groupby(shown, dropna=False, sort=False) if shown else [((), frame)]:
+    frame, shown, cells = winners(rows) if value == WINNER else rows, [*by, *over], {}
+    for key, group in groups_of(frame, shown):
         check_single(group, (*shown, *(["schedule"] if value == WINNER else [])))
-        values = tuple(plain(each) for each in key)
-        cells[values[: len(by)], values[len(by) :]] = _cell(group.iloc[0], value)
+        cells[key[: len(by)], key[len(by) :]] = _place(records_of(group)[0], value)
     return cells
 
 
@@ -294,20 +316,19 @@ def check_single(group: pd.DataFrame, shown: Sequence[str], options: str = "--ro
     )
 
 
-def _cell(row: pd.Series[Any], value: str) -> Cell:
-    mark = NO_FIT if plain(row["fits"]) is False else ""
+def _place(row: Cells, value: str) -> Place:
+    mark = NO_FIT if row["fits"] is False else ""
     if value == WINNER:
-        speedup = "" if plain(row["speedup"]) in (None, 1) else f" {text_of('speedup', row['speedup'])}"
-        return Cell(row["schedule"], f"{row['schedule']}{speedup}", CLOSE if is_open(row) else mark)
-    cell = plain(row[value])
+        speedup = "" if row["speedup"] in (None, 1) else f" {text_of('speedup', row['speedup'])}"
+        return Place(row["schedule"], f"{row['schedule']}{speedup}", CLOSE if is_open(row) else mark)
     if row["status"] == "settled" and value == "time_s":
-        return Cell(None, text_of("bound_s", row["bound_s"]), AT_LEAST)
+        return Place(None, text_of("bound_s", row["bound_s"]), AT_LEAST)
     if row["status"] == "settled" and value in SPEEDUPS:
-        return Cell(None, text_of(value, cell), AT_MOST if cell is not None else "")
-    return Cell(cell, text_of(value, cell), mark)
+        return Place(None, text_of(value, row[value]), AT_MOST if row[value] is not None else "")
+    return Place(row[value], text_of(value, row[value]), mark)
 
 
-def column_keys(cells: Mapping[tuple[Key, Key], Cell]) -> list[Key]:
+def column_keys(cells: Pivot) -> list[Key]:
     """The values of the columns of a pivot table: numbers ascending, texts as they come."""
     keys = list(dict.fromkeys(column for _, column in cells))
     numeric = all(isinstance(value, (int, float)) for key in keys for value in key)
@@ -337,33 +358,39 @@ def _pivot_table(
         raise StudyError(f"{value}: the study has no baseline, expected --baseline SCHEDULE")
     cells = pivot(covered.rows, by, over, value)
     columns, keys = column_keys(cells), list(dict.fromkeys(row for row, _ in cells))
-    if sort is not None:
-        keys = _sorted(keys, cells, by, {heading(over, key): key for key in columns}, sort)
+    if sort is not None:  # by a column of rows, or by a column of cells, which its heading names; empty cells are last
+        name, of_heading = sort.removeprefix("-"), {heading(over, key): key for key in columns}
+        if name not in by and name not in of_heading:
+            raise StudyError(f"cannot sort by {name!r}, expected one of {', '.join((*by, *of_heading))}")
+        found = {key: cells.get((key, of_heading.get(name, ()))) for key in keys}
+        values = {key: key[by.index(name)] if name in by else place and place.value for key, place in found.items()}
+        known = [key for key in keys if values[key] is not None]
+        keys = sorted(known, key=values.__getitem__, reverse=name != sort)
+        keys += [key for key, sorted_by in values.items() if sorted_by is None]
     keys = keys[:limit]
     records = [
         {
             **dict(zip(by, row, strict=True)),
             **dict(zip(over, column, strict=True)),
-            value: cell.value,
-            "text": cell.marked,
+            value: place.value,
+            "text": place.marked,
         }
         for row in keys
         for column in columns
-        if (cell := cells.get((row, column))) is not None
+        if (place := cells.get((row, column))) is not None
     ]
     texts = [place for place in range(len(by)) if any(isinstance(key[place], str) for key in keys)]
     texts += range(len(by), len(by) + len(columns)) if value == WINNER else []
-    title = f"{covered.name}: {title_of(value)}" + (f" over {', '.join(map(title_of, over))}" if over else "")
     shown = [
         [text_of(name, part) for name, part in zip(by, key, strict=True)]
-        + [NO_VALUE if (cell := cells.get((key, column))) is None else cell.marked for column in columns]
+        + [NO_VALUE if (place := cells.get((key, column))) is None else place.marked for column in columns]
         for key in keys
     ]
+    title = f"{covered.name}: {title_of(value)}" + (f" over {', '.join(map(title_of, over))}" if over else "")
     headings = (*map(title_of, by), *(heading(over, key) or title_of(value) for key in columns))
-    has_speedup = value in (WINNER, *SPEEDUPS) and covered.baseline
-    marks = {cell.mark for cell in cells.values()}
+    has_speedup, marks = value in (WINNER, *SPEEDUPS) and covered.baseline, {place.mark for place in cells.values()}
     return View(
-        covered.to_dict((*by, *over)) | {"rows": list(by), "columns": list(over), "value": value, "cells": records},
+        covered.document((*by, *over)) | {"rows": list(by), "columns": list(over), "value": value, "cells": records},
         records,
         [
             Table(title, headings, shown, texts),
@@ -372,18 +399,3 @@ def _pivot_table(
             *covered.lines((*by, *over)),
         ],
     )
-
-
-def _sorted(
-    keys: list[Key], cells: Mapping[tuple[Key, Key], Cell], by: Sequence[str], columns: Mapping[str, Key], sort: str
-) -> list[Key]:
-    """The row keys by one of their columns, or by a column of cells, named by its heading; empty cells last."""
-    name = sort.removeprefix("-")
-    if name in by:
-        values = {key: key[by.index(name)] for key in keys}
-    elif name in columns:
-        values = {key: None if (cell := cells.get((key, columns[name]))) is None else cell.value for key in keys}
-    else:
-        raise StudyError(f"cannot sort by {name!r}, expected one of {', '.join((*by, *columns))}")
-    known = [key for key in keys if values[key] is not None]
-    return sorted(known, key=values.__getitem__, reverse=name != sort) + [key for key in keys if values[key] is None]
