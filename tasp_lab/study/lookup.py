@@ -18,7 +18,7 @@ from tasp_lab.prediction.question import Value
 from tasp_lab.schedules.registry import is_own
 from tasp_lab.study.evaluate import group_rows, labelled, own_sources
 from tasp_lab.study.file import load_study
-from tasp_lab.study.folder import POINTS, STUDY, StudyFolder
+from tasp_lab.study.folder import POINTS, STUDY, StudyFolder, no_study
 from tasp_lab.study.frames import listed, records_of
 from tasp_lab.study.point import AS_IS, Point, Row
 from tasp_lab.study.store import RESULTS, Store
@@ -55,7 +55,7 @@ def study_at(path: str | Path) -> StudySource:
     if not path.is_dir():
         return StudySource(load_study(path))
     if not (path / STUDY).exists():
-        raise StudyError(f"{path}: no study there, expected {STUDY}, as tasp-lab study run FILE --output {path} writes")
+        raise no_study(path)
     return StudySource(load_study(path / STUDY), *_stored(path))
 
 

@@ -147,7 +147,7 @@ def report(folder: StudyFolder, *, where: str | None = None, baseline: str | Non
         "changes": {} if along not in axes else change_table(frame, axes, along),
         "points": point_table(covered),
         "reasons": reason_table(unanswered),
-        "unanswered": unanswered_table(unanswered, folder.study.axes),
+        "unanswered": unanswered_table(unanswered, folder.axes),
         "constants": constant_table(told.get("constants", ())),
         "settled": settled_table(covered),
     }
@@ -161,7 +161,7 @@ def report(folder: StudyFolder, *, where: str | None = None, baseline: str | Non
         "figures": {name: len(made["panels"]) for name, made in figures.items()},
     }
     texts = {
-        "study": folder.study,
+        "study": folder.name,
         "told": told,
         "summary": summary(winners, axes),
         "unanswered": len(unanswered),

@@ -62,7 +62,7 @@ class Selection:
     @property
     def name(self) -> str:
         """Of the study."""
-        return self.folder.study.name
+        return self.folder.name
 
     @property
     def unanswered(self) -> pd.DataFrame:
@@ -108,7 +108,7 @@ def selected(folder: StudyFolder, where: str | None = None, baseline: str | None
 
     Raises `StudyError` if none is left.
     """
-    base = baseline or folder.study.baseline
+    base = baseline or folder.baseline
     rows = folder.rows()
     if rows.empty:
         statuses = statuses_text(counts(folder.unanswered()))
