@@ -43,7 +43,6 @@ from tasp_lab.study.frames import (
     varying,
 )
 from tasp_lab.study.live_map import Grid, live_map, map_library, map_script
-from tasp_lab.study.point import PREDICTED
 from tasp_lab.study.table import (
     AT_LEAST,
     AT_MOST,
@@ -58,16 +57,14 @@ from tasp_lab.study.table import (
     range_of,
     selected,
     so_far_lines,
-    table,
     titled,
     winner_columns,
+    winner_table,
     winners_of,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TEMPLATE = "report.html.j2"
 
 PageTable = dict[str, Any]
 """``columns``: their titles; ``rows``: cells; ``numeric``: the places of columns of numbers."""
@@ -96,8 +93,9 @@ class StudyReport(View):
         markup = needed("markupsafe", "a report").Markup
         # The page carries its libraries: plotly, and DataTables as itables packs it.
         bundle = files(needed("itables", "a report")).joinpath("html")
+        data = {"tables": self.tables, "figures": self.figures}
         return str(
-            environment.get_template(TEMPLATE).render(
+            environment.get_template("report.html.j2").render(
                 **self.texts,
                 tables=self.tables,
                 choices={
@@ -109,7 +107,7 @@ class StudyReport(View):
                 plotly=markup(needed("plotly.offline", "a report").get_plotlyjs()),
                 datatables=base64.b64encode(bundle.joinpath("dt_bundle.js").read_bytes()).decode(),
                 datatables_style=markup(bundle.joinpath("dt_bundle.css").read_text("utf-8")),
-                data=markup(script_json({"tables": self.tables, "figures": self.figures})),
+                data=markup(script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False))),
             )
         )  # fmt: skip
 
@@ -120,24 +118,20 @@ class StudyReport(View):
         return target
 
 
-def script_json(data: object) -> str:
-    """JSON that may stand in a script element.
-
-    >>> script_json({"a": "</script><!--"})
-    '{"a":"\\\\u003c/script>\\\\u003c!--"}'
-    """
-    return script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False))
-
-
 def script_safe(text: str) -> str:
-    """JSON, or a call of it, in which no text can end the script element."""
+    """JSON, or a call of it, in which no text can end the script element.
+
+    >>> script_safe('["</script>"]')
+    '["\\\\u003c/script>"]'
+    """
     return text.replace("<", "\\u003c")
 
 
 def report(folder: StudyFolder, *, where: str | None = None, baseline: str | None = None) -> StudyReport:
     """The report of a study; `where` and `baseline` as in `tasp_lab.study.table.table`. Raises `StudyError`."""
-    covered, view = selected(folder, where, baseline), table(folder, where=where, baseline=baseline)
+    covered = selected(folder, where, baseline)
     axes, frame = winners_of(covered)
+    view = winner_table(covered, axes, frame)
     rows, unanswered, told = covered.rows, covered.unanswered, folder.provenance()
     winners = records_of(frame)
     along = next((axis for axis in varying(rows) if all(map(is_number, map(plain, rows[axis])))), None)
@@ -147,9 +141,8 @@ def report(folder: StudyFolder, *, where: str | None = None, baseline: str | Non
         "changes": {} if along not in axes else change_table(frame, axes, along),
         "points": point_table(covered),
         "reasons": reason_table(unanswered),
-        "unanswered": unanswered_table(unanswered, folder.axes),
+        "unanswered": page_table(records_of(unanswered), titled([*folder.axes, "status", "error"])),
         "constants": constant_table(told.get("constants", ())),
-        "settled": settled_table(covered),
     }
     tables = {name: made for name, made in tables.items()
               if made and (made["rows"] or name not in ("changes", "reasons", "unanswered"))}  # fmt: skip
@@ -300,20 +293,6 @@ def reason_table(unanswered: pd.DataFrame) -> PageTable:
     return page_table(records_of(rows.rename(columns={"error": "reason"})), titled(("status", "reason", "points")))
 
 
-MOST_OF_REASON = 90
-"""Characters of a reason in the table of points without an answer; the table of reasons has all of it."""
-
-
-def unanswered_table(unanswered: pd.DataFrame, axes: Sequence[str]) -> PageTable:
-    """The points without an answer, with the beginning of the reason."""
-
-    def reason(row: Cells) -> str:
-        text = str(row["error"])
-        return text if len(text) <= MOST_OF_REASON else f"{text[:MOST_OF_REASON].rstrip()} ..."
-
-    return page_table(records_of(unanswered), [*titled([*axes, "status"]), ("reason", reason)])
-
-
 def constant_table(constants: Iterable[Cells]) -> PageTable:
     """The constants of all machines, with interval and source."""
 
@@ -337,16 +316,6 @@ def constant_table(constants: Iterable[Cells]) -> PageTable:
         ("source", lambda row: str(row.get("source") or NO_VALUE)),
     ]
     return page_table(constants, columns)
-
-
-def settled_table(covered: Selection) -> PageTable:
-    """How many rows each engine simulated, and how many a bound pruned."""
-    counts = Counter((row["settled_by"] or NO_VALUE, row["engine"] or NO_VALUE) for row in records_of(covered.rows))
-    rows = [(by, engine, count) for (by, engine), count in counts.items()]
-    rows += [(status, NO_VALUE, count) for status, count in covered.counts.items()
-             if count and status not in PREDICTED]  # fmt: skip
-    titles = ("decided by", "engine", "points")
-    return page_table([dict(zip(titles, row, strict=True)) for row in rows], [(title, title) for title in titles])
 
 
 # ----------------------------------------------------------------------------------------------------- pictures

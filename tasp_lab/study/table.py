@@ -152,7 +152,12 @@ def table(
         raise StudyError(f"limit: {limit}, expected 1 or more")
     if rows or columns or value:
         return _pivot_table(covered, rows, columns, value, sort, limit)
-    return _winner_table(covered, sort, limit)
+    axes, frame = winners_of(covered)
+    if sort is not None:
+        name = sort.removeprefix("-")
+        check_columns([name], frame)
+        frame = frame.sort_values(name, ascending=name == sort, kind="stable")
+    return winner_table(covered, axes, frame.head(limit or len(frame)))
 
 
 def winners_of(covered: Selection) -> tuple[list[str], pd.DataFrame]:
@@ -163,13 +168,9 @@ def winners_of(covered: Selection) -> tuple[list[str], pd.DataFrame]:
     return compared_columns(covered.rows), frame
 
 
-def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> View:
-    axes, frame = winners_of(covered)
-    if sort is not None:
-        name = sort.removeprefix("-")
-        check_columns([name], frame)
-        frame = frame.sort_values(name, ascending=name == sort, kind="stable")
-    rows, plans = records_of(frame.head(limit or len(frame))), are_plans(frame)
+def winner_table(covered: Selection, axes: Sequence[str], frame: pd.DataFrame) -> View:
+    """The table of winners; of equal axes they are told apart by these."""
+    rows, plans = records_of(frame), are_plans(frame)
     columns = winner_columns(covered, axes)
     texts = [place for place, (_, of) in enumerate(columns) if any(isinstance(row.get(str(of)), str) for row in rows)]
     times = ("time_s", "time_low_s", "time_high_s", *SPEEDUPS, "bottleneck")
