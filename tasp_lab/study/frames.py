@@ -200,15 +200,6 @@ def held_constant(rows: pd.DataFrame, shown: Iterable[str] = ()) -> dict[str, ob
     return {name: value for name, value in single.items() if value not in (None, "")}
 
 
-def held_text(held: Mapping[str, object]) -> str:
-    """Columns that are held constant, on one line.
-
-    >>> held_text({"seq": 65536, "mask": "causal"})
-    'length 64Ki, mask causal'
-    """
-    return ", ".join(f"{title_of(name)} {text_of(name, value)}" for name, value in held.items())
-
-
 def counts(*rows: pd.DataFrame) -> dict[str, int]:
     """How many rows have each status."""
     number = Counter(status for each in rows for status in each["status"])
@@ -307,7 +298,12 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     derived[list(SPEEDUPS)] = np.nan
     if baseline is None:
         return derived
-    column, value = _baseline_of(baseline, rows)
+    column, _, text = baseline.rpartition("=") if "=" in baseline else ("schedule", "", baseline)
+    if column not in point_columns(rows):
+        raise StudyError(unknown("column of the baseline", column, point_columns(rows)))
+    known = {str(plain(value)): value for value in rows[column].unique()}
+    if text not in known:
+        raise StudyError(unknown("baseline", text, sorted(known)))
     on = compared_columns(rows)
     if column != "schedule":  # and what follows from the column, such as the nodes of a machine, may differ, too
         last, values = "model" if are_plans(rows) else "schedule", rows.groupby(column, dropna=False)
@@ -315,7 +311,7 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
         on = [each for each in others if values[each].nunique(dropna=False).max() > 1] or [last]
     times = ["time_s", "time_low_s", "time_high_s"]
     kept = [*times, "exposed_s", "setting", "measured", "steps", "schedule"]
-    of_baseline = rows.loc[rows[column] == value, list(dict.fromkeys([*on, *kept]))].drop_duplicates(on)
+    of_baseline = rows.loc[rows[column] == known[text], list(dict.fromkeys([*on, *kept]))].drop_duplicates(on)
     beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
     if column == "machine":  # errors of two machines are independent, and intervals are not symmetric
         (one_s, one_low, one_high), (two_s, two_low, two_high) = (
@@ -323,28 +319,14 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
         )
         down, up = np.hypot(one_s - one_low, two_high - two_s), np.hypot(one_high - one_s, two_s - two_low)
     else:  # only the errors count that two rows of one machine do not share
-        pairs = zip(records_of(beside[kept]), records_of(rows), strict=True)
-        down = up = quantile_t(0.95) * np.array([_spread(first, other) for first, other in pairs])
+        spreads = list[float]()
+        for base, row in zip(records_of(beside[kept]), records_of(rows), strict=True):
+            one, two = rival_of(base), rival_of(row)
+            spreads.append(paired_errors().spread(one, two, base["setting"]) if one and two else math.nan)
+        down = up = quantile_t(0.95) * np.array(spreads)
     derived["speedup"] = beside["time_s"].astype(float) / least_times(rows)
     derived["speedup_low"], derived["speedup_high"] = (derived["speedup"] * np.exp(end) for end in (-down, up))
     return derived
-
-
-def _baseline_of(baseline: str, rows: pd.DataFrame) -> tuple[str, Any]:
-    """The column and the value of a baseline: ``COLUMN=VALUE``, or a schedule. Raises `StudyError`."""
-    column, _, text = baseline.rpartition("=") if "=" in baseline else ("schedule", "", baseline)
-    if column not in point_columns(rows):
-        raise StudyError(unknown("column of the baseline", column, point_columns(rows)))
-    values = {str(plain(each)): each for each in rows[column].unique()}
-    if text not in values:
-        raise StudyError(unknown("baseline", text, sorted(values)))
-    return column, values[text]
-
-
-def _spread(first: Cells, other: Cells) -> float:
-    """The scale of the error of the logarithm of a ratio; NaN where one of the rows has no time."""
-    one, two = rival_of(first), rival_of(other)
-    return math.nan if one is None or two is None else paired_errors().spread(one, two, first["setting"])
 
 
 def rival_of(row: Cells) -> Rival | None:

@@ -1,14 +1,12 @@
 """The study of a file or of a folder, its points by values of their axes, and rows that are known there::
 
-source = study_at("longctx")
-points = points_at(source.study.points(), "machine=h100-8x8,seq=128Ki")
-source.evaluate(points[0])
+study, evaluate = study_at("longctx")
+evaluate(points_at(study.points(), "machine=h100-8x8,seq=128Ki")[0])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from tasp_lab.core.errors import QuantityError, StudyError, unknown
 from tasp_lab.core.units import parse_count
 from tasp_lab.prediction.question import Value
 from tasp_lab.schedules.registry import is_own
-from tasp_lab.study.evaluate import group_rows, labelled, own_sources
+from tasp_lab.study.evaluate import evaluate, group_rows, labelled, own_sources
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import POINTS, STUDY, StudyFolder, no_study
 from tasp_lab.study.frames import listed, records_of
@@ -28,51 +26,33 @@ MAX_NAMED = 8
 """As many values are named in an error."""
 
 
-@dataclass(frozen=True)
-class StudySource:
-    """A study by its file or by the folder it was run in.
+def study_at(path: str | Path) -> tuple[Study, Callable[[Point], Row]]:
+    """The study of a file or of a folder it was run in, and what answers its points: with rows of the folder that hold.
 
-    `known` are rows that were simulated there, by key, and `keys` those of points whose schedules need not be built, by
-    the hash of what they ask.
+    Raises `StudyError` where there is none.
     """
-
-    study: Study
-    known: Mapping[str, Row] = field(default_factory=dict, repr=False)
-    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    def evaluate(self, point: Point) -> Row:
-        """The row of a point: that of the folder if it still holds, else a new one."""
-        key = self.keys.get(point.key(), "") if is_own(point.schedule) else ""
-        if key in self.known:
-            return self.known[key]
-        (row,) = group_rows([point], known=self.known)
-        return self.known[row] if isinstance(row, str) else labelled(row, point)
-
-
-def study_at(path: str | Path) -> StudySource:
-    """The study of a file or of a folder. Raises `StudyError` where there is none."""
     path = Path(path)
     if not path.is_dir():
-        return StudySource(load_study(path))
+        return load_study(path), evaluate
     if not (path / STUDY).exists():
         raise no_study(path)
-    return StudySource(load_study(path / STUDY), *_stored(path))
-
-
-def _stored(folder: Path) -> tuple[dict[str, Row], dict[str, str]]:
-    """The rows of a folder that have a time, by key; and the keys that hold without building schedules.
-
-    Without a store, as in a folder that was passed on, the rows are those of the files.
-    """
-    if (folder / RESULTS).exists():
+    known, keys = dict[str, Row](), dict[str, str]()
+    if (path / RESULTS).exists():
         sources = own_sources()
-        with Store(folder) as store:
+        with Store(path) as store:
             last = {question: each for question, each in store.last().items() if each.status == "ok"}
-            rows = store.rows(each.key for each in last.values())
-        return rows, {question: each.key for question, each in last.items() if each.sources == sources}
-    if not (folder / POINTS).exists():
-        return {}, {}
-    return {str(row["key"]): row for row in records_of(StudyFolder(folder).rows()) if row["status"] == "ok"}, {}
+            known = store.rows(each.key for each in last.values())
+        # while the sources are the same the key of a question holds without building its schedules
+        keys = {question: each.key for question, each in last.items() if each.sources == sources}
+    elif (path / POINTS).exists():  # a folder that was passed on without its store
+        known = {str(row["key"]): row for row in records_of(StudyFolder(path).rows()) if row["status"] == "ok"}
+
+    def stored(point: Point) -> Row:
+        key = keys.get(point.key(), "") if is_own(point.schedule) else ""
+        (row,) = [key] if key in known else group_rows([point], known=known)
+        return known[row] if isinstance(row, str) else labelled(row, point)
+
+    return load_study(path / STUDY), stored
 
 
 def find_fields(

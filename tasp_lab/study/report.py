@@ -321,20 +321,6 @@ def constant_table(constants: Iterable[Cells]) -> PageTable:
 # ----------------------------------------------------------------------------------------------------- pictures
 
 
-def hover_text(row: Cells) -> str:
-    """What a point tells of itself, as lines of HTML."""
-    lines = [f"<b>{html.escape(str(row['schedule']))}</b>"]
-    if row["status"] == "settled":
-        lines.append(f"at least {text_of('bound_s', row['bound_s'])}, by a bound")
-    else:
-        ends = range_of("time_s", row["time_low_s"], row["time_high_s"])
-        lines.append(f"{text_of('time_s', row['time_s'])} ({ends})")
-    for name in ("speedup", "bottleneck", "exposed_share", "bound_share", "memory_bytes"):
-        if row[name] is not None:
-            lines.append(f"{title_of(name)} {html.escape(text_of(name, row[name]))}")
-    return "<br>".join(lines)
-
-
 LARGEST_RATIO = 10.0
 """The vertical axis of ratios ends there at first; a double click on it shows all."""
 
@@ -375,22 +361,31 @@ def _line(name: str, line: Sequence[tuple[Cells, Cells]], x: str, color: str) ->
     """The trace of a schedule: rows beside the fastest at their points, which tell all about themselves."""
     return {
         "type": "scatter",
-        "x": [plain(row[x]) for row, _ in line],
+        "x": [row[x] for row, _ in line],
         "y": [(row["time_s"] or row["bound_s"]) / fastest["time_s"] for row, fastest in line],
         "mode": "lines+markers",
         "name": html.escape(name),
         "line": {"color": color, "width": 2},
         "marker": {"size": 7, "symbol": ["circle-open" if row["status"] == "settled" else "circle" for row, _ in line]},
-        "text": [hover_text(row) + _ratio_text(row, fastest) for row, fastest in line],
+        "text": [hover_text(row, fastest) for row, fastest in line],
         "hovertemplate": "%{text}<extra></extra>",
     }
 
 
-def _ratio_text(row: Cells, fastest: Cells) -> str:
-    """How many times as long as the fastest a row takes, with the interval of that ratio."""
+def hover_text(row: Cells, fastest: Cells) -> str:
+    """What a point tells of itself, as lines of HTML; beside the fastest with the interval of the ratio."""
+    lines = [f"<b>{html.escape(str(row['schedule']))}</b>"]
+    if row["status"] == "settled":
+        lines.append(f"at least {text_of('bound_s', row['bound_s'])}, by a bound")
+    else:
+        ends = range_of("time_s", row["time_low_s"], row["time_high_s"])
+        lines.append(f"{text_of('time_s', row['time_s'])} ({ends})")
+    for name in ("speedup", "bottleneck", "exposed_share", "bound_share", "memory_bytes"):
+        if row[name] is not None:
+            lines.append(f"{title_of(name)} {html.escape(text_of(name, row[name]))}")
     one, other = rival_of(row), rival_of(fastest)
-    if row["time_s"] is None or row["schedule"] == fastest["schedule"] or one is None or other is None:
-        return ""
-    low, high = paired_errors().ratio(one, other, row["setting"])
-    ratio = row["time_s"] / fastest["time_s"]
-    return f"<br>{ratio:.2f}x ({low:.2f} to {high:.2f}) the time of {html.escape(fastest['schedule'])}"
+    if row["schedule"] != fastest["schedule"] and one is not None and other is not None:
+        low, high = paired_errors().ratio(one, other, row["setting"])
+        ratio, name = row["time_s"] / fastest["time_s"], html.escape(fastest["schedule"])
+        lines.append(f"{ratio:.2f}x ({low:.2f} to {high:.2f}) the time of {name}")
+    return "<br>".join(lines)

@@ -26,7 +26,6 @@ from tasp_lab.study.frames import (
     counts_text,
     groups_of,
     held_constant,
-    held_text,
     is_number,
     listed,
     plain,
@@ -87,7 +86,9 @@ class Selection:
 
     def lines(self, shown: Sequence[str]) -> list[str]:
         """What all views state for people."""
-        held = held_text(held_constant(self.rows, shown))
+        held = ", ".join(
+            f"{title_of(name)} {text_of(name, value)}" for name, value in held_constant(self.rows, shown).items()
+        )
         return [
             *([f"all with {held}"] if held else []),
             *([f"where {self.where}"] if self.where else []),

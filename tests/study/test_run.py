@@ -96,7 +96,8 @@ def test_a_folder_belongs_to_one_study(tmp_path: Path) -> None:
 
 
 def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
-    Store(tmp_path).close()
+    with Store(tmp_path):
+        pass
     with sqlite3.connect(tmp_path / RESULTS) as connection:
         connection.execute("PRAGMA user_version=99")
     with pytest.raises(StudyError, match="has format 99, expected format 2 of this version"):
