@@ -71,7 +71,8 @@ def moved(point: Point, axis: str, value: float) -> Point:
     value = int(value) if axis in WHOLE_AXES else value
     changed: dict[str, Any] = {"labels": tuple((name, value if name == axis else old) for name, old in point.labels)}
     if axis in LAYER_NUMBERS:
-        changed["work"] = replace(point.layer, **dict.fromkeys(_layer_fields(point, axis), value))
+        of_layer: dict[str, Any] = dict.fromkeys(_layer_fields(point, axis), value)
+        changed["work"] = replace(point.layer, **of_layer)
     elif axis in NUMBERS:
         changed["options"] = replace(point.options, **{axis: value})  # type: ignore[arg-type]
     elif axis == NODES:

@@ -180,8 +180,9 @@ def winner_map(rows: pd.DataFrame, x: str, y: str, panels: Sequence[str]) -> tup
     in_order = [key for panel in dict.fromkeys(key[:-1] for key in keys) for key in keys if key[:-1] == panel]
     frame = pd.DataFrame([
         {"panel": heading(panels, key[:-1]), "row": text_of(y, key[-1]), "column": text_of(x, column[0]),
-         "value": cell.value, "text": cell.marked.partition(" ")[2], "open": bool(cell.mark)}
-        for key in in_order for column in columns if (cell := cells.get((key, column))) is not None
+         "value": name, "text": text.partition(" ")[2], "open": bool(mark)}
+        for key in in_order for column in columns if (key, column) in cells
+        for name, text, mark in [cells[key, column]]
     ])  # fmt: skip
     return frame, [text_of(x, column[0]) for column in columns]
 

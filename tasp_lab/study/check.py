@@ -157,9 +157,9 @@ def _refused(points: Sequence[Point]) -> dict[str, int]:
         if (refused := errors[point.on]) is not None:
             reasons[f"{point.machine}: {first_line(refused)}"] += 1
     accepted = {overrides for (_, overrides, *_), error in errors.items() if error is None}
-    for (_, overrides, *_), error in errors.items():
-        if error is not None and (not overrides or overrides not in accepted):
-            raise error
+    for (_, overrides, *_), found in errors.items():
+        if found is not None and (not overrides or overrides not in accepted):
+            raise found
     return dict(reasons)
 
 

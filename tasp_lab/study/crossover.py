@@ -215,12 +215,13 @@ def crossover(
     verdict = "crosses"
     if len(there) < 2:
         verdict = f"does not apply: {refused or ''}"
-    elif not crossings and not (faster := comparison.faster(there[0])):
+    elif not crossings and not comparison.faster(there[0]):
         verdict = f"within {comparison.margin:.3g} throughout" if comparison.margin else "equal throughout"
-    elif not crossings and comparison.side(max(there, key=lambda index: abs(ratios[index])), 0.0):
-        verdict = f"always {name_of[faster]}"
-    elif not crossings:  # one is always faster, but not with 95 % anywhere
-        verdict = f"a tie throughout, {name_of[faster]} by prediction"
+    elif not crossings:
+        winner = first if ratios[there[0]] > 0 else second
+        # where the times differ most it is surest which one is faster: if not even there, then nowhere
+        is_sure = comparison.side(max(there, key=lambda index: abs(ratios[index])), 0.0)
+        verdict = f"always {winner}" if is_sure else f"a tie throughout, {winner} by prediction"
     return {
         "labels": dict(labels or {}),
         "from": values[scan[0]],

@@ -142,10 +142,10 @@ def _axes(sections: Mapping[str, Mapping[str, Any]], baseline: object) -> tuple[
     names = [axis.name for axis in found]
     needed = {"machine": "machine", "seq": "layer", "schedule": "schedule"}
     needed |= {"model": "layer", "batch_tokens": "plan"} if plans else {}
-    for name, section in needed.items():
+    for name, place in needed.items():
         if name not in names:
-            raise StudyError(f"[{section}]: no {'name' if name == section else name}, expected one or a list of them")
-    used = {place for axis in found if axis.name in TEMPLATES for text in axis.values for place in places(text)}
+            raise StudyError(f"[{place}]: no {'name' if name == place else name}, expected one or a list of them")
+    used = {name for axis in found if axis.name in TEMPLATES for text in axis.values for name in places(text)}
     for axis in found:
         if names.count(axis.name) > 1:
             raise StudyError(f"axis {axis.name!r} is in two sections, expected it in one")

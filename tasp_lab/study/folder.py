@@ -248,8 +248,8 @@ def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str,
             continue
         seen.add(asked)
         for used, (low, high) in _constants(point):
-            told = {"machine": name, "name": used.name, "value": used.value, "low": low, "high": high}
-            told |= {"source": used.source, "assumed": used.assumed}
+            ends = {"value": used.value, "low": low, "high": high}
+            told = {"machine": name, "name": used.name, **ends, "source": used.source, "assumed": used.assumed}
             constants.setdefault((name, used.name, used.value), told)
             if used.assumed:
                 assumptions.setdefault((used.name, used.value, used.source), {})[point.machine] = None

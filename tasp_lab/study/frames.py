@@ -79,8 +79,10 @@ def text_of(column: str, value: Any) -> str:
     ('-', '1.5 GiB', '93.1%', '0.25')
     """
     value = plain(value)
-    if value is None or isinstance(value, (str, bool)):
-        return {None: NO_VALUE, True: "yes", False: "no"}.get(value, value)
+    if value is None or isinstance(value, bool):
+        return {None: NO_VALUE, True: "yes", False: "no"}[value]
+    if isinstance(value, str):
+        return value
     if column == "expected_regret":
         return format_regret(value)
     if column in SPEEDUPS or column in (*SHARES, "mfu"):

@@ -139,7 +139,7 @@ class StudyResult(View):
 
 def _result(study: str, rows: tuple[Row, ...], folder: Path | None) -> StudyResult:
     by_status = Counter(str(row["status"]) for row in rows)
-    counts = {status: by_status[status] for status in STATUSES}
+    counts: dict[str, int] = {status: by_status[status] for status in STATUSES}
     where = "" if folder is None else f", in {folder}"
     parts: list[Part] = [f"study {study}: {counts_text(counts, 'points')}{where}"]
     for status in STATUSES:

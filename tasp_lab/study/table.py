@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.report import View
@@ -276,21 +276,8 @@ Key = tuple[Any, ...]
 """The values of some columns."""
 
 
-class Place(NamedTuple):
-    """A cell of a pivot table: its value, its text, and the mark that belongs to it."""
-
-    value: Any
-    text: str
-    mark: str = ""
-
-    @property
-    def marked(self) -> str:
-        """The text with its mark."""
-        return f"{self.mark} {self.text}" if self.mark in (AT_LEAST, AT_MOST) else f"{self.text} {self.mark}".rstrip()
-
-
-Pivot = Mapping[tuple[Key, Key], Place]
-"""The cells of a pivot table by the values of the columns that its rows and its columns have."""
+Pivot = Mapping[tuple[Key, Key], tuple[Any, str, str]]
+"""The cells of a pivot table by the values of the columns that its rows and its columns have: value, text, mark."""
 
 
 def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str) -> Pivot:
@@ -301,7 +288,17 @@ def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str
     frame, shown, cells = winners(rows) if value == WINNER else rows, [*by, *over], {}
     for key, group in groups_of(frame, shown):
         check_single(group, (*shown, *(["schedule"] if value == WINNER else [])))
-        cells[key[: len(by)], key[len(by) :]] = _place(records_of(group)[0], value)
+        (row,) = records_of(group)
+        found, text, mark = row.get(value), text_of(value, row.get(value)), NO_FIT if row["fits"] is False else ""
+        if value == WINNER:
+            speedup = "" if row["speedup"] in (None, 1) else f" {text_of('speedup', row['speedup'])}"
+            found, text, mark = row["schedule"], f"{row['schedule']}{speedup}", CLOSE if is_open(row) else mark
+        elif row["status"] == "settled" and value == "time_s":  # it has none: the bound is what is known of it
+            found, text, mark = None, text_of("bound_s", row["bound_s"]), AT_LEAST
+        elif row["status"] == "settled" and value in SPEEDUPS:
+            found, mark = None, "" if found is None else AT_MOST
+        words = (mark, text) if mark in (AT_LEAST, AT_MOST) else (text, mark)
+        cells[key[: len(by)], key[len(by) :]] = found, " ".join(filter(None, words)), mark
     return cells
 
 
@@ -316,18 +313,6 @@ def check_single(group: pd.DataFrame, shown: Sequence[str], options: str = "--ro
         f"several rows in one place: {first!r} has {len(values)} values there ({listed(values, 4)}), "
         f"expected it among {options}, or one of them by --where"
     )
-
-
-def _place(row: Cells, value: str) -> Place:
-    mark = NO_FIT if row["fits"] is False else ""
-    if value == WINNER:
-        speedup = "" if row["speedup"] in (None, 1) else f" {text_of('speedup', row['speedup'])}"
-        return Place(row["schedule"], f"{row['schedule']}{speedup}", CLOSE if is_open(row) else mark)
-    if row["status"] == "settled" and value == "time_s":
-        return Place(None, text_of("bound_s", row["bound_s"]), AT_LEAST)
-    if row["status"] == "settled" and value in SPEEDUPS:
-        return Place(None, text_of(value, row[value]), AT_MOST if row[value] is not None else "")
-    return Place(row[value], text_of(value, row[value]), mark)
 
 
 def column_keys(cells: Pivot) -> list[Key]:
@@ -365,32 +350,26 @@ def _pivot_table(
         if name not in by and name not in of_heading:
             raise StudyError(f"cannot sort by {name!r}, expected one of {', '.join((*by, *of_heading))}")
         found = {key: cells.get((key, of_heading.get(name, ()))) for key in keys}
-        values = {key: key[by.index(name)] if name in by else place and place.value for key, place in found.items()}
+        values: dict[Key, Any] = {
+            key: key[by.index(name)] if name in by else cell and cell[0] for key, cell in found.items()
+        }
         known = [key for key in keys if values[key] is not None]
         keys = sorted(known, key=values.__getitem__, reverse=name != sort)
         keys += [key for key, sorted_by in values.items() if sorted_by is None]
     keys = keys[:limit]
     records = [
-        {
-            **dict(zip(by, row, strict=True)),
-            **dict(zip(over, column, strict=True)),
-            value: place.value,
-            "text": place.marked,
-        }
+        dict(zip((*by, *over, value, "text"), (*row, *column, *cells[row, column][:2]), strict=True))
         for row in keys
         for column in columns
-        if (place := cells.get((row, column))) is not None
+        if (row, column) in cells
     ]
     texts = [place for place in range(len(by)) if any(isinstance(key[place], str) for key in keys)]
     texts += range(len(by), len(by) + len(columns)) if value == WINNER else []
-    shown = [
-        [text_of(name, part) for name, part in zip(by, key, strict=True)]
-        + [NO_VALUE if (place := cells.get((key, column))) is None else place.marked for column in columns]
-        for key in keys
-    ]
+    empty = None, NO_VALUE, ""
+    shown = [[*map(text_of, by, key), *(cells.get((key, column), empty)[1] for column in columns)] for key in keys]
     title = f"{covered.name}: {title_of(value)}" + (f" over {', '.join(map(title_of, over))}" if over else "")
     headings = (*map(title_of, by), *(heading(over, key) or title_of(value) for key in columns))
-    has_speedup, marks = value in (WINNER, *SPEEDUPS) and covered.baseline, {place.mark for place in cells.values()}
+    has_speedup, marks = value in (WINNER, *SPEEDUPS) and covered.baseline, {mark for _, _, mark in cells.values()}
     return View(
         covered.document((*by, *over)) | {"rows": list(by), "columns": list(over), "value": value, "cells": records},
         records,
