@@ -17,7 +17,7 @@ from typing import Any
 from tasp_lab.core.errors import StudyError, TaspLabError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import View
-from tasp_lab.core.tables import Formats, Part, Table, cells_of
+from tasp_lab.core.tables import Part, Table
 from tasp_lab.prediction.interval import EQUAL
 from tasp_lab.prediction.paired import paired_errors
 from tasp_lab.prediction.question import Value
@@ -353,13 +353,18 @@ def find_crossovers(
         "margin": question.margin,
         "groups": [{name: value for name, value in group.items() if name != "binds"} for group in groups],
     }
-    columns = _columns(question, list(dict.fromkeys(name for group in groups for name in group["labels"])))
-    cells = [cells_of(group | {"binds_below": group["binds"]} | crossing, columns) for group, crossing in found]
+    names = list(dict.fromkeys(name for group in groups for name in group["labels"]))
+    cells = [
+        ["" if (value := group["labels"].get(name)) is None else str(value) for name in names]
+        + _cells(question.along, group, crossing)
+        for group, crossing in found
+    ]
+    ends = ("95 %", "below", "above", "binds below", "binds above", "speed-up at the ends")
     (first, second), margin = question.between, f", by more than {question.margin:.3g}" if question.margin else ""
     title = f"crossovers of {first} and {second} along {question.along}{margin}; binds: {first} / {second}"
     nowhere = dict.fromkeys(group["verdict"] for group in groups if group["verdict"].startswith("does not apply"))
     parts: list[Part] = [
-        Table(title, tuple(columns), cells, range(len(columns) - 7)),
+        Table(title, (*names, question.along, *ends), cells, range(len(names))),
         f"{sum(group['points'] for group in groups)} points",
     ]
     if any(group["refused"] and group["verdict"] not in nowhere for group in groups):
@@ -368,40 +373,19 @@ def find_crossovers(
     return View(document, rows, [*parts, *nowhere])
 
 
-def _columns(question: CrossoverQuestion, labels: Sequence[str]) -> Formats:
-    """The columns of crossings, and of groups without one, which have no ``value``."""
-    axis = question.along
+def _cells(axis: str, group: Mapping[str, Any], crossing: Mapping[str, Any]) -> list[str]:
+    """The cells of a crossing, or of a group without one, after its labels."""
 
-    def where(row: Mapping[str, Any]) -> str:
-        return axis_text(axis, row["value"]) if "value" in row else row["verdict"].partition(":")[0]
+    def binds(found: Binds) -> str:
+        return " / ".join(dict.fromkeys(part or "-" for part in found.values()))
 
-    def interval(row: Mapping[str, Any]) -> str:
-        if "value" not in row:
-            return ""
-        low = f"< {axis_text(axis, row['from'])}" if row["low"] is None else axis_text(axis, row["low"])
-        high = f"> {axis_text(axis, row['to'])}" if row["high"] is None else axis_text(axis, row["high"])
-        return f"{low} .. {high}" + (" (a tie)" if row["is_tie"] else "")
-
-    def faster(end: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda row: row[end] or "neither" if "value" in row else ""
-
-    def binds(end: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda row: " / ".join(dict.fromkeys(part or "-" for part in row[end].values())) if end in row else ""
-
-    def speedups(row: Mapping[str, Any]) -> str:
-        ends = (row["speedup_from"], row["speedup_to"])
-        return " .. ".join(f"{ratio:.3g}x" for ratio in ends if ratio is not None)
-
-    def label(name: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda row: "" if (value := row["labels"].get(name)) is None else str(value)
-
-    return {
-        **{name: label(name) for name in labels},
-        axis: where,
-        "95 %": interval,
-        "below": faster("faster_below"),
-        "above": faster("faster_above"),
-        "binds below": binds("binds_below"),
-        "binds above": binds("binds_above"),
-        "speed-up at the ends": speedups,
-    }
+    speedups = (group["speedup_from"], group["speedup_to"])
+    at_ends = " .. ".join(f"{ratio:.3g}x" for ratio in speedups if ratio is not None)
+    if not crossing:
+        return [group["verdict"].partition(":")[0], "", "", "", binds(group["binds"]), "", at_ends]
+    low = f"< {axis_text(axis, group['from'])}" if crossing["low"] is None else axis_text(axis, crossing["low"])
+    high = f"> {axis_text(axis, group['to'])}" if crossing["high"] is None else axis_text(axis, crossing["high"])
+    interval = f"{low} .. {high}" + (" (a tie)" if crossing["is_tie"] else "")
+    faster = [crossing[end] or "neither" for end in ("faster_below", "faster_above")]
+    bound = [binds(crossing[end]) for end in ("binds_below", "binds_above")]
+    return [axis_text(axis, crossing["value"]), interval, *faster, *bound, at_ends]

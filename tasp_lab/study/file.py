@@ -98,8 +98,7 @@ def _study(document: Mapping[str, Any], name: str) -> Study:
     return Study(
         str(of_study.get("name", name)),
         axes,
-        sampling.seed,
-        sampling.samples,
+        sampling,
         zipped,
         ((AS_IS, ()), *_variants(sections["what-if"])),
         where,

@@ -256,7 +256,7 @@ def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str,
     return {
         "format": FORMAT,
         "study": study.name,
-        "seed": study.seed,
+        "seed": study.sampling.seed,
         "version": VERSION,
         "command": command,
         "constants": list(constants.values()),

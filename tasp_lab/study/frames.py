@@ -332,37 +332,29 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
 
 
 def rival_of(row: Cells) -> Rival | None:
-    """What comparisons need of a row; None without a time or a setting."""
-    time_s, exposed_s, steps = row.get("time_s"), row.get("exposed_s"), row.get("steps")
-    if time_s is None or exposed_s is None or row.get("setting") is None:
+    """What comparisons need of a row; None without a time. Raises `StudyError` for a time without a setting."""
+    if (time_s := row.get("time_s")) is None:
         return None
-    measured = row.get("measured") is not False
-    return Rival.of(
-        str(row["schedule"]), float(time_s), float(exposed_s), 1 if steps is None else float(steps), measured
-    )
+    if row.get("setting") is None:
+        raise StudyError(
+            f"a row of {row['schedule']} has no setting, expected rows of this version: run the study again"
+        )
+    steps, measured = row.get("steps"), row.get("measured") is not False
+    exposed_s = float(row.get("exposed_s") or 0)
+    return Rival.of(str(row["schedule"]), float(time_s), exposed_s, 1 if steps is None else float(steps), measured)
 
 
 def first_is_faster(first: Cells, other: Cells) -> float:
-    """The probability that the first of two rows of one machine is faster, 0 to 1.
+    """The probability that the first of two rows of one machine with a time is faster, 0 to 1.
 
     >>> row = {"schedule": "tasp", "time_s": 1.0, "exposed_s": 0.1, "setting": "exact"}
     >>> first_is_faster(row, row | {"time_s": 1.2}), first_is_faster(row, row)
     (1.0, 0.5)
     """
     one, two = rival_of(first), rival_of(other)
-    if one is not None and two is not None:
-        return paired_errors().first_is_faster(one, two, first["setting"])
-    ends = []
-    for row in (first, other):  # without an interval a time is both ends
-        low, high = _number(row, "time_low_s"), _number(row, "time_high_s")
-        ends.append((row["time_s"], row["time_s"]) if math.isnan(low + high) else (low, high))
-    (low, high), (other_low, other_high) = ends
-    return 1.0 if high < other_low else 0.0 if other_high < low else 0.5
-
-
-def _number(row: Cells, column: str) -> float:
-    value = row.get(column)
-    return math.nan if value is None else float(value)
+    assert one is not None, "rows with a time are compared"
+    assert two is not None, "rows with a time are compared"
+    return paired_errors().first_is_faster(one, two, first["setting"])
 
 
 def winners(rows: pd.DataFrame) -> pd.DataFrame:
@@ -392,48 +384,46 @@ def questions_of(rows: pd.DataFrame, axes: Sequence[str]) -> dict[tuple[Any, ...
     return {key: each for key, each in found.items() if any(row["time_s"] is not None for row in each)}
 
 
-def _winner(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _winner(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     timed, bounds, regrets = with_regrets(rows)
-    first, second = timed[0], next(iter(timed[1:]), None)
-    number = None if regrets is None else choose(regrets, lambda number: costs_of(timed[number]))
+    first, second = timed[0], timed[1] if len(timed) > 1 else None
+    number = choose(regrets, lambda number: costs_of(timed[number]))
     return {
         **first,
         "schedules": len(rows),
         "second": None if second is None else second["schedule"],
         "margin": None if second is None else second["time_s"] / first["time_s"],
         "too_close": [other["schedule"] for other in (*timed[1:], *bounds) if first_is_faster(first, other) < TIE],
-        "recommended": None if number is None else timed[number]["schedule"],
+        "recommended": timed[number]["schedule"],
         # a plan has that over all layouts that it simulated, of which the row has one
-        "expected_regret": first.get("expected_regret", None if number is None or regrets is None else regrets[number]),
+        "expected_regret": first.get("expected_regret", regrets[number]),
     }
 
 
 def with_regrets(
-    rows: Iterable[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[float] | None]:
+    rows: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[float]]:
     """Of rows that differ in their schedule alone: those with a time, the fastest first; the others, with their bound.
 
-    And the expected regret of each one with a time among all, None without settings. A row that a bound settled is
-    taken as if it took no longer, and exposed as large a share as the fastest.
+    And the expected regret of each one with a time among all. A row that a bound settled is taken as if it took no
+    longer, and exposed as large a share as the fastest.
     """
-    rows = list(rows)
     timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
     shares = {column: timed[0].get(column) for column in ("exposed_s", "setting", "measured", "steps")}
     bounds = [
         {"schedule": row["schedule"], **shares, "time_s": row["bound_s"]} for row in rows if row["time_s"] is None
     ]
-    rivals = [rival_of(row) for row in (*timed, *bounds)]
-    known = [each for each in rivals if each is not None]
-    if len(known) < len(rivals):
-        return timed, bounds, None
-    regrets = paired_errors().expected_regrets(known, timed[0]["setting"])
-    return timed, bounds, [float(each) for each in regrets[: len(timed)]]
+    rivals = [rival for row in (*timed, *bounds) if (rival := rival_of(row)) is not None]
+    regrets = paired_errors().expected_regrets(rivals, timed[0]["setting"])
+    return timed, bounds, [float(regret) for regret in regrets[: len(timed)]]
 
 
 def costs_of(row: Cells) -> CostsOf:
     """What decides between schedules that are expected to be equally fast."""
-    numbers = (_number(row, name) for name in ("seq", "heads", "kv_heads", "ranks"))
-    seq, heads, kv_heads, ranks = (1 if math.isnan(each) else int(each) for each in numbers)
+    seq, heads, kv_heads, ranks = (int(row.get(name) or 1) for name in ("seq", "heads", "kv_heads", "ranks"))
     layer = Workload(seq, heads=heads, kv_heads=kv_heads, mask=str(row["mask"]))
     shipped = any(shipping(row["schedule"], layer, ranks, row["passes"]))
-    return CostsOf(_number(row, "buffer_bytes"), _number(row, "link_bytes"), shipped, row["time_s"], row["schedule"])
+    buffers, links = (
+        math.nan if row.get(name) is None else float(row[name]) for name in ("buffer_bytes", "link_bytes")
+    )
+    return CostsOf(buffers, links, shipped, row["time_s"], row["schedule"])

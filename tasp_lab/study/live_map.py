@@ -100,7 +100,7 @@ def live_map(rows: pd.DataFrame, colors: Mapping[str, str], left_out: pd.DataFra
         for number, row in enumerate(timed):
             cell = (*point, columns[row["schedule"]])
             time[cell], order[cell] = math.log(row["time_s"]), preferred.index(number)
-            regret[cell] = math.nan if regrets is None else math.log1p(regrets[number])
+            regret[cell] = math.log1p(regrets[number])
             text = str(row["bottleneck"] or "")
             bottleneck[cell] = bottlenecks.setdefault(text, min(len(bottlenecks), 254))
     error = interpolation_error(time, axes, None if left_out is None else positions(axes, schedules, left_out))

@@ -16,7 +16,7 @@ from tasp_lab.core.files import file_sha256
 from tasp_lab.core.tables import brief
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.prediction.question import Value
+from tasp_lab.prediction.question import NO_SAMPLES, Value
 from tasp_lab.study.point import AS_IS, Point, cells_of_layer, job_of, layer_of, options_of, settings_of
 from tasp_lab.study.where import NO_FILTER, Where
 from tasp_lab.workload.layer import Workload
@@ -44,9 +44,10 @@ class Study:
 
     Parameters
     ----------
-    name, seed, samples : of the study; samples of the constants per point, 0 for intervals by residuals alone.
+    name : of the study.
     axes : those of machines, then of layers, of plans and of schedules; machines and schedules may be templates with
         the values of other axes, ``h100-{nodes}x8``.
+    sampling : of the constants per point; no samples for intervals by residuals alone.
     zipped : groups of axes that move together.
     variants : names of what-if variants with their overrides; `AS_IS`, which changes nothing, is the first.
     where : filters.
@@ -58,8 +59,7 @@ class Study:
 
     name: str
     axes: tuple[Axis, ...]
-    seed: int = 0
-    samples: int = 0
+    sampling: Sampling = NO_SAMPLES
     zipped: tuple[tuple[str, ...], ...] = ()
     variants: tuple[tuple[str, tuple[str, ...]], ...] = ((AS_IS, ()),)
     where: Where = NO_FILTER
@@ -114,7 +114,7 @@ class Study:
             layer,
             options_of(labels),
             overrides=overrides,
-            sampling=Sampling(self.samples, self.seed),
+            sampling=self.sampling,
             labels=tuple(labels.items()),
             job=job_of(labels),
             **settings_of(labels),
