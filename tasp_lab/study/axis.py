@@ -112,6 +112,7 @@ def apart_from(point: Point, axis: str) -> str:
     >>> apart_from(one, "seq") == apart_from(other, "seq"), apart_from(one, "batch") == apart_from(other, "batch")
     (True, False)
     """
+    # Fields of layer and options one by one, since a layer with another value of the axis may not exist: 7 heads, say.
     layer, options = asdict(point.layer), asdict(point.options)
     for name in _layer_fields(point, axis):
         layer[name] = None
@@ -309,6 +310,7 @@ def lattice(
         return [value for value in range(whole[0], whole[-1] + 1) if heads % value == 0 or value in whole]
     for low, high in pairwise(whole):
         step = math.gcd(*whole) if axis in STEPPED else 1
+        # halved, and not divided by any number, so that the scanned values stay in the lattice
         while step > max(tolerance * low, 1) and step % (2 * multiple) == 0:
             step //= 2
         found += range(low, high, step)

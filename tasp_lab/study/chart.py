@@ -160,6 +160,7 @@ def curves(rows: pd.DataFrame, x: str, y: str, lines: str, panels: Sequence[str]
     points["limit"] = np.nan if limits is None else limits.where(settled)
     found = []
     for key, panel in groups_of(rows, panels):
+        # every line has all places of its panel, so that a missing one is a gap and no straight line across
         places = pd.Index(sorted(set(points.loc[panel.index, "x"])), name="x")
         for (label,), line in groups_of(panel, [lines]):
             drawn = points.loc[line.index].set_index("x").reindex(places).reset_index()

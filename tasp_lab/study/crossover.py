@@ -193,6 +193,7 @@ def crossover(
     name_of = {1: first, -1: second, 0: None}
     there = [index for index in scan if comparison.faster(index) is not None]
     crossings = list[dict[str, Any]]()
+    # Only values where both apply are scanned: a bisection that met a refusal would end there, far from the crossing.
     for change in changes(values, there, comparison.faster, tolerance):
         low, high = (_sure_end(comparison, there, change, tolerance, down) for down in (True, False))
         crossings.append(

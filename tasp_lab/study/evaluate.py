@@ -6,10 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_line
 from tasp_lab.core.version import MODEL_VERSION, VERSION
@@ -23,7 +24,7 @@ from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.question import Question, Value, constants_of, key_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import check_names, is_own
-from tasp_lab.study.point import COLUMNS, OF_PLANS, Point, Row, cells_of_layer
+from tasp_lab.study.point import COLUMNS, OF_PLANS, SETTINGS, Point, Row, cells_of_layer
 from tasp_lab.workload.layer import Workload
 
 CODE = f"{VERSION} with models {MODEL_VERSION}"
@@ -58,6 +59,7 @@ def group_rows(
     best_s: dict[Question, float] = {}
     rows = list[Row | str]()
     for point in points:
+        # A point without its schedule stands for the question that schedules compete for.
         rivals = replace(point, schedule="")
         row = _answer(point, best_s.get(rivals) if screen else None, known)
         if not isinstance(row, str) and row["status"] == "ok":
@@ -123,7 +125,7 @@ def own_sources() -> str:
     """The digest of all that tasp-lab builds schedules from. Not cached: a notebook may load edited modules again."""
     digest, package = hashlib.sha256(), Path(__file__).resolve().parents[1]
     for path in sorted(each for each in package.rglob("*") if each.is_file() and each.parent.name != "__pycache__"):
-        content = path.read_bytes()
+        content = path.read_bytes()  # names and lengths are in the digest, so that no byte can move to the next file
         digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
     for name in ("numpy", "scipy", "networkx", "ortools"):
         try:
@@ -165,7 +167,7 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
     built = replace(built, candidates=tuple(candidates))
     key = key_of(question, built.digest)
     cells |= {**cells_of_layer(overridden_layer(point.layer, point.overrides)), "digest": built.digest, "key": key}
-    if key in known:
+    if key in known:  # the schedules are those of a stored row, so the simulation would give its numbers again
         return key
     of_machine = _of_machine(built.on.machine)
     try:
@@ -178,25 +180,16 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
 
 def _planned(point: Point, job: Job, question: str, cells: dict[str, Value], known: Collection[str]) -> Row | str:
     """The row of the layout that `plan` recommends; its schedule is that layout in words."""
+    # Which schedules a plan builds is not known before it is made, so all sources stand for them.
     key = key_of(question, own_sources())
     if key in known:
         return key
     cells |= {"passes": "both", "attention": point.schedule}
-    asked = {each.name: getattr(job, each.name) for each in fields(job) if each.name not in ("model", "batch_tokens")}
+    schedules = None if point.schedule == ANY else point.schedule
+    settings: dict[str, Any] = {name: getattr(point, name) for name in (*SETTINGS, "overrides")}
     try:
         found = plan(
-            point.machine,
-            job.model,
-            point.layer.sequence,
-            job.batch_tokens,
-            schedules=None if point.schedule == ANY else point.schedule,
-            library=point.library,
-            kernel=point.kernel,
-            stack=point.stack,
-            contention=point.contention,
-            overrides=point.overrides,
-            changes=False,
-            **asked,
+            point.machine, sequence=point.layer.sequence, schedules=schedules, changes=False, **vars(job), **settings
         )
     except TaspLabError as error:
         return {**cells, "key": key, "status": refusal(point, error).status, "error": first_line(error)}

@@ -211,8 +211,9 @@ def export(folder: Path, study: Study, points: Sequence[Point], rows: Sequence[R
     write_whole(folder / POINTS_CSV, csv_text(rows, COLUMNS).encode())
     unanswered = [row for row in rows if row["status"] not in PREDICTED]
     write_whole(folder / UNANSWERED, csv_text(unanswered, COLUMNS).encode())
-    if find_spec("pyarrow") and find_spec("pandas"):
+    if find_spec("pyarrow") and find_spec("pandas"):  # without them a study can be run, but not shown
         write_whole(folder / POINTS, _parquet(rows))
+    # last, since a folder with it is complete
     write_whole(folder / PROVENANCE, json.dumps(provenance(study, points, command), indent=1).encode())
 
 

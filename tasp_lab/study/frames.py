@@ -314,6 +314,7 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     times = ["time_s", "time_low_s", "time_high_s"]
     kept = [*times, "exposed_s", "setting", "measured", "steps", "schedule"]
     of_baseline = rows.loc[rows[column] == known[text], list(dict.fromkeys([*on, *kept]))].drop_duplicates(on)
+    # one row of the baseline per place: a second one would multiply rows
     beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
     if column == "machine":  # errors of two machines are independent, and intervals are not symmetric
         (one_s, one_low, one_high), (two_s, two_low, two_high) = (

@@ -273,6 +273,7 @@ def _held_flags(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
 def _packed(logs: FloatArray) -> Mapping[str, Any]:
     """Logarithms as 16 bits each between the least and the largest one."""
     known = logs[np.isfinite(logs)]
+    # 16 bits over a factor of 1,000 in time are steps of 0.01 %: far below any error, at a quarter of the size
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
     step = (high - low) / (NONE - 1) or 1.0
     codes = np.where(np.isfinite(logs), np.rint((logs - low) / step), NONE).astype("<u2")

@@ -58,6 +58,7 @@ def run_study(
     points = list(study.points())
     if not points:
         raise StudyError(f"study {study.name!r} has no points, its filters skip all {study.count:,}")
+    # Equal points of named points and axes are one question: it is answered once, and counts as many times.
     asked = {point: point.key() for point in points}
     points_of = Counter(asked[point] for point in points)
     keys, counts = dict[str, str](), Counter[str]()
@@ -81,12 +82,13 @@ def run_study(
             if question in last and sources[point.schedule] == last[question].sources != "":
                 keys[question] = last[question].key
         missing = list(batches(point for point, question in asked.items() if question not in keys))
-        if path is not None and missing:
+        if path is not None and missing:  # files of fewer rows than the store has would be read as the whole study
             remove_exports(path)
         workers = stack.enter_context(processes(jobs)) if executor is None else executor
         known = ((group, [last[asked[point]].key for point in group if asked[point] in last]) for group in missing)
         try:
             for (group, _), rows in as_they_end(partial(_rows_of, screen=screen, code=CODE), known, workers, jobs):
+                # stored before it is counted: what a user has been told is kept, even if the next line is a kill
                 kept.add((asked[point], sources[point.schedule], row) for point, row in zip(group, rows, strict=True))
                 for point, row in zip(group, rows, strict=True):
                     question = asked[point]

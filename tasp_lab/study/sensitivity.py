@@ -273,6 +273,7 @@ def find_sensitivity(
         """The times of all schedules with these factors."""
         now = changed(machine, factors)
 
+        # A schedule may run on another host model than the machine's; factors are those of the machine.
         def time_s(one: PassAnswer) -> float:
             on = now if one.machine.host == machine.host else with_host(now, one.machine.host)
             return float(one.on(on).time_s)

@@ -73,9 +73,9 @@ class Store:
             raise StudyError(f"{self.path}: no store of a study, expected one or none")
         if version not in (0, OLD_FORMAT, STORE_FORMAT):
             raise StudyError(f"{self.path}: has format {version}, expected format {STORE_FORMAT} of this version")
-        run("PRAGMA journal_mode=WAL")
+        run("PRAGMA journal_mode=WAL")  # others read while one writes, and a killed writer leaves whole transactions
         with self._connection:  # commits, or rolls back
-            run("BEGIN IMMEDIATE")
+            run("BEGIN IMMEDIATE")  # two processes may open a new store at once: one waits, and finds the tables made
             if run("PRAGMA user_version").fetchone()[0] == OLD_FORMAT:
                 run("DROP TABLE IF EXISTS rows")
             for table in _TABLES:
@@ -107,7 +107,7 @@ class Store:
 
     def rows(self, keys: Iterable[str]) -> dict[str, Row]:
         """Rows by key; keys without a row are left out."""
-        wanted = set(keys)
+        wanted = set(keys)  # one scan: SQLite takes a limited number of keys in a query
         with self._named_errors():
             found = self._connection.execute("SELECT key, cells FROM rows")
             return {key: json.loads(cells) for key, cells in found if key in wanted}

@@ -82,6 +82,7 @@ class Study:
 
         Raises `StudyError` where a machine or a layer does not exist.
         """
+        # Machines come first: what takes long once per machine (its rings, samples of its constants) is found once.
         for name, units in self._grids():
             machines = [unit for unit in units if unit[0].section == "machine"]
             others = [unit for unit in units if unit[0].section != "machine"]
@@ -104,6 +105,7 @@ class Study:
         """The point of these values, None if a filter skips it."""
         machine, schedule = (fill(labels[name], labels) for name in ("machine", "schedule"))
         labels = {**labels, "machine": machine, "schedule": schedule}
+        # an edited file is another model, so its hash is part of the question to the cache
         layer = _layer(tuple(labels.items()), file_sha256(str(labels.get("model"))))
         ranks = ranks_of(machine, str(labels.get("library", "auto")))
         if not self.where.keeps({"ranks": ranks, **cells_of_layer(layer), **labels}):

@@ -114,7 +114,9 @@ def selected(folder: StudyFolder, where: str | None = None, baseline: str | None
     if rows.empty:
         statuses = statuses_text(counts(folder.unanswered()))
         raise StudyError(f"{folder.path}: no row has a time: {statuses}; reasons are in {UNANSWERED}")
+    # without a row of the study's baseline tables have no speed-ups; a baseline that was asked for is refused instead
     known = base if baseline or base in set(rows["schedule"]) else None
+    # filtered after the speed-ups, so that a filter may leave out the baseline itself
     return Selection(folder, select(with_derived(rows, known), where), known, where)
 
 
