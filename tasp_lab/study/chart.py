@@ -127,7 +127,7 @@ def chart(
         scales = x_scale(rows, across), y_scale(rows, y)
         draw = lambda words: draw_curves(frame, *scales, words, reference)  # noqa: E731
     caption = "\n".join(covered.lines((*told_apart, "schedule")))
-    words, drawn = Words(f"{covered.name}: {what}", caption, title_of(across), title_of(y)), records_of(frame)
+    words, drawn = Words(f"{folder.name}: {what}", caption, title_of(across), title_of(y)), records_of(frame)
     asked = {"x": across, "y": y, "lines": lines, "panels": list(split), "points": drawn}
     shown = [(panel or "all",) for panel in frame["panel"].unique()]
     tables = [Table(words.title, ("panel",), shown)]

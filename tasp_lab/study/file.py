@@ -14,7 +14,7 @@ from tasp_lab.planning.plan import ANY
 from tasp_lab.schedules.files import beside
 from tasp_lab.study.axis import axis_values
 from tasp_lab.study.point import AS_IS, LAYER, OPTIONS, PLAN, SETTINGS
-from tasp_lab.study.study import DERIVED, POINT, Axis, Section, Study, check_zipped, places
+from tasp_lab.study.study import FILTERED, POINT, Axis, Section, Study, check_zipped, places
 from tasp_lab.study.where import Where
 
 SECTIONS = ("study", "machine", "layer", "plan", "schedule", "what-if", "where", "points", "find")
@@ -85,7 +85,7 @@ def _study(document: Mapping[str, Any], name: str) -> Study:
     zipped = tuple(tuple(map(str, group)) for group in groups)
     check_zipped(axes, zipped)
     where = Where.parse(sections["where"])
-    where.check({*(axis.name for axis in axes), *DERIVED, *([POINT] if sections["points"] else [])})
+    where.check({*(axis.name for axis in axes), *FILTERED, *([POINT] if sections["points"] else [])})
     sampling = Sampling(of_study.get("samples", 0), of_study.get("seed", 0))
     if sections["plan"]:
         unused = {"[find]": sections["find"], "[schedule] baseline": baseline, "[study] samples": sampling.samples}

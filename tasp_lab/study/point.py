@@ -77,8 +77,7 @@ def job_of(values: Mapping[str, Value]) -> Job | None:
     if "batch_tokens" not in values:
         return None
     _check_whole(values, _whole_numbers(Job))
-    given: dict[str, Any] = {name: values[name] for name in PLAN if name in values}
-    return Job(load_model(str(values["model"])), **given)
+    return Job(load_model(str(values["model"])), **_given(values, PLAN))
 
 
 def layer_of(values: Mapping[str, Value]) -> Workload:
@@ -90,11 +89,14 @@ def layer_of(values: Mapping[str, Value]) -> Workload:
     Raises `WorkloadError` and `StudyError`.
     """
     _check_whole(values, LAYER_NUMBERS)
-    given: dict[str, Any] = {name: values[name] for name in LAYER_FIELDS if name in values}
-    sequence: Any = values["seq"]
+    sequence, given = _given(values, ["seq"])["seq"], _given(values, LAYER_FIELDS)
     if (model := values.get("model")) is None:
         return Workload(sequence, **given)
     return load_model(str(model)).layer(sequence, **given)
+
+
+def _given(values: Mapping[str, Value], names: Iterable[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
 
 
 def _check_whole(values: Mapping[str, Value], names: Iterable[str]) -> None:
@@ -117,16 +119,16 @@ def passes_of(asked: Pass) -> tuple[Passing, ...]:
 
 def options_of(values: Mapping[str, Value]) -> AttentionOptions:
     """The options of the schedule, and the passes. Raises `ScheduleError`."""
-    given: dict[str, Any] = {name: values[name] for name in OPTIONS if name in values}
+    passes: Any = values.get("pass", "forward")
     try:
-        return AttentionOptions(values.get("pass", "forward"), **given)  # type: ignore[arg-type]
+        return AttentionOptions(passes, **_given(values, OPTIONS))
     except TypeError as error:
         raise StudyError(f"schedule: {error}") from error
 
 
 def settings_of(values: Mapping[str, Value]) -> dict[str, Any]:
     """Library, kernel, stack and contention. Raises `StudyError`."""
-    found: dict[str, Any] = {name: values[name] for name in SETTINGS if name in values}
+    found = _given(values, SETTINGS)
     for name, example in _EXAMPLES.items():
         if not isinstance(found.get(name, ""), str):
             raise StudyError(f"{name}: {found[name]!r}, expected a text such as {example!r}")

@@ -123,7 +123,7 @@ class Study:
         )
 
 
-DERIVED = ("ranks", *cells_of_layer(Workload(1)), "variant")
+FILTERED = ("ranks", *cells_of_layer(Workload(1)), "variant")
 """Names that filters may use beside those of the axes."""
 
 

@@ -59,11 +59,6 @@ class Selection:
     where: str | None
 
     @property
-    def name(self) -> str:
-        """Of the study."""
-        return self.folder.name
-
-    @property
     def unanswered(self) -> pd.DataFrame:
         """The rows without an answer that the filter leaves; a filter of results leaves none, for they have none."""
         return select(self.folder.unanswered().reindex(columns=self.rows.columns), self.where, or_none=True)
@@ -75,7 +70,7 @@ class Selection:
     def document(self, shown: Sequence[str]) -> dict[str, object]:
         """What all views state in JSON; `shown` are columns whose values they tell apart."""
         return {
-            "study": self.name,
+            "study": self.folder.name,
             "baseline": self.baseline,
             "where": self.where,
             "held": held_constant(self.rows, shown),
@@ -185,7 +180,7 @@ def winner_table(covered: Selection, axes: Sequence[str], frame: pd.DataFrame) -
         records,
         [
             Table(
-                f"{covered.name}: the fastest {'layout' if plans else 'schedule'} that fits into memory",
+                f"{covered.folder.name}: the fastest {'layout' if plans else 'schedule'} that fits into memory",
                 [title for title, _ in columns],
                 [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in cells_of(rows, columns)],
                 texts,
@@ -369,7 +364,7 @@ def _pivot_table(
     texts += range(len(by), len(by) + len(columns)) if value == WINNER else []
     empty = None, NO_VALUE, ""
     shown = [[*map(text_of, by, key), *(cells.get((key, column), empty)[1] for column in columns)] for key in keys]
-    title = f"{covered.name}: {title_of(value)}" + (f" over {', '.join(map(title_of, over))}" if over else "")
+    title = f"{covered.folder.name}: {title_of(value)}" + (f" over {', '.join(map(title_of, over))}" if over else "")
     headings = (*map(title_of, by), *(heading(over, key) or title_of(value) for key in columns))
     has_speedup, marks = value in (WINNER, *SPEEDUPS) and covered.baseline, {mark for _, _, mark in cells.values()}
     return View(
