@@ -90,12 +90,13 @@ def run_study(
             for (group, _), rows in as_they_end(partial(_rows_of, screen=screen, code=CODE), known, workers, jobs):
                 # stored before it is counted: what a user has been told is kept, even if the next line is a kill
                 kept.add((asked[point], sources[point.schedule], row) for point, row in zip(group, rows, strict=True))
-                for point, row in zip(group, rows, strict=True):
-                    question = asked[point]
+                for question, row in zip(map(asked.__getitem__, group), rows, strict=True):
+                    if isinstance(row, str):  # the stored row is still that of the question, and has been counted
+                        keys[question] = row
+                        continue
                     if question in statuses:
                         counts[statuses[question]] -= points_of[question]
-                    keys[question] = row if isinstance(row, str) else str(row["key"])
-                    statuses[question] = last[question].status if isinstance(row, str) else str(row["status"])
+                    keys[question], statuses[question] = str(row["key"]), str(row["status"])
                     counts[statuses[question]] += points_of[question]
                 tell()
         except RunError as error:

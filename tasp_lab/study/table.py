@@ -167,7 +167,7 @@ def winners_of(covered: Selection) -> tuple[list[str], pd.DataFrame]:
 
 
 def winner_table(covered: Selection, axes: Sequence[str], frame: pd.DataFrame) -> View:
-    """The table of winners; of equal axes they are told apart by these."""
+    """The table of the winners in `frame`; `axes` are the columns that tell them apart."""
     rows, plans = records_of(frame), are_plans(frame)
     columns = winner_columns(covered, axes)
     texts = [place for place, (_, of) in enumerate(columns) if any(isinstance(row.get(str(of)), str) for row in rows)]
