@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -44,9 +44,6 @@ MAX_LINES = len(COLORS) * len(MARKERS)
 
 MAX_PANELS = 24
 """Maximum number of panels."""
-
-ColorOf = Callable[[str | float | None], tuple[float, float, float]]
-"""The colour of a value."""
 
 BAND_ALPHA = 0.16
 DASHES = (0, (4, 2))
@@ -130,7 +127,11 @@ def _figure(words: Words, height_inches: float, handles: Sequence[Artist]) -> Fi
 def _plot_panel(panel: pd.DataFrame, axes: Axes, styles: Mapping[str, tuple[str, str]], apart: bool) -> None:
     """The lines of a panel; over categories points beside each other, `apart`."""
     lines = list(panel.groupby("line", sort=False))
-    alike = has_one_bound(panel)
+    # Where all lines have the same bound it is drawn once.
+    bounds = [(line["x"].tolist(), line["bound"].to_numpy(float)) for _, line in lines]
+    alike = all(
+        x == bounds[0][0] and np.allclose(bound, bounds[0][1], rtol=1e-3, equal_nan=True) for x, bound in bounds
+    )
     for place, (label, line) in enumerate(lines):
         color, marker = styles[label]
         shift = 0.7 * ((place + 0.5) / len(lines) - 0.5) if apart else 0.0
@@ -147,13 +148,6 @@ def _plot_panel(panel: pd.DataFrame, axes: Axes, styles: Mapping[str, tuple[str,
     style_axes(axes)
 
 
-def has_one_bound(panel: pd.DataFrame) -> bool:
-    """Whether all lines of a panel have the same bound, which then is drawn once."""
-    lines = [(line["x"].tolist(), line["bound"].to_numpy(float)) for _, line in panel.groupby("line", sort=False)]
-    first_x, first = lines[0]
-    return all(x == first_x and np.allclose(bound, first, rtol=1e-3, equal_nan=True) for x, bound in lines)
-
-
 def _scale_axes(axes: Axes, points: pd.DataFrame, x: Scale, y: Scale) -> None:
     """Ticks at the values of x; those of y are written in its unit. All panels share both axes."""
     values = sorted(points["x"].unique())
@@ -162,8 +156,12 @@ def _scale_axes(axes: Axes, points: pd.DataFrame, x: Scale, y: Scale) -> None:
         axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(thinned))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _named(value, x)))
-    if x.categories:
+    if not x.categories:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: x.text(value)))
+    else:
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: dict(enumerate(x.categories)).get(round(value), ""))
+        )
         axes.set_xlim(-0.5, len(x.categories) - 0.5)
         for panel_axes in axes.figure.axes:
             panel_axes.tick_params(axis="x", rotation=30)
@@ -179,13 +177,6 @@ def _scale_axes(axes: Axes, points: pd.DataFrame, x: Scale, y: Scale) -> None:
     else:
         axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: y.text(value)))
-
-
-def _named(value: float, scale: Scale) -> str:
-    """The text of a tick; of a category its name."""
-    if not scale.categories:
-        return scale.text(value)
-    return scale.categories[round(value)] if 0 <= round(value) < len(scale.categories) else ""
 
 
 def _curve_handles(points: pd.DataFrame, styles: Mapping[str, tuple[str, str]]) -> list[Artist]:
@@ -210,51 +201,34 @@ def _curve_handles(points: pd.DataFrame, styles: Mapping[str, tuple[str, str]]) 
 def draw_maps(cells: pd.DataFrame, columns: Sequence[str], words: Words) -> Figure:
     """Maps one above the other, each with the same columns.
 
-    `cells` has the columns ``panel``, ``row``, ``column``, ``value`` (a name, which has a colour of its own, or a
-    number, on a colour scale around 1), ``text``, and ``open``. Pairs without a cell stay white.
+    `cells` has the columns ``panel``, ``row``, ``column``, ``value`` (a name, which has a colour of its own), ``text``,
+    and ``open``. Pairs without a cell stay white.
     """
     panels = dict(list(cells.groupby("panel", sort=False)))
     heights = [_CELL_INCHES * panel["row"].nunique() + 0.75 for panel in panels.values()]
-    color_of = _colors([value for value in cells["value"] if value is not None])
-    figure = _figure(words, sum(heights), _map_handles(cells, color_of))
+    colors = {name: ALL_COLORS[place % len(ALL_COLORS)] for place, name in enumerate(cells["value"].unique())}
+    handles: list[Artist] = [Patch(color=color, alpha=0.75, linewidth=0, label=name) for name, color in colors.items()]
+    if cells["open"].any():
+        handles.append(Patch(color=MUTED, alpha=0.32, linewidth=0, label="pale, ~: open"))
+    figure = _figure(words, sum(heights), handles)
     if not panels:
         return figure
     grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights, sharex=True)[:, 0]
     for index, ((title, panel), axes) in enumerate(zip(panels.items(), grid, strict=True)):
-        _plot_map(panel, columns, axes, color_of)
+        _plot_map(panel, columns, axes, colors)
         axes.set_title(title, loc="left", fontsize=9, color=INK, parse_math=False)
         axes.set_ylabel(words.y, fontsize=9, color=INK)
         axes.set_xlabel(words.x if index == len(panels) - 1 else "", fontsize=9, color=INK)
     return figure
 
 
-def _colors(values: Sequence[str | float]) -> ColorOf:
-    """The colour of a cell by its value; white for none."""
-    names = list(dict.fromkeys(value for value in values if isinstance(value, str)))
-    numbers = [value for value in values if not isinstance(value, str) and value > 0]
-    reach = max([1.1, *numbers, *(1 / value for value in numbers)])
-    norm = LogNorm(1 / reach, reach)
-
-    def color(value: str | float | None) -> tuple[float, float, float]:
-        if value is None:
-            return 1.0, 1.0, 1.0
-        if isinstance(value, str):
-            return to_rgb(ALL_COLORS[names.index(value) % len(ALL_COLORS)])
-        place = float(norm(value))  # white in the middle of 0 to 1, red below, blue above
-        share, end = min(1.0, abs(2 * place - 1)), to_rgb(COLORS[1] if place < 0.5 else COLORS[0])
-        red, green, blue = (1 + share * (part - 1) for part in end)
-        return red, green, blue
-
-    return color
-
-
-def _plot_map(panel: pd.DataFrame, columns: Sequence[str], axes: Axes, color_of: ColorOf) -> None:
+def _plot_map(panel: pd.DataFrame, columns: Sequence[str], axes: Axes, colors: Mapping[str, str]) -> None:
     """Cells in their colours, paler where the question is open."""
     rows = list(panel["row"].unique())
     image = np.ones((len(rows), len(columns), 3))
     for cell in panel.itertuples():
         row, column = rows.index(cell.row), columns.index(cell.column)
-        image[row, column] = 1 + (0.32 if cell.open else 0.75) * (np.array(color_of(cell.value)) - 1)
+        image[row, column] = 1 + (0.32 if cell.open else 0.75) * (np.array(to_rgb(colors[cell.value])) - 1)
         axes.text(column, row, cell.text, ha="center", va="center", fontsize=8, color=INK, parse_math=False)
     axes.imshow(image, aspect="auto", interpolation="nearest")
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
@@ -264,12 +238,3 @@ def _plot_map(panel: pd.DataFrame, columns: Sequence[str], axes: Axes, color_of:
     axes.grid(which="minor", color="white", linewidth=2)
     axes.tick_params(which="both", length=0, colors=INK)
     axes.spines[:].set_visible(False)
-
-
-def _map_handles(cells: pd.DataFrame, color_of: ColorOf) -> list[Artist]:
-    """A patch for each name; pale for open questions."""
-    names = [value for value in cells["value"].unique() if isinstance(value, str)]
-    handles: list[Artist] = [Patch(color=color_of(name), alpha=0.75, linewidth=0, label=name) for name in names]
-    if cells["open"].any():
-        handles.append(Patch(color=MUTED, alpha=0.32, linewidth=0, label="pale, ~: open"))
-    return handles

@@ -2,8 +2,8 @@
 
     axis_values("seq", "geom(8Ki, 1Mi, 2)"), moved(point, "seq", 16384), moved(point, "nic.bandwidth", 1.5)
 
-A numeric axis is a number of the layer (`LAYER_AXES`), a number of the schedule's options (`OPTION_AXES`), ``nodes``,
-or the factor of an override, such as ``nic.bandwidth``.
+A numeric axis is a number of the layer (`LAYER_NUMBERS`), a number of the schedule's options, ``nodes``, or the factor
+of an override, such as ``nic.bandwidth``.
 """
 
 from __future__ import annotations
@@ -11,38 +11,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, replace
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from tasp_lab.core.choices import DEFAULT_BUFFERS
 from tasp_lab.core.errors import QuantityError, StudyError, unknown
 from tasp_lab.core.units import parse_count
 from tasp_lab.prediction.question import Value
-from tasp_lab.schedules.attention.options import NUMBERS, AttentionOptions
-from tasp_lab.study.point import Point
+from tasp_lab.schedules.attention.options import NUMBERS
+from tasp_lab.study.point import LAYER, LAYER_NUMBERS, OPTIONS, SETTINGS, Point
 
-LAYER_AXES: Mapping[str, str] = {
-    "seq": "sequence",
-    "batch": "batch",
-    "heads": "heads",
-    "kv_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "window": "window",
-    "cached_keys": "cached_keys",
-}
-"""Numbers of a layer, to the fields of `tasp_lab.workload.layer.Workload`."""
-
-OPTION_AXES = NUMBERS
 NODES = "nodes"
-WHOLE_AXES = (*LAYER_AXES, *OPTION_AXES, NODES)
+WHOLE_AXES = (*LAYER_NUMBERS, *NUMBERS, NODES)
 """Axes of whole numbers; all others are factors of overrides, whose names have a dot."""
-
-_WORDS = ("machine", "schedule", "model", "mask", "pass", "passes", "dtype", "kind", "library", "kernel", "variant")
-"""Axes that are no numbers."""
 
 _FAMILY = r"(?P<family>[a-z][a-z0-9_]*-|nodes:|.+\.toml:)"
 _MEMBER = re.compile(_FAMILY + r"(?P<nodes>[1-9][0-9]{0,4})x(?P<rest>(?:1x)?[1-9][0-9]{0,4}(?![x0-9]).*)")
@@ -59,12 +43,13 @@ def check_axis(axis: str) -> None:
     Traceback (most recent call last):
     ...
     tasp_lab.core.errors.StudyError: axis 'mask' is not numeric, expected one of seq, batch, heads, kv_heads, head_dim,\
- window, cached_keys, buffers, pieces, stages, tail_chunks, nodes, or an override's name like nic.bandwidth
+ window, cached_keys, linear_kv_heads, buffers, pieces, stages, tail_chunks, nodes, or an override's name like\
+ nic.bandwidth
     """
     if axis in WHOLE_AXES or "." in axis.strip("."):
         return
     known = f"{', '.join(WHOLE_AXES)}, or an override's name like nic.bandwidth"
-    if axis in _WORDS:
+    if axis in ("machine", "schedule", "variant", "passes", *LAYER, *OPTIONS, *SETTINGS):
         raise StudyError(f"axis {axis!r} is not numeric, expected one of {known}")
     raise StudyError(f"{unknown('axis', axis, WHOLE_AXES)}, or an override's name like nic.bandwidth")
 
@@ -83,16 +68,20 @@ def moved(point: Point, axis: str, value: float) -> Point:
     value.
     """
     check_axis(axis)
-    labelled = replace(point, labels=_labels(point, axis, int(value) if axis in WHOLE_AXES else value))
-    if axis in LAYER_AXES:
-        return replace(labelled, work=replace(point.layer, **_layer_fields(point, axis, int(value))))
-    if axis in OPTION_AXES:
-        return replace(labelled, options=_with_option(point.options, axis, int(value)))
-    if axis == NODES:
-        return replace(labelled, machine=_with_nodes(point.machine, int(value)))
-    others = tuple(text for text in point.overrides if not _is_factor(text, axis))
-    own = () if value == 1 else (f"{axis}=x{factor_text(value)}",)
-    return replace(labelled, overrides=others + own)
+    value = int(value) if axis in WHOLE_AXES else value
+    changed: dict[str, Any] = {"labels": tuple((name, value if name == axis else old) for name, old in point.labels)}
+    if axis in LAYER_NUMBERS:
+        of_layer: dict[str, Any] = dict.fromkeys(_layer_fields(point, axis), value)
+        changed["work"] = replace(point.layer, **of_layer)
+    elif axis in NUMBERS:
+        changed["options"] = replace(point.options, **{axis: value})  # type: ignore[arg-type]
+    elif axis == NODES:
+        family, _, rest = _machine_parts(point.machine)
+        changed["machine"] = f"{family}{value}x{rest}"
+    else:
+        own = () if value == 1 else (f"{axis}=x{factor_text(value)}",)
+        changed["overrides"] = (*(text for text in point.overrides if not _is_factor(text, axis)), *own)
+    return replace(point, **changed)
 
 
 def value_of(point: Point, axis: str) -> float | None:
@@ -105,19 +94,14 @@ def value_of(point: Point, axis: str) -> float | None:
     [8192, 3, 1, 2.0, 1.0]
     """
     check_axis(axis)
-    if axis in LAYER_AXES:
-        found: float | None = getattr(point.layer, LAYER_AXES[axis])
-        return found
-    if axis in OPTION_AXES:
-        number: int | None = getattr(point.options, axis)
+    if axis in LAYER_NUMBERS or axis in NUMBERS:
+        subject, field = (point.layer, LAYER_NUMBERS[axis]) if axis in LAYER_NUMBERS else (point.options, axis)
+        number: float | None = getattr(subject, field)
         return number
     if axis == NODES:
-        return _nodes(point.machine)
-    product = Fraction(1)
-    for text in point.overrides:
-        if _is_factor(text, axis):
-            product *= Fraction(text.partition("=")[2].strip().removeprefix("x").strip())
-    return float(product)
+        return _machine_parts(point.machine)[1]
+    factors = (text.partition("=")[2].strip().removeprefix("x") for text in point.overrides if _is_factor(text, axis))
+    return float(math.prod(map(Fraction, factors), start=Fraction(1)))
 
 
 def apart_from(point: Point, axis: str) -> str:
@@ -128,15 +112,15 @@ def apart_from(point: Point, axis: str) -> str:
     >>> apart_from(one, "seq") == apart_from(other, "seq"), apart_from(one, "batch") == apart_from(other, "batch")
     (True, False)
     """
-    machine, layer = point.machine, {each.name: getattr(point.layer, each.name) for each in fields(point.layer)}
-    for name in _layer_fields(point, axis, 0) if axis in LAYER_AXES else ():
+    # Fields of layer and options one by one, since a layer with another value of the axis may not exist: 7 heads, say.
+    layer, options = asdict(point.layer), asdict(point.options)
+    for name in _layer_fields(point, axis):
         layer[name] = None
-    if axis == NODES:
-        machine = _with_nodes(machine, 1)
-    own = _with_option(point.options, axis, DEFAULT_BUFFERS) if axis in OPTION_AXES else point.options
+    rest = replace(point, schedule="", machine="" if axis == NODES else point.machine).inputs()
+    machine = _machine_parts(point.machine)[::2] if axis == NODES else None
     overrides = [text for text in point.overrides if not _is_factor(text, axis)]
-    rest = replace(point, schedule="", machine=machine, options=own).inputs()
-    return json.dumps(rest | {"layer": layer, "overrides": overrides}, sort_keys=True)
+    rest |= {"layer": layer, "options": options | {axis: None}, "overrides": overrides, NODES: machine}
+    return json.dumps(rest, sort_keys=True)
 
 
 def factor_text(value: float) -> str:
@@ -148,19 +132,10 @@ def factor_text(value: float) -> str:
     return f"{value:.12f}".rstrip("0").rstrip(".") if value < 1 else f"{value:.{SIGNIFICANT_DIGITS}g}"
 
 
-def _with_option(options: AttentionOptions, axis: str, value: int) -> AttentionOptions:
-    changed: dict[str, Any] = {axis: value}
-    return replace(options, **changed)
-
-
-def _layer_fields(point: Point, axis: str, value: int) -> dict[str, Any]:
-    """The fields of the layer that change; KV heads follow the heads where they are as many."""
+def _layer_fields(point: Point, axis: str) -> list[str]:
+    """The fields of the layer that have the value of an axis: KV heads follow the heads where they are as many."""
     follows = axis == "heads" and point.layer.kv_head_count == point.layer.heads
-    return {LAYER_AXES[axis]: value} | ({"kv_heads": value} if follows else {})
-
-
-def _labels(point: Point, axis: str, value: Value) -> tuple[tuple[str, Value], ...]:
-    return tuple((name, value if name == axis else old) for name, old in point.labels)
+    return [LAYER_NUMBERS[name] for name in (axis, *(["kv_heads"] if follows else [])) if name in LAYER_NUMBERS]
 
 
 def _is_factor(text: str, axis: str) -> bool:
@@ -168,20 +143,13 @@ def _is_factor(text: str, axis: str) -> bool:
     return name.strip() == axis and value.strip().startswith("x")
 
 
-def _nodes(machine: str) -> int:
-    found = _MEMBER.fullmatch(machine)
-    if found is not None:
-        return int(found["nodes"])
-    if _SINGLE.fullmatch(machine) is not None:
-        return 1
+def _machine_parts(machine: str) -> tuple[str, int, str]:
+    """The name of a machine before its number of nodes, this number, and what follows: ``h100-``, 2, ``8``."""
+    if found := _MEMBER.fullmatch(machine):
+        return found["family"], int(found["nodes"]), found["rest"]
+    if found := _SINGLE.fullmatch(machine):
+        return found["family"], 1, found["rest"]
     raise StudyError(f"axis 'nodes': machine {machine!r} has no number of nodes, expected a name like h100-2x8")
-
-
-def _with_nodes(machine: str, nodes: int) -> str:
-    _nodes(machine)
-    found = _MEMBER.fullmatch(machine) or _SINGLE.fullmatch(machine)
-    assert found is not None, "its nodes were read"
-    return f"{found['family']}{nodes}x{found['rest']}"
 
 
 # ------------------------------------------------------------------------------ the values that a study lists
@@ -208,48 +176,42 @@ def axis_values(name: str, given: object) -> tuple[Value, ...]:
     that does not end.
     """
     if isinstance(given, str) and (found := _GEOM.fullmatch(given)):
-        return _geometric(name, given.strip(), found["arguments"])
+        return _geometric(f"axis {name!r}: {given.strip()}", name, found["arguments"].split(","))
     several = given if isinstance(given, list | tuple) else [given]
     if not several:
         raise StudyError(f"axis {name!r} is empty, expected one value or more")
-    return tuple(_value(name, each) for each in several)
-
-
-def _value(name: str, given: object) -> Value:
-    if isinstance(given, str) and _PREFIXED.fullmatch(given):
+    values = list[Value]()
+    for value in several:
+        if not isinstance(value, str | int | float):
+            raise StudyError(f"axis {name!r}: {value!r}, expected a text, a number, true or false")
         try:
-            return parse_count(given, name)
+            is_count = isinstance(value, str) and _PREFIXED.fullmatch(value)
+            values.append(parse_count(str(value), name) if is_count else value)
         except QuantityError as error:
             raise StudyError(f"axis {error}") from error
-    if not isinstance(given, str | int | float):
-        raise StudyError(f"axis {name!r}: {given!r}, expected a text, a number, true or false")
-    return given
+    return tuple(values)
 
 
-def _geometric(name: str, text: str, arguments: str) -> tuple[Value, ...]:
+def _geometric(text: str, name: str, parts: Sequence[str]) -> tuple[Value, ...]:
     """The terms of a geometric sequence; whole numbers where the first and the ratio are."""
-    parts = arguments.split(",")
     if len(parts) != 3:
-        raise StudyError(f"axis {name!r}: {text}, expected geom(FIRST, LAST, RATIO) like geom(8Ki, 1Mi, 2)")
-    first, last, ratio = (_number(name, text, part) for part in parts)
+        raise StudyError(f"{text}, expected geom(FIRST, LAST, RATIO) like geom(8Ki, 1Mi, 2)")
+    numbers = list[Fraction]()
+    for part in map(str.strip, parts):
+        try:
+            numbers.append(Fraction(parse_count(part, name) if _PREFIXED.fullmatch(part) else part))
+        except (QuantityError, ValueError, ZeroDivisionError):
+            raise StudyError(f"{text}: {part!r}, expected a number like 8Ki or 1.5") from None
+    first, last, ratio = numbers
     if ratio <= 1 or not 0 < first <= last:
-        raise StudyError(
-            f"axis {name!r}: {text} never ends or has no terms, expected 0 < FIRST, FIRST at most LAST, and a RATIO "
-            "above 1"
-        )
+        expected = "expected 0 < FIRST, FIRST at most LAST, and a RATIO above 1"
+        raise StudyError(f"{text} never ends or has no terms, {expected}")
     count = math.floor(math.log(last / first) / math.log(ratio) + _ROUNDING) + 1
     if count > MAX_VALUES:
-        raise StudyError(f"axis {name!r}: {text} has {count:,} terms, expected at most {MAX_VALUES:,}")
-    if all(each.denominator == 1 for each in (first, ratio)):
+        raise StudyError(f"{text} has {count:,} terms, expected at most {MAX_VALUES:,}")
+    if first.denominator == ratio.denominator == 1:
         return tuple(int(first) * int(ratio) ** power for power in range(count))
     return tuple(float(first) * float(ratio) ** power for power in range(count))
-
-
-def _number(name: str, text: str, part: str) -> Fraction:
-    try:
-        return Fraction(parse_count(part.strip(), name) if _PREFIXED.fullmatch(part) else Fraction(part.strip()))
-    except (QuantityError, ValueError, ZeroDivisionError):
-        raise StudyError(f"axis {name!r}: {text}: {part.strip()!r}, expected a number like 8Ki or 1.5") from None
 
 
 # ---------------------------------------------------------------------------------------------- values as texts
@@ -274,21 +236,16 @@ def parse_share(what: str, given: object) -> float:
 
 
 def axis_value(axis: str, given: str | float) -> float:
-    """A value of an axis: a whole number like ``8Ki``, or a factor like ``x0.5``.
+    """A value of an axis: a whole number like ``8Ki``, or a factor like ``x0.5``. Raises `StudyError`.
 
     >>> axis_value("seq", "8Ki"), axis_value("nic.bandwidth", "x0.5")
     (8192, 0.5)
-
-    Raises `StudyError`.
     """
     text = str(given).strip()
     try:
-        if axis in WHOLE_AXES:
-            return parse_count(text, axis)
+        factor = parse_count(text, axis) if axis in WHOLE_AXES else float(Fraction(text.removeprefix("x")))
     except QuantityError as error:
         raise StudyError(str(error)) from error
-    try:
-        factor = float(Fraction(text.removeprefix("x")))
     except (ValueError, ZeroDivisionError):
         factor = 0.0
     if not factor > 0:
@@ -306,13 +263,10 @@ def axis_text(axis: str, value: float) -> str:
     """
     if axis not in WHOLE_AXES:
         return f"x{value:.4g}"
-    whole = int(value)
-    if axis not in ("seq", "window", "cached_keys"):
-        return str(whole)
     for unit, factor in (("Mi", 2**20), ("Ki", 2**10)):
-        if whole >= factor:
-            return f"{whole / factor:.4g}{unit}"
-    return str(whole)
+        if axis in ("seq", "window", "cached_keys") and value >= factor:
+            return f"{int(value) / factor:.4g}{unit}"
+    return str(int(value))
 
 
 # ---------------------------------------------------------------------------------- the values between two ends
@@ -345,32 +299,22 @@ def lattice(
     values = sorted(set(scan))
     if len(values) < 2:
         raise StudyError(f"axis {axis!r}: the interval is empty, expected two values or more")
+    found = list[float]()
     if axis not in WHOLE_AXES:
-        return _factors(values, tolerance)
-    whole = [int(each) for each in values]
+        for low, high in pairwise(values):
+            steps = math.ceil(math.log(high / low) / math.log1p(tolerance))
+            found += [low * (high / low) ** (index / steps) for index in range(steps)]
+        return [*found, values[-1]]
+    whole = [int(value) for value in values]
     if axis == "kv_heads":
-        return [each for each in range(whole[0], whole[-1] + 1) if heads % each == 0 or each in whole]
-    first = math.gcd(*whole) if axis in STEPPED else 1
-    steps = [_step(first, multiple, tolerance * low) for low in whole]
-    between = zip(pairwise(whole), steps, strict=False)
-    return [*(each for ends, step in between for each in range(*ends, step)), whole[-1]]
-
-
-def _step(first: int, multiple: int, most: float) -> int:
-    """A step, halved while it is more than `most` and remains a multiple."""
-    step = first
-    while step > max(most, 1) and step % (2 * multiple) == 0:
-        step //= 2
-    return step
-
-
-def _factors(values: Sequence[float], tolerance: float) -> list[float]:
-    """A geometric series between any two neighbours."""
-    found = []
-    for low, high in pairwise(values):
-        steps = math.ceil(math.log(high / low) / math.log1p(tolerance))
-        found += [low * (high / low) ** (index / steps) for index in range(steps)]
-    return [*found, values[-1]]
+        return [value for value in range(whole[0], whole[-1] + 1) if heads % value == 0 or value in whole]
+    for low, high in pairwise(whole):
+        step = math.gcd(*whole) if axis in STEPPED else 1
+        # halved, and not divided by any number, so that the scanned values stay in the lattice
+        while step > max(tolerance * low, 1) and step % (2 * multiple) == 0:
+            step //= 2
+        found += range(low, high, step)
+    return [*found, whole[-1]]
 
 
 # ---------------------------------------------------------------------------------------------------- bisection

@@ -9,6 +9,7 @@ import base64
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from tasp_lab.study.folder import PLOTS, StudyFolder
 from tasp_lab.study.frames import (
     SPEEDUPS,
     check_columns,
+    groups_of,
+    is_number,
     least_times,
     plain,
     point_columns,
@@ -30,7 +33,7 @@ from tasp_lab.study.frames import (
     title_of,
     varying,
 )
-from tasp_lab.study.table import WINNER, Selection, check_single, column_keys, heading, pivot, selected
+from tasp_lab.study.table import WINNER, check_single, column_keys, heading, pivot, selected
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,57 +99,45 @@ def chart(
     is_map = y in point_columns(rows)
     own = (across, y, "schedule") if is_map else (across, lines)
     split = tuple(axis for axis in axes if axis not in own) if panels is None else tuple(panels)
-    told_apart = (across, y if is_map else lines, *split)
-    _check(covered, across, y, lines, split, is_map)
+    if y in SPEEDUPS and covered.baseline is None:
+        raise StudyError(f"{y}: the study has no baseline, expected --baseline SCHEDULE")
+    if across not in point_columns(rows):
+        raise StudyError(f"x: {across!r} is a result, expected an axis: {', '.join(axes)}")
+    if len({across, y, lines}) < 3 or {across, y, lines} & set(split):
+        raise StudyError(f"x, y, lines and panels: expected different columns, not {across}, {y}, {lines}")
+    if not is_map and not has_numbers(rows, y):
+        raise StudyError(f"y: {y!r} has no numbers, expected a column such as time_s, or an axis")
+    for columns, most, what in ((split, MAX_PANELS, "panels"), ((lines,), MAX_LINES, "lines")):
+        several = len(rows[list(columns)].drop_duplicates()) if columns else 1
+        if several > most:
+            raise StudyError(f"{several} {what}, expected at most {most}: --where leaves fewer rows")
 
     over = f" over {covered.baseline}" if covered.baseline else ""
+    told_apart = (across, y if is_map else lines, *split)
+    draw: Callable[[Words], Figure]
     if is_map:
-        speedup = f" and speed-up{over}" if over else ""
-        what = f"fastest schedule{speedup}, by {title_of(y)} and {title_of(across)}"
+        what = f"fastest schedule{f' and speed-up{over}' if over else ''}, by {title_of(y)} and {title_of(across)}"
+        frame, names = winner_map(rows, across, y, split)
+        draw = lambda words: draw_maps(frame, names, words)  # noqa: E731
     else:
         what = f"{title_of(y)}{over if y in SPEEDUPS else ''} by {title_of(across)}"
-    caption = "\n".join(covered.lines((*told_apart, "schedule")))
-    words = Words(f"{covered.name}: {what}", caption, title_of(across), title_of(y))
-
-    draw: Callable[[], Figure]
-    if is_map:
-        frame, columns = winner_map(rows, across, y, split)
-        draw = lambda: draw_maps(frame, columns, words)  # noqa: E731
-    else:
+        for _, points in groups_of(rows, told_apart):
+            check_single(points, told_apart, "--panels")
         frame, reference = curves(rows, across, y, lines, split), 1.0 if y in SPEEDUPS else None
-        draw = lambda: draw_curves(frame, x_scale(rows, across), y_scale(rows, y), words, reference)  # noqa: E731
-    points = records_of(frame)
-    asked = {"x": across, "y": y, "lines": lines, "panels": list(split), "points": points}
+        scales = x_scale(rows, across), y_scale(rows, y)
+        draw = lambda words: draw_curves(frame, *scales, words, reference)  # noqa: E731
+    caption = "\n".join(covered.lines((*told_apart, "schedule")))
+    words, drawn = Words(f"{folder.name}: {what}", caption, title_of(across), title_of(y)), records_of(frame)
+    asked = {"x": across, "y": y, "lines": lines, "panels": list(split), "points": drawn}
     shown = [(panel or "all",) for panel in frame["panel"].unique()]
-    return Chart(
-        covered.to_dict(told_apart) | asked, points, [Table(words.title, ("panel",), shown)], words, draw, folder.path
-    )
+    tables = [Table(words.title, ("panel",), shown)]
+    return Chart(covered.document(told_apart) | asked, drawn, tables, words, partial(draw, words), folder.path)
 
 
 def has_numbers(rows: pd.DataFrame, column: str) -> bool:
     """Whether a column has numbers, perhaps not in all rows, and nothing else."""
     values = [value for value in map(plain, rows[column]) if value is not None]
     return bool(values) and all(isinstance(value, (int, float)) for value in values)
-
-
-def _check(covered: Selection, x: str, y: str, lines: str, panels: tuple[str, ...], is_map: bool) -> None:
-    """Raise `StudyError` for what cannot be drawn."""
-    rows, named = covered.rows, {x, y, lines}
-    if y in SPEEDUPS and covered.baseline is None:
-        raise StudyError(f"{y}: the study has no baseline, expected --baseline SCHEDULE")
-    if x not in point_columns(rows):
-        raise StudyError(f"x: {x!r} is a result, expected an axis: {', '.join(varying(rows))}")
-    if len(named) < 3 or named & set(panels):
-        raise StudyError(f"x, y, lines and panels: expected different columns, not {x}, {y}, {lines}")
-    if not is_map and not has_numbers(rows, y):
-        raise StudyError(f"y: {y!r} has no numbers, expected a column such as time_s, or an axis")
-    for columns, most, what in ((panels, MAX_PANELS, "panels"), ((lines,), MAX_LINES, "lines")):
-        several = len(rows[list(columns)].drop_duplicates()) if columns else 1
-        if several > most:
-            raise StudyError(f"{several} {what}, expected at most {most}: --where leaves fewer rows")
-    if not is_map:
-        for _, points in rows.groupby([x, lines, *panels], dropna=False, sort=False):
-            check_single(points, (x, lines, *panels), "--panels")
 
 
 def curves(rows: pd.DataFrame, x: str, y: str, lines: str, panels: Sequence[str]) -> pd.DataFrame:
@@ -168,12 +159,13 @@ def curves(rows: pd.DataFrame, x: str, y: str, lines: str, panels: Sequence[str]
     limits = least_times(rows) if y == "time_s" else rows[y].astype(float) if y in SPEEDUPS else None
     points["limit"] = np.nan if limits is None else limits.where(settled)
     found = []
-    for key, panel in rows.groupby(list(panels), dropna=False, sort=False) if panels else [((), rows)]:
-        places = sorted(set(points.loc[panel.index, "x"]))
-        for label, line in panel.groupby(lines, dropna=False, sort=False):
-            drawn = points.loc[line.index].set_index("x").reindex(pd.Index(places, name="x")).reset_index()
+    for key, panel in groups_of(rows, panels):
+        # every line has all places of its panel, so that a missing one is a gap and no straight line across
+        places = pd.Index(sorted(set(points.loc[panel.index, "x"])), name="x")
+        for (label,), line in groups_of(panel, [lines]):
+            drawn = points.loc[line.index].set_index("x").reindex(places).reset_index()
             drawn.insert(0, "line", text_of(lines, label))
-            drawn.insert(0, "panel", heading(panels, tuple(map(plain, key))))
+            drawn.insert(0, "panel", heading(panels, key))
             found.append(drawn)
     return pd.concat(found, ignore_index=True)
 
@@ -189,8 +181,9 @@ def winner_map(rows: pd.DataFrame, x: str, y: str, panels: Sequence[str]) -> tup
     in_order = [key for panel in dict.fromkeys(key[:-1] for key in keys) for key in keys if key[:-1] == panel]
     frame = pd.DataFrame([
         {"panel": heading(panels, key[:-1]), "row": text_of(y, key[-1]), "column": text_of(x, column[0]),
-         "value": cell.value, "text": cell.marked.partition(" ")[2], "open": bool(cell.mark)}
-        for key in in_order for column in columns if (cell := cells.get((key, column))) is not None
+         "value": name, "text": text.partition(" ")[2], "open": bool(mark)}
+        for key in in_order for column in columns if (key, column) in cells
+        for name, text, mark in [cells[key, column]]
     ])  # fmt: skip
     return frame, [text_of(x, column[0]) for column in columns]
 
@@ -198,7 +191,7 @@ def winner_map(rows: pd.DataFrame, x: str, y: str, panels: Sequence[str]) -> tup
 def x_scale(rows: pd.DataFrame, x: str) -> Scale:
     """The horizontal axis: numbers, logarithmic if they span a factor of four; else categories."""
     values: list[Any] = [plain(value) for value in rows[x].unique()]
-    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+    if not all(map(is_number, values)):
         return Scale(title_of(x), str, False, [text_of(x, value) for value in values])
     return Scale(title_of(x), lambda value: text_of(x, value), min(values) > 0 and max(values) >= 4 * min(values))
 

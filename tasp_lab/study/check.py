@@ -6,8 +6,9 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_line
 from tasp_lab.core.process import usable_cores
@@ -54,23 +55,19 @@ class Estimate:
         """
         return self.points_s + sum(seconds * min(workers, groups) for seconds, groups in self.prepared)
 
-    def wall_s(self, workers: int) -> float:
-        """The time until such a run ends if each worker has a core of its own, in seconds."""
-        return self.processor_s(workers) / workers
+    @property
+    def wall_s(self) -> dict[int, float]:
+        """The time until a run ends with one worker, and with one on each core, in seconds."""
+        return {workers: self.processor_s(workers) / workers for workers in sorted({1, usable_cores()})}
 
     def text(self, points: int) -> str:
-        """Both times on one line."""
+        """All times on one line."""
         walls = ", ".join(
-            f"{text_of_seconds(self.wall_s(workers))} with {workers} worker{'s' if workers > 1 else ''}"
-            for workers in _numbers_of_workers()
+            f"{text_of_seconds(seconds)} with {workers} worker{'s' if workers > 1 else ''}"
+            for workers, seconds in self.wall_s.items()
         )
         timed = f"{self.timed:,} of {points:,} points timed"
         return f"about {text_of_seconds(self.processor_s(1))} of processor time: {walls} ({timed})"
-
-
-def _numbers_of_workers() -> list[int]:
-    """1, and the number of cores, which a run has where none is given."""
-    return sorted({1, usable_cores()})
 
 
 def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallback = no_progress) -> View:
@@ -100,7 +97,7 @@ def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallba
         "estimate": expected and {
             "timed": expected.timed,
             "processor_s": expected.processor_s(1),
-            "wall_s": {str(workers): expected.wall_s(workers) for workers in _numbers_of_workers()},
+            "wall_s": {str(workers): seconds for workers, seconds in expected.wall_s.items()},
         },
     }  # fmt: skip
     skipped = study.count - len(points)
@@ -148,39 +145,22 @@ def _refused(points: Sequence[Point]) -> dict[str, int]:
 
     Raises the error of a machine without overrides, and of an override that no machine takes.
     """
-    found: dict[str, int] = {}
-    accepted: dict[tuple[str, ...], bool] = {}
-    errors: dict[tuple[str, ...], TaspLabError] = {}
-    machines = {}
+    reasons = Counter[str]()
+    errors: dict[tuple[object, ...], TaspLabError | None] = {}
     for point in points:
-        asked = point.machine, point.library, point.kernel, point.stack, point.overrides
-        if asked not in machines:
-            machines[asked] = _error_of(point)
-        error = machines[asked]
-        accepted[point.overrides] = accepted.get(point.overrides, False) or error is None
-        if error is not None:
-            errors.setdefault(point.overrides, error)
-            reason = f"{point.machine}: {first_line(error)}"
-            found[reason] = found.get(reason, 0) + 1
-    for overrides, error in errors.items():
-        if not overrides or not accepted[overrides]:
-            raise error
-    return found
-
-
-def _error_of(point: Point) -> TaspLabError | None:
-    try:
-        prepared(point)
-    except TaspLabError as error:
-        return error
-    return None
-
-
-TimedCallback = Callable[[Point], float]
-"""Answers a point and returns the processor time that took, in seconds."""
-
-Machine = tuple[object, ...]
-"""What the machine of a point follows from: its name, the variant, and the settings of the section ``[machine]``."""
+        if point.on not in errors:
+            try:
+                prepared(point)
+                errors[point.on] = None
+            except TaspLabError as error:
+                errors[point.on] = error
+        if (refused := errors[point.on]) is not None:
+            reasons[f"{point.machine}: {first_line(refused)}"] += 1
+    accepted = {overrides for (_, overrides, *_), error in errors.items() if error is None}
+    for (_, overrides, *_), found in errors.items():
+        if found is not None and (not overrides or overrides not in accepted):
+            raise found
+    return dict(reasons)
 
 
 def processor_s(point: Point) -> float:
@@ -191,63 +171,50 @@ def processor_s(point: Point) -> float:
 
 
 def estimate_of(
-    points: Sequence[Point], timed: TimedCallback = processor_s, progress: ProgressCallback = no_progress
+    points: Sequence[Point],
+    timed: Callable[[Point], float] = processor_s,
+    progress: ProgressCallback = no_progress,
 ) -> Estimate:
     """How long points take: for each machine, variant and schedule one of its points is timed, more if these are few.
 
     The first point of a machine is timed twice: what only the first time takes (rings, samples of constants, loading
     machine code) each worker prepares once. Which layer is timed differs from one schedule to the next, so that all
     together stand for all layers. Of more than `MOST_TIMED` some are drawn; the others take as long as those of the
-    same schedule do on average.
+    same schedule do on average. `timed` answers a point and returns the processor time of that, in seconds.
     """
-    kinds: dict[tuple[Machine, str], list[Point]] = {}
+    kinds: dict[tuple[tuple[object, ...], str], list[Point]] = {}
     for point in points:
-        kinds.setdefault((_machine_of(point), point.schedule), []).append(point)
+        kinds.setdefault((point.on, point.schedule), []).append(point)
     drawn = set(random.Random(0).sample(list(kinds), min(len(kinds), MOST_TIMED)))
     chosen = [kind for kind in kinds if kind in drawn]  # one machine after another, as in a run
-    each = -(-FEWEST_TIMED // len(chosen))
-    picked = {kind: _spread(kinds[kind], each, place) for place, kind in enumerate(chosen)}
-    count = sum(map(len, picked.values()))
-    progress(f"timing {count:,} of {len(points):,} points for an estimate")
-    prepared: dict[Machine, float] = {}
-    means: dict[tuple[Machine, str], float] = {}
+    most = -(-FEWEST_TIMED // len(chosen))
+    picked = {}
+    for place, kind in enumerate(chosen):
+        count = min(most, len(kinds[kind]))
+        # Multiples of the golden ratio, less their whole part, fill the unit interval evenly however many there are:
+        # each kind begins at another layer.
+        begin = place * (math.sqrt(5) - 1) / 2 % 1
+        picked[kind] = [kinds[kind][int(len(kinds[kind]) * (number + begin) / count)] for number in range(count)]
+    number_timed = sum(map(len, picked.values()))
+    progress(f"timing {number_timed:,} of {len(points):,} points for an estimate")
+    prepared_s: dict[tuple[object, ...], float] = {}
+    means_s: dict[tuple[tuple[object, ...], str], float] = {}
+    of_schedule: dict[str, list[float]] = {}
     for (machine, schedule), some in picked.items():
         seconds = list(map(timed, some))
-        if machine not in prepared:
+        if machine not in prepared_s:
             again = timed(some[0])
-            prepared[machine], seconds[0] = max(0.0, seconds[0] - again), again
-        means[machine, schedule] = sum(seconds) / len(seconds)
-    points_s = sum(len(kinds[kind]) * _mean_of(kind, means) for kind in kinds)
-    of_machine = Counter(_machine_of(group[0]) for group in groups(points))
-    mean_s = sum(prepared.values()) / len(prepared)
-    return Estimate(
-        count,
-        points_s,
-        tuple((prepared.get(machine, mean_s), groups_of) for machine, groups_of in of_machine.items()),
+            prepared_s[machine], seconds[0] = max(0.0, seconds[0] - again), again
+        means_s[machine, schedule] = fmean(seconds)
+        of_schedule.setdefault(schedule, []).append(fmean(seconds))
+    points_s = sum(
+        len(some) * means_s.get(kind, fmean(of_schedule.get(kind[1]) or means_s.values()))
+        for kind, some in kinds.items()
     )
-
-
-def _machine_of(point: Point) -> Machine:
-    rest = point.library, point.kernel, point.stack, point.contention, point.sampling
-    return point.machine, point.overrides, *rest
-
-
-def _spread(points: Sequence[Point], count: int, place: int) -> list[Point]:
-    """So many points, evenly among all, from a beginning that differs from `place` to `place`.
-
-    Multiples of the golden ratio, less their whole part, fill the unit interval evenly however many there are.
-    """
-    count = min(count, len(points))
-    begin = place * (math.sqrt(5) - 1) / 2 % 1
-    return [points[int(len(points) * (number + begin) / count)] for number in range(count)]
-
-
-def _mean_of(kind: tuple[Machine, str], means: Mapping[tuple[Machine, str], float]) -> float:
-    """The mean time of a point of this machine and schedule; if none was timed, that of the schedule, else of all."""
-    if kind in means:
-        return means[kind]
-    like = [seconds for (_, schedule), seconds in means.items() if schedule == kind[1]] or list(means.values())
-    return sum(like) / len(like)
+    groups_of = Counter(group[0].on for group in groups(points))
+    mean_s = fmean(prepared_s.values())
+    prepared_all = tuple((prepared_s.get(machine, mean_s), count) for machine, count in groups_of.items())
+    return Estimate(number_timed, points_s, prepared_all)
 
 
 def text_of_seconds(seconds: float) -> str:

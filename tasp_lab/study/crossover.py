@@ -9,10 +9,10 @@ between two scanned ones of which different schedules are faster the crossing is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from tasp_lab.core.errors import StudyError, TaspLabError, first_line, unknown
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -24,6 +24,7 @@ from tasp_lab.prediction.question import Value
 from tasp_lab.study.axis import (
     TOLERANCE,
     Change,
+    apart_from,
     axis_text,
     axis_value,
     bisected,
@@ -32,10 +33,12 @@ from tasp_lab.study.axis import (
     lattice,
     moved,
     parse_share,
+    value_of,
 )
 from tasp_lab.study.frames import rival_of
-from tasp_lab.study.lookup import Evaluate, filled, groups_along
+from tasp_lab.study.lookup import find_fields, label_names
 from tasp_lab.study.point import Point, Row
+from tasp_lab.study.study import fill, ranks_of
 
 FIELDS: Mapping[str, object] = {"along": "seq", "between": (), "margin": 0.0, "from": None, "to": None}
 """Fields of the section ``[find] crossover`` of a study, and what they are where they are not given."""
@@ -78,45 +81,27 @@ def crossover_question(find: Mapping[str, object], **given: object) -> Crossover
 
     Raises `StudyError` for what is missing or impossible.
     """
-    for name in find:
-        if name not in FIELDS:
-            raise StudyError(f"find.crossover: {unknown('field', name, FIELDS)}")
-    values = {**FIELDS, **find, **{name: value for name, value in given.items() if value not in (None, ())}}
-
-    def text(what: str, value: object) -> str:
-        if not isinstance(value, str) or not value:
-            raise StudyError(f"find.crossover: {what} {value!r}, expected a name")
-        return value
-
-    def end(name: str) -> float | None:
-        value = values[name]
-        if value is not None and not isinstance(value, str | int | float):
-            raise StudyError(f"find.crossover: {name} {value!r}, expected a value of the axis")
-        return None if value is None else axis_value(axis, value)
-
-    axis, pair = text("along", values["along"]), values["between"]
-    check_axis(axis)
+    values = find_fields("crossover", FIELDS, find, given)
+    axis, pair = values["along"], values["between"]
     if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
         shown = repr(pair) if isinstance(pair, str) else f"{len(pair)} given" if isinstance(pair, Sequence) else pair
         raise StudyError(f"crossover: {shown}, expected two schedules: --between A --between B, or between = [A, B]")
-    between = text("between", pair[0]), text("between", pair[1])
-    return CrossoverQuestion(axis, between, parse_share("margin", values["margin"]), end("from"), end("to"))
+    for what, name in (("along", axis), ("between", pair[0]), ("between", pair[1])):
+        if not isinstance(name, str) or not name:
+            raise StudyError(f"find.crossover: {what} {name!r}, expected a name")
+    check_axis(axis)
+    ends = list[float | None]()
+    for name in ("from", "to"):
+        if (value := values[name]) is not None and not isinstance(value, str | int | float):
+            raise StudyError(f"find.crossover: {name} {value!r}, expected a value of the axis")
+        ends.append(None if value is None else axis_value(axis, value))
+    return CrossoverQuestion(axis, (pair[0], pair[1]), parse_share("margin", values["margin"]), *ends)
 
 
 # ------------------------------------------------------------------------------------ two schedules on one axis
 
-Faster = Literal["first", "second", "neither"]
-"""Which of two schedules is faster, by more than a margin."""
-
-RANKED: tuple[Faster, ...] = ("second", "neither", "first")
-"""By the ratio of the second time over the first at which they hold, ascending."""
-
-Verdict = Literal["crosses", "first", "second", "neither", "tie", "does not apply"]
-"""What happens along an axis. ``first`` and ``second``: that schedule is always faster; ``neither``: they never differ
-by more than the margin; ``tie``: one is always faster, but not with 95 % anywhere."""
-
-Binds = tuple[str | None, str | None]
-"""The largest part of the critical path of the first and of the second schedule."""
+Binds = dict[str, str | None]
+"""The largest part of the critical path of each schedule."""
 
 
 @dataclass
@@ -126,69 +111,57 @@ class Comparison:
     Parameters
     ----------
     point : any point of the two; it has everything but axis and schedule.
-    schedules : the first and the second.
+    schedules : the first and the second; names may have values of axes in braces.
     axis, values : the axis and the values it may have, ascending.
     evaluate : the row of a point; called once for each.
     margin : times that differ by less than this share count as equal.
-    evaluated : how many points have been evaluated.
     """
 
     point: Point
     schedules: tuple[str, str]
     axis: str
     values: Sequence[float]
-    evaluate: Evaluate
+    evaluate: Callable[[Point], Row]
     margin: float = 0.0
-    evaluated: int = 0
     _rows: dict[tuple[str, int], Row] = field(default_factory=dict)
 
-    def at(self, schedule: str, index: int) -> Point:
-        """The point of a schedule at a value."""
-        there = moved(self.point, self.axis, self.values[index])
-        return replace(there, schedule=filled(schedule, there))
+    @property
+    def evaluated(self) -> int:
+        """How many points have been evaluated."""
+        return len(self._rows)
 
     def row(self, schedule: str, index: int) -> Row:
         """The row of a schedule at a value."""
         if (schedule, index) not in self._rows:
-            self.evaluated += 1
             try:
-                row = self.evaluate(self.at(schedule, index))
+                there = moved(self.point, self.axis, self.values[index])
+                row = self.evaluate(replace(there, schedule=fill(schedule, dict(there.labels))))
             except TaspLabError as error:  # a layer or a machine that does not exist
                 row = {"status": "does not apply", "error": first_line(error)}
             self._rows[schedule, index] = row
         return self._rows[schedule, index]
 
-    def times_s(self, index: int) -> tuple[float, float] | None:
-        """Both times at a value; None where one of them does not apply."""
-        times = [self.row(schedule, index).get("time_s") for schedule in self.schedules]
-        first, second = (float(time_s) if isinstance(time_s, float | int) else 0.0 for time_s in times)
-        return (first, second) if first > 0 and second > 0 else None
-
     def log_ratio(self, index: int) -> float | None:
-        """The logarithm of the second time over the first; None where one of them does not apply."""
-        times_s = self.times_s(index)
-        return None if times_s is None else math.log(times_s[1]) - math.log(times_s[0])
-
-    def faster(self, index: int) -> Faster | None:
-        """Which one is faster at a value, by more than the margin."""
-        ratio = self.log_ratio(index)
-        if ratio is None:
-            return None
-        return "neither" if abs(ratio) <= self.threshold else "first" if ratio > 0 else "second"
+        """The logarithm of the second time over the first at a value; None where one of them does not apply."""
+        first_s, second_s = (float(self.row(name, index).get("time_s") or 0) for name in self.schedules)
+        return math.log(second_s) - math.log(first_s) if first_s > 0 and second_s > 0 else None
 
     @property
     def threshold(self) -> float:
         """The logarithm of the ratio up to which times count as equal."""
         return max(math.log1p(self.margin), EQUAL)
 
+    def faster(self, index: int) -> int | None:
+        """1 where the first is faster by more than the margin, -1 where the second is, 0 for neither."""
+        ratio = self.log_ratio(index)
+        return None if ratio is None else (ratio > self.threshold) - (ratio < -self.threshold)
+
     def side(self, index: int, threshold: float) -> int:
         """1 if the logarithm of the ratio is more than a threshold with 95 %, -1 if it is less, 0 if neither is sure.
 
         By the errors that the two do not share (`tasp_lab.prediction.paired`).
         """
-        rows: list[dict[str, Any]] = [
-            {**self.row(schedule, index), "schedule": schedule} for schedule in self.schedules
-        ]
+        rows: list[dict[str, Any]] = [{**self.row(name, index), "schedule": name} for name in self.schedules]
         first, second = map(rival_of, rows)
         if first is None or second is None:
             return 0
@@ -197,104 +170,71 @@ class Comparison:
 
     def binds(self, index: int) -> Binds:
         """What binds both schedules at a value."""
-        first, second = (self.row(schedule, index).get("bottleneck") for schedule in self.schedules)
-        return (None if first is None else str(first)), (None if second is None else str(second))
-
-    def refusal(self, indices: Sequence[int]) -> str:
-        """Why one of the schedules has no time at these values: the first reason; empty if none has one."""
-        rows = [(name, self.row(name, index)) for index in indices for name in self.schedules]
-        reasons = (f"{name}: {row.get('error') or row.get('status')}" for name, row in rows if not row.get("time_s"))
-        return next(reasons, "")
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """A value at which another schedule becomes the faster one.
-
-    Parameters
-    ----------
-    last : the last value that was tried at which `before` holds.
-    value : the first one at which it does not hold any more; they differ by the tolerance, or by the lattice.
-    before, after : which schedule is faster below and above.
-    low, high : where it is not sure, 5 to 95 %, whether the value is reached; None where that goes on beyond the axis.
-    binds_below, binds_above : of both schedules, at `last` and at `value`.
-    """
-
-    last: float
-    value: float
-    before: Faster
-    after: Faster
-    low: float | None
-    high: float | None
-    binds_below: Binds
-    binds_above: Binds
-
-
-@dataclass(frozen=True)
-class Crossover:
-    """What happens along the axis of a comparison, of which `scan` are the indices that were tried first.
-
-    `labels` tell its group from the others. `speedups` are the times of the second schedule over those of the first at
-    the ends, None where they do not apply; `binds` are those at the lowest value that applies.
-    """
-
-    comparison: Comparison = field(repr=False)
-    scan: tuple[int, ...]
-    verdict: Verdict
-    crossings: tuple[Crossing, ...]
-    speedups: tuple[float | None, float | None]
-    binds: Binds
-    reason: str
-    labels: tuple[tuple[str, Value], ...] = ()
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Of the axis."""
-        values = self.comparison.values
-        return values[self.scan[0]], values[self.scan[-1]]
+        found = {name: self.row(name, index).get("bottleneck") for name in self.schedules}
+        return {name: None if text is None else str(text) for name, text in found.items()}
 
 
 def crossover(
     comparison: Comparison,
     scan: Sequence[int],
     tolerance: float = TOLERANCE,
-    labels: tuple[tuple[str, Value], ...] = (),
-) -> Crossover:
-    """All crossings that the scanned indices of the values tell apart.
+    labels: Mapping[str, Value] | None = None,
+) -> dict[str, Any]:
+    """All crossings that the scanned indices of the values tell apart, as ``--json`` has them.
 
     With n scanned values and c crossings it predicts both schedules at n + c log2(n') values, n' being the values of
-    the lattice between two scanned ones.
+    the lattice between two scanned ones. Of a crossing, ``last`` is the last value that was tried at which
+    ``faster_below`` holds, ``value`` the first one at which it does not; they differ by the tolerance, or by the
+    lattice. Between ``low`` and ``high`` it is not sure, 5 to 95 %, which is the faster one; None where that goes on
+    beyond the axis. ``speedup_from`` and ``speedup_to`` are the times of the second schedule over those of the first
+    at the ends, ``binds`` is what binds at the lowest value that applies, ``refused`` why others do not.
     """
+    values, (first, second) = comparison.values, comparison.schedules
+    name_of = {1: first, -1: second, 0: None}
     there = [index for index in scan if comparison.faster(index) is not None]
-    crossings = []
-    for change in changes(comparison.values, there, comparison.faster, tolerance):
+    crossings = list[dict[str, Any]]()
+    # Only values where both apply are scanned: a bisection that met a refusal would end there, far from the crossing.
+    for change in changes(values, there, comparison.faster, tolerance):
         low, high = (_sure_end(comparison, there, change, tolerance, down) for down in (True, False))
-        binds = comparison.binds(change.low), comparison.binds(change.high)
-        last, value = comparison.values[change.low], comparison.values[change.high]
-        crossings.append(Crossing(last, value, change.before, change.after, low, high, *binds))
-    ratios = [comparison.log_ratio(index) for index in (there[:1] + there[-1:])]
-    low_speedup, high_speedup = [None if ratio is None else math.exp(ratio) for ratio in ratios] or (None, None)
-    return Crossover(
-        comparison,
-        tuple(scan),
-        _verdict(comparison, there, bool(crossings)),
-        tuple(crossings),
-        (low_speedup, high_speedup),
-        comparison.binds(there[0]) if there else (None, None),
-        comparison.refusal(scan),
-        labels,
-    )
-
-
-def _verdict(comparison: Comparison, there: Sequence[int], crosses: bool) -> Verdict:
+        crossings.append(
+            {
+                "value": values[change.high],
+                "last": values[change.low],
+                "low": low,
+                "high": high,
+                "is_tie": low is high is None,  # no value is surely on one side of it
+                "faster_below": name_of[change.before],
+                "faster_above": name_of[change.after],
+                "binds_below": comparison.binds(change.low),
+                "binds_above": comparison.binds(change.high),
+            }
+        )
+    rows = [(name, comparison.row(name, index)) for index in scan for name in (first, second)]
+    reasons = (f"{name}: {row.get('error') or row.get('status')}" for name, row in rows if not row.get("time_s"))
+    refused = next(reasons, None)
+    ratios = {index: comparison.log_ratio(index) or 0.0 for index in there}
+    verdict = "crosses"
     if len(there) < 2:
-        return "does not apply"
-    if crosses:
-        return "crosses"
-    faster = comparison.faster(there[0])
-    assert faster is not None, "it applies there"
-    clearest = max(there, key=lambda index: abs(comparison.log_ratio(index) or 0.0))
-    return faster if faster == "neither" or comparison.side(clearest, 0.0) else "tie"
+        verdict = f"does not apply: {refused or ''}"
+    elif not crossings and not comparison.faster(there[0]):
+        verdict = f"within {comparison.margin:.3g} throughout" if comparison.margin else "equal throughout"
+    elif not crossings:
+        winner = first if ratios[there[0]] > 0 else second
+        # where the times differ most it is surest which one is faster: if not even there, then nowhere
+        is_sure = comparison.side(max(there, key=lambda index: abs(ratios[index])), 0.0)
+        verdict = f"always {winner}" if is_sure else f"a tie throughout, {winner} by prediction"
+    return {
+        "labels": dict(labels or {}),
+        "from": values[scan[0]],
+        "to": values[scan[-1]],
+        "verdict": verdict,
+        "crossings": crossings,
+        "speedup_from": math.exp(ratios[there[0]]) if there else None,
+        "speedup_to": math.exp(ratios[there[-1]]) if there else None,
+        "refused": refused,
+        "points": comparison.evaluated,
+        "binds": comparison.binds(there[0]) if there else {first: None, second: None},
+    }
 
 
 def _sure_end(
@@ -305,10 +245,9 @@ def _sure_end(
     Scanned values are tried outwards until one is sure, then it is bisected.
     """
     # Between the first and the second schedule the ratio passes 1; between one of them and neither, the margin.
-    both = {change.before, change.after}
-    threshold = 0.0 if both == {"first", "second"} else comparison.threshold * (1 if "first" in both else -1)
-    rises = RANKED.index(change.after) > RANKED.index(change.before)
-    wanted, start = (-1 if down == rises else 1), change.low if down else change.high
+    threshold = comparison.threshold * (change.before + change.after)
+    wanted = -1 if down == (change.after > change.before) else 1
+    start = change.low if down else change.high
     outwards = [index for index in there if (index < start if down else index > start)]
 
     def is_sure(index: int) -> bool:
@@ -350,30 +289,51 @@ def scanned(values: Sequence[float], question: CrossoverQuestion) -> list[float]
 def crossovers(
     points: Iterable[Point],
     question: CrossoverQuestion,
-    evaluate: Evaluate,
+    evaluate: Callable[[Point], Row],
     progress: ProgressCallback = no_progress,
-) -> Iterator[Crossover]:
+) -> Iterator[dict[str, Any]]:
     """The crossover of two schedules in every group of points. Groups of one value are left out if others have more.
 
     Raises `StudyError` for a schedule that no point has, and where no group has two values of the axis.
     """
     points, axis = list(points), question.along
-    for name in question.between:
-        if not any(point.schedule == filled(name, point) for point in points):
-            known = list(dict.fromkeys(point.schedule for point in points))
-            raise StudyError(f"{unknown('schedule', name, known)} of the study")
-    every = groups_along(points, axis, question.between)
-    groups = [group for group in every if len(scanned(group.values, question)) > 1]
-    if not groups:
-        values = ", ".join(axis_text(axis, value) for value in every[0].values) or "none"
+    groups: dict[str, list[Point]] = {}
+    missing = list(question.between)
+    for point in points:
+        if names := [name for name in question.between if point.schedule == fill(name, dict(point.labels))]:
+            groups.setdefault(apart_from(point, axis), []).append(point)
+            missing = [name for name in missing if name not in names]
+    if missing:
+        known = list(dict.fromkeys(point.schedule for point in points))
+        raise StudyError(f"{unknown('schedule', missing[0], known)} of the study")
+    firsts = [members[0] for members in groups.values()]
+    telling = [name for name in label_names(firsts) if name not in (axis, "schedule")
+               and len({point.label(name) for point in firsts}) > 1]  # fmt: skip
+    known_values = [sorted({value for point in members if (value := value_of(point, axis)) is not None})
+                    for members in groups.values()]  # fmt: skip
+    scans = [(point, scan) for point, values in zip(firsts, known_values, strict=True)
+             if len(scan := scanned(values, question)) > 1]  # fmt: skip
+    if not scans:
+        shown = ", ".join(axis_text(axis, value) for value in known_values[0]) or "none"
         expected = "expected two or more in the study, or --from and --to"
-        raise StudyError(f"axis {axis!r}: the interval has one value at most, the study has {values}, {expected}")
-    for number, group in enumerate(groups, start=1):
-        progress(f"crossover {number} of {len(groups)}: {group.text}")
-        scan = scanned(group.values, question)
-        values_of_axis = lattice(axis, scan, multiple=group.multiple, heads=group.point.layer.heads)
-        compared = Comparison(group.point, question.between, axis, values_of_axis, evaluate, question.margin)
-        yield crossover(compared, [values_of_axis.index(value) for value in scan], labels=group.labels)
+        raise StudyError(f"axis {axis!r}: the interval has one value at most, the study has {shown}, {expected}")
+    for number, (point, scan) in enumerate(scans, start=1):
+        labels = {name: point.label(name) for name in telling}
+        text = ", ".join(map(str, labels.values())) or point.machine
+        progress(f"crossover {number} of {len(scans)}: {text}")
+        lattice_values = lattice(axis, scan, multiple=_multiple(point, axis), heads=point.layer.heads)
+        compared = Comparison(point, question.between, axis, lattice_values, evaluate, question.margin)
+        yield crossover(compared, [lattice_values.index(value) for value in scan], labels=labels)
+
+
+def _multiple(point: Point, axis: str) -> int:
+    """What values of an axis are multiples of: lengths of twice the ranks, heads of the KV heads."""
+    if axis == "heads" and point.layer.kv_head_count < point.layer.heads:
+        return point.layer.kv_head_count
+    try:
+        return 2 * ranks_of(point.machine, "ideal") if axis == "seq" else 1
+    except TaspLabError:  # its points fail, and say why
+        return 2
 
 
 # --------------------------------------------------------------------------------------------------- the report
@@ -382,94 +342,51 @@ def crossovers(
 def find_crossovers(
     points: Iterable[Point],
     question: CrossoverQuestion,
-    evaluate: Evaluate,
+    evaluate: Callable[[Point], Row],
     progress: ProgressCallback = no_progress,
 ) -> View:
     """The crossovers of a study: a row per crossing, of a group without one its verdict. See `crossovers`."""
-    results = list(crossovers(points, question, evaluate, progress))
-    groups = [_group(result, question) for result in results]
+    groups = list(crossovers(points, question, evaluate, progress))
+    found = [(group, crossing) for group in groups for crossing in (group["crossings"] or [{}])]
     document = {
         "along": question.along,
         "between": list(question.between),
         "margin": question.margin,
-        "groups": groups,
+        "groups": [{name: value for name, value in group.items() if name != "binds"} for group in groups],
     }
-    found = [(result, group, crossing) for result, group in zip(results, groups, strict=True)
-             for crossing in (group["crossings"] or [{}])]  # fmt: skip
-    rows = [group["labels"] | {"verdict": group["verdict"]} | crossing for _, group, crossing in found]
-    names = list(dict.fromkeys(name for result in results for name, _ in result.labels))
+    names = list(dict.fromkeys(name for group in groups for name in group["labels"]))
     cells = [
         ["" if (value := group["labels"].get(name)) is None else str(value) for name in names]
-        + _cells(question, group | {"binds_below": _by_name(question, result.binds)} | crossing)
-        for result, group, crossing in found
+        + _cells(question.along, group, crossing)
+        for group, crossing in found
     ]
+    ends = ("95 %", "below", "above", "binds below", "binds above", "speed-up at the ends")
     (first, second), margin = question.between, f", by more than {question.margin:.3g}" if question.margin else ""
     title = f"crossovers of {first} and {second} along {question.along}{margin}; binds: {first} / {second}"
-    columns = (*names, question.along, "95 %", "below", "above", "binds below", "binds above", "speed-up at the ends")
-    return View(document, rows, [Table(title, columns, cells, tuple(range(len(names)))), *_notes(results)])
-
-
-def _group(result: Crossover, question: CrossoverQuestion) -> dict[str, Any]:
-    name_of = dict(zip(("first", "second"), question.between, strict=True))
-    crossings = [
-        {
-            "value": crossing.value,
-            "last": crossing.last,
-            "low": crossing.low,
-            "high": crossing.high,
-            "is_tie": crossing.low is crossing.high is None,  # no value is surely on one side of it
-            "faster_below": name_of.get(crossing.before),
-            "faster_above": name_of.get(crossing.after),
-            "binds_below": _by_name(question, crossing.binds_below),
-            "binds_above": _by_name(question, crossing.binds_above),
-        }
-        for crossing in result.crossings
+    nowhere = dict.fromkeys(group["verdict"] for group in groups if group["verdict"].startswith("does not apply"))
+    parts: list[Part] = [
+        Table(title, (*names, question.along, *ends), cells, range(len(names))),
+        f"{sum(group['points'] for group in groups)} points",
     ]
-    verdicts = {
-        "crosses": "crosses",
-        "does not apply": f"does not apply: {result.reason}",
-        "neither": f"within {question.margin:.3g} throughout" if question.margin else "equal throughout",
-        "tie": f"a tie throughout, {question.between[(result.speedups[0] or 1.0) <= 1]} by prediction",
-    }
-    return {
-        "labels": dict(result.labels),
-        "from": result.ends[0],
-        "to": result.ends[1],
-        "verdict": verdicts.get(result.verdict) or f"always {name_of[result.verdict]}",
-        "crossings": crossings,
-        "speedup_from": result.speedups[0],
-        "speedup_to": result.speedups[1],
-        "refused": result.reason or None,
-        "points": result.comparison.evaluated,
-    }
+    if any(group["refused"] and group["verdict"] not in nowhere for group in groups):
+        parts.append("values at which a schedule does not apply are left out")
+    rows = [group["labels"] | {"verdict": group["verdict"]} | crossing for group, crossing in found]
+    return View(document, rows, [*parts, *nowhere])
 
 
-def _by_name(question: CrossoverQuestion, binds: Binds) -> dict[str, str | None]:
-    return dict(zip(question.between, binds, strict=True))
-
-
-def _cells(question: CrossoverQuestion, row: Mapping[str, Any]) -> list[str]:
+def _cells(axis: str, group: Mapping[str, Any], crossing: Mapping[str, Any]) -> list[str]:
     """The cells of a crossing, or of a group without one, after its labels."""
-    axis = question.along
 
-    def binds(end: str) -> str:
-        first, second = (part or "-" for part in row[end].values())
-        return str(first if first == second else f"{first} / {second}")
+    def binds(found: Binds) -> str:
+        return " / ".join(dict.fromkeys(part or "-" for part in found.values()))
 
-    speedups = (row[f"speedup_{end}"] for end in ("from", "to"))
+    speedups = (group["speedup_from"], group["speedup_to"])
     at_ends = " .. ".join(f"{ratio:.3g}x" for ratio in speedups if ratio is not None)
-    if "value" not in row:
-        return [row["verdict"].partition(":")[0], "", "", "", binds("binds_below"), "", at_ends]
-    low = f"< {axis_text(axis, row['from'])}" if row["low"] is None else axis_text(axis, row["low"])
-    high = f"> {axis_text(axis, row['to'])}" if row["high"] is None else axis_text(axis, row["high"])
-    interval = f"{low} .. {high}" + (" (a tie)" if row["is_tie"] else "")
-    faster = [row[each] or "neither" for each in ("faster_below", "faster_above")]
-    return [axis_text(axis, row["value"]), interval, *faster, binds("binds_below"), binds("binds_above"), at_ends]
-
-
-def _notes(results: Sequence[Crossover]) -> list[Part]:
-    notes: list[Part] = [f"{sum(result.comparison.evaluated for result in results)} points"]
-    if any(result.reason and result.verdict != "does not apply" for result in results):
-        notes.append("values at which a schedule does not apply are left out")
-    nowhere = dict.fromkeys(result.reason for result in results if result.verdict == "does not apply")
-    return notes + [f"does not apply: {reason}" for reason in nowhere]
+    if not crossing:
+        return [group["verdict"].partition(":")[0], "", "", "", binds(group["binds"]), "", at_ends]
+    low = f"< {axis_text(axis, group['from'])}" if crossing["low"] is None else axis_text(axis, crossing["low"])
+    high = f"> {axis_text(axis, group['to'])}" if crossing["high"] is None else axis_text(axis, crossing["high"])
+    interval = f"{low} .. {high}" + (" (a tie)" if crossing["is_tie"] else "")
+    faster = [crossing[end] or "neither" for end in ("faster_below", "faster_above")]
+    bound = [binds(crossing[end]) for end in ("binds_below", "binds_above")]
+    return [axis_text(axis, crossing["value"]), interval, *faster, *bound, at_ends]

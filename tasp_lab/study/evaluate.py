@@ -6,10 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_line
 from tasp_lab.core.version import MODEL_VERSION, VERSION
@@ -17,13 +18,13 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.planning.plan import ANY, Job, plan, plan_fields
 from tasp_lab.planning.search import describe
-from tasp_lab.prediction.answer import Built, build, refusal
+from tasp_lab.prediction.answer import build, refusal
 from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.question import Question, Value, constants_of, key_of
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import check_names, is_own
-from tasp_lab.study.point import COLUMNS, OF_PLANS, Point, Row
+from tasp_lab.study.point import COLUMNS, OF_PLANS, SETTINGS, Point, Row, cells_of_layer
 from tasp_lab.workload.layer import Workload
 
 CODE = f"{VERSION} with models {MODEL_VERSION}"
@@ -58,6 +59,7 @@ def group_rows(
     best_s: dict[Question, float] = {}
     rows = list[Row | str]()
     for point in points:
+        # A point without its schedule stands for the question that schedules compete for.
         rivals = replace(point, schedule="")
         row = _answer(point, best_s.get(rivals) if screen else None, known)
         if not isinstance(row, str) and row["status"] == "ok":
@@ -77,12 +79,7 @@ def labelled(answer: Row, point: Point) -> Row:
 
 def groups(points: Iterable[Point]) -> Iterator[list[Point]]:
     """Points in groups that differ in their schedules and options only, in order."""
-
-    def question(point: Point) -> tuple[object, ...]:
-        rest = point.library, point.kernel, point.stack, point.contention, point.sampling
-        return point.machine, point.overrides, point.layer, rest
-
-    for _, group in groupby(points, key=question):
+    for _, group in groupby(points, key=lambda point: (point.on, point.layer)):
         yield list(group)
 
 
@@ -101,21 +98,15 @@ def batches(points: Iterable[Point]) -> Iterator[list[Point]]:
         of_layer.setdefault(group[0].layer, []).append(group)
     for same in of_layer.values():
         batch: list[Point] = []
-        for group in same:
-            if group[0].job is not None:  # a plan takes as long as a batch of layers
+        for group in [*same, []]:
+            if group and group[0].job is not None:  # a plan takes as long as a batch of layers
                 yield from ([point] for point in group)
                 continue
-            if batch and len(batch) + len(group) > BATCH:
-                yield _by_schedule(batch)
+            if batch and (not group or len(batch) + len(group) > BATCH):
+                place = {name: number for number, name in enumerate(dict.fromkeys(point.schedule for point in batch))}
+                yield sorted(batch, key=lambda point: place[point.schedule])
                 batch = []
             batch += group
-        if batch:
-            yield _by_schedule(batch)
-
-
-def _by_schedule(points: Sequence[Point]) -> list[Point]:
-    place = {name: number for number, name in enumerate(dict.fromkeys(each.schedule for each in points))}
-    return sorted(points, key=lambda each: place[each.schedule])
 
 
 def sources_of(schedules: Iterable[str]) -> dict[str, str]:
@@ -134,7 +125,7 @@ def own_sources() -> str:
     """The digest of all that tasp-lab builds schedules from. Not cached: a notebook may load edited modules again."""
     digest, package = hashlib.sha256(), Path(__file__).resolve().parents[1]
     for path in sorted(each for each in package.rglob("*") if each.is_file() and each.parent.name != "__pycache__"):
-        content = path.read_bytes()
+        content = path.read_bytes()  # names and lengths are in the digest, so that no byte can move to the next file
         digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
     for name in ("numpy", "scipy", "networkx", "ortools"):
         try:
@@ -148,23 +139,35 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
     constants = constants_of(point)
     question = point.key(constants)
     cells: dict[str, Value] = dict.fromkeys(COLUMNS)
-    cells |= {"machine": point.machine, "schedule": point.name, "passes": point.options.passes}
-    cells |= {"overrides": ", ".join(point.overrides), "library": point.library, **_of_layer(point.layer)}
-    cells |= {"version": VERSION, "models": MODEL_VERSION, "constants": constants}
-    cells |= {"inputs": json.dumps(point.inputs(), sort_keys=True)}
+    cells |= {
+        "machine": point.machine,
+        "schedule": point.name,
+        "passes": point.options.passes,
+        "overrides": ", ".join(point.overrides),
+        "library": point.library,
+        **cells_of_layer(point.layer),
+        "version": VERSION,
+        "models": MODEL_VERSION,
+        "constants": constants,
+        "inputs": json.dumps(point.inputs(), sort_keys=True),
+    }
     if point.job is not None:
         return _planned(point, point.job, question, cells, known)
     try:
-        _check_known(point)
+        try:
+            check_names([point.name], overridden_layer(point.layer, point.overrides))
+        except ScheduleError as error:  # unknown here, but another process may know it: ask again
+            raise StudyError(first_line(error)) from error
         built = build(point)
     except TaspLabError as error:
         refused = refusal(point, error)
         key = key_of(question, first_line(error))
         return key if key in known else {**cells, "key": key, "status": refused.status, "error": first_line(error)}
-    built = _with_recent(built)
+    candidates = (replace(each, passes=tuple(map(_known_or, each.passes))) for each in built.candidates)
+    built = replace(built, candidates=tuple(candidates))
     key = key_of(question, built.digest)
-    cells |= {**_of_layer(overridden_layer(point.layer, point.overrides)), "digest": built.digest, "key": key}
-    if key in known:
+    cells |= {**cells_of_layer(overridden_layer(point.layer, point.overrides)), "digest": built.digest, "key": key}
+    if key in known:  # the schedules are those of a stored row, so the simulation would give its numbers again
         return key
     of_machine = _of_machine(built.on.machine)
     try:
@@ -177,25 +180,16 @@ def _answer(point: Point, best_s: float | None, known: Collection[str]) -> Row |
 
 def _planned(point: Point, job: Job, question: str, cells: dict[str, Value], known: Collection[str]) -> Row | str:
     """The row of the layout that `plan` recommends; its schedule is that layout in words."""
+    # Which schedules a plan builds is not known before it is made, so all sources stand for them.
     key = key_of(question, own_sources())
     if key in known:
         return key
     cells |= {"passes": "both", "attention": point.schedule}
-    asked = {each.name: getattr(job, each.name) for each in fields(job) if each.name not in ("model", "batch_tokens")}
+    schedules = None if point.schedule == ANY else point.schedule
+    settings: dict[str, Any] = {name: getattr(point, name) for name in (*SETTINGS, "overrides")}
     try:
         found = plan(
-            point.machine,
-            job.model,
-            point.layer.sequence,
-            job.batch_tokens,
-            schedules=None if point.schedule == ANY else point.schedule,
-            library=point.library,
-            kernel=point.kernel,
-            stack=point.stack,
-            contention=point.contention,
-            overrides=point.overrides,
-            changes=False,
-            **asked,
+            point.machine, sequence=point.layer.sequence, schedules=schedules, changes=False, **vars(job), **settings
         )
     except TaspLabError as error:
         return {**cells, "key": key, "status": refusal(point, error).status, "error": first_line(error)}
@@ -229,31 +223,13 @@ RECENT = 8
 _recent: dict[str, Schedule] = {}
 
 
-def _with_recent(built: Built) -> Built:
-    """With the schedules of earlier points in place of equal ones: what follows from those is known."""
-
-    def known(schedule: Schedule) -> Schedule:
-        found = _recent.pop(schedule.digest, schedule)
-        _recent[schedule.digest] = found  # the last one used is the last one
-        if len(_recent) > RECENT:
-            del _recent[next(iter(_recent))]
-        return found
-
-    candidates = (replace(each, passes=tuple(map(known, each.passes))) for each in built.candidates)
-    return replace(built, candidates=tuple(candidates))
-
-
-def _check_known(point: Point) -> None:
-    """Raise `StudyError` for a schedule that is unknown here, which another process may know."""
-    try:
-        check_names([point.name], overridden_layer(point.layer, point.overrides))
-    except ScheduleError as error:
-        raise StudyError(first_line(error)) from error
-
-
-def _of_layer(layer: Workload) -> dict[str, Value]:
-    names = ("batch", "heads", "head_dim", "dtype", "mask", "kind")
-    return {"seq": layer.sequence, "kv_heads": layer.kv_head_count, **{name: getattr(layer, name) for name in names}}
+def _known_or(schedule: Schedule) -> Schedule:
+    """The schedule of an earlier point in place of an equal one: what follows from it is known."""
+    found = _recent.pop(schedule.digest, schedule)
+    _recent[schedule.digest] = found  # the last one used is the last one
+    if len(_recent) > RECENT:
+        del _recent[next(iter(_recent))]
+    return found
 
 
 def _of_machine(machine: Machine) -> dict[str, Value]:

@@ -14,7 +14,7 @@ from tasp_lab.planning.plan import ANY
 from tasp_lab.schedules.files import beside
 from tasp_lab.study.axis import axis_values
 from tasp_lab.study.point import AS_IS, LAYER, OPTIONS, PLAN, SETTINGS
-from tasp_lab.study.study import DERIVED, POINT, Axis, Section, Study, check_zipped, places
+from tasp_lab.study.study import FILTERED, POINT, Axis, Section, Study, check_zipped, places
 from tasp_lab.study.where import Where
 
 SECTIONS = ("study", "machine", "layer", "plan", "schedule", "what-if", "where", "points", "find")
@@ -40,16 +40,21 @@ def load_study(given: str | Path | Mapping[str, Any]) -> Study:
     if not isinstance(given, str | Path):
         raise StudyError(of_type("study", given, "the name of a TOML file, or a mapping"))
     path = Path(given)
-    try:
-        document = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise StudyError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: invalid TOML: {error}") from error
+    document = read_document(path)
     try:
         return _study(_with_files(document, path.parent), path.stem)
     except StudyError as error:
         raise StudyError(f"{path}: {error}") from error
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The document of a TOML file. Raises `StudyError`."""
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path}: invalid TOML: {error}") from error
 
 
 def _with_files(document: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
@@ -67,39 +72,41 @@ def _with_files(document: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
 
 
 def _study(document: Mapping[str, Any], name: str) -> Study:
-    for section in document:
-        if section not in SECTIONS:
-            raise StudyError(unknown("section", section, SECTIONS))
+    _known(document, "section", SECTIONS, "")
     sections = {section: _table(document.get(section, {}), section) for section in SECTIONS}
-    of_study = _known(sections["study"], "study", _STUDY)
-    axes = _axes(sections)
-    axes = tuple(_with_first(each, sections["schedule"].get("baseline")) for each in axes)
-    zipped = tuple(tuple(map(str, group)) for group in _groups(of_study.get("zip", [])))
+    of_study = _known(sections["study"], "name", _STUDY, "[study]: ")
+    baseline = sections["schedule"].get("baseline")
+    axes = _axes(sections, baseline)
+    given = of_study.get("zip", [])
+    is_group = isinstance(given, list | tuple) and given and all(isinstance(each, str) for each in given)
+    groups = [given] if is_group else given
+    if not isinstance(groups, list | tuple) or not all(isinstance(each, list | tuple) and each for each in groups):
+        raise StudyError(f"zip: {given!r}, expected lists of names such as [['nodes', 'seq']]")
+    zipped = tuple(tuple(map(str, group)) for group in groups)
     check_zipped(axes, zipped)
     where = Where.parse(sections["where"])
-    where.check({*(each.name for each in axes), *DERIVED, *([POINT] if sections["points"] else [])})
+    where.check({*(axis.name for axis in axes), *FILTERED, *([POINT] if sections["points"] else [])})
     sampling = Sampling(of_study.get("samples", 0), of_study.get("seed", 0))
     if sections["plan"]:
-        unused = {"[find]": sections["find"], "[schedule] baseline": sections["schedule"].get("baseline"),
-                  "[study] samples": sampling.samples}  # fmt: skip
+        unused = {"[find]": sections["find"], "[schedule] baseline": baseline, "[study] samples": sampling.samples}
         for place, value in unused.items():
             if value:
                 raise StudyError(f"{place} in a study of plans, expected none")
-    found = Study(
+    schedules = next(axis.values for axis in axes if axis.name == "schedule")
+    if baseline is not None and baseline not in schedules:
+        raise StudyError(f"[schedule] baseline: {unknown('schedule', str(baseline), map(str, schedules))}")
+    return Study(
         str(of_study.get("name", name)),
         axes,
-        sampling.seed,
-        sampling.samples,
+        sampling,
         zipped,
         ((AS_IS, ()), *_variants(sections["what-if"])),
         where,
-        tuple(_named(each, given, axes, zipped) for each, given in sections["points"].items()),
-        sections["schedule"].get("baseline"),
-        _known(sections["find"], "find", _FIND),
+        tuple(_named(point, given, axes, zipped) for point, given in sections["points"].items()),
+        baseline,
+        _known(sections["find"], "name", _FIND, "[find]: "),
         document,
-    )  # fmt: skip
-    _check_baseline(found)
-    return found
+    )
 
 
 def _table(given: object, section: str) -> Mapping[str, Any]:
@@ -108,79 +115,61 @@ def _table(given: object, section: str) -> Mapping[str, Any]:
     return given
 
 
-def _known(table: Mapping[str, Any], section: str, names: Iterable[str]) -> Mapping[str, Any]:
+def _known(table: Mapping[str, Any], what: str, names: Iterable[str], place: str) -> Mapping[str, Any]:
     for name in table:
         if name not in names:
-            raise StudyError(f"[{section}]: {unknown('name', name, names)}")
+            raise StudyError(f"{place}{unknown(what, name, names)}")
     return table
 
 
-def _groups(given: object) -> list[list[str]]:
-    if not isinstance(given, list | tuple):
-        raise StudyError(f"zip: {given!r}, expected lists of names such as [['nodes', 'seq']]")
-    groups = [given] if all(isinstance(each, str) for each in given) and given else given
-    if not all(isinstance(each, list | tuple) and each for each in groups):
-        raise StudyError(f"zip: {given!r}, expected lists of names such as [['nodes', 'seq']]")
-    return [list(each) for each in groups]
-
-
-def _axes(sections: Mapping[str, Mapping[str, Any]]) -> tuple[Axis, ...]:
-    """The axes of machines, layers and schedules. Raises `StudyError` for unknown and missing ones."""
-    found: list[Axis] = []
-    kinds: tuple[tuple[Section, tuple[str, ...]], ...] = (
-        ("machine", SETTINGS),
-        ("layer", LAYER),
-        ("schedule", (*OPTIONS, "baseline")),
+def _axes(sections: Mapping[str, Mapping[str, Any]], baseline: object) -> tuple[Axis, ...]:
+    """The axes of machines, layers, plans and schedules. Raises `StudyError` for unknown and missing ones."""
+    plans = bool(sections["plan"])
+    known: Mapping[Section, tuple[str, ...]] = (
+        {"machine": SETTINGS, "layer": OF_MODELS, "plan": PLAN, "schedule": ("name",)}
+        if plans
+        else {"machine": SETTINGS, "layer": LAYER, "schedule": OPTIONS}
     )
-    if plans := bool(sections["plan"]):
-        kinds = (("machine", SETTINGS), ("layer", OF_MODELS), ("plan", PLAN), ("schedule", ("name",)))
-    for section, _ in kinds:
+    found = list[Axis]()
+    for section in known:
         for name, given in sections[section].items():
             if (section, name) != ("schedule", "baseline"):
                 label = section if name == "name" and section != "layer" else name
                 found.append(Axis(label, section, axis_values(label, given)))
     if plans and "name" not in sections["schedule"]:
         found.append(Axis("schedule", "schedule", (ANY,)))
-    _check_names(found, dict(kinds))
-    return tuple(found)
-
-
-def _with_first(axis: Axis, baseline: object) -> Axis:
-    """The axis of schedules with the baseline first: a screened run simulates the first schedule of each layer."""
-    if axis.name != "schedule" or baseline not in axis.values:
-        return axis
-    return replace(axis, values=tuple(sorted(axis.values, key=lambda value: value != baseline)))
-
-
-def _check_names(axes: list[Axis], known: Mapping[Section, tuple[str, ...]]) -> None:
-    names = [each.name for each in axes]
+    names = [axis.name for axis in found]
     needed = {"machine": "machine", "seq": "layer", "schedule": "schedule"}
-    if "plan" in known:
-        needed |= {"model": "layer", "batch_tokens": "plan"}
-    for axis, section in needed.items():
-        if axis not in names:
-            raise StudyError(f"[{section}]: no {'name' if axis == section else axis}, expected one or a list of them")
-    templates = [text for each in axes if each.name in TEMPLATES for text in each.values]
-    used = {place for text in templates for place in places(text)}
-    for each in axes:
-        if names.count(each.name) > 1:
-            raise StudyError(f"axis {each.name!r} is in two sections, expected it in one")
-        if each.name in TEMPLATES or each.name in known[each.section]:
+    needed |= {"model": "layer", "batch_tokens": "plan"} if plans else {}
+    for name, place in needed.items():
+        if name not in names:
+            raise StudyError(f"[{place}]: no {'name' if name == place else name}, expected one or a list of them")
+    used = {name for axis in found if axis.name in TEMPLATES for text in axis.values for name in places(text)}
+    for axis in found:
+        if names.count(axis.name) > 1:
+            raise StudyError(f"axis {axis.name!r} is in two sections, expected it in one")
+        if axis.name in TEMPLATES or axis.name in known[axis.section]:
             continue
-        is_fixed = each.section in ("layer", "plan")  # these have no names in braces
-        if is_fixed or each.name not in used:
-            wanted = [name for name in known[each.section] if name != "baseline"]
+        is_fixed = axis.section in ("layer", "plan")  # these have no names in braces
+        if is_fixed or axis.name not in used:
             where = "" if is_fixed else ", or a name in braces in the name of a machine or schedule"
-            raise StudyError(f"[{each.section}]: {unknown('name', each.name, wanted)}{where}")
+            raise StudyError(f"[{axis.section}]: {unknown('name', axis.name, known[axis.section])}{where}")
     if missing := sorted(used - set(names)):
         raise StudyError(f"{{{missing[0]}}} in a name: no such axis, expected one of {', '.join(names)}")
+    # A screened run simulates the first schedule of each layer, and the baseline is to have a time.
+    return tuple(
+        replace(axis, values=tuple(sorted(axis.values, key=lambda value: value != baseline)))
+        if axis.name == "schedule"
+        else axis
+        for axis in found
+    )
 
 
 def _variants(section: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
     """Names of variants and their overrides."""
     found = []
     for name, given in section.items():
-        table = _known(_table(given, f"what-if.{name}"), f"what-if.{name}", ("set",))
+        table = _known(_table(given, f"what-if.{name}"), "name", ("set",), f"[what-if.{name}]: ")
         changes = _table(table.get("set", {}), f"what-if.{name}.set")
         if not changes or name == AS_IS:
             raise StudyError(f"[what-if.{name}]: expected set = {{ NAME = VALUE }}, and a name other than {AS_IS!r}")
@@ -193,7 +182,7 @@ def _named(
 ) -> tuple[str, tuple[Axis, ...]]:
     """A named point: some axes with other values; axes that move together are given together."""
     of_name = {each.name: each for each in axes}
-    found, table = [], _known(_table(given, f"points.{name}"), f"points.{name}", of_name)
+    found, table = [], _known(_table(given, f"points.{name}"), "name", of_name, f"[points.{name}]: ")
     for axis, value in table.items():
         values = axis_values(axis, value)
         if len(values) > 1:
@@ -204,9 +193,3 @@ def _named(
             together = ", ".join(group)
             raise StudyError(f"[points.{name}]: no {missing[0]}, expected all of {together}, which move together")
     return name, tuple(found)
-
-
-def _check_baseline(study: Study) -> None:
-    names = next(each.values for each in study.axes if each.name == "schedule")
-    if study.baseline is not None and study.baseline not in names:
-        raise StudyError(f"[schedule] baseline: {unknown('schedule', str(study.baseline), map(str, names))}")

@@ -5,7 +5,7 @@
 ========================  =====================================================================================
 file                      contents
 ========================  =====================================================================================
-``study.toml``            the study as it was asked; of it ``[study]``, ``[schedule] baseline`` and ``[find]`` are read
+``study.toml``            the study as it was asked; what is shown follows from it and from its rows
 ``results.sqlite``        the rows while the study runs, `tasp_lab.study.store`; the files below are written at its end
 ``points.parquet``        every row; columns of `tasp_lab.study.point` and one per further axis
 ``points.csv``            the same for other programs
@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import io
 import json
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,12 +42,11 @@ from tasp_lab.prediction.question import prepared
 from tasp_lab.prediction.training_step.layout import Layout
 from tasp_lab.prediction.training_step.rates import step_rates
 from tasp_lab.study.evaluate import labelled
-from tasp_lab.study.file import load_study
+from tasp_lab.study.file import load_study, read_document
 from tasp_lab.study.frames import needed, varying
-from tasp_lab.study.point import COLUMNS, PREDICTED, Point, Row
+from tasp_lab.study.point import COLUMNS, PREDICTED, Point, Row, passes_of
 from tasp_lab.study.store import RESULTS, Store
 from tasp_lab.study.study import Study
-from tasp_lab.workload.kernel_shapes import Passing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,23 +65,8 @@ of ``machine``, ``name``, ``value``, ``low``, ``high``, ``source``, ``assumed``;
 # ------------------------------------------------------------------------------------------------ read a folder
 
 
-@dataclass(frozen=True)
-class Outline:
-    """What a study asks.
-
-    `baseline` is the schedule that speed-ups are over, None without one; `axes` are the columns with more than one
-    value, in the order of the row; `find` is the section of that name.
-    """
-
-    name: str
-    seed: int
-    baseline: str | None
-    axes: tuple[str, ...]
-    find: Mapping[str, Any]
-
-
 class StudyFolder:
-    """A study that was run. Raises `StudyError` unless there is one at `path`."""
+    """A study that was run, or is running. Raises `StudyError` unless there is one at `path`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -93,19 +75,33 @@ class StudyFolder:
         if not self.path.is_dir():
             raise StudyError(f"{path}: expected the folder of a study, not a file")
         if not (self.path / STUDY).exists() and not (self.path / PROVENANCE).exists():
-            raise StudyError(
-                f"{path}: no study there, expected {STUDY}, as tasp-lab study run FILE --output {path} writes"
-            )
+            raise no_study(self.path)
 
     def rows(self) -> pd.DataFrame:
         """All rows with a time or a bound, by column; further axes of the study have columns of their own."""
-        found = self._points
-        return found[found["status"].isin(PREDICTED)].reset_index(drop=True)
+        return self._points[self._points["status"].isin(PREDICTED)].reset_index(drop=True)
 
     def unanswered(self) -> pd.DataFrame:
         """The rows without either: those that do not apply, and those that failed; `error` is the reason."""
-        found = self._points
-        return found[~found["status"].isin(PREDICTED)].reset_index(drop=True)
+        return self._points[~self._points["status"].isin(PREDICTED)].reset_index(drop=True)
+
+    @property
+    def name(self) -> str:
+        """The name of the study."""
+        return str(self.provenance().get("study") or self.path.resolve().name)
+
+    @cached_property
+    def baseline(self) -> str | None:
+        """The schedule that speed-ups are over, None without one."""
+        path = self.path / STUDY
+        asked = read_document(path) if path.exists() else {}
+        found: str | None = asked.get("schedule", {}).get("baseline")
+        return found
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The columns with more than one value, in the order of the row."""
+        return varying(self._points)
 
     @property
     def so_far(self) -> int:
@@ -122,40 +118,9 @@ class StudyFolder:
         return self._provenance
 
     @cached_property
-    def study(self) -> Outline:
-        """What the study asks."""
-        asked, told = self._asked, self.provenance()
-        baseline = asked.get("schedule", {}).get("baseline")
-        name, seed = str(told.get("study") or self.path.resolve().name), int(told.get("seed") or 0)
-        return Outline(name, seed, baseline, varying(self._points), asked.get("find", {}))
-
-    @cached_property
-    def _points(self) -> pd.DataFrame:
-        self.provenance()
-        if not self._is_complete:
-            return self._with_columns(needed("pandas", "a study").DataFrame(self._so_far[1]))
-        try:
-            found = needed("pandas", "a study").read_parquet(self._file(POINTS), engine="pyarrow")
-        except ImportError:
-            needed("pyarrow", "a study")
-            raise
-        except (OSError, ValueError) as error:
-            raise StudyError(f"{self.path / POINTS}: cannot be read: {first_line(error)}") from error
-        missing = [each for each in ("machine", "schedule", "status", "time_s") if each not in found]
-        if missing:
-            raise StudyError(f"{self.path / POINTS}: no column {missing[0]!r}, expected the rows of a study")
-        return self._with_columns(found)
-
-    def _with_columns(self, found: pd.DataFrame) -> pd.DataFrame:
-        if found.empty:
-            raise self._nothing()
-        return found.reindex(columns=[*found.columns, *(each for each in COLUMNS if each not in found)])
-
-    @cached_property
     def _provenance(self) -> Provenance:
         if not self._is_complete:
-            study = load_study(self.path / STUDY)
-            return provenance(study, self._so_far[0], "")
+            return provenance(load_study(self.path / STUDY), self._so_far[0], "")
         path = self._file(PROVENANCE)
         try:
             found: Provenance = json.loads(path.read_text())
@@ -167,12 +132,25 @@ class StudyFolder:
         return found
 
     @cached_property
-    def _asked(self) -> Mapping[str, Any]:
-        path = self.path / STUDY
-        try:
-            return tomllib.loads(path.read_text()) if path.exists() else {}
-        except (OSError, ValueError) as error:
-            raise StudyError(f"{path}: cannot be read: {first_line(error)}") from error
+    def _points(self) -> pd.DataFrame:
+        self.provenance()
+        pandas, path = needed("pandas", "a study"), self.path / POINTS
+        if not self._is_complete:
+            found = pandas.DataFrame(self._so_far[1])
+        else:
+            try:
+                found = pandas.read_parquet(self._file(POINTS), engine="pyarrow")
+            except ImportError:
+                needed("pyarrow", "a study")
+                raise
+            except (OSError, ValueError) as error:
+                raise StudyError(f"{path}: cannot be read: {first_line(error)}") from error
+            for name in ("machine", "schedule", "status", "time_s"):
+                if name not in found:
+                    raise StudyError(f"{path}: no column {name!r}, expected the rows of a study")
+        if found.empty:
+            raise self._nothing()
+        return found.reindex(columns=list(dict.fromkeys([*found.columns, *COLUMNS])))
 
     @property
     def _is_complete(self) -> bool:
@@ -185,28 +163,29 @@ class StudyFolder:
 
         Nothing is built or simulated.
         """
-        if not (self.path / RESULTS).exists():
-            raise self._nothing()
+        self._file(RESULTS)
         points = list(load_study(self.path / STUDY).points())
-        questions = [point.key() for point in points]
         with Store(self.path) as store:
             last = store.last()
-            stored = store.rows(last[question].key for question in questions if question in last)
-        keys = [last[question].key if question in last else "" for question in questions]
+            keys = [last[question].key if question in last else "" for question in (point.key() for point in points)]
+            stored = store.rows(keys)
         rows = [labelled(stored[key], point) for key, point in zip(keys, points, strict=True) if key in stored]
         return points, rows
 
     def _file(self, name: str) -> Path:
         """A file of the folder that a run writes."""
-        path = self.path / name
-        if not path.exists():
+        if not (self.path / name).exists():
             raise self._nothing()
-        return path
+        return self.path / name
 
     def _nothing(self) -> StudyError:
-        return StudyError(
-            f"{self.path}: nothing was run yet, expected {POINTS} or {RESULTS}, as tasp-lab study run writes them"
-        )
+        expected = f"expected {POINTS} or {RESULTS}, as tasp-lab study run writes them"
+        return StudyError(f"{self.path}: nothing was run yet, {expected}")
+
+
+def no_study(path: Path) -> StudyError:
+    """The error of a folder without a study."""
+    return StudyError(f"{path}: no study there, expected {STUDY}, as tasp-lab study run FILE --output {path} writes")
 
 
 # ----------------------------------------------------------------------------------------------- write a folder
@@ -219,21 +198,12 @@ def begin_folder(folder: Path, study: Study) -> None:
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror}") from error
     check_writable(folder / STUDY)
-    there = name_of(folder)
-    if there not in (None, study.name):
-        raise StudyError(f"{folder}: has the study {there!r}, expected {study.name!r} or an empty folder")
+    if (folder / STUDY).exists():
+        there = read_document(folder / STUDY).get("study", {}).get("name")
+        if there != study.name:
+            raise StudyError(f"{folder}: has the study {there!r}, expected {study.name!r} or an empty folder")
     document = {**study.document, "study": {**study.document.get("study", {}), "name": study.name}}
     write_whole(folder / STUDY, tomli_w.dumps(document).encode())
-
-
-def name_of(folder: Path) -> str | None:
-    """The name of the study in a folder, None without one."""
-    try:
-        return str(tomllib.loads((folder / STUDY).read_text())["study"]["name"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError) as error:
-        raise StudyError(f"{folder / STUDY}: cannot be read: {error}") from error
 
 
 def export(folder: Path, study: Study, points: Sequence[Point], rows: Sequence[Row], command: str) -> None:
@@ -241,8 +211,9 @@ def export(folder: Path, study: Study, points: Sequence[Point], rows: Sequence[R
     write_whole(folder / POINTS_CSV, csv_text(rows, COLUMNS).encode())
     unanswered = [row for row in rows if row["status"] not in PREDICTED]
     write_whole(folder / UNANSWERED, csv_text(unanswered, COLUMNS).encode())
-    if find_spec("pyarrow") and find_spec("pandas"):
+    if find_spec("pyarrow") and find_spec("pandas"):  # without them a study can be run, but not shown
         write_whole(folder / POINTS, _parquet(rows))
+    # last, since a folder with it is complete
     write_whole(folder / PROVENANCE, json.dumps(provenance(study, points, command), indent=1).encode())
 
 
@@ -267,26 +238,29 @@ def _parquet(rows: Sequence[Row]) -> bytes:
 
 def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str, Any]:
     """Where the numbers of a study come from: see `Provenance`."""
-    constants: dict[tuple[object, ...], Mapping[str, object]] = {}
+    seen = set[tuple[object, ...]]()
+    constants: dict[tuple[str, str, str], Mapping[str, object]] = {}
     assumptions: dict[tuple[str, str, str], dict[str, None]] = {}  # machines by what is assumed, whatever the variant
     for point in points:
         name = " with ".join([point.machine, *point.overrides])
         step = point.job and (point.job.matrix_dtype, point.job.offload)
         software = point.kernel, point.stack, point.schedule if point.stack else ""
-        if (asked := (name, point.layer.dtype, *software, step)) in constants:
+        if (asked := (name, point.layer.dtype, *software, step)) in seen:
             continue
-        constants[asked] = {}
-        for each, ends in _constants(point):
-            constants.setdefault((name, each.name, each.value), _plain(name, each, ends))
-            if each.assumed:
-                assumptions.setdefault((each.name, each.value, each.source), {})[point.machine] = None
+        seen.add(asked)
+        for used, (low, high) in _constants(point):
+            ends = {"value": used.value, "low": low, "high": high}
+            told = {"machine": name, "name": used.name, **ends, "source": used.source, "assumed": used.assumed}
+            constants.setdefault((name, used.name, used.value), told)
+            if used.assumed:
+                assumptions.setdefault((used.name, used.value, used.source), {})[point.machine] = None
     return {
         "format": FORMAT,
         "study": study.name,
-        "seed": study.seed,
+        "seed": study.sampling.seed,
         "version": VERSION,
         "command": command,
-        "constants": [each for each in constants.values() if each],
+        "constants": list(constants.values()),
         "assumptions": [
             f"{', '.join(machines)}: {name} = {value}: {source}"
             for (name, value, source), machines in assumptions.items()
@@ -294,39 +268,18 @@ def provenance(study: Study, points: Sequence[Point], command: str) -> dict[str,
     }
 
 
-Ends = tuple[str, str] | tuple[None, None]
-"""Of an interval, as texts; of an exact constant none."""
-
-NO_ENDS: Ends = (None, None)
-
-
-def _constants(point: Point) -> Sequence[tuple[UsedConstant, Ends]]:
-    """The constants of the machine of a point with their intervals, and of its kernels; none if it is refused."""
+def _constants(point: Point) -> Iterator[tuple[UsedConstant, tuple[str | None, str | None]]]:
+    """The constants of a machine with the ends of their intervals, and of its kernels; none if it is refused."""
     asked, job = point.options.passes, point.job
     try:
         machine: Machine = prepared(point).machine_for(point.layer, point.schedule if point.stack else "", asked)
     except TaspLabError:
-        return ()
-    passes: tuple[Passing, ...] = ("forward", "backward") if asked == "both" or job is not None else (asked,)
+        return
+    passes = passes_of("both" if job is not None else asked)
     rates: dict[str, ComputeRate] = {each: machine.rate_of(point.layer, each) for each in passes}
     others = [*host_constants(machine.host), *compute_constants(point.layer.dtype, rates)]
     if job is not None:
         others += step_constants(step_rates(machine, job.matrix_dtype), job.matrix_dtype, Layout(offload=job.offload))
-    own = [
-        (used, interval_ends(each) or NO_ENDS)
-        for each in machine.parameters.values()
-        for used in machine_constants([each])
-    ]
-    return (*own, *((each, NO_ENDS) for each in others))
-
-
-def _plain(machine: str, constant: UsedConstant, ends: Ends) -> Mapping[str, object]:
-    return {
-        "machine": machine,
-        "name": constant.name,
-        "value": constant.value,
-        "low": ends[0],
-        "high": ends[1],
-        "source": constant.source,
-        "assumed": constant.assumed,
-    }
+    for parameter in machine.parameters.values():
+        yield from ((used, interval_ends(parameter) or (None, None)) for used in machine_constants([parameter]))
+    yield from ((used, (None, None)) for used in others)

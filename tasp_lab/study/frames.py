@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -79,26 +79,19 @@ def text_of(column: str, value: Any) -> str:
     ('-', '1.5 GiB', '93.1%', '0.25')
     """
     value = plain(value)
-    if value is None:
-        return NO_VALUE
-    if isinstance(value, (str, bool)):
-        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-    return _written(column)(value)
-
-
-def _written(column: str) -> Callable[[float], str]:
-    """How the numbers of a column are written."""
-    if column in SPEEDUPS:
-        return "{:.2f}x".format
+    if value is None or isinstance(value, bool):
+        return {None: NO_VALUE, True: "yes", False: "no"}[value]
+    if isinstance(value, str):
+        return value
     if column == "expected_regret":
-        return format_regret
-    if column in (*SHARES, "mfu"):
-        return "{:.1%}".format
+        return format_regret(value)
+    if column in SPEEDUPS or column in (*SHARES, "mfu"):
+        return f"{value:.2f}x" if column in SPEEDUPS else f"{value:.1%}"
     if column in COUNTS:
-        return format_count
+        return format_count(value)
     if column.endswith("_bytes") or column == "bytes_per_rank":
-        return lambda size: format_size_about(round(size))
-    return format_time if column.endswith("_s") and "_per_" not in column else "{:.6g}".format
+        return format_size_about(round(value))
+    return format_time(value) if column.endswith("_s") and "_per_" not in column else f"{value:.6g}"
 
 
 def plain(value: Any) -> Any:
@@ -121,9 +114,10 @@ def records_of(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(table.columns, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
-def is_text(table: pd.DataFrame, column: str) -> bool:
-    """Whether a column has texts, which are aligned to the left."""
-    return bool(table[column].map(lambda value: isinstance(value, str)).any())
+def groups_of(rows: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """The rows by the values of some columns, in the order of the rows; all rows together without a column."""
+    for key, group in rows.groupby(list(columns), dropna=False, sort=False) if columns else [((), rows)]:
+        yield tuple(map(plain, key)), group
 
 
 def check_columns(names: Iterable[str], rows: pd.DataFrame, extra: Iterable[str] = ()) -> None:
@@ -208,15 +202,6 @@ def held_constant(rows: pd.DataFrame, shown: Iterable[str] = ()) -> dict[str, ob
     return {name: value for name, value in single.items() if value not in (None, "")}
 
 
-def held_text(held: Mapping[str, object]) -> str:
-    """Columns that are held constant, on one line.
-
-    >>> held_text({"seq": 65536, "mask": "causal"})
-    'length 64Ki, mask causal'
-    """
-    return ", ".join(f"{title_of(name)} {text_of(name, value)}" for name, value in held.items())
-
-
 def counts(*rows: pd.DataFrame) -> dict[str, int]:
     """How many rows have each status."""
     number = Counter(status for each in rows for status in each["status"])
@@ -239,11 +224,11 @@ def statuses_text(by_status: Mapping[str, int]) -> str:
     '10 simulated, 2 do not apply'
     """
     names = {"ok": "simulated", "settled": "pruned by a bound", "failed": "failed"}
-
-    def text(status: str, count: int) -> str:
-        return names.get(status, "does not apply" if count == 1 else "do not apply")
-
-    return ", ".join(f"{count:,} {text(status, count)}" for status, count in by_status.items() if count)
+    return ", ".join(
+        f"{count:,} {names.get(status) or ('does not apply' if count == 1 else 'do not apply')}"
+        for status, count in by_status.items()
+        if count
+    )
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
@@ -315,94 +300,62 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     derived[list(SPEEDUPS)] = np.nan
     if baseline is None:
         return derived
-    column, value = _baseline_of(baseline, rows)
-    on = _compared_beside(rows, column)
-    kept = ["time_s", "exposed_s", "setting", "measured", "steps", "schedule", "time_low_s", "time_high_s"]
-    of_baseline = rows.loc[rows[column] == value, list(dict.fromkeys([*on, *kept]))].drop_duplicates(on)
-    beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
-    speedup = beside["time_s"].astype(float) / least_times(rows)
-    width_of = _independent if column == "machine" else _paired
-    widths = [width_of(*pair) for pair in zip(records_of(beside[kept]), records_of(rows), strict=True)]
-    low, high = (np.array([each[end] for each in widths]) for end in (0, 1))
-    derived["speedup"], derived["speedup_low"], derived["speedup_high"] = speedup, speedup / low, speedup * high
-    return derived
-
-
-def _compared_beside(rows: pd.DataFrame, column: str) -> list[str]:
-    """The columns in which rows agree that differ in a column, and in what follows from it, such as its nodes."""
-    if column == "schedule":
-        return compared_columns(rows)
-    last = "model" if are_plans(rows) else "schedule"
-    others = [each for each in (*varying(rows), last) if each != column]
-    values = rows.groupby(column, dropna=False)
-    return [each for each in dict.fromkeys(others) if values[each].nunique(dropna=False).max() > 1] or [last]
-
-
-def _baseline_of(baseline: str, rows: pd.DataFrame) -> tuple[str, Any]:
-    """The column and the value of a baseline: ``COLUMN=VALUE``, or a schedule. Raises `StudyError`."""
     column, _, text = baseline.rpartition("=") if "=" in baseline else ("schedule", "", baseline)
     if column not in point_columns(rows):
         raise StudyError(unknown("column of the baseline", column, point_columns(rows)))
-    values = {str(plain(each)): each for each in rows[column].unique()}
-    if text not in values:
-        raise StudyError(unknown("baseline", text, sorted(values)))
-    return column, values[text]
-
-
-def _paired(first: Cells, other: Cells) -> tuple[float, float]:
-    """The factors of a speed-up down to 5 % and up to 95 %, by the errors that two rows do not share."""
-    width = math.exp(quantile_t(0.95) * _spread(first, other))
-    return width, width
-
-
-def _independent(first: Cells, other: Cells) -> tuple[float, float]:
-    """The factors of a speed-up over another machine, down to 5 % and up to 95 %: errors are independent."""
-    one, two = ([_number(row, column) for column in ("time_low_s", "time_s", "time_high_s")] for row in (first, other))
-    down = math.hypot(math.log(one[1] / one[0]), math.log(two[2] / two[1]))
-    up = math.hypot(math.log(one[2] / one[1]), math.log(two[1] / two[0]))
-    return math.exp(down), math.exp(up)
-
-
-def _spread(first: Cells, other: Cells) -> float:
-    """The scale of the error of the logarithm of a ratio; NaN where one of the rows has no time."""
-    one, two = rival_of(first), rival_of(other)
-    return math.nan if one is None or two is None else paired_errors().spread(one, two, first["setting"])
+    known = {str(plain(value)): value for value in rows[column].unique()}
+    if text not in known:
+        raise StudyError(unknown("baseline", text, sorted(known)))
+    on = compared_columns(rows)
+    if column != "schedule":  # and what follows from the column, such as the nodes of a machine, may differ, too
+        last, values = "model" if are_plans(rows) else "schedule", rows.groupby(column, dropna=False)
+        others = dict.fromkeys(each for each in (*varying(rows), last) if each != column)
+        on = [each for each in others if values[each].nunique(dropna=False).max() > 1] or [last]
+    times = ["time_s", "time_low_s", "time_high_s"]
+    kept = [*times, "exposed_s", "setting", "measured", "steps", "schedule"]
+    of_baseline = rows.loc[rows[column] == known[text], list(dict.fromkeys([*on, *kept]))].drop_duplicates(on)
+    # one row of the baseline per place: a second one would multiply rows
+    beside = rows[on].merge(of_baseline, how="left", on=on).set_index(rows.index)
+    if column == "machine":  # errors of two machines are independent, and intervals are not symmetric
+        (one_s, one_low, one_high), (two_s, two_low, two_high) = (
+            np.log(frame[times].astype(float)).to_numpy().T for frame in (beside, rows)
+        )
+        down, up = np.hypot(one_s - one_low, two_high - two_s), np.hypot(one_high - one_s, two_s - two_low)
+    else:  # only the errors count that two rows of one machine do not share
+        spreads = list[float]()
+        for base, row in zip(records_of(beside[kept]), records_of(rows), strict=True):
+            one, two = rival_of(base), rival_of(row)
+            spreads.append(paired_errors().spread(one, two, base["setting"]) if one and two else math.nan)
+        down = up = quantile_t(0.95) * np.array(spreads)
+    derived["speedup"] = beside["time_s"].astype(float) / least_times(rows)
+    derived["speedup_low"], derived["speedup_high"] = (derived["speedup"] * np.exp(end) for end in (-down, up))
+    return derived
 
 
 def rival_of(row: Cells) -> Rival | None:
-    """What comparisons need of a row; None without a time or a setting."""
-    time_s, exposed_s, steps = row.get("time_s"), row.get("exposed_s"), row.get("steps")
-    if time_s is None or exposed_s is None or row.get("setting") is None:
+    """What comparisons need of a row; None without a time. Raises `StudyError` for a time without a setting."""
+    if (time_s := row.get("time_s")) is None:
         return None
-    measured = row.get("measured") is not False
-    return Rival.of(
-        str(row["schedule"]), float(time_s), float(exposed_s), 1 if steps is None else float(steps), measured
-    )
+    if row.get("setting") is None:
+        raise StudyError(
+            f"a row of {row['schedule']} has no setting, expected rows of this version: run the study again"
+        )
+    steps, measured = row.get("steps"), row.get("measured") is not False
+    exposed_s = float(row.get("exposed_s") or 0)
+    return Rival.of(str(row["schedule"]), float(time_s), exposed_s, 1 if steps is None else float(steps), measured)
 
 
 def first_is_faster(first: Cells, other: Cells) -> float:
-    """The probability that the first of two rows of one machine is faster, 0 to 1.
+    """The probability that the first of two rows of one machine with a time is faster, 0 to 1.
 
     >>> row = {"schedule": "tasp", "time_s": 1.0, "exposed_s": 0.1, "setting": "exact"}
     >>> first_is_faster(row, row | {"time_s": 1.2}), first_is_faster(row, row)
     (1.0, 0.5)
     """
     one, two = rival_of(first), rival_of(other)
-    if one is None or two is None:
-        (low, high), (other_low, other_high) = _ends(first), _ends(other)
-        return 1.0 if high < other_low else 0.0 if other_high < low else 0.5
+    assert one is not None, "rows with a time are compared"
+    assert two is not None, "rows with a time are compared"
     return paired_errors().first_is_faster(one, two, first["setting"])
-
-
-def _ends(row: Cells) -> tuple[float, float]:
-    """The ends of the interval of a row; its time for both where it has none."""
-    low, high = _number(row, "time_low_s"), _number(row, "time_high_s")
-    return (row["time_s"], row["time_s"]) if math.isnan(low + high) else (low, high)
-
-
-def _number(row: Cells, column: str) -> float:
-    value = row.get(column)
-    return math.nan if value is None else float(value)
 
 
 def winners(rows: pd.DataFrame) -> pd.DataFrame:
@@ -432,48 +385,46 @@ def questions_of(rows: pd.DataFrame, axes: Sequence[str]) -> dict[tuple[Any, ...
     return {key: each for key, each in found.items() if any(row["time_s"] is not None for row in each)}
 
 
-def _winner(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _winner(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     timed, bounds, regrets = with_regrets(rows)
-    first, second = timed[0], next(iter(timed[1:]), None)
-    number = None if regrets is None else choose(regrets, lambda number: costs_of(timed[number]))
+    first, second = timed[0], timed[1] if len(timed) > 1 else None
+    number = choose(regrets, lambda number: costs_of(timed[number]))
     return {
         **first,
         "schedules": len(rows),
         "second": None if second is None else second["schedule"],
         "margin": None if second is None else second["time_s"] / first["time_s"],
         "too_close": [other["schedule"] for other in (*timed[1:], *bounds) if first_is_faster(first, other) < TIE],
-        "recommended": None if number is None else timed[number]["schedule"],
+        "recommended": timed[number]["schedule"],
         # a plan has that over all layouts that it simulated, of which the row has one
-        "expected_regret": first.get("expected_regret", None if number is None or regrets is None else regrets[number]),
+        "expected_regret": first.get("expected_regret", regrets[number]),
     }
 
 
 def with_regrets(
-    rows: Iterable[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[float] | None]:
+    rows: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[float]]:
     """Of rows that differ in their schedule alone: those with a time, the fastest first; the others, with their bound.
 
-    And the expected regret of each one with a time among all, None without settings. A row that a bound settled is
-    taken as if it took no longer, and exposed as large a share as the fastest.
+    And the expected regret of each one with a time among all. A row that a bound settled is taken as if it took no
+    longer, and exposed as large a share as the fastest.
     """
-    rows = list(rows)
     timed = sorted((row for row in rows if row["time_s"] is not None), key=lambda row: (row["time_s"], row["schedule"]))
     shares = {column: timed[0].get(column) for column in ("exposed_s", "setting", "measured", "steps")}
     bounds = [
         {"schedule": row["schedule"], **shares, "time_s": row["bound_s"]} for row in rows if row["time_s"] is None
     ]
-    rivals = [rival_of(row) for row in (*timed, *bounds)]
-    known = [each for each in rivals if each is not None]
-    if len(known) < len(rivals):
-        return timed, bounds, None
-    regrets = paired_errors().expected_regrets(known, timed[0]["setting"])
-    return timed, bounds, [float(each) for each in regrets[: len(timed)]]
+    rivals = [rival for row in (*timed, *bounds) if (rival := rival_of(row)) is not None]
+    regrets = paired_errors().expected_regrets(rivals, timed[0]["setting"])
+    return timed, bounds, [float(regret) for regret in regrets[: len(timed)]]
 
 
 def costs_of(row: Cells) -> CostsOf:
     """What decides between schedules that are expected to be equally fast."""
-    numbers = (_number(row, name) for name in ("seq", "heads", "kv_heads", "ranks"))
-    seq, heads, kv_heads, ranks = (1 if math.isnan(each) else int(each) for each in numbers)
+    seq, heads, kv_heads, ranks = (int(row.get(name) or 1) for name in ("seq", "heads", "kv_heads", "ranks"))
     layer = Workload(seq, heads=heads, kv_heads=kv_heads, mask=str(row["mask"]))
     shipped = any(shipping(row["schedule"], layer, ranks, row["passes"]))
-    return CostsOf(_number(row, "buffer_bytes"), _number(row, "link_bytes"), shipped, row["time_s"], row["schedule"])
+    buffers, links = (
+        math.nan if row.get(name) is None else float(row[name]) for name in ("buffer_bytes", "link_bytes")
+    )
+    return CostsOf(buffers, links, shipped, row["time_s"], row["schedule"])

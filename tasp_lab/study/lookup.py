@@ -1,88 +1,71 @@
-"""The study of a file or of a folder, its points by values of their axes and in groups, and rows that are known there::
+"""The study of a file or of a folder, its points by values of their axes, and rows that are known there::
 
-source = study_at("longctx")
-points = points_at(source.study.points(), "machine=h100-8x8,seq=128Ki")
-source.evaluate(points[0])
+study, evaluate = study_at("longctx")
+evaluate(points_at(study.points(), "machine=h100-8x8,seq=128Ki")[0])
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from tasp_lab.core.errors import QuantityError, StudyError, TaspLabError, unknown
+from tasp_lab.core.errors import QuantityError, StudyError, unknown
 from tasp_lab.core.units import parse_count
 from tasp_lab.prediction.question import Value
 from tasp_lab.schedules.registry import is_own
-from tasp_lab.study.axis import apart_from, value_of
-from tasp_lab.study.evaluate import group_rows, labelled, own_sources
+from tasp_lab.study.evaluate import evaluate, group_rows, labelled, own_sources
 from tasp_lab.study.file import load_study
-from tasp_lab.study.folder import POINTS, STUDY, StudyFolder
-from tasp_lab.study.frames import listed
+from tasp_lab.study.folder import POINTS, STUDY, StudyFolder, no_study
+from tasp_lab.study.frames import listed, records_of
 from tasp_lab.study.point import AS_IS, Point, Row
 from tasp_lab.study.store import RESULTS, Store
-from tasp_lab.study.study import Study, fill, ranks_of
-
-Evaluate = Callable[[Point], Row]
-"""The row of a point."""
-
-SCHEDULE, VARIANT = "schedule", "variant"
-STORED = ("key", "status", "time_s", "exposed_s", "steps", "setting", "measured", "bottleneck")
-"""What is used of a row of a folder without a store."""
+from tasp_lab.study.study import Study
 
 MAX_NAMED = 8
 """As many values are named in an error."""
 
 
-@dataclass(frozen=True)
-class StudySource:
-    """A study by its file or by the folder it was run in.
+def study_at(path: str | Path) -> tuple[Study, Callable[[Point], Row]]:
+    """The study of a file or of a folder it was run in, and what answers its points: with rows of the folder that hold.
 
-    `known` are rows that were simulated there, by key, and `keys` those of points whose schedules need not be built, by
-    the hash of what they ask.
+    Raises `StudyError` where there is none.
     """
-
-    study: Study
-    known: Mapping[str, Row] = field(default_factory=dict, repr=False)
-    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    def evaluate(self, point: Point) -> Row:
-        """The row of a point: that of the folder if it still holds, else a new one."""
-        key = self.keys.get(point.key(), "") if is_own(point.schedule) else ""
-        if key in self.known:
-            return self.known[key]
-        (row,) = group_rows([point], known=self.known)
-        return self.known[row] if isinstance(row, str) else labelled(row, point)
-
-
-def study_at(path: str | Path) -> StudySource:
-    """The study of a file or of a folder. Raises `StudyError` where there is none."""
     path = Path(path)
     if not path.is_dir():
-        return StudySource(load_study(path))
+        return load_study(path), evaluate
     if not (path / STUDY).exists():
-        raise StudyError(f"{path}: no study there, expected {STUDY}, as tasp-lab study run FILE --output {path} writes")
-    return StudySource(load_study(path / STUDY), *_stored(path))
-
-
-def _stored(folder: Path) -> tuple[dict[str, Row], dict[str, str]]:
-    """The rows of a folder that have a time, by key; and the keys that hold without building schedules.
-
-    Without a store, as in a folder that was passed on, the rows are those of the files.
-    """
-    if (folder / RESULTS).exists():
+        raise no_study(path)
+    known, keys = dict[str, Row](), dict[str, str]()
+    if (path / RESULTS).exists():
         sources = own_sources()
-        with Store(folder) as store:
+        with Store(path) as store:
             last = {question: each for question, each in store.last().items() if each.status == "ok"}
-            rows = store.rows(each.key for each in last.values())
-        return rows, {question: each.key for question, each in last.items() if each.sources == sources}
-    if not (folder / POINTS).exists():
-        return {}, {}
-    frame = StudyFolder(folder).rows()
-    done = frame[frame["status"] == "ok"]
-    columns = [column for column in STORED if column in done]
-    return {str(row["key"]): row for row in done[columns].to_dict("records")}, {}
+            known = store.rows(each.key for each in last.values())
+        # while the sources are the same the key of a question holds without building its schedules
+        keys = {question: each.key for question, each in last.items() if each.sources == sources}
+    elif (path / POINTS).exists():  # a folder that was passed on without its store
+        known = {str(row["key"]): row for row in records_of(StudyFolder(path).rows()) if row["status"] == "ok"}
+
+    def stored(point: Point) -> Row:
+        key = keys.get(point.key(), "") if is_own(point.schedule) else ""
+        (row,) = [key] if key in known else group_rows([point], known=known)
+        return known[row] if isinstance(row, str) else labelled(row, point)
+
+    return load_study(path / STUDY), stored
+
+
+def find_fields(
+    kind: str, defaults: Mapping[str, object], find: Mapping[str, object], given: Mapping[str, object]
+) -> dict[str, Any]:
+    """The fields of a question: those that are given, else those of the section ``[find]``, else the defaults.
+
+    None and () are not given. Raises `StudyError` for an unknown field of the section.
+    """
+    for name in find:
+        if name not in defaults:
+            raise StudyError(f"find.{kind}: {unknown('field', name, defaults)}")
+    return {**defaults, **find, **{name: value for name, value in given.items() if value not in (None, ())}}
 
 
 # ------------------------------------------------------------------------------------ points by values of axes
@@ -101,9 +84,19 @@ def points_at(points: Iterable[Point], at: str = "") -> list[Point]:
     left = list(points)
     if any(point.job is not None for point in left):
         raise StudyError("a study of plans, expected one of layers")
-    for part in filter(None, (each.strip() for each in at.split(","))):
-        name, equals, text = (each.strip() for each in part.partition("="))
-        left = _with(left, name, text) if equals else _with_any(left, name)
+    for part in filter(None, map(str.strip, at.split(","))):
+        names = label_names(left)
+        name, has_name, text = (word.strip() for word in part.partition("="))
+        if has_name and name not in names:
+            raise StudyError(f"at {name}={text}: {unknown('axis', name, names)}")
+        text, names = (text, [name]) if has_name else (name, names)
+        found = [point for point in left if any(_is(point.label(name), text) for name in names)]
+        if not found:
+            values = dict.fromkeys(str(point.label(name)) for point in left for name in names)
+            if not has_name:
+                raise StudyError(f"at {text!r}: {unknown('value', text, values)}")
+            raise StudyError(f"at {name}={text}: no such point, {name} is {listed(list(values), MAX_NAMED)}")
+        left = found
     return left
 
 
@@ -114,32 +107,12 @@ def one_point_at(points: Iterable[Point], at: str = "") -> list[Point]:
     does, and where points differ in more than their schedule.
     """
     left = points_at(points, at)
-    left = [point for point in left if point.label(VARIANT) == AS_IS] or left
+    left = [point for point in left if point.label("variant") == AS_IS] or left
     for name in label_names(left):
         values = dict.fromkeys(str(point.label(name)) for point in left)
-        if name != SCHEDULE and len(values) > 1:
+        if name != "schedule" and len(values) > 1:
             where = f"at {at!r}" if at else "no point is chosen"
             raise StudyError(f"{where}: {name} is {listed(list(values), MAX_NAMED)}, expected one: --at {name}=...")
-    return left
-
-
-def _with(points: Sequence[Point], name: str, text: str) -> list[Point]:
-    names = label_names(points)
-    if name not in names:
-        raise StudyError(f"at {name}={text}: {unknown('axis', name, names)}")
-    left = [point for point in points if _is(point.label(name), text)]
-    if not left:
-        values = list(dict.fromkeys(str(point.label(name)) for point in points))
-        raise StudyError(f"at {name}={text}: no such point, {name} is {listed(values, MAX_NAMED)}")
-    return left
-
-
-def _with_any(points: Sequence[Point], text: str) -> list[Point]:
-    """The points one of whose axes has a value."""
-    left = [point for point in points if any(_is(value, text) for _, value in point.labels)]
-    if not left:
-        values = dict.fromkeys(str(value) for point in points for _, value in point.labels)
-        raise StudyError(f"at {text!r}: {unknown('value', text, values)}")
     return left
 
 
@@ -152,73 +125,6 @@ def _is(value: Value, text: str) -> bool:
         return False
 
 
-def label_names(points: Sequence[Point]) -> list[str]:
+def label_names(points: Iterable[Point]) -> list[str]:
     """The names of all labels, in order."""
     return list(dict.fromkeys(name for point in points for name, _ in point.labels))
-
-
-# ------------------------------------------------------------------------------- groups of points along an axis
-
-
-@dataclass(frozen=True)
-class Group:
-    """Points that differ in an axis and in the schedule.
-
-    Parameters
-    ----------
-    point : one of them.
-    values : those of the axis, ascending.
-    labels : the axes of the study that tell the group from others, with its values.
-    multiple : what values of the axis are multiples of: lengths of twice the ranks, heads of the KV heads.
-    """
-
-    point: Point
-    values: tuple[float, ...]
-    labels: tuple[tuple[str, Value], ...]
-    multiple: int = 1
-
-    @property
-    def text(self) -> str:
-        """The labels on one line."""
-        return ", ".join(str(value) for _, value in self.labels) or self.point.machine
-
-
-def groups_along(points: Iterable[Point], axis: str, schedules: Sequence[str]) -> list[Group]:
-    """The groups of these schedules along an axis, in the order of the points."""
-    by_key: dict[str, list[Point]] = {}
-    for point in points:
-        if any(point.schedule == filled(name, point) for name in schedules):
-            by_key.setdefault(apart_from(point, axis), []).append(point)
-    firsts = [members[0] for members in by_key.values()]
-    names = [name for name in label_names(firsts) if name not in (axis, SCHEDULE)]
-    telling = [name for name in names if len({point.label(name) for point in firsts}) > 1]
-    return [
-        Group(
-            members[0],
-            tuple(sorted({value for point in members if (value := value_of(point, axis)) is not None})),
-            tuple((name, members[0].label(name)) for name in telling),
-            _multiple(members[0], axis),
-        )
-        for members in by_key.values()
-    ]
-
-
-def _multiple(point: Point, axis: str) -> int:
-    if axis == "heads" and point.layer.kv_head_count < point.layer.heads:
-        return point.layer.kv_head_count
-    if axis != "seq":
-        return 1
-    try:
-        return 2 * ranks_of(point.machine, "ideal")
-    except TaspLabError:  # its points fail, and say why
-        return 2
-
-
-def filled(schedule: str, point: Point) -> str:
-    """The name of a schedule with the values of a point's axes in place of their names in braces.
-
-    >>> from tasp_lab.workload.layer import Workload
-    >>> filled("usp:8x{nodes}", Point("h100-2x8", "tasp", Workload(8192), labels=(("nodes", 2),)))
-    'usp:8x2'
-    """
-    return fill(schedule, dict(point.labels))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import msgspec
 
+from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import StudyError
 from tasp_lab.planning.plan import PLAN_COLUMNS, Job
 from tasp_lab.prediction.answer import Status
 from tasp_lab.prediction.columns import columns, names
 from tasp_lab.prediction.question import Question, Value
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.models.catalogue import load_model
 
@@ -39,6 +41,20 @@ class Point(Question):
         found = super().inputs()
         return found if self.job is None else found | {"job": msgspec.to_builtins(self.job)}
 
+    @property
+    def on(self) -> tuple[object, ...]:
+        """What its machine follows from: the name, the variant, and the settings of the section ``[machine]``."""
+        rest = self.library, self.kernel, self.stack, self.contention, self.sampling
+        return self.machine, self.overrides, *rest
+
+
+def _whole_numbers(of: type) -> list[str]:
+    """The fields of a data class that are whole numbers."""
+    return [each.name for each in fields(of) if each.type in ("int", "int | None")]
+
+
+LAYER_NUMBERS = {"seq" if name == "sequence" else name: name for name in _whole_numbers(Workload)}
+"""Axes that are whole numbers of a layer, to the fields of `tasp_lab.workload.layer.Workload`."""
 
 LAYER_FIELDS = tuple(each.name for each in fields(Workload) if each.name not in ("sequence", "documents"))
 LAYER = ("model", "seq", *LAYER_FIELDS, "pass")
@@ -60,10 +76,8 @@ def job_of(values: Mapping[str, Value]) -> Job | None:
     """The job of a plan; None where these values ask about a layer. Raises `TaspLabError`."""
     if "batch_tokens" not in values:
         return None
-    given: dict[str, Any] = {name: values[name] for name in PLAN if name in values}
-    for name in ("batch_tokens", "logit_chunks", "simulations"):
-        _check_whole(name, values.get(name))
-    return Job(load_model(str(values["model"])), **given)
+    _check_whole(values, _whole_numbers(Job))
+    return Job(load_model(str(values["model"])), **_given(values, PLAN))
 
 
 def layer_of(values: Mapping[str, Value]) -> Workload:
@@ -74,32 +88,47 @@ def layer_of(values: Mapping[str, Value]) -> Workload:
 
     Raises `WorkloadError` and `StudyError`.
     """
-    given: dict[str, Any] = {name: values[name] for name in LAYER_FIELDS if name in values}
-    sequence = values["seq"]
-    for name in ("seq", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys"):
-        _check_whole(name, values.get(name))
+    _check_whole(values, LAYER_NUMBERS)
+    sequence, given = _given(values, ["seq"])["seq"], _given(values, LAYER_FIELDS)
     if (model := values.get("model")) is None:
-        return Workload(sequence, **given)  # type: ignore[arg-type]
-    return load_model(str(model)).layer(sequence, **given)  # type: ignore[arg-type]
+        return Workload(sequence, **given)
+    return load_model(str(model)).layer(sequence, **given)
 
 
-def _check_whole(name: str, value: Value) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise StudyError(f"{name}: {value!r}, expected a whole number such as 8192 or 128Ki")
+def _given(values: Mapping[str, Value], names: Iterable[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
+
+
+def _check_whole(values: Mapping[str, Value], names: Iterable[str]) -> None:
+    for name in names:
+        value = values.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise StudyError(f"{name}: {value!r}, expected a whole number such as 8192 or 128Ki")
+
+
+def cells_of_layer(layer: Workload) -> dict[str, Value]:
+    """The columns of a layer in rows, which filters may name, too."""
+    names = ("batch", "heads", "head_dim", "dtype", "mask", "kind")
+    return {"seq": layer.sequence, "kv_heads": layer.kv_head_count, **{name: getattr(layer, name) for name in names}}
+
+
+def passes_of(asked: Pass) -> tuple[Passing, ...]:
+    """The passes one by one."""
+    return ("forward", "backward") if asked == "both" else (asked,)
 
 
 def options_of(values: Mapping[str, Value]) -> AttentionOptions:
     """The options of the schedule, and the passes. Raises `ScheduleError`."""
-    given: dict[str, Any] = {name: values[name] for name in OPTIONS if name in values}
+    passes: Any = values.get("pass", "forward")
     try:
-        return AttentionOptions(values.get("pass", "forward"), **given)  # type: ignore[arg-type]
+        return AttentionOptions(passes, **_given(values, OPTIONS))
     except TypeError as error:
         raise StudyError(f"schedule: {error}") from error
 
 
 def settings_of(values: Mapping[str, Value]) -> dict[str, Any]:
     """Library, kernel, stack and contention. Raises `StudyError`."""
-    found: dict[str, Any] = {name: values[name] for name in SETTINGS if name in values}
+    found = _given(values, SETTINGS)
     for name, example in _EXAMPLES.items():
         if not isinstance(found.get(name, ""), str):
             raise StudyError(f"{name}: {found[name]!r}, expected a text such as {example!r}")

@@ -29,6 +29,7 @@ from tasp_lab.study.frames import (
     NO_VALUE,
     Cells,
     counts_text,
+    groups_of,
     held_constant,
     is_number,
     listed,
@@ -42,28 +43,28 @@ from tasp_lab.study.frames import (
     varying,
 )
 from tasp_lab.study.live_map import Grid, live_map, map_library, map_script
-from tasp_lab.study.point import PREDICTED
 from tasp_lab.study.table import (
     AT_LEAST,
     AT_MOST,
     TIE_RULE,
+    TIME_INTERVAL,
+    Cell,
+    Column,
     Selection,
+    cell,
+    cells_of,
     is_open,
-    numbers_of_winners,
     range_of,
     selected,
     so_far_lines,
-    table,
+    titled,
+    winner_columns,
+    winner_table,
     winners_of,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TEMPLATE = "report.html.j2"
-
-Cell = str | list[Any]
-"""A text, or a text and the number it stands for."""
 
 PageTable = dict[str, Any]
 """``columns``: their titles; ``rows``: cells; ``numeric``: the places of columns of numbers."""
@@ -92,8 +93,9 @@ class StudyReport(View):
         markup = needed("markupsafe", "a report").Markup
         # The page carries its libraries: plotly, and DataTables as itables packs it.
         bundle = files(needed("itables", "a report")).joinpath("html")
+        data = {"tables": self.tables, "figures": self.figures}
         return str(
-            environment.get_template(TEMPLATE).render(
+            environment.get_template("report.html.j2").render(
                 **self.texts,
                 tables=self.tables,
                 choices={
@@ -105,7 +107,7 @@ class StudyReport(View):
                 plotly=markup(needed("plotly.offline", "a report").get_plotlyjs()),
                 datatables=base64.b64encode(bundle.joinpath("dt_bundle.js").read_bytes()).decode(),
                 datatables_style=markup(bundle.joinpath("dt_bundle.css").read_text("utf-8")),
-                data=markup(script_json({"tables": self.tables, "figures": self.figures})),
+                data=markup(script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False))),
             )
         )  # fmt: skip
 
@@ -116,72 +118,57 @@ class StudyReport(View):
         return target
 
 
-def script_json(data: object) -> str:
-    """JSON that may stand in a script element.
-
-    >>> script_json({"a": "</script><!--"})
-    '{"a":"\\\\u003c/script>\\\\u003c!--"}'
-    """
-    return script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False))
-
-
 def script_safe(text: str) -> str:
-    """JSON, or a call of it, in which no text can end the script element."""
+    """JSON, or a call of it, in which no text can end the script element.
+
+    >>> script_safe('["</script>"]')
+    '["\\\\u003c/script>"]'
+    """
     return text.replace("<", "\\u003c")
 
 
 def report(folder: StudyFolder, *, where: str | None = None, baseline: str | None = None) -> StudyReport:
     """The report of a study; `where` and `baseline` as in `tasp_lab.study.table.table`. Raises `StudyError`."""
-    covered, view = selected(folder, where, baseline), table(folder, where=where, baseline=baseline)
+    covered = selected(folder, where, baseline)
     axes, frame = winners_of(covered)
-    winners, along = records_of(frame), numeric_axis(covered.rows)
-    unanswered = covered.unanswered
-    tables = {"scores": score_table(frame, axes), "winners": winner_table(winners, axes, numbers_of_winners(frame))}
-    if along in axes and (changes := change_table(frame, axes, along))["rows"]:
-        tables["changes"] = changes
-    tables["points"] = point_table(covered)
-    if len(unanswered):
-        tables["reasons"] = reason_table(unanswered)
-        tables["unanswered"] = unanswered_table(unanswered, folder.study.axes)
-    tables |= {"constants": constant_table(folder), "settled": settled_table(covered)}
-    colors = schedule_colors(frame, covered.rows)
-    figures = {} if along is None else {"ratios": ratios(covered.rows, along, colors)}
+    view = winner_table(covered, axes, frame)
+    rows, unanswered, told = covered.rows, covered.unanswered, folder.provenance()
+    winners = records_of(frame)
+    along = next((axis for axis in varying(rows) if all(map(is_number, map(plain, rows[axis])))), None)
+    tables = {
+        "scores": score_table(frame, axes),
+        "winners": page_table(winners, winner_columns(covered, axes)),
+        "changes": {} if along not in axes else change_table(frame, axes, along),
+        "points": point_table(covered),
+        "reasons": reason_table(unanswered),
+        "unanswered": page_table(records_of(unanswered), titled([*folder.axes, "status", "error"])),
+        "constants": constant_table(told.get("constants", ())),
+    }
+    tables = {name: made for name, made in tables.items()
+              if made and (made["rows"] or name not in ("changes", "reasons", "unanswered"))}  # fmt: skip
+    colors = schedule_colors(frame, rows)
+    figures = {} if along is None else {"ratios": ratios(rows, along, colors)}
     sizes = {
         "questions": len(frame),
-        "tables": {name: len(each["rows"]) for name, each in tables.items()},
-        "figures": {name: len(each["panels"]) for name, each in figures.items()},
+        "tables": {name: len(made["rows"]) for name, made in tables.items()},
+        "figures": {name: len(made["panels"]) for name, made in figures.items()},
     }
-    return StudyReport(
-        covered.to_dict(axes) | sizes,
-        view.rows,
-        view.shown,
-        folder.path,
-        tables,
-        figures,
-        live_map(covered.rows, colors),
-        _texts(covered, frame, axes, unanswered, along),
-    )
-
-
-def _texts(
-    covered: Selection, frame: pd.DataFrame, axes: Sequence[str], unanswered: pd.DataFrame, along: str | None
-) -> dict[str, Any]:
-    """What the page states besides its tables."""
-    told = covered.folder.provenance()
-    return {
-        "study": covered.folder.study,
+    texts = {
+        "study": folder.name,
         "told": told,
-        "summary": summary(records_of(frame), axes),
+        "summary": summary(winners, axes),
         "unanswered": len(unanswered),
         "counts_text": counts_text(covered.counts),
-        "so_far": so_far_lines(covered.folder),
+        "so_far": so_far_lines(folder),
         "tie_rule": TIE_RULE,
         "along": None if along is None else title_of(along),
         "baseline": covered.baseline,
-        "where": covered.where,
-        "held": [(title_of(name), text_of(name, value)) for name, value in held_constant(covered.rows).items()],
+        "where": where,
+        "held": [(title_of(name), text_of(name, value)) for name, value in held_constant(rows).items()],
         "constants": len(told.get("constants", ())),
     }
+    document = covered.document(axes) | sizes
+    return StudyReport(document, view.rows, view.shown, folder.path, tables, figures, live_map(rows, colors), texts)
 
 
 def summary(winners: Sequence[Cells], axes: Sequence[str]) -> str:
@@ -220,14 +207,6 @@ def summary(winners: Sequence[Cells], axes: Sequence[str]) -> str:
     return f"Take {', '.join(parts)}{more}. {last}"
 
 
-def numeric_axis(rows: pd.DataFrame) -> str | None:
-    """The first axis with numbers, along which curves are drawn and changes are listed."""
-    for axis in varying(rows):
-        if all(is_number(value) for value in map(plain, rows[axis])):
-            return axis
-    return None
-
-
 def schedule_colors(winners: pd.DataFrame, rows: pd.DataFrame) -> dict[str, str]:
     """The colour of each schedule, the same in all pictures; those that win most often have the first ones."""
     from tasp_lab.plots.study import ALL_COLORS
@@ -236,80 +215,35 @@ def schedule_colors(winners: pd.DataFrame, rows: pd.DataFrame) -> dict[str, str]
     return {str(name): ALL_COLORS[place % len(ALL_COLORS)] for place, name in enumerate(names)}
 
 
-def by_values(rows: Iterable[Cells], axes: Sequence[str]) -> dict[tuple[str, ...], list[Cells]]:
-    """Rows by the values of some axes, as texts, in the order of the rows."""
-    groups: dict[tuple[str, ...], list[Cells]] = {}
-    for row in rows:
-        groups.setdefault(tuple(text_of(axis, row[axis]) for axis in axes), []).append(row)
-    return groups
-
-
 # ------------------------------------------------------------------------------------------------------- tables
-
-
-Column = tuple[str, str | Callable[[Cells], Cell]]
-"""The title of a column, and its cells: those of a column of the study, or what a function makes of a row."""
 
 
 def page_table(rows: Iterable[Cells], columns: Sequence[Column]) -> PageTable:
     """A table that sorts and filters."""
-    cells = [[cell(of, row[of]) if isinstance(of, str) else of(row) for _, of in columns] for row in rows]
+    cells = cells_of(rows, columns)
     numeric = [place for place in range(len(columns)) if any(isinstance(row[place], list) for row in cells)]
     return {"columns": [title for title, _ in columns], "rows": cells, "numeric": numeric}
 
 
-def cell(column: str, value: Any) -> Cell:
-    """The cell of a value.
-
-    >>> cell("seq", 65536), cell("machine", "h100-8"), cell("seq", None)
-    (['64Ki', 65536], 'h100-8', '-')
-    """
-    value = plain(value)
-    return [text_of(column, value), value] if is_number(value) else text_of(column, value)
-
-
-def titled(columns: Iterable[str]) -> list[Column]:
-    """Columns of the study with their titles."""
-    return [(title_of(column), column) for column in columns]
-
-
-def interval(column: str, low: str, high: str) -> Column:
-    """The interval of a column."""
-    return "interval", lambda row: range_of(column, row[low], row[high])
-
-
-TIME_INTERVAL = interval("time_s", "time_low_s", "time_high_s")
-
-
 def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
     """How often each schedule is the fastest, and where it is so by most."""
-    rows = []
+    rows = list[dict[str, Any]]()
     for name in winners["schedule"].value_counts().index:
-        won = winners[winners["schedule"] == name]
-        clear = sum(not is_open(row) for row in records_of(won))
-        best = won.sort_values("speedup", ascending=False, kind="stable").iloc[0]
+        won = records_of(winners[winners["schedule"] == name].sort_values("speedup", ascending=False, kind="stable"))
+        best, clear = won[0], sum(not is_open(row) for row in won)
         row = {"schedule": name, "fastest": len(won), "decided": clear, "over": None, "speedup": None, "there": None}
-        if plain(best["speedup"]) is not None:
-            there = ", ".join(text_of(axis, best[axis]) for axis in axes)
-            row |= {"over": int((won["speedup_low"] > 1).sum()), "speedup": best["speedup"], "there": there}
+        if best["speedup"] is not None:
+            row["over"] = sum((row["speedup_low"] or 0) > 1 for row in won)
+            row |= {"speedup": best["speedup"], "there": ", ".join(text_of(axis, best[axis]) for axis in axes)}
         rows.append(row)
     titles = ("schedule", "fastest", "decided", "faster than the baseline for sure", "largest speed-up", "there")
-    return page_table(
-        rows, list(zip(titles, ("schedule", "fastest", "decided", "over", "speedup", "there"), strict=True))
-    )
-
-
-def winner_table(winners: Iterable[Cells], axes: Sequence[str], numbers: Sequence[str]) -> PageTable:
-    """The winners, with the columns `numbers` beside their times."""
-    of_speedup = ("speed-up", "speedup"), interval("speedup", "speedup_low", "speedup_high")
-    columns: list[Column] = [*titled(axes), ("winner", "schedule"), ("time", "time_s"), TIME_INTERVAL, *of_speedup]
-    return page_table(winners, [*columns, *titled([*numbers, "expected_regret", "bottleneck"])])
+    columns = ("schedule", "fastest", "decided", "over", "speedup", "there")
+    return page_table(rows, list(zip(titles, columns, strict=True)))
 
 
 def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> PageTable:
     """Where another schedule becomes the fastest along an axis, between two neighbouring values of the study."""
     others = [axis for axis in axes if axis != along]
-    in_order = records_of(winners.sort_values(along, kind="stable"))
 
     def clear(row: Cells) -> str:
         """At which ends the order of both schedules is no tie."""
@@ -322,8 +256,8 @@ def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> Page
 
     rows = [
         {**before, "before": before, "after": after}
-        for line in by_values(in_order, others).values()
-        for before, after in pairwise(line)
+        for _, line in groups_of(winners.sort_values(along, kind="stable"), others)
+        for before, after in pairwise(records_of(line))
         if before["schedule"] != after["schedule"]
     ]
     titles = f"from {title_of(along)}", "fastest", "bound by", f"to {title_of(along)}", "fastest then", "bound by"
@@ -337,43 +271,29 @@ POINT_CELLS = ("compute_s", "exposed_s", "bound_s", "bottleneck", "memory_bytes"
 def point_table(covered: Selection) -> PageTable:
     """Every row with a time or a bound. A row that a bound settled takes at least that long."""
 
-    def time(row: Cells) -> Cell:
-        if row["status"] != "settled":
-            return cell("time_s", row["time_s"])
-        return [f"{AT_LEAST} {text_of('bound_s', row['bound_s'])}", plain(row["bound_s"])]
+    def bounded(column: str, of: str, mark: str) -> Callable[[Cells], Cell]:
+        """The cells of a column; of a row that a bound settled those that follow from it, with a mark."""
 
-    def speedup(row: Cells) -> Cell:
-        found = cell("speedup", row["speedup"])
-        settled = row["status"] == "settled" and isinstance(found, list)
-        return [f"{AT_MOST} {found[0]}", found[1]] if settled else found
+        def made(row: Cells) -> Cell:
+            if row["status"] != "settled" or row[of] is None:
+                return cell(column, row[column])
+            return [f"{mark} {text_of(of, row[of])}", row[of]]
 
-    columns: list[Column] = [*titled(varying(covered.rows)), ("time", time), TIME_INTERVAL]
-    return page_table(records_of(covered.rows), [*columns, (title_of("speedup"), speedup), *titled(POINT_CELLS)])
+        return made
+
+    time = ("time", bounded("time_s", "bound_s", AT_LEAST)), TIME_INTERVAL
+    speedup = (title_of("speedup"), bounded("speedup", "speedup", AT_MOST))
+    columns = [*titled(varying(covered.rows)), *time, speedup, *titled(POINT_CELLS)]
+    return page_table(records_of(covered.rows), columns)
 
 
 def reason_table(unanswered: pd.DataFrame) -> PageTable:
     """Why points have no answer, and how many."""
-    counts = unanswered[["status", "error"]].value_counts(sort=True)
-    rows = [{"status": str(status), "reason": str(error), "points": int(points)}
-            for (status, error), points in counts.items()]  # fmt: skip
-    return page_table(rows, titled(("status", "reason", "points")))
+    rows = unanswered.value_counts(["status", "error"]).rename("points").reset_index()
+    return page_table(records_of(rows.rename(columns={"error": "reason"})), titled(("status", "reason", "points")))
 
 
-MOST_OF_REASON = 90
-"""Characters of a reason in the table of points without an answer; the table of reasons has all of it."""
-
-
-def unanswered_table(unanswered: pd.DataFrame, axes: Sequence[str]) -> PageTable:
-    """The points without an answer, with the beginning of the reason."""
-
-    def reason(row: Cells) -> str:
-        text = str(row["error"])
-        return text if len(text) <= MOST_OF_REASON else f"{text[:MOST_OF_REASON].rstrip()} ..."
-
-    return page_table(records_of(unanswered), [*titled([*axes, "status"]), ("reason", reason)])
-
-
-def constant_table(folder: StudyFolder) -> PageTable:
+def constant_table(constants: Iterable[Cells]) -> PageTable:
     """The constants of all machines, with interval and source."""
 
     def text(value: Any) -> str:
@@ -381,7 +301,7 @@ def constant_table(folder: StudyFolder) -> PageTable:
 
     def value(row: Cells) -> Cell:
         number = row.get("value")
-        return [text(number), number] if isinstance(number, (int, float)) else text(number)
+        return [text(number), number] if is_number(number) else text(number)
 
     def ends(row: Cells) -> str:
         low, high = row.get("low"), row.get("high")
@@ -395,45 +315,10 @@ def constant_table(folder: StudyFolder) -> PageTable:
         ("assumed", lambda row: "assumed" if row.get("assumed") else "no"),
         ("source", lambda row: str(row.get("source") or NO_VALUE)),
     ]
-    return page_table(folder.provenance().get("constants", ()), columns)
-
-
-def settled_table(covered: Selection) -> PageTable:
-    """How many rows each engine simulated, and how many a bound pruned."""
-    frame = covered.rows.astype(object)
-    counts = frame.where(frame.notna(), NO_VALUE).groupby(["settled_by", "engine"], sort=False).size()
-    rows = [{"by": str(by), "engine": str(engine), "points": int(points)} for (by, engine), points in counts.items()]
-    rows += [{"by": status, "engine": NO_VALUE, "points": count} for status, count in covered.counts.items()
-             if count and status not in PREDICTED]  # fmt: skip
-    return page_table(rows, [("decided by", "by"), ("engine", "engine"), ("points", "points")])
+    return page_table(constants, columns)
 
 
 # ----------------------------------------------------------------------------------------------------- pictures
-
-
-def figure(axes: Iterable[str], panels: Mapping[tuple[str, ...], Any], layout: dict[str, Any]) -> Figure:
-    """A picture in the style of the page."""
-    clear = "rgba(0,0,0,0)"
-    style = {"margin": {"l": 70, "r": 12, "t": 12, "b": 50}, "paper_bgcolor": clear, "plot_bgcolor": "#ffffff",
-             "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#222222"},
-             "hoverlabel": {"align": "left", "bgcolor": "#ffffff"}}  # fmt: skip
-    axis = {"gridcolor": "#e6e6e6", "linecolor": "#999999", "zeroline": False}
-    layout = {**style, **layout, "xaxis": {**axis, **layout["xaxis"]}, "yaxis": {**axis, **layout["yaxis"]}}
-    return {"axes": list(map(title_of, axes)), "keys": list(panels), "panels": list(panels.values()), "layout": layout}
-
-
-def hover_text(row: Cells) -> str:
-    """What a point tells of itself, as lines of HTML."""
-    lines = [f"<b>{html.escape(str(row['schedule']))}</b>"]
-    if row["status"] == "settled":
-        lines.append(f"at least {text_of('bound_s', row['bound_s'])}, by a bound")
-    else:
-        ends = range_of("time_s", row["time_low_s"], row["time_high_s"])
-        lines.append(f"{text_of('time_s', row['time_s'])} ({ends})")
-    for name in ("speedup", "bottleneck", "exposed_share", "bound_share", "memory_bytes"):
-        if row[name] is not None:
-            lines.append(f"{title_of(name)} {html.escape(text_of(name, row[name]))}")
-    return "<br>".join(lines)
 
 
 LARGEST_RATIO = 10.0
@@ -453,41 +338,54 @@ def ratios(rows: pd.DataFrame, x: str, colors: Mapping[str, str]) -> Figure:
             lines.setdefault(row["schedule"], []).append((row, fastest))
     values = sorted(set(map(plain, rows[x])))
     ticks = values[:: -max(1, len(values) // 12)][::-1]
-    traces = {key: [_line(name, line, x, colors[name]) for name, line in lines.items()]
-              for key, lines in panels.items()}  # fmt: skip
-    largest = max(value for lines in traces.values() for line in lines for value in line["y"])
+    traces = [[_line(name, line, x, colors[name]) for name, line in lines.items()] for lines in panels.values()]
+    largest = max(value for lines in traces for line in lines for value in line["y"])
+    axis = {"gridcolor": "#e6e6e6", "linecolor": "#999999", "zeroline": False}
+    clear = "rgba(0,0,0,0)"
     layout = {
-        "xaxis": {"title": {"text": title_of(x)}, "type": "log" if min(values) > 0 else "linear",
+        "margin": {"l": 70, "r": 12, "t": 12, "b": 50}, "paper_bgcolor": clear, "plot_bgcolor": "#ffffff",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#222222"},
+        "hoverlabel": {"align": "left", "bgcolor": "#ffffff"},
+        "xaxis": {**axis, "title": {"text": title_of(x)}, "type": "log" if min(values) > 0 else "linear",
                   "tickvals": ticks, "ticktext": [text_of(x, value) for value in ticks]},
-        "yaxis": {"title": {"text": "time over that of the fastest"}, "type": "log",
+        "yaxis": {**axis, "title": {"text": "time over that of the fastest"}, "type": "log",
                   "range": [math.log10(0.97), math.log10(1.05 * min(max(largest, 1.2), LARGEST_RATIO))],
                   "tickvals": list(RATIO_TICKS), "ticktext": [f"{tick:g}x" for tick in RATIO_TICKS]},
         "hovermode": "closest", "height": 440,
         "legend": {"orientation": "h", "y": -0.2, "title": {"text": ""}},
     }  # fmt: skip
-    return figure(axes, traces, layout)
+    return {"axes": list(map(title_of, axes)), "keys": list(panels), "panels": traces, "layout": layout}
 
 
 def _line(name: str, line: Sequence[tuple[Cells, Cells]], x: str, color: str) -> dict[str, Any]:
     """The trace of a schedule: rows beside the fastest at their points, which tell all about themselves."""
     return {
         "type": "scatter",
-        "x": [plain(row[x]) for row, _ in line],
+        "x": [row[x] for row, _ in line],
         "y": [(row["time_s"] or row["bound_s"]) / fastest["time_s"] for row, fastest in line],
         "mode": "lines+markers",
         "name": html.escape(name),
         "line": {"color": color, "width": 2},
         "marker": {"size": 7, "symbol": ["circle-open" if row["status"] == "settled" else "circle" for row, _ in line]},
-        "text": [hover_text(row) + _ratio_text(row, fastest) for row, fastest in line],
+        "text": [hover_text(row, fastest) for row, fastest in line],
         "hovertemplate": "%{text}<extra></extra>",
     }
 
 
-def _ratio_text(row: Cells, fastest: Cells) -> str:
-    """How many times as long as the fastest a row takes, with the interval of that ratio."""
+def hover_text(row: Cells, fastest: Cells) -> str:
+    """What a point tells of itself, as lines of HTML; beside the fastest with the interval of the ratio."""
+    lines = [f"<b>{html.escape(str(row['schedule']))}</b>"]
+    if row["status"] == "settled":
+        lines.append(f"at least {text_of('bound_s', row['bound_s'])}, by a bound")
+    else:
+        ends = range_of("time_s", row["time_low_s"], row["time_high_s"])
+        lines.append(f"{text_of('time_s', row['time_s'])} ({ends})")
+    for name in ("speedup", "bottleneck", "exposed_share", "bound_share", "memory_bytes"):
+        if row[name] is not None:
+            lines.append(f"{title_of(name)} {html.escape(text_of(name, row[name]))}")
     one, other = rival_of(row), rival_of(fastest)
-    if row["time_s"] is None or row["schedule"] == fastest["schedule"] or one is None or other is None:
-        return ""
-    low, high = paired_errors().ratio(one, other, row["setting"])
-    ratio = row["time_s"] / fastest["time_s"]
-    return f"<br>{ratio:.2f}x ({low:.2f} to {high:.2f}) the time of {html.escape(fastest['schedule'])}"
+    if row["schedule"] != fastest["schedule"] and one is not None and other is not None:
+        low, high = paired_errors().ratio(one, other, row["setting"])
+        ratio, name = row["time_s"] / fastest["time_s"], html.escape(fastest["schedule"])
+        lines.append(f"{ratio:.2f}x ({low:.2f} to {high:.2f}) the time of {name}")
+    return "<br>".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from tasp_lab.core.errors import RunError, StudyError, first_line
-from tasp_lab.core.report import Report
+from tasp_lab.core.report import View
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.workers import as_they_end, processes
 from tasp_lab.study.evaluate import CODE, batches, group_rows, labelled, sources_of
 from tasp_lab.study.folder import begin_folder, export, remove_exports
 from tasp_lab.study.frames import counts_text, needed
 from tasp_lab.study.point import PREDICTED, STATUSES, Point, Row
-from tasp_lab.study.store import Last, Store
+from tasp_lab.study.store import Store
 from tasp_lab.study.study import Study
 
 DoneCallback = Callable[[int, int, Mapping[str, int]], None]
@@ -58,67 +58,64 @@ def run_study(
     points = list(study.points())
     if not points:
         raise StudyError(f"study {study.name!r} has no points, its filters skip all {study.count:,}")
+    # Equal points of named points and axes are one question: it is answered once, and counts as many times.
     asked = {point: point.key() for point in points}
+    points_of = Counter(asked[point] for point in points)
+    keys, counts = dict[str, str](), Counter[str]()
+
+    def tell() -> None:
+        done(counts.total(), len(points), {status: counts[status] for status in STATUSES})
+
     with ExitStack() as stack:
         kept = stack.enter_context(Store(path))
-        last = _usable(kept.last(), screen)
-        progress = _Progress([asked[point] for point in points], last, done)
-        progress.tell()  # before anything long, so that an interrupt finds the counts
+        # failed questions are asked again, and where all times are wanted those that a bound settled
+        again = ("failed",) if screen else ("failed", "settled")
+        last = {question: each for question, each in kept.last().items() if each.status not in again}
+        # Points whose row is in the store count from the start, also those whose schedules are built again to see
+        # whether the row is still theirs: after an upgrade all of them, and always those of schedules from elsewhere.
+        statuses = {question: last[question].status for question in points_of if question in last}
+        for question, status in statuses.items():
+            counts[status] += points_of[question]
+        tell()  # before anything long, so that an interrupt finds the counts
         sources = sources_of({point.schedule for point in points})
         for point, question in asked.items():
             if question in last and sources[point.schedule] == last[question].sources != "":
-                progress.keep(question, last[question].key, last[question].status)
-        missing = list(batches(point for point, question in asked.items() if question not in progress.keys))
-        if path is not None and missing:
+                keys[question] = last[question].key
+        missing = list(batches(point for point, question in asked.items() if question not in keys))
+        if path is not None and missing:  # files of fewer rows than the store has would be read as the whole study
             remove_exports(path)
         workers = stack.enter_context(processes(jobs)) if executor is None else executor
         known = ((group, [last[asked[point]].key for point in group if asked[point] in last]) for group in missing)
-        for group in answered(known, workers, jobs, screen):
-            kept.add((asked[point], sources[point.schedule], row) for point, row in group)
-            for point, row in group:
-                if isinstance(row, str):
-                    progress.keep(asked[point], row, last[asked[point]].status)
-                else:
-                    progress.keep(asked[point], str(row["key"]), str(row["status"]))
-            progress.tell()
-        found = kept.rows(progress.keys.values())
-    rows = tuple(labelled(found[progress.keys[asked[point]]], point) for point in points)
+        try:
+            for (group, _), rows in as_they_end(partial(_rows_of, screen=screen, code=CODE), known, workers, jobs):
+                # stored before it is counted: what a user has been told is kept, even if the next line is a kill
+                kept.add((asked[point], sources[point.schedule], row) for point, row in zip(group, rows, strict=True))
+                for question, row in zip(map(asked.__getitem__, group), rows, strict=True):
+                    if isinstance(row, str):  # the stored row is still that of the question, and has been counted
+                        keys[question] = row
+                        continue
+                    if question in statuses:
+                        counts[statuses[question]] -= points_of[question]
+                    keys[question], statuses[question] = str(row["key"]), str(row["status"])
+                    counts[statuses[question]] += points_of[question]
+                tell()
+        except RunError as error:
+            raise StudyError("a worker ended before its work, perhaps for want of memory: start the study again, "
+                             "with fewer workers (--jobs)") from error  # fmt: skip
+        stored = kept.rows(keys.values())
+    found = tuple(labelled(stored[keys[asked[point]]], point) for point in points)
     if path is not None:
-        export(path, study, points, rows, command)
-    return StudyResult(study.name, rows, path)
+        export(path, study, points, found, command)
+    return _result(study.name, found, path)
 
 
-class _Progress:
-    """The keys of the questions that have an answer, and how many points have a row, by status.
+def _rows_of(group: tuple[Sequence[Point], Collection[str]], screen: bool, code: str) -> list[Row | str]:
+    """The rows of points of one layer, or of those with a known key that key.
 
-    Points whose row is in the store count from the start, also those whose schedules are built again to see whether
-    the row is still theirs: after an upgrade all of them, and always those of schedules from elsewhere.
+    Workers return rows, which are small, and not answers, which have all events and schedules.
     """
-
-    def __init__(self, questions: Sequence[str], last: Mapping[str, Last], done: DoneCallback) -> None:
-        self.keys = dict[str, str]()
-        self._points, self._total, self._done = Counter(questions), len(questions), done
-        self._statuses = {question: last[question].status for question in self._points if question in last}
-        self._counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
-        for question, status in self._statuses.items():
-            self._counts[status] += self._points[question]
-
-    def keep(self, question: str, key: str, status: str) -> None:
-        """A question has an answer; the points that ask it have it, too."""
-        self.keys[question] = key
-        if question in self._statuses:
-            self._counts[self._statuses[question]] -= self._points[question]
-        self._statuses[question] = status
-        self._counts[status] += self._points[question]
-
-    def tell(self) -> None:
-        self._done(sum(self._counts.values()), self._total, dict(self._counts))
-
-
-def _usable(last: Mapping[str, Last], screen: bool) -> dict[str, Last]:
-    """Answers that need not be asked again: failed ones are, and without `screen` those that a bound settled."""
-    again = ("failed",) if screen else ("failed", "settled")
-    return {question: each for question, each in last.items() if each.status not in again}
+    points, known = group
+    return group_rows(points, screen, known, code)
 
 
 MAX_ROWS = 40
@@ -126,80 +123,34 @@ MAX_ROWS = 40
 
 
 @dataclass(frozen=True, repr=False)
-class StudyResult(Report):
+class StudyResult(View):
     """The rows of a study, in the order of its points; `folder` is where they are kept, None if nowhere."""
 
-    study: str
     rows: tuple[Row, ...]
+    counts: Mapping[str, int]
     folder: Path | None
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of rows by status."""
-        found = Counter(str(row["status"]) for row in self.rows)
-        return {status: found[status] for status in STATUSES}
-
-    def to_dict(self) -> dict[str, object]:
-        """What ``--json`` prints: the study, its folder and its counts; rows are in the folder's files."""
-        folder = None if self.folder is None else str(self.folder)
-        return {"study": self.study, "folder": folder, "points": len(self.rows), "rows": self.counts}
-
-    def records(self) -> Sequence[Mapping[str, object]]:
-        return self.rows
-
-    def parts(self) -> list[Part]:
-        where = "" if self.folder is None else f", in {self.folder}"
-        found: list[Part] = [f"study {self.study}: {counts_text(self.counts, 'points')}{where}"]
-        for status in STATUSES:
-            reasons = Counter(str(row["error"]) for row in self.rows if row["status"] == status not in PREDICTED)
-            if reasons:
-                rows = [(f"{count}", reason) for reason, count in reasons.most_common(MAX_ROWS)]
-                found.append(Table(status, ("points", "reason"), rows, (1,)))
-        return found
-
     def fastest(self, *group: str) -> list[Row]:
-        """The fastest row for each value of some columns, in their order.
-
-        Rows without a time are left out.
-        """
+        """The fastest row for each value of some columns, in their order. Rows without a time are left out."""
         best: dict[tuple[object, ...], Row] = {}
         for row in self.rows:
-            key = tuple(row[name] for name in group)
-            if row["time_s"] is not None and (key not in best or _time_s(row) < _time_s(best[key])):
-                best[key] = row
+            if row["time_s"] is not None:
+                key = tuple(row[name] for name in group)
+                best[key] = min(best.get(key, row), row, key=lambda each: float(each["time_s"] or 0))
         return list(best.values())
 
 
-def _time_s(row: Row) -> float:
-    return float(row["time_s"] or 0)
-
-
-Group = tuple[Sequence[Point], Collection[str]]
-"""Points of one layer, and the keys of rows that they may have already."""
-
-
-def answered(
-    groups: Iterable[Group], executor: Executor | None, workers: int, screen: bool = False
-) -> Iterator[list[tuple[Point, Row | str]]]:
-    """The points of groups with their rows, or keys of rows, in the order in which they end.
-
-    Without an executor they are answered in this process. Workers return rows, which are small, and not answers, which
-    have all events and schedules.
-
-    Raises `StudyError` if workers end before their work.
-    """
-    rows_of = partial(_rows_of, screen=screen, code=CODE)
-    try:
-        for (points, _), rows in as_they_end(rows_of, groups, executor, workers):
-            yield list(zip(points, rows, strict=True))
-    except RunError as error:
-        raise StudyError("a worker ended before its work, perhaps for want of memory: start the study again, "
-                         "with fewer workers (--jobs)") from error  # fmt: skip
-
-
-def _rows_of(group: Group, screen: bool, code: str) -> list[Row | str]:
-    points, known = group
-    return group_rows(points, screen, known, code)
+def _result(study: str, rows: tuple[Row, ...], folder: Path | None) -> StudyResult:
+    by_status = Counter(str(row["status"]) for row in rows)
+    counts: dict[str, int] = {status: by_status[status] for status in STATUSES}
+    where = "" if folder is None else f", in {folder}"
+    parts: list[Part] = [f"study {study}: {counts_text(counts, 'points')}{where}"]
+    for status in STATUSES:
+        reasons = Counter(str(row["error"]) for row in rows if row["status"] == status not in PREDICTED)
+        cells = [(f"{count}", reason) for reason, count in reasons.most_common(MAX_ROWS)]
+        parts += [Table(status, ("points", "reason"), cells, (1,))] if cells else []
+    document = {"study": study, "folder": None if folder is None else str(folder), "points": len(rows), "rows": counts}
+    return StudyResult(document, rows, parts, counts, folder)
 
 
 ANSWER_S = 10

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import StudyError, first_line, unknown
@@ -32,11 +32,9 @@ from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.inputs import with_host
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
-from tasp_lab.study.point import Point
-from tasp_lab.workload.kernel_shapes import Passing
+from tasp_lab.study.lookup import find_fields
+from tasp_lab.study.point import Point, passes_of
 from tasp_lab.workload.layer import Workload
-
-# -------------------------------------------------------------------------------------- uncertain constants as factors
 
 COMPUTE = "compute.rate"
 SETTLES_COMPUTE = "a table of kernel times: calibrate --kernels"
@@ -47,46 +45,12 @@ _BY = re.compile(rf"{BY_SOURCE}(?:, else (?P<width>[0-9.]+%))?|(?P<all>[0-9.]+%)
 MAX_SOURCE = 80
 """Characters of a source in the table; ``--json`` has all of it."""
 
-PASSES: Mapping[Pass, tuple[Passing, ...]] = {
-    "forward": ("forward",),
-    "backward": ("backward",),
-    "both": ("forward", "backward"),
-}
+# -------------------------------------------------------------------------------------- uncertain constants as factors
 
-
-class Factor(NamedTuple):
-    """One constant.
-
-    Attributes
-    ----------
-    name : of the constant.
-    low, high : the logarithms of factors at its 5 and 95 % points, at most 0 and at least 0.
-    text : its interval for people.
-    source : where its value comes from.
-    assumed : whether that is an assumption.
-    settled_by : the measurement that identifies it; empty where none is known.
-    """
-
-    name: str
-    low: float
-    high: float
-    text: str
-    source: str
-    assumed: bool
-    settled_by: str = ""
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The factor in JSON."""
-        return {
-            "constant": self.name,
-            "range": self.text,
-            "factor_low": math.exp(self.low),
-            "factor_high": math.exp(self.high),
-            "source": self.source,
-            "assumed": self.assumed,
-            "settled_by": self.settled_by or None,
-        }
+Factor = dict[str, Any]
+"""An uncertain constant as ``--json`` has it: ``constant``, its name; ``range``, its interval for people;
+``factor_low`` and ``factor_high``, its 5 and 95 % points over its value; ``source``; ``assumed``; ``settled_by``, the
+measurement that identifies it, None where none is known."""
 
 
 @dataclass(frozen=True)
@@ -113,79 +77,76 @@ class Width:
         return Width(None if share is None else parse_share("by", share), found["all"] is not None)
 
     def ends(self, own: tuple[float, float], stated: bool) -> tuple[float, float]:
-        """The ends of a constant that has these by its source."""
+        """The logarithms of both ends of a constant that has these by its source, over its value."""
         if self.otherwise is None or (stated and not self.all):
             return own
         return -math.log1p(self.otherwise), math.log1p(self.otherwise)
 
 
-OWN_WIDTHS = Width()
-"""Each constant has the interval that its file states or its source gives."""
-
-
-def factors_of(machine: Machine, layer: Workload, passes: Pass, width: Width = OWN_WIDTHS) -> list[Factor]:
+def factors_of(machine: Machine, layer: Workload, passes: Pass, width: Width = Width()) -> list[Factor]:
     """The uncertain constants on which a machine depends, as its recipe makes it, and its compute rate.
 
     A constant that leaves topology and library as they are is left out: the machine does not use it.
     """
-    return [*_of_constants(machine, width), *_of_compute(machine, layer, passes, width)]
+    found = list[Factor]()
 
+    def add(name: str, ends: tuple[float, float], text: Callable[[float], str], source: str, **rest: object) -> None:
+        low, high = map(math.exp, ends)
+        texts = {"constant": name, "range": f"{text(low)} to {text(high)}"}
+        found.append({**texts, "factor_low": low, "factor_high": high, "source": source, **rest})
 
-def changed(machine: Machine, logs: Mapping[str, float]) -> Machine:
-    """The machine with constants times factors, which are given as logarithms."""
-    constants = {name: math.exp(log) for name, log in logs.items() if name != COMPUTE and log}
-    found = varied(machine, constants) if constants else machine
-    rate = logs.get(COMPUTE, 0.0)
-    return replace(found, compute=found.compute.scaled(math.exp(rate))) if rate else found
+    def matters(name: str, ends: tuple[float, float]) -> bool:
+        there = (changed(machine, {name: math.exp(end)}) for end in ends)
+        return any(end.topology != machine.topology or end.comm_library != machine.comm_library for end in there)
 
-
-def _of_constants(machine: Machine, width: Width) -> Iterator[Factor]:
     for constant in () if machine.system is None else machine.parameters.values():
         if constant.name in COMPUTE_RATES or constant.name not in CONSTANTS:
             continue
-        spec, own = CONSTANTS[constant.name], log_ends(constant)
+        spec, ends = CONSTANTS[constant.name], log_ends(constant)
         kind = dimension(spec)
         # a source may leave a constant uncertain whose file states that it is exact
         by_kind = kind is not None and default_width(kind, constant.source) > 0 and width.otherwise is not None
-        low, high = width.ends(own, constant.low is not None) if own != (0.0, 0.0) or by_kind else own
-        if (low, high) != (0.0, 0.0) and _matters(machine, constant.name, low, high):
-            text = " to ".join(spec.format(constant.number * math.exp(end), 4) for end in (low, high))
+        if ends != (0.0, 0.0) or by_kind:
+            ends = width.ends(ends, constant.low is not None)
+        if ends != (0.0, 0.0) and matters(constant.name, ends):
+            number, written = constant.number, spec.format
             assumed = source_kind(constant.source) == "assumed"
-            yield Factor(constant.name, low, high, text, constant.source, assumed, spec.identified_by)
+            add(constant.name, ends, lambda factor: written(number * factor, 4), constant.source,  # noqa: B023
+                assumed=assumed, settled_by=spec.identified_by or None)  # fmt: skip
 
-
-def _matters(machine: Machine, name: str, low: float, high: float) -> bool:
-    ends = (changed(machine, {name: end}) for end in (low, high))
-    return any(end.topology != machine.topology or end.comm_library != machine.comm_library for end in ends)
-
-
-def _of_compute(machine: Machine, layer: Workload, passes: Pass, width: Width) -> Iterator[Factor]:
-    """The widest interval of the rates of the passes, which move together."""
-    rates = {passing: machine.rate_of(layer, passing) for passing in PASSES[passes]}
-    ends = [
+    rates = {passing: machine.rate_of(layer, passing) for passing in passes_of(passes)}
+    every = [
         width.ends(rate_ends(machine, rate, layer.dtype, passing), _is_stated(machine, rate))
         for passing, rate in rates.items()
         if rate.flops_per_s is not None
     ]
-    low, high = min((end for end, _ in ends), default=0.0), max((end for _, end in ends), default=0.0)
-    if (low, high) != (0.0, 0.0):
+    # the rates of both passes move together, by the wider interval
+    widest = min((low for low, _ in every), default=0.0), max((high for _, high in every), default=0.0)
+    if widest != (0.0, 0.0):
         rate_of, *_ = (float(rate.flops_per_s or math.inf) for rate in rates.values())
-        text = " to ".join(format_flops(rate_of * math.exp(end)) for end in (low, high))
         sources = "; ".join(dict.fromkeys(rate.source for rate in rates.values()))
-        yield Factor(COMPUTE, low, high, text, sources, any(rate.assumed for rate in rates.values()), SETTLES_COMPUTE)
+        assumed = any(rate.assumed for rate in rates.values())
+        add(COMPUTE, widest, lambda factor: format_flops(rate_of * factor), sources, assumed=assumed,
+            settled_by=SETTLES_COMPUTE)  # fmt: skip
+    return found
+
+
+def changed(machine: Machine, factors: Mapping[str, float]) -> Machine:
+    """The machine with constants times factors."""
+    constants = {name: factor for name, factor in factors.items() if name != COMPUTE and factor != 1}
+    found = varied(machine, constants) if constants else machine
+    rate = factors.get(COMPUTE, 1.0)
+    return found if rate == 1 else replace(found, compute=found.compute.scaled(rate))
 
 
 def _is_stated(machine: Machine, rate: ComputeRate) -> bool:
     """Whether a file states the interval of a rate: that of its kernel, or that of the machine's constant."""
     return rate.interval is not None or any(
-        each.low is not None and each.source == rate.source for each in machine.parameters.values()
+        constant.low is not None and constant.source == rate.source for constant in machine.parameters.values()
     )
 
 
 # -------------------------------------------------------------------------------------------------- effects of factors
-
-Logs = Mapping[str, float]
-"""Logarithms of factors by name; factors that are not named are as they are."""
 
 Times = Mapping[str, float]
 """The times of schedules in seconds, by name."""
@@ -202,34 +163,35 @@ def answer_of(times_s: Times, schedules: Sequence[str]) -> float:
 
 
 def one_at_a_time(
-    factors: Sequence[Factor], times_of: Callable[[Logs], Times], base: Times, schedules: Sequence[str]
+    factors: Sequence[Factor],
+    times_of: Callable[[Mapping[str, float]], Times],
+    base: Times,
+    schedules: Sequence[str],
 ) -> list[dict[str, Any]]:
     """What each factor does at both ends, all others as they are, the largest effect first; 2 evaluations each.
 
-    `base` are the times with all as they are. ``effect`` is the largest logarithm of the change of the answer of
-    `schedules`, without a sign.
+    `times_of` takes factors by the names of constants; `base` are the times without any. ``effect`` is the largest
+    logarithm of the change of the answer of `schedules`, without a sign.
     """
     records = list[dict[str, Any]]()
     for factor in factors:
-        ends = [times_of({factor.name: end}) for end in (factor.low, factor.high)]
-        values, winners = [answer_of(end, schedules) for end in ends], [fastest(end) for end in ends]
-        records.append(factor.record | {
+        low, high = (times_of({factor["constant"]: factor[end]}) for end in ("factor_low", "factor_high"))
+        values, winners = [answer_of(end, schedules) for end in (low, high)], [fastest(low), fastest(high)]
+        effects = {
             "value_at_low": values[0],
             "value_at_high": values[1],
             "effect": max(abs(math.log(value / answer_of(base, schedules))) for value in values),
             "fastest_at_low": winners[0],
             "fastest_at_high": winners[1],
             "changes_fastest": any(winner != fastest(base) for winner in winners),
-        })  # fmt: skip
+        }
+        records.append(factor | effects)
     return sorted(records, key=lambda record: -record["effect"])
 
 
 # -------------------------------------------------------------------------------------------------------- the question
 
 Of = Literal["speedup", "time"]
-OFS: tuple[Of, ...] = get_args(Of)
-
-_Text = TypeVar("_Text", bound=str)
 
 FIELDS: Mapping[str, object] = {"of": "speedup", "by": BY_SOURCE, "top": 5, "at": "", "between": ()}
 """Fields of the section ``[find] sensitivity`` of a study, and what they are where they are not given."""
@@ -251,7 +213,7 @@ class SensitivityQuestion:
     of: Of = "speedup"
     between: tuple[str, ...] = ()
     at: str = ""
-    width: Width = OWN_WIDTHS
+    width: Width = Width()
     top: int = 5
 
 
@@ -264,19 +226,14 @@ def sensitivity_question(find: Mapping[str, object], **given: object) -> Sensiti
 
     Raises `StudyError` for an unknown field and an impossible value.
     """
-    for name in find:
-        if name not in FIELDS:
-            raise StudyError(f"find.sensitivity: {unknown('field', name, FIELDS)}")
-    values = {**FIELDS, **find, **{name: value for name, value in given.items() if value not in (None, ())}}
-    pair = values["between"]
+    values = find_fields("sensitivity", FIELDS, find, given)
+    pair, of, top = values["between"], values["of"], values["top"]
     if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) not in (0, 1, 2):
         raise StudyError(f"between {pair!r}: expected one schedule, or two")
     if len(pair) == 2 and pair[0] == pair[1]:
         raise StudyError(f"between {pair[0]!r} and itself, expected two schedules")
-    of = next((each for each in OFS if each == values["of"]), None)
-    if of is None:
-        raise StudyError(unknown("of", str(values["of"]), OFS))
-    top = values["top"]
+    if of not in get_args(Of):
+        raise StudyError(unknown("of", str(of), get_args(Of)))
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise StudyError(f"top: {top!r}, expected 1 or more")
     return SensitivityQuestion(of, tuple(map(str, pair)), str(values["at"]), Width.parse(str(values["by"])), top)
@@ -312,15 +269,16 @@ def find_sensitivity(
         if name in refused:
             raise StudyError(f"schedule {name!r} does not apply at {where_of(point)}: {refused[name]}")
 
-    def times_of(logs: Logs) -> Times:
+    def times_of(factors: Mapping[str, float]) -> Times:
         """The times of all schedules with these factors."""
-        now = changed(machine, logs)
+        now = changed(machine, factors)
 
+        # A schedule may run on another host model than the machine's; factors are those of the machine.
         def time_s(one: PassAnswer) -> float:
             on = now if one.machine.host == machine.host else with_host(now, one.machine.host)
             return float(one.on(on).time_s)
 
-        return {name: sum(map(time_s, passes[name])) for name in passes}
+        return {name: sum(map(time_s, answers)) for name, answers in passes.items()}
 
     def shown(value: float) -> str:
         return format_time(value) if len(names) == 1 else f"{value:.3g}x"
@@ -330,12 +288,21 @@ def find_sensitivity(
     title = f"{what} of {' over '.join(names)} is {shown(value)} at {where_of(point)}, fastest: {fastest(base)}"
     progress(f"constants at both ends: {len(factors)}, in {2 * len(factors) * len(passes)} predictions")
     records = one_at_a_time(factors, times_of, base, names)
+
+    def winners(record: Mapping[str, Any]) -> str:
+        ends = dict.fromkeys((record["fastest_at_low"], record["fastest_at_high"]))
+        return " .. ".join(ends) if record["changes_fastest"] else "the same"
+
+    def origin(record: Mapping[str, Any]) -> str:
+        text = ("ASSUMED: " if record["assumed"] else "") + re.sub(r"^assum\w*:? ", "", record["source"])
+        return shorten(text, MAX_SOURCE, placeholder=" ...")
+
     columns: Formats = {
         "constant": "{constant}",
         "range": "{range}",
         f"{what} becomes": lambda row: f"{shown(row['value_at_low'])} .. {shown(row['value_at_high'])}",
-        "fastest": _winners,
-        "source": _origin,
+        "fastest": winners,
+        "source": origin,
         "would settle it": "{settled_by}",
     }
     document = {
@@ -357,16 +324,6 @@ def find_sensitivity(
         parts.append("no constant on which the machine depends has an interval")
     parts += [f"{name} does not apply: {reason}" for name, reason in refused.items()]
     return View(document, records, parts)
-
-
-def _origin(record: Mapping[str, Any]) -> str:
-    text = ("ASSUMED: " if record["assumed"] else "") + re.sub(r"^assum\w*:? ", "", record["source"])
-    return shorten(text, MAX_SOURCE, placeholder=" ...")
-
-
-def _winners(record: Mapping[str, Any]) -> str:
-    ends = dict.fromkeys((record["fastest_at_low"], record["fastest_at_high"]))
-    return " .. ".join(ends) if record["changes_fastest"] else "the same"
 
 
 def _schedules(points: Sequence[Point], question: SensitivityQuestion, baseline: str | None) -> tuple[str, ...]:

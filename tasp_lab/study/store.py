@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,8 +73,9 @@ class Store:
             raise StudyError(f"{self.path}: no store of a study, expected one or none")
         if version not in (0, OLD_FORMAT, STORE_FORMAT):
             raise StudyError(f"{self.path}: has format {version}, expected format {STORE_FORMAT} of this version")
-        run("PRAGMA journal_mode=WAL")
-        with self._transaction():
+        run("PRAGMA journal_mode=WAL")  # others read while one writes, and a killed writer leaves whole transactions
+        with self._connection:  # commits, or rolls back
+            run("BEGIN IMMEDIATE")  # two processes may open a new store at once: one waits, and finds the tables made
             if run("PRAGMA user_version").fetchone()[0] == OLD_FORMAT:
                 run("DROP TABLE IF EXISTS rows")
             for table in _TABLES:
@@ -91,7 +92,8 @@ class Store:
         found = list(found)
         rows = [(row["key"], row["status"], json.dumps(row)) for _, _, row in found if not isinstance(row, str)]
         last = [(question, sources, row if isinstance(row, str) else row["key"]) for question, sources, row in found]
-        with self._named_errors(), self._transaction():
+        with self._named_errors(), self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
             self._connection.executemany(_ADD, rows)
             self._connection.executemany(_LAST, last)
 
@@ -105,31 +107,16 @@ class Store:
 
     def rows(self, keys: Iterable[str]) -> dict[str, Row]:
         """Rows by key; keys without a row are left out."""
-        wanted = set(keys)
+        wanted = set(keys)  # one scan: SQLite takes a limited number of keys in a query
         with self._named_errors():
             found = self._connection.execute("SELECT key, cells FROM rows")
             return {key: json.loads(cells) for key, cells in found if key in wanted}
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
 
     def __enter__(self) -> Store:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            with suppress(sqlite3.Error):  # a full disk ends the transaction
-                self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
+        self._connection.close()
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -16,8 +16,8 @@ from tasp_lab.core.files import file_sha256
 from tasp_lab.core.tables import brief
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.prediction.question import Value
-from tasp_lab.study.point import AS_IS, Point, job_of, layer_of, options_of, settings_of
+from tasp_lab.prediction.question import NO_SAMPLES, Value
+from tasp_lab.study.point import AS_IS, Point, cells_of_layer, job_of, layer_of, options_of, settings_of
 from tasp_lab.study.where import NO_FILTER, Where
 from tasp_lab.workload.layer import Workload
 
@@ -44,9 +44,10 @@ class Study:
 
     Parameters
     ----------
-    name, seed, samples : of the study; samples of the constants per point, 0 for intervals by residuals alone.
+    name : of the study.
     axes : those of machines, then of layers, of plans and of schedules; machines and schedules may be templates with
         the values of other axes, ``h100-{nodes}x8``.
+    sampling : of the constants per point; no samples for intervals by residuals alone.
     zipped : groups of axes that move together.
     variants : names of what-if variants with their overrides; `AS_IS`, which changes nothing, is the first.
     where : filters.
@@ -58,8 +59,7 @@ class Study:
 
     name: str
     axes: tuple[Axis, ...]
-    seed: int = 0
-    samples: int = 0
+    sampling: Sampling = NO_SAMPLES
     zipped: tuple[tuple[str, ...], ...] = ()
     variants: tuple[tuple[str, tuple[str, ...]], ...] = ((AS_IS, ()),)
     where: Where = NO_FILTER
@@ -75,36 +75,40 @@ class Study:
     @property
     def count(self) -> int:
         """The number of combinations, before filters."""
-        return sum(_combinations(axes, self.zipped) for _, axes in self._grids()) * len(self.variants)
+        return sum(prod(len(unit[0].values) for unit in units) for _, units in self._grids()) * len(self.variants)
 
     def points(self) -> Iterator[Point]:
         """The points that the filters keep, in order: by machine, variant, layer, schedule. Equal ones may repeat.
 
         Raises `StudyError` where a machine or a layer does not exist.
         """
-        for name, axes in self._grids():
-            for machine_values in _products(axes, self.zipped, "machine"):
+        # Machines come first: what takes long once per machine (its rings, samples of its constants) is found once.
+        for name, units in self._grids():
+            machines = [unit for unit in units if unit[0].section == "machine"]
+            others = [unit for unit in units if unit[0].section != "machine"]
+            for machine_values in _products(machines, {}):
                 for variant, overrides in self.variants:
-                    for values in _products(axes, self.zipped, "layer", "plan", "schedule", fixed=machine_values):
+                    for values in _products(others, machine_values):
                         labels = {**values, "variant": variant, **({POINT: name} if self.named else {})}
                         if (point := self._point(labels, overrides)) is not None:
                             yield point
 
-    def _grids(self) -> list[tuple[str, tuple[Axis, ...]]]:
-        """The axes of the study, and those with the values of each named point."""
-        grids = [("", self.axes)]
-        for name, given in self.named:
-            instead = {each.name: each for each in given}
-            grids.append((name, tuple(instead.get(each.name, each) for each in self.axes)))
+    def _grids(self) -> list[tuple[str, list[tuple[Axis, ...]]]]:
+        """The units of axes of the study, and those with the values of each named point."""
+        grids = []
+        for name, given in (("", ()), *self.named):
+            instead = {axis.name: axis for axis in given}
+            grids.append((name, _units(tuple(instead.get(axis.name, axis) for axis in self.axes), self.zipped)))
         return grids
 
     def _point(self, labels: Mapping[str, Value], overrides: tuple[str, ...]) -> Point | None:
         """The point of these values, None if a filter skips it."""
         machine, schedule = (fill(labels[name], labels) for name in ("machine", "schedule"))
         labels = {**labels, "machine": machine, "schedule": schedule}
+        # an edited file is another model, so its hash is part of the question to the cache
         layer = _layer(tuple(labels.items()), file_sha256(str(labels.get("model"))))
-        library = str(labels.get("library", "auto"))
-        if not self.where.keeps({**numbers_of(machine, library, layer), **labels}):
+        ranks = ranks_of(machine, str(labels.get("library", "auto")))
+        if not self.where.keeps({"ranks": ranks, **cells_of_layer(layer), **labels}):
             return None
         return Point(
             machine,
@@ -112,21 +116,14 @@ class Study:
             layer,
             options_of(labels),
             overrides=overrides,
-            sampling=Sampling(self.samples, self.seed),
+            sampling=self.sampling,
             labels=tuple(labels.items()),
             job=job_of(labels),
             **settings_of(labels),
         )
 
 
-def numbers_of(machine: str, library: str, layer: Workload) -> Mapping[str, object]:
-    """Names of filters besides the axes: the ranks of the machine, and the numbers of the layer."""
-    numbers = {name: getattr(layer, name) for name in LAYER_NUMBERS}
-    return {"ranks": ranks_of(machine, library), "kv_heads": layer.kv_head_count, **numbers}
-
-
-LAYER_NUMBERS = ("batch", "heads", "head_dim", "mask", "kind", "dtype")
-DERIVED = ("ranks", "kv_heads", *LAYER_NUMBERS, "variant")
+FILTERED = ("ranks", *cells_of_layer(Workload(1)), "variant")
 """Names that filters may use beside those of the axes."""
 
 
@@ -163,28 +160,21 @@ def places(template: Value) -> set[str]:
 
 def _units(axes: tuple[Axis, ...], zipped: tuple[tuple[str, ...], ...]) -> list[tuple[Axis, ...]]:
     """The axes in groups that move together; a group stands where its first axis does."""
-    of_name = {each.name: each for each in axes}
+    of_name = {axis.name: axis for axis in axes}
     together = {name: group for group in zipped for name in group}
-    units = dict.fromkeys(together.get(each.name, (each.name,)) for each in axes)
+    units = dict.fromkeys(together.get(axis.name, (axis.name,)) for axis in axes)
     return [tuple(of_name[name] for name in unit) for unit in units]
 
 
-def _combinations(axes: tuple[Axis, ...], zipped: tuple[tuple[str, ...], ...]) -> int:
-    return prod(len(unit[0].values) for unit in _units(axes, zipped))
-
-
-def _products(
-    axes: tuple[Axis, ...],
-    zipped: tuple[tuple[str, ...], ...],
-    *sections: Section,
-    fixed: Mapping[str, Value] | None = None,
-) -> Iterator[dict[str, Value]]:
-    """Every combination of the axes of these sections, beside fixed values."""
-    units = [unit for unit in _units(axes, zipped) if unit[0].section in sections]
-    rows = [[dict(zip((each.name for each in unit), row, strict=True)) for row in zip(
-        *(each.values for each in unit), strict=True)] for unit in units]  # fmt: skip
+def _products(units: Iterable[tuple[Axis, ...]], fixed: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
+    """Every combination of the values of these units, beside fixed values."""
+    rows = [
+        [dict(zip((axis.name for axis in unit), row, strict=True)) for row in zip(
+            *(axis.values for axis in unit), strict=True)]
+        for unit in units
+    ]  # fmt: skip
     for chosen in itertools.product(*rows):
-        found = dict(fixed or {})
+        found = dict(fixed)
         for part in chosen:
             found |= part
         yield found

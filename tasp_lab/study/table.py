@@ -5,9 +5,9 @@ table(study, ["schedule"], ["seq"], where="machine == 'h100-8'")
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.report import View
@@ -18,13 +18,15 @@ from tasp_lab.study.frames import (
     NO_VALUE,
     OF_WINNERS,
     SPEEDUPS,
+    Cells,
     are_plans,
     check_columns,
+    compared_columns,
     counts,
     counts_text,
+    groups_of,
     held_constant,
-    held_text,
-    is_text,
+    is_number,
     listed,
     plain,
     point_columns,
@@ -33,7 +35,6 @@ from tasp_lab.study.frames import (
     statuses_text,
     text_of,
     title_of,
-    varying,
     winners,
     with_derived,
 )
@@ -58,11 +59,6 @@ class Selection:
     where: str | None
 
     @property
-    def name(self) -> str:
-        """Of the study."""
-        return self.folder.study.name
-
-    @property
     def unanswered(self) -> pd.DataFrame:
         """The rows without an answer that the filter leaves; a filter of results leaves none, for they have none."""
         return select(self.folder.unanswered().reindex(columns=self.rows.columns), self.where, or_none=True)
@@ -71,10 +67,10 @@ class Selection:
     def counts(self) -> dict[str, int]:
         return counts(self.rows, self.unanswered)
 
-    def to_dict(self, shown: Sequence[str]) -> dict[str, object]:
+    def document(self, shown: Sequence[str]) -> dict[str, object]:
         """What all views state in JSON; `shown` are columns whose values they tell apart."""
         return {
-            "study": self.name,
+            "study": self.folder.name,
             "baseline": self.baseline,
             "where": self.where,
             "held": held_constant(self.rows, shown),
@@ -85,7 +81,9 @@ class Selection:
 
     def lines(self, shown: Sequence[str]) -> list[str]:
         """What all views state for people."""
-        held = held_text(held_constant(self.rows, shown))
+        held = ", ".join(
+            f"{title_of(name)} {text_of(name, value)}" for name, value in held_constant(self.rows, shown).items()
+        )
         return [
             *([f"all with {held}"] if held else []),
             *([f"where {self.where}"] if self.where else []),
@@ -106,12 +104,14 @@ def selected(folder: StudyFolder, where: str | None = None, baseline: str | None
 
     Raises `StudyError` if none is left.
     """
-    base = baseline or folder.study.baseline
+    base = baseline or folder.baseline
     rows = folder.rows()
     if rows.empty:
         statuses = statuses_text(counts(folder.unanswered()))
         raise StudyError(f"{folder.path}: no row has a time: {statuses}; reasons are in {UNANSWERED}")
+    # without a row of the study's baseline tables have no speed-ups; a baseline that was asked for is refused instead
     known = base if baseline or base in set(rows["schedule"]) else None
+    # filtered after the speed-ups, so that a filter may leave out the baseline itself
     return Selection(folder, select(with_derived(rows, known), where), known, where)
 
 
@@ -150,7 +150,12 @@ def table(
         raise StudyError(f"limit: {limit}, expected 1 or more")
     if rows or columns or value:
         return _pivot_table(covered, rows, columns, value, sort, limit)
-    return _winner_table(covered, sort, limit)
+    axes, frame = winners_of(covered)
+    if sort is not None:
+        name = sort.removeprefix("-")
+        check_columns([name], frame)
+        frame = frame.sort_values(name, ascending=name == sort, kind="stable")
+    return winner_table(covered, axes, frame.head(limit or len(frame)))
 
 
 def winners_of(covered: Selection) -> tuple[list[str], pd.DataFrame]:
@@ -158,71 +163,86 @@ def winners_of(covered: Selection) -> tuple[list[str], pd.DataFrame]:
     frame = winners(covered.rows)
     if frame.empty:
         raise StudyError(f"{covered.folder.path}: no row has a time and fits into memory")
-    return [column for column in varying(covered.rows) if column != "schedule"] or ["machine"], frame
+    return compared_columns(covered.rows), frame
 
 
-def numbers_of_winners(winners: pd.DataFrame) -> tuple[str, ...]:
-    """The columns of tables of winners beside their times; the winner of plans is the recommended layout itself."""
-    return ("tokens_per_s_per_gpu", "mfu", "memory_bytes") if are_plans(winners) else ("recommended",)
-
-
-def _winner_table(covered: Selection, sort: str | None, limit: int | None) -> View:
-    axes, frame = winners_of(covered)
-    if sort is not None:
-        name = sort.removeprefix("-")
-        check_columns([name], frame)
-        frame = frame.sort_values(name, ascending=name == sort, kind="stable")
-    frame = (
-        frame.rename(columns={"schedule": WINNER}).head(limit) if limit else frame.rename(columns={"schedule": WINNER})
-    )
-    plans = are_plans(frame)
-    numbers = numbers_of_winners(frame)
-    cells = ("time_s", "time_low_s", "time_high_s", "speedup", "speedup_low", "speedup_high")
+def winner_table(covered: Selection, axes: Sequence[str], frame: pd.DataFrame) -> View:
+    """The table of the winners in `frame`; `axes` are the columns that tell them apart."""
+    rows, plans = records_of(frame), are_plans(frame)
+    columns = winner_columns(covered, axes)
+    texts = [place for place, (_, of) in enumerate(columns) if any(isinstance(row.get(str(of)), str) for row in rows)]
+    times = ("time_s", "time_low_s", "time_high_s", *SPEEDUPS, "bottleneck")
     more = dict.fromkeys([*OF_WINNERS, *((*OF_PLANS, "memory_bytes") if plans else ())])
-    records = records_of(frame[[*axes, WINNER, *cells, "bottleneck", *more]])
-
-    def speedups(*cells: str) -> tuple[str, ...]:
-        return cells if covered.baseline else ()
-
-    columns = [*map(title_of, axes), "winner", "time", "interval", *speedups("speed-up", "interval")]
-    rows = [
-        [
-            *(text_of(column, row[column]) for column in axes),
-            row[WINNER],
-            text_of("time_s", row["time_s"]),
-            range_of("time_s", row["time_low_s"], row["time_high_s"]),
-            *speedups(text_of("speedup", row["speedup"]), range_of("speedup", row["speedup_low"], row["speedup_high"])),
-            text_of("bottleneck", row["bottleneck"]),
-            *(text_of(column, row[column]) for column in numbers),
-            text_of("expected_regret", row["expected_regret"]),
-        ]
-        for row in records
-    ]
-    texts = [place for place, column in enumerate(axes) if is_text(frame, column)]
-    lines = [f"speed-up over {covered.baseline}"] if covered.baseline else []
-    lines += [TIE_RULE] if any(map(is_open, records)) else []
+    records = [{WINNER if name == "schedule" else name: row[name] for name in (*axes, "schedule", *times, *more)}
+               for row in rows]  # fmt: skip
     return View(
-        covered.to_dict(axes) | {"rows": records},
+        covered.document(axes) | {"rows": records},
         records,
         [
             Table(
-                f"{covered.name}: the fastest {'layout' if plans else 'schedule'} that fits into memory",
-                (*columns, "bottleneck", *map(title_of, numbers), "expected regret"),
-                rows,
-                (*texts, len(axes), len(columns), *(() if plans else (len(columns) + 1,))),
+                f"{covered.folder.name}: the fastest {'layout' if plans else 'schedule'} that fits into memory",
+                [title for title, _ in columns],
+                [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in cells_of(rows, columns)],
+                texts,
             ),
-            *lines,
+            *([f"speed-up over {covered.baseline}"] if covered.baseline else []),
+            *([TIE_RULE] if any(map(is_open, rows)) else []),
             *covered.lines((*axes, "schedule")),
         ],
     )
 
 
-def is_open(row: Mapping[str, Any]) -> bool:
+def is_open(row: Cells) -> bool:
     """Whether a question is open: its recommendation has an expected regret above `DECIDED`, or none is known, or a
     layout that a plan left may take less than it does by as much.
     """
-    regret, least = plain(row["expected_regret"]), plain(row.get("least_left_over_best"))
+    regret, least = row["expected_regret"], row.get("least_left_over_best")
     return regret is None or regret > DECIDED or (least is not None and least < 1 - DECIDED)
+
+
+# ----------------------------------------------------------------- columns, on a terminal and on the page of a report
+
+Cell = str | list[Any]
+"""A text, or a text and the number it stands for."""
+
+Column = tuple[str, str | Callable[[Cells], Cell]]
+"""The title of a column, and its cells: those of a column of the study, or what a function makes of a row."""
+
+
+def cells_of(rows: Iterable[Cells], columns: Sequence[Column]) -> list[list[Cell]]:
+    """The cells of a table."""
+    return [[cell(of, row[of]) if isinstance(of, str) else of(row) for _, of in columns] for row in rows]
+
+
+def cell(column: str, value: Any) -> Cell:
+    """The cell of a value.
+
+    >>> cell("seq", 65536), cell("machine", "h100-8"), cell("seq", None)
+    (['64Ki', 65536], 'h100-8', '-')
+    """
+    value = plain(value)
+    return [text_of(column, value), value] if is_number(value) else text_of(column, value)
+
+
+def titled(columns: Iterable[str]) -> list[Column]:
+    """Columns of the study with their titles."""
+    return [(title_of(column), column) for column in columns]
+
+
+def interval(column: str, low: str, high: str) -> Column:
+    """The interval of a column."""
+    return "interval", lambda row: range_of(column, row[low], row[high])
+
+
+TIME_INTERVAL = interval("time_s", "time_low_s", "time_high_s")
+
+
+def winner_columns(covered: Selection, axes: Sequence[str]) -> list[Column]:
+    """The columns of winners; the winner of plans is the recommended layout itself."""
+    numbers = ("tokens_per_s_per_gpu", "mfu", "memory_bytes") if are_plans(covered.rows) else ("recommended",)
+    speedups = [("speed-up", "speedup"), interval(*SPEEDUPS)] if covered.baseline else []
+    times: list[Column] = [(WINNER, "schedule"), ("time", "time_s"), TIME_INTERVAL, *speedups]
+    return [*titled(axes), *times, *titled(("bottleneck", *numbers, "expected_regret"))]
 
 
 def range_of(column: str, low: Any, high: Any) -> str:
@@ -253,31 +273,29 @@ Key = tuple[Any, ...]
 """The values of some columns."""
 
 
-class Cell(NamedTuple):
-    """A cell of a pivot table: its value, its text, and the mark that belongs to it."""
-
-    value: Any
-    text: str
-    mark: str = ""
-
-    @property
-    def marked(self) -> str:
-        """The text with its mark."""
-        return f"{self.mark} {self.text}" if self.mark in (AT_LEAST, AT_MOST) else f"{self.text} {self.mark}".rstrip()
+Pivot = Mapping[tuple[Key, Key], tuple[Any, str, str]]
+"""The cells of a pivot table by the values of the columns that its rows and its columns have: value, text, mark."""
 
 
-def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str) -> dict[tuple[Key, Key], Cell]:
+def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str) -> Pivot:
     """The cells of a column, or of `WINNER`, by the values of the columns `by` and `over`, in the order of the rows.
 
     Raises `StudyError` where a cell would have several values, with the column that tells them apart.
     """
-    frame = winners(rows) if value == WINNER else rows
-    shown = [*by, *over]
-    cells = {}
-    for key, group in frame.groupby(shown, dropna=False, sort=False) if shown else [((), frame)]:
+    frame, shown, cells = winners(rows) if value == WINNER else rows, [*by, *over], {}
+    for key, group in groups_of(frame, shown):
         check_single(group, (*shown, *(["schedule"] if value == WINNER else [])))
-        values = tuple(plain(each) for each in key)
-        cells[values[: len(by)], values[len(by) :]] = _cell(group.iloc[0], value)
+        (row,) = records_of(group)
+        found, text, mark = row.get(value), text_of(value, row.get(value)), NO_FIT if row["fits"] is False else ""
+        if value == WINNER:
+            speedup = "" if row["speedup"] in (None, 1) else f" {text_of('speedup', row['speedup'])}"
+            found, text, mark = row["schedule"], f"{row['schedule']}{speedup}", CLOSE if is_open(row) else mark
+        elif row["status"] == "settled" and value == "time_s":  # it has none: the bound is what is known of it
+            found, text, mark = None, text_of("bound_s", row["bound_s"]), AT_LEAST
+        elif row["status"] == "settled" and value in SPEEDUPS:
+            found, mark = None, "" if found is None else AT_MOST
+        words = (mark, text) if mark in (AT_LEAST, AT_MOST) else (text, mark)
+        cells[key[: len(by)], key[len(by) :]] = found, " ".join(filter(None, words)), mark
     return cells
 
 
@@ -294,20 +312,7 @@ def check_single(group: pd.DataFrame, shown: Sequence[str], options: str = "--ro
     )
 
 
-def _cell(row: pd.Series[Any], value: str) -> Cell:
-    mark = NO_FIT if plain(row["fits"]) is False else ""
-    if value == WINNER:
-        speedup = "" if plain(row["speedup"]) in (None, 1) else f" {text_of('speedup', row['speedup'])}"
-        return Cell(row["schedule"], f"{row['schedule']}{speedup}", CLOSE if is_open(row) else mark)
-    cell = plain(row[value])
-    if row["status"] == "settled" and value == "time_s":
-        return Cell(None, text_of("bound_s", row["bound_s"]), AT_LEAST)
-    if row["status"] == "settled" and value in SPEEDUPS:
-        return Cell(None, text_of(value, cell), AT_MOST if cell is not None else "")
-    return Cell(cell, text_of(value, cell), mark)
-
-
-def column_keys(cells: Mapping[tuple[Key, Key], Cell]) -> list[Key]:
+def column_keys(cells: Pivot) -> list[Key]:
     """The values of the columns of a pivot table: numbers ascending, texts as they come."""
     keys = list(dict.fromkeys(column for _, column in cells))
     numeric = all(isinstance(value, (int, float)) for key in keys for value in key)
@@ -337,33 +342,33 @@ def _pivot_table(
         raise StudyError(f"{value}: the study has no baseline, expected --baseline SCHEDULE")
     cells = pivot(covered.rows, by, over, value)
     columns, keys = column_keys(cells), list(dict.fromkeys(row for row, _ in cells))
-    if sort is not None:
-        keys = _sorted(keys, cells, by, {heading(over, key): key for key in columns}, sort)
+    if sort is not None:  # by a column of rows, or by a column of cells, which its heading names; empty cells are last
+        name, of_heading = sort.removeprefix("-"), {heading(over, key): key for key in columns}
+        if name not in by and name not in of_heading:
+            raise StudyError(f"cannot sort by {name!r}, expected one of {', '.join((*by, *of_heading))}")
+        found = {key: cells.get((key, of_heading.get(name, ()))) for key in keys}
+        values: dict[Key, Any] = {
+            key: key[by.index(name)] if name in by else cell and cell[0] for key, cell in found.items()
+        }
+        known = [key for key in keys if values[key] is not None]
+        keys = sorted(known, key=values.__getitem__, reverse=name != sort)
+        keys += [key for key, sorted_by in values.items() if sorted_by is None]
     keys = keys[:limit]
     records = [
-        {
-            **dict(zip(by, row, strict=True)),
-            **dict(zip(over, column, strict=True)),
-            value: cell.value,
-            "text": cell.marked,
-        }
+        dict(zip((*by, *over, value, "text"), (*row, *column, *cells[row, column][:2]), strict=True))
         for row in keys
         for column in columns
-        if (cell := cells.get((row, column))) is not None
+        if (row, column) in cells
     ]
     texts = [place for place in range(len(by)) if any(isinstance(key[place], str) for key in keys)]
     texts += range(len(by), len(by) + len(columns)) if value == WINNER else []
-    title = f"{covered.name}: {title_of(value)}" + (f" over {', '.join(map(title_of, over))}" if over else "")
-    shown = [
-        [text_of(name, part) for name, part in zip(by, key, strict=True)]
-        + [NO_VALUE if (cell := cells.get((key, column))) is None else cell.marked for column in columns]
-        for key in keys
-    ]
+    empty = None, NO_VALUE, ""
+    shown = [[*map(text_of, by, key), *(cells.get((key, column), empty)[1] for column in columns)] for key in keys]
+    title = f"{covered.folder.name}: {title_of(value)}" + (f" over {', '.join(map(title_of, over))}" if over else "")
     headings = (*map(title_of, by), *(heading(over, key) or title_of(value) for key in columns))
-    has_speedup = value in (WINNER, *SPEEDUPS) and covered.baseline
-    marks = {cell.mark for cell in cells.values()}
+    has_speedup, marks = value in (WINNER, *SPEEDUPS) and covered.baseline, {mark for _, _, mark in cells.values()}
     return View(
-        covered.to_dict((*by, *over)) | {"rows": list(by), "columns": list(over), "value": value, "cells": records},
+        covered.document((*by, *over)) | {"rows": list(by), "columns": list(over), "value": value, "cells": records},
         records,
         [
             Table(title, headings, shown, texts),
@@ -372,18 +377,3 @@ def _pivot_table(
             *covered.lines((*by, *over)),
         ],
     )
-
-
-def _sorted(
-    keys: list[Key], cells: Mapping[tuple[Key, Key], Cell], by: Sequence[str], columns: Mapping[str, Key], sort: str
-) -> list[Key]:
-    """The row keys by one of their columns, or by a column of cells, named by its heading; empty cells last."""
-    name = sort.removeprefix("-")
-    if name in by:
-        values = {key: key[by.index(name)] for key in keys}
-    elif name in columns:
-        values = {key: None if (cell := cells.get((key, columns[name]))) is None else cell.value for key in keys}
-    else:
-        raise StudyError(f"cannot sort by {name!r}, expected one of {', '.join((*by, *columns))}")
-    known = [key for key in keys if values[key] is not None]
-    return sorted(known, key=values.__getitem__, reverse=name != sort) + [key for key in keys if values[key] is None]

@@ -15,6 +15,7 @@ from tasp_lab.prediction.training_step.layout import Layout
 from tasp_lab.study.file import load_study
 from tasp_lab.study.folder import FORMAT, POINTS, PROVENANCE, STUDY, StudyFolder, provenance
 from tasp_lab.study.frames import needed
+from tasp_lab.study.table import selected
 from tests.conftest import Command
 from tests.support.studies import plans_of
 from tests.support.study_folders import BASELINE, row, study_rows, write_study
@@ -29,13 +30,11 @@ def test_rows_with_and_without_an_answer_are_all_that_was_written(tmp_path: Path
     assert dict(zip(done["key"], done["time_s"], strict=True)) == times
 
 
-def test_the_outline_has_name_baseline_axes_and_what_is_sought(tmp_path: Path) -> None:
-    study = StudyFolder(write_study(tmp_path / "longctx")).study
-    assert (study.name, study.seed, study.baseline) == ("long-context-training", 0, BASELINE)
+def test_a_folder_has_name_baseline_and_axes(tmp_path: Path) -> None:
+    study = StudyFolder(write_study(tmp_path / "longctx"))
+    assert (study.name, study.baseline) == ("long-context-training", BASELINE)
     assert study.axes == ("machine", "model", "seq", "schedule")
-    assert study.find["crossover"]["along"] == "seq"
-    bare = StudyFolder(write_study(tmp_path / "bare", asked={"study": {"name": "one"}})).study
-    assert (bare.baseline, bare.find) == (None, {})
+    assert StudyFolder(write_study(tmp_path / "bare", asked={"study": {"name": "one"}})).baseline is None
 
 
 @pytest.mark.parametrize(
@@ -51,14 +50,14 @@ def test_the_outline_has_name_baseline_axes_and_what_is_sought(tmp_path: Path) -
         ("provenance", "provenance.json: cannot be read"),
         ("list", "provenance.json: cannot be read"),
         ("points", "points.parquet: cannot be read"),
-        ("toml", "study.toml: cannot be read"),
+        ("toml", "study.toml: invalid TOML"),
         ("columns", "points.parquet: no column 'schedule', expected the rows of a study"),
     ],
 )
 def test_what_is_no_study_is_refused_in_one_line(tmp_path: Path, broken: str, telling: str) -> None:
     folder = tmp_path / "study"
     with pytest.raises(StudyError) as refused:
-        StudyFolder(spoilt(folder, broken)).study  # noqa: B018
+        selected(StudyFolder(spoilt(folder, broken)))
     assert telling in str(refused.value)
     assert str(folder) in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -58,23 +58,10 @@ def test_a_speed_up_has_the_interval_of_compare(time_s: float, own: float, base:
     assert shown == pytest.approx([low, base_s / time_s, high], rel=1e-6)
 
 
-NARROW = {"time_s": 1.0, "time_low_s": 0.8, "time_high_s": 1.2}
-WIDE = {"time_s": 1.0, "time_low_s": 0.8, "time_high_s": 1.4}
-SLOW = {"time_s": 2.0, "time_low_s": 1.3, "time_high_s": 3.0}
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "expected"),
-    [
-        (NARROW, SLOW, 1),
-        (SLOW, NARROW, 0),
-        (WIDE, SLOW, 0.5),
-        ({"time_s": 1.0}, {"time_s": 1.0}, 0.5),
-        ({"time_s": 1.0}, {"time_s": 1.1}, 1),
-    ],
-)
-def test_without_a_setting_intervals_decide(one: dict[str, float], two: dict[str, float], expected: float) -> None:
-    assert first_is_faster(one, two) == expected
+def test_a_time_without_a_setting_is_of_another_version() -> None:
+    with pytest.raises(StudyError, match="has no setting, expected rows of this version") as refused:
+        first_is_faster({"schedule": "tasp", "time_s": 1.0}, {"schedule": "ulysses", "time_s": 2.0})
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def question(cells: dict[str, Any]) -> tuple[object, ...]:

@@ -64,7 +64,7 @@ def test_the_files_of_a_folder_are_what_was_asked(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path)
     assert len(folder.rows()) == DONE["ok"]
     assert set(folder.unanswered()["schedule"]) == {"usp:2x2"}
-    assert folder.study.baseline == "ring-attention"
+    assert folder.baseline == "ring-attention"
     assert folder.provenance()["command"] == "tasp-lab study run small.toml"
     written = pd.read_csv(tmp_path / "points.csv")
     assert written["key"].tolist() == [row["key"] for row in result.rows]
@@ -96,7 +96,8 @@ def test_a_folder_belongs_to_one_study(tmp_path: Path) -> None:
 
 
 def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
-    Store(tmp_path).close()
+    with Store(tmp_path):
+        pass
     with sqlite3.connect(tmp_path / RESULTS) as connection:
         connection.execute("PRAGMA user_version=99")
     with pytest.raises(StudyError, match="has format 99, expected format 2 of this version"):
@@ -174,7 +175,7 @@ def test_an_interrupted_study_shows_what_it_has(tmp_path: Path, tell: Tell) -> N
     whole = run_study(study).rows
     times = {row["key"]: row["time_s"] for row in whole}
     assert all(times[row["key"]] == row["time_s"] for row in folder.rows().to_dict("records"))
-    assert folder.study.baseline == "ring-attention"
+    assert folder.baseline == "ring-attention"
     assert f"{kept} of 24 points so far" in str(table(folder))
     code, out, err = tell("study", "show", str(tmp_path), "--json")
     assert code == 0, err

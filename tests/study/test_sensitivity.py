@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from tasp_lab.study.point import Point
 from tasp_lab.study.sensitivity import (
     COMPUTE,
     Factor,
-    Logs,
     SensitivityQuestion,
     Times,
     Width,
@@ -76,11 +76,11 @@ def test_the_winner_changes_where_the_order_does(tmp_path: Path) -> None:
 def test_constants_that_a_machine_does_not_use_are_left_out() -> None:
     """One node uses no constant of the network; those that are exact have no interval to move in."""
     point = Point("h100-8", "tasp", ring_point("h100-8", 8192).layer, AttentionOptions("both"))
-    names = {each.name for each in factors_of(load_machine("h100-8"), point.layer, "both")}
+    names = {each["constant"] for each in factors_of(load_machine("h100-8"), point.layer, "both")}
     assert COMPUTE in names
     assert "message_launch" in names
     assert not {name for name in names if name.startswith(("nic_", "lone_", "channels"))}
-    two = {each.name for each in factors_of(load_machine("h100-2x8"), point.layer, "both")}
+    two = {each["constant"] for each in factors_of(load_machine("h100-2x8"), point.layer, "both")}
     assert {"nic_payload", "nic_channel_rate"} <= two
 
 
@@ -88,7 +88,7 @@ def test_a_width_in_place_of_intervals(tmp_path: Path) -> None:
 
     def highs(machine: Machine, by: str) -> dict[str, float]:
         found = factors_of(machine, ring_point("", 8).layer, "forward", Width.parse(by))
-        return {factor.name: math.exp(factor.high) for factor in found}
+        return {factor["constant"]: factor["factor_high"] for factor in found}
 
     machine = load_machine(uncertain_machine(tmp_path))
     stated = highs(machine, "source interval")
@@ -162,21 +162,22 @@ def test_a_speedup_needs_two_schedules(tmp_path: Path) -> None:
 
 
 def _factors(*widths: float) -> list[Factor]:
-    return [Factor(f"c{number}", -width, width, "", "a table", False) for number, width in enumerate(widths)]
+    return [
+        {"constant": f"c{number}", "factor_low": math.exp(-width), "factor_high": math.exp(width)}
+        for number, width in enumerate(widths)
+    ]
 
 
 def test_one_at_a_time_has_both_ends_and_all_others_as_they_are() -> None:
-    def times_of(logs: Logs) -> Times:
-        return {"one": math.exp(2 * logs.get("c0", 0.0) - logs.get("c1", 0.0)), "two": 1.2}
+    def times_of(factors: Mapping[str, float]) -> Times:
+        return {"one": factors.get("c0", 1.0) ** 2 / factors.get("c1", 1.0), "two": 1.2}
 
     def both(schedules: list[str], *widths: float) -> list[dict[str, Any]]:
         found = one_at_a_time(_factors(*widths), times_of, times_of({}), schedules)
         return sorted(found, key=lambda each: each["constant"])
 
-    assert [(each["value_at_low"], each["value_at_high"]) for each in both(["one"], 0.1, 0.3)] == [
-        (math.exp(-0.2), math.exp(0.2)),
-        (math.exp(0.3), math.exp(-0.3)),
-    ]
+    ends = [each[end] for each in both(["one"], 0.1, 0.3) for end in ("value_at_low", "value_at_high")]
+    assert ends == pytest.approx([math.exp(power) for power in (-0.2, 0.2, 0.3, -0.3)], rel=1e-12)
     for schedules in (["one"], ["one", "two"]):
         assert [each["effect"] for each in both(schedules, 0.1, 0.3)] == pytest.approx([0.2, 0.3])
     # exp(0.2) and exp(0.3) are more than 1.2, exp(0.1) is less

@@ -325,12 +325,11 @@ def crossover(
     from tasp_lab.study.crossover import crossover_question, find_crossovers
     from tasp_lab.study.lookup import points_at, study_at
 
-    source = study_at(path)
+    asked, evaluate = study_at(path)
     given = {"along": along, "between": between, "margin": margin, "from": from_, "to": to}
-    question = crossover_question(source.study.find.get("crossover", {}), **given)
+    question = crossover_question(asked.find.get("crossover", {}), **given)
     with Progress(lines_only=json) as shown:
-        points = points_at(source.study.points(), at or "")
-        found = find_crossovers(points, question, source.evaluate, shown.line)
+        found = find_crossovers(points_at(asked.points(), at or ""), question, evaluate, shown.line)
     tell(found, json, wide=wide)
 
 
@@ -365,7 +364,7 @@ def sensitivity(
     from tasp_lab.study.lookup import one_point_at, study_at
     from tasp_lab.study.sensitivity import find_sensitivity, sensitivity_question
 
-    asked = study_at(path).study
+    asked, _ = study_at(path)
     given = {"of": of, "between": between, "at": at, "by": by, "top": top}
     question = sensitivity_question(asked.find.get("sensitivity", {}), **given)
     with Progress(lines_only=json) as shown:
