@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from tasp_lab.core.arguments import TYPES, check_arguments
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ProfileError, TaspLabError, first_line, unknown
+from tasp_lab.core.lazy import from_above
 from tasp_lab.core.records import Count, Record, Text, converted, data_names
 from tasp_lab.core.units import parse_time_s
 from tasp_lab.machines.host import INSTANT_HOST, NO_PASSES, Batches, Communicators, HostModel, Passes
@@ -367,9 +367,7 @@ def _check(found: Stack) -> None:
     for host in found.hosts:
         found.hosts[host].model(host, "")
     for how in found.schedules:
-        if wrong := [name for name in how.options if name not in TYPES]:
-            raise ProfileError(unknown("option", wrong[0], list(TYPES)))
-        check_arguments(how.options)  # their values are checked where a schedule is built with them
+        from_above("check options")(how.options)  # their values are checked where a schedule is built with them
         groups = [*re.compile(how.schedules).groupindex, "ranks"]
         fields = [field for _, field, _, _ in Formatter().parse(how.text) if field is not None]
         for group in (*fields, *([how.heads_over] if how.heads_over else ())):

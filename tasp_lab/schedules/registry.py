@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from tasp_lab.core.choices import AttentionKind, Pass
 from tasp_lab.core.errors import (
@@ -45,9 +45,9 @@ from tasp_lab.schedules.files import (
     parts_of,
     run_file,
 )
+from tasp_lab.workload.layer import Work, Workload
 
 if TYPE_CHECKING:
-    from tasp_lab.workload.layer import Work, Workload
     from tasp_lab.workload.sequence_layout import SequenceLayout
 
 Kind = CollectiveKind | Literal["softmax", "linear"]
@@ -359,15 +359,6 @@ def uses_rings(name: str) -> bool:
     return spec is not None and spec.uses_rings
 
 
-def names_over_rings() -> list[str]:
-    """The schedules of single layers and of collectives that accept a decomposition.
-
-    >>> names_over_rings()[:2]
-    ['multi-ring', 'multi-ring-reduce-scatter']
-    """
-    return [name for name, spec in ALL.items() if spec.uses_rings]
-
-
 def state_schedules() -> list[str]:
     """The schedules of linear attention that move states, so that a sequence may begin with one and leave one."""
     return [name for name, spec in LINEAR.items() if spec.moves_states]
@@ -450,26 +441,11 @@ def _variants(spec: ScheduleSpec) -> list[str]:
     return [each for each in spec.variants if each in ATTENTION or each in COLLECTIVES]
 
 
-def is_attention(name: str) -> bool:
-    """Whether a name, with or without a split and a variant, is one of a schedule of softmax attention.
-
-    >>> is_attention("usp:2x4"), is_attention("multi-ring")
-    (True, False)
-    """
-    return parts_of(name)[0] in ATTENTION
-
-
 def balanced_ring(workload: Workload) -> str:
     """The schedule over one ring that gives all ranks equal work: that of the layout that the mask names."""
     layout = workload.visible.balanced_layout
     rings = (name for name, spec in ATTENTION.items() if spec.is_baseline and spec.layout == layout)
     return next(rings)
-
-
-def check_attention(names: Iterable[str]) -> None:
-    """Raise `ScheduleError` for the first name that is not known, or whose split or variant is none."""
-    for name in names:
-        known_attention(name, None)
 
 
 def known_attention(name: str, world_size: int | None) -> tuple[ScheduleSpec, dict[str, Any]]:
@@ -512,15 +488,6 @@ class Names(NamedTuple):
         """The schedule of a layer of a pattern."""
         return self.linear if letter == "L" else self.softmax
 
-    @property
-    def together(self) -> str:
-        """The name of the schedule of the hybrid.
-
-        >>> Names("all-scan", "tasp").together
-        'all-scan+tasp'
-        """
-        return f"{self.linear}+{self.softmax}"
-
 
 def is_hybrid(name: str) -> bool:
     """Whether a name has the form of one of a hybrid."""
@@ -542,7 +509,7 @@ def names_of(name: str) -> Names:
     try:
         linear_spec(linear)
         _check_kind(softmax, SOFTMAX)
-        check_attention([softmax])
+        known_attention(softmax, None)
     except ScheduleError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None
     return Names(linear, softmax)
@@ -596,7 +563,6 @@ def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -
     With `variants` also each split of a family with each of its variants. None of hybrids, which have too many: those
     to compare follow from the schedules of their layers (`tasp_lab.prediction.compare`).
 
-    >>> from tasp_lab.workload.layer import Workload
     >>> layer_names_on(8, Workload(sequence=64, kind="linear"))[:2]
     ['lasp', 'all-scan']
     """
@@ -643,23 +609,21 @@ def check_names(names: Iterable[str], work: Work) -> None:
 
     All schedules of one call must implement the same collective.
 
-    >>> from tasp_lab.workload.layer import Workload
     >>> check_names(["ring"], Workload(sequence=64, heads=1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     tasp_lab.core.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for softmax attention: ...
     """
-    names, wanted = list(names), KINDS[work.kind] if _is_layer(work) else COLLECTIVE
+    names, wanted = list(names), KINDS[work.kind] if isinstance(work, Workload) else COLLECTIVE
     for name in names:
         if "," in name:
             each = " ".join(f"--schedule {part.strip()}" for part in name.split(","))
             raise ScheduleError(f"schedule {name!r}: expected one name; for several give {each}")
         _check_kind(name, wanted, "; or --kind linear" if wanted == SOFTMAX and name in LINEAR else "")
-    if wanted == HYBRID:
-        for name in names:
+        if wanted == HYBRID:
             names_of(name)
-    elif wanted == SOFTMAX:
-        check_attention(names)
-    elif wanted == COLLECTIVE and names:
+        elif wanted == SOFTMAX:
+            known_attention(name, None)
+    if wanted == COLLECTIVE and names:
         kind_of(names)
 
 
@@ -693,11 +657,6 @@ def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[Attent
             expected = " or ".join(KINDS[kind] for kind in kinds)
             raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected one for {expected}")
     return of_kinds
-
-
-def _is_layer(work: Work) -> TypeGuard[Workload]:
-    """Whether the work is a layer and not a number of bytes."""
-    return hasattr(work, "kind")
 
 
 def _kind_of_name(name: str) -> str:

@@ -67,13 +67,11 @@ def validate(
     """
     from tasp_lab.prediction.captions import caption
     from tasp_lab.prediction.inputs import edited
-    from tasp_lab.schedules.registry import check_names
     from tasp_lab.validation import validate as comparison
 
     layer, changes = question.layer, question.changes
     machine = question.numbers.load(topology, "ideal")  # the fabric has a library of its own
     work = layer.work(shard_bytes)
-    check_names(schedule, work)
     if layer.stack is not None:
         raise ProfileError(f"stack {layer.stack!r}: ranks run on their own, expected none; see predict and compare")
     check_outputs(trace=trace, plot=plot, topology=topology)
@@ -93,7 +91,7 @@ def validate(
         return
     shown = [run for run in found.runs if run.prediction.is_all]
     timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
-    title = caption(work, schedule, edited(machine.topology, changes.without_link, changes.link))
+    title = caption(work, schedule, edited(machine.topology, changes.without_links, changes.links))
     write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
     tell(found, json, wide=wide)
 

@@ -12,26 +12,18 @@ from cyclopts import Parameter
 from tasp_lab.cli.console import Progress, print_json, print_parts, tell
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
-    DEFAULT_NUMBERS,
+    DEFAULT_STEP_MACHINE,
     OUTPUT,
     PASSES,
     RUN,
     WORK,
-    ComputeOfStep,
-    Contention,
     Csv,
-    ExpressionNumbers,
     Json,
-    KernelOfStep,
-    Library,
-    MatrixDtypeOfStep,
-    MatrixRateOfStep,
-    Overrides,
     Plot,
     Scale,
     Schedules,
     ShardBytes,
-    StackName,
+    StepMachine,
     TopologyText,
     Trace,
     Wide,
@@ -82,13 +74,10 @@ def predict(
     Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8 --pass both
     """
     from tasp_lab.prediction import predict as prediction
-    from tasp_lab.schedules.registry import check_names
 
+    check_outputs(trace=trace, plot=plot, topology=topology)
     with limited_memory():
-        layer = question.layer
-        machine, work = question.numbers.load(topology, question.library), layer.work(shard_bytes)
-        check_names(schedule, work)
-        check_outputs(trace=trace, plot=plot, topology=topology)
+        machine, work = question.numbers.load(topology, question.library), question.layer.work(shard_bytes)
         found = prediction.predict(
             machine,
             schedule,
@@ -357,11 +346,7 @@ def step(
             name="--pass", group=WORK, help="both: a training step; forward: all layers once, without optimiser states."
         ),
     ] = "both",
-    matrix_dtype: MatrixDtypeOfStep = "bf16",
-    matrix_rate: MatrixRateOfStep = None,
-    compute: ComputeOfStep = None,
-    kernel: KernelOfStep = None,
-    stack: StackName = None,
+    setting: StepMachine = DEFAULT_STEP_MACHINE,
     fused: Annotated[
         bool | None,
         Parameter(
@@ -374,10 +359,6 @@ def step(
     stages: Annotated[
         int | None, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
     ] = None,
-    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    overrides: Overrides = (),
-    library: Library = "auto",
-    contention: Contention = None,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -398,22 +379,15 @@ def step(
 
     with limited_memory():
         found = predict_step(
-            numbers.load(topology, library),
-            model,
-            seq,
-            schedule,
+            model=model,
+            sequence=seq,
+            schedule=schedule,
             layout=layout.layout(),
             batch=batch,
             passes=passes,
-            matrix_dtype=matrix_dtype,
-            matrix_rate=matrix_rate,
             options=AttentionOptions(buffers=buffers, stages=stages),
             fused=fused,
-            compute=compute,
-            kernel=kernel,
-            stack=stack,
-            overrides=overrides,
-            contention=None if contention is None else contention == "on",
             progress=print_progress,
+            **setting.settings(topology),
         )
     tell(found, json, wide=wide)
