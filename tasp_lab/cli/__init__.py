@@ -1,6 +1,6 @@
 """The command line. It parses, calls the functions that Python users call, and prints what they return.
 
-`commands` has a module per command, `options` and `options_layer` what they share, `tables` what people see; `app` puts
+`commands` has a module per command, `options` and `options_layer` what they share, `console` what people see; `app` puts
 the commands together and `process` deals with streams, errors and exit codes. `main` handles Ctrl-C before it imports
 any of them.
 """

@@ -39,7 +39,9 @@ MAX_DOCUMENTS = 100_000
 
 
 if TYPE_CHECKING:
-    LayerFields, LayoutFields, OptionChoice = Workload, Layout, AttentionOptions
+    LayerFields = Workload
+    LayoutFields = Layout
+    OptionChoice = AttentionOptions
 else:
     LAYER_TYPES = {"dtype": Dtype, "kind": KindChoice}
     LayerFields = options_class("LayerFields", Workload, LAYER, LAYER_TYPES, if_given=True)

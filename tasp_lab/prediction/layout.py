@@ -32,29 +32,22 @@ T = TypeVar("T")
 class Layout:
     """How ranks share parameters, sequences, layers and batches.
 
+    What is not in the help, beside the types of the fields:
+
     Parameters
     ----------
-    tp : ranks that share the heads and the MLP of each layer, with sequence parallelism between them
-        (arXiv:2205.05198).
-    cp : ranks that share each sequence: the attention schedule runs on them, with heads divided by `tp`. None: all
-        ranks that the others leave.
-    dp : replicas with sequences of their own. None: all ranks that the others leave.
-    zero : what the ``cp x dp`` ranks with the same parameters shard among them: 0, nothing, gradients are all-reduced;
-        1, optimizer states, parameters are gathered once a step; 2, also gradients, reduced in each micro-batch; 3,
-        also parameters, gathered for each layer as FSDP does (arXiv:1910.02054).
-    pp, interleave : pipeline stages, and the parts of the model of each, of consecutive layers (arXiv:2104.04473).
-    microbatches : of a step, one after another, or in a pipeline by 1F1B.
-    checkpointing : what the backward pass computes again: ``none``; ``selective``, all of a layer but attention and
-        every other matrix product, whose results are kept; ``full``, all of a layer; ``offload``, likewise, with the
-        inputs of layers in the memory of the host.
-    logit_chunks : parts in which logits and their gradients are computed; only one part is in memory.
-    offload : whether optimizer states are in the memory of the host, which updates them.
-    ep : ranks that share experts, consecutive ones of those with the same parameters; tokens travel to their experts
-        and back. 1: each rank has a part of all experts.
-    overlap : whether parameters and gradients move beside layers. By default as the stack does without flags, and
-        without a stack yes. With ZeRO 3 they always do.
-    order : from the ranks that are neighbours to those that are farthest apart. By default tensor groups, whose
-        messages nothing hides, are inside a node, and pipeline stages, which exchange least, in different ones.
+    tp : with sequence parallelism between the ranks (arXiv:2205.05198).
+    cp, dp : all ranks that the others leave if None. The attention schedule runs on `cp` ranks, with heads over `tp`.
+    zero : of the ``cp x dp`` ranks with the same parameters: 0, gradients are all-reduced; 1, parameters are gathered
+        once a step; 2, gradients are reduced in each micro-batch; 3, parameters are gathered for each layer as FSDP
+        does (arXiv:1910.02054).
+    interleave : parts of consecutive layers (arXiv:2104.04473); pipelines run by 1F1B.
+    checkpointing : ``selective`` keeps the results of attention and of every other matrix product.
+    offload : the host updates the optimizer states.
+    ep : consecutive ranks of those with the same parameters; tokens travel to their experts and back.
+    overlap : with ZeRO 3 messages always move beside layers.
+    order : by default tensor groups, whose messages nothing hides, are inside a node, and pipeline stages, which
+        exchange least, in different ones.
 
     Raises `WorkloadError` for numbers below 1, unknown choices, and an interleaved pipeline that is none.
     """

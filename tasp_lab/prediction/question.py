@@ -228,7 +228,7 @@ def question_of(
     `TaspLabError` for settings that contradict each other.
     """
     texts = ("overrides", "without_links", "links")
-    left = {name: tuple(value) if name in texts else value for name, value in settings.items()}
+    left: dict[str, Any] = {name: tuple(value) if name in texts else value for name, value in settings.items()}
 
     def taken(kind: type) -> dict[str, Any]:
         return {name: left.pop(name) for name in arguments_of(kind) if name in left}

@@ -31,7 +31,6 @@ from tasp_lab.core.errors import ProfileError, RunError
 from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
-    from tasp_lab.validation.doctor import Examination
     from tasp_lab.validation.gpu_check import Record
 
 
@@ -164,18 +163,9 @@ def gpu_check(
         return
     from tasp_lab.validation.gpu_check import gpu_check as check
 
-    given = [
-        name
-        for name, value in (
-            ("--ranks", ranks),
-            ("--schedule", schedule),
-            ("--seed", seed),
-            ("--measure", measure or None),
-        )
-        if value is not None
-    ]
-    if given:
-        raise RunError(f"{given[0]}: only with --one, see tasp-lab gpu-check --help")
+    for name, value in {"ranks": ranks, "schedule": schedule, "seed": seed, "measure": measure or None}.items():
+        if value is not None:
+            raise RunError(f"--{name}: only with --one, see tasp-lab gpu-check --help")
     found = check(machine, quick=quick, output=output, backend=backend, progress=print_progress, show=show)
     if found.is_reporter:
         show(found)
@@ -193,12 +183,7 @@ def doctor(*, json: Json = False) -> None:
     examination = examine()
     if json:
         print_json(examination)
-    else:
-        print_examination(examination)
-
-
-def print_examination(examination: Examination) -> None:
-    """Print the examination as lines of name and finding."""
+        return
     for name, finding in examination.items():
         if isinstance(finding, dict):
             installed = (f"  {key}: {'not installed' if value is None else value}" for key, value in finding.items())

@@ -37,26 +37,21 @@ _LISTS = re.compile(r"\d{1,6}(,\d{1,6})*(\|\d{1,6}(,\d{1,6})*)*", re.ASCII)
 class AttentionOptions:
     """Which passes of a layer to compute, and how.
 
+    What is not in the help, beside the types of the fields:
+
     Parameters
     ----------
-    passes : ``forward``, ``backward``, or ``both``, one after the other.
     trim, buffers : see `tasp_lab.schedules.attention.forward.attention`.
     dataflow : of the backward pass, see `tasp_lab.schedules.attention.backward`.
-    direction : of a schedule over one ring; gradients then go around it, too. ``auto`` takes the one that sends fewer
-        bytes, and gradients may take a shortcut to their owner.
-    gradient_dtype, result_dtype : on the wire: ``fp32``, ``input`` for that of the layer, or ``auto``: sums that grow
-        on their way, and would be rounded at each rank, in float32; what is sent once in the dtype of the layer.
-    tail_chunks : in how many pieces the last results of TokenRing return, see
-        `tasp_lab.schedules.attention.token_ring`; 1, as published, unless given: every piece is a message at each step.
-    stages : in how many parts keys arrive, see `tasp_lab.schedules.attention.direct_attention`; or heads, see
-        `tasp_lab.schedules.attention.ulysses`. The fastest number if None; where no machine is known, `DEFAULT_STAGES`.
-    groups : the ranks of each group of a family with a split such as ``usp:UxR``: ``consecutive`` ranks; ``strided``,
-        of R groups the ranks r, r + R, r + 2 R, ...; or lists of ranks such as ``0,2|1,3``, group by group. ``auto``
-        chooses by the topology, see `tasp_lab.schedules.attention.rank_order`, and without one is ``consecutive``; a
-        prediction takes ``strided`` instead where that is faster.
-    travels : ``keys``, ``queries``, ``both`` or ``auto``, see `tasp_lab.schedules.attention.kv_and_q_rings`.
-    pieces : in how many groups of KV heads the states of All-Scan travel, see `tasp_lab.schedules.linear.lasp`; the
-        best number by latency and bandwidth of links if None.
+    direction : gradients go around the ring in it, too; ``auto`` may let them take a shortcut to their owner.
+    gradient_dtype, result_dtype : by ``auto`` sums that grow on their way, and would be rounded at each rank, are in
+        float32; what is sent once is in the dtype of the layer.
+    tail_chunks : 1, as published, unless given: every piece is a message at each step, see
+        `tasp_lab.schedules.attention.token_ring`.
+    stages : where no machine is known, `DEFAULT_STAGES`.
+    groups : ``strided``: of R groups the ranks r, r + R, r + 2 R, ...; ``auto`` chooses by the topology, see
+        `tasp_lab.schedules.attention.rank_order`, and without one is ``consecutive``.
+    travels, pieces : see `tasp_lab.schedules.attention.kv_and_q_rings` and `tasp_lab.schedules.linear.lasp`.
 
     Raises `ScheduleError` for an unknown value, and for a dataflow or gradient dtype without a backward pass.
 
