@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -37,7 +37,7 @@ from tasp_lab.core.choices import DEFAULT_BUFFERS, FabricKind, Preference
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.files import check_writable
 from tasp_lab.core.process import usable_cores
-from tasp_lab.core.progress import ProgressCallback, print_progress
+from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
     from tasp_lab.prediction.compare import Ranking, Rankings
@@ -170,6 +170,7 @@ def compare(
     Example: tasp-lab compare torus:4x4 --shard-bytes 4MiB
     """
     from tasp_lab.prediction import compare as comparison
+    from tasp_lab.prediction.predict import compare_collectives
     from tasp_lab.prediction.question import question_of
     from tasp_lab.workload.models.catalogue import load_model
 
@@ -193,15 +194,18 @@ def compare(
                 raise QuantityError(f"{name}: applies to layers, not to a collective of --shard-bytes {shard_bytes}")
             size = layer.work(shard_bytes)
             assert isinstance(size, int), "a collective"
-            _compare_collectives(topology, size, schedule, question, shown.line, csv, wide, json)
+            machine = question.numbers.load(topology, question.library)
+            ranked = compare_collectives(machine, size, schedule, progress=shown.line, **question.settings())
+            if csv is not None:
+                write_rows(ranked.records(), csv)
+            tell(ranked, json, wide=wide)
             return
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
         if explain is not None:
             if layer.kind == "all":
                 raise ScheduleError("explain: kind all has several rankings, expected softmax, linear or hybrid")
             if search is None or explain != str(search):  # a file that the search will write
-                given: Any = question.settings()
-                comparison.question_about(explain, question_of(machine, layers[0], given))
+                comparison.question_about(explain, question_of(machine, layers[0], question.settings()))
         settings = question.settings() | {"tune": tune, "screen": not every, "prefer": prefer}
         # what runs ranks may have started threads, which copies of this process would lack
         jobs = 1 if validate else min(2, usable_cores())
@@ -234,37 +238,27 @@ def compare(
             found = comparison.compare(machine, layers[0], schedule, **settings)
             found = found if layer.model is None else replace(found, model=load_model(layer.model))
         found = run_best(found, validate, fabric, scale, repeat, shown.line) if validate else found
-        # What only the output needs is simulated while it is made.
-        if jobs > 1 and found.is_reporter and isinstance(found, comparison.Ranking) and found.recommendation:
-            found.recommendation.look_further(jobs)
-        if csv is not None and found.is_reporter:
+        if not found.is_reporter:
+            return
+        explained = None
+        if isinstance(found, comparison.Ranking):
+            if jobs > 1 and found.recommendation:
+                found.recommendation.look_further(jobs)  # what only the output needs
+            explained = None if explain is None else found.explain(explain)
+        if csv is not None:
             write_rows(found.records(), csv)
-        document = found.to_dict() if found.is_reporter and json else {}
-        parts = found.parts() if found.is_reporter and not json else []
-        if explain is not None and found.is_reporter and isinstance(found, comparison.Ranking):
-            explained = found.explain(explain)
-            if plot is not None:
-                write_picture(explained.plot(), plot)
+        if explained is not None and plot is not None:
+            write_picture(explained.plot(), plot)
+        # Results simulate more while they are printed, so this is inside of the limit.
+        document = found.to_dict() if json else {}
+        parts = [] if json else found.parts()
+        if explained is not None:
             document |= {"explained": explained.to_dict()} if json else {}
             parts += [] if json else explained.parts()
-    if document:
+    if json:
         print_json(document)
-    elif parts:
+    else:
         print_parts(parts, wide=wide)
-
-
-def _compare_collectives(
-    topology: str, size: int, schedule: list[str] | None, question: PredictionChoice, progress: ProgressCallback,
-    csv: Path | None, wide: bool, json: bool,
-) -> None:  # fmt: skip
-    """Rank schedules of collectives."""
-    from tasp_lab.prediction.predict import compare_collectives
-
-    machine = question.numbers.load(topology, question.library)
-    found = compare_collectives(machine, size, schedule, progress=progress, **question.settings())
-    if csv is not None:
-        write_rows(found.records(), csv)
-    tell(found, json, wide=wide)
 
 
 EFFORT = 400
