@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tasp_lab.prediction.answer import Answer, answer, answers
     from tasp_lab.prediction.compare import compare
     from tasp_lab.prediction.decompose import decompose
+    from tasp_lab.prediction.layout import Layout
     from tasp_lab.prediction.predict import predict
     from tasp_lab.prediction.predict_step import predict_step
     from tasp_lab.prediction.question import Question
-    from tasp_lab.prediction.training_step.layout import Layout
     from tasp_lab.study.check import check_study
     from tasp_lab.study.file import load_study
     from tasp_lab.study.run import run_study
@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 ABOVE |= {
+    "check options": "tasp_lab.schedules.attention.options:check_options",
     "draw timelines": "tasp_lab.plots.timelines:draw_timelines",
     "tabulate an answer": "tasp_lab.prediction.columns:answer_table",
     "schedule of .xml": "tasp_lab.formats.msccl_xml:spec",
@@ -71,7 +72,7 @@ __getattr__, __dir__ = lazy_names(
         "predict": "tasp_lab.prediction.predict",
         "predict_step": "tasp_lab.prediction.predict_step",
         "plan": "tasp_lab.planning.plan",
-        "Layout": "tasp_lab.prediction.training_step.layout",
+        "Layout": "tasp_lab.prediction.layout",
         "validate": "tasp_lab.validation.validate",
         "compare": "tasp_lab.prediction.compare",
         "search": "tasp_lab.synthesis.search",

@@ -15,7 +15,7 @@ from tasp_lab import Workload, validate
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import INSTANT, Compute, Machine
-from tasp_lab.prediction.question import RingOptions
+from tasp_lab.rings.options import RingOptions
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.build import build_schedules

@@ -10,7 +10,8 @@ plain ones of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
+from numbers import Integral, Real
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -21,33 +22,34 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.messages import Group
-from tasp_lab.core.arguments import NONE_TYPE, WHOLE, ArgumentType
-from tasp_lab.core.arguments import TYPES as TYPES_OF_LAYERS
+from tasp_lab.core.arguments import Argument, arguments_of
 from tasp_lab.core.errors import RunError, ScheduleError, TopologyError, WorkloadError, of_type
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
-_FLAG = ArgumentType((bool, np.bool_), "True or False", WorkloadError)
-_LAYOUT = ArgumentType((SequenceLayout,), "a SequenceLayout, as tasp_lab.workload.sequence_layout makes", WorkloadError)
+_FLAG = Argument((bool, np.bool_), "True or False", WorkloadError)
+_LAYOUT = Argument((SequenceLayout,), "a SequenceLayout, as tasp_lab.workload.sequence_layout makes", WorkloadError)
 
-TYPES: Mapping[str, ArgumentType] = {
-    **TYPES_OF_LAYERS,
-    "schedule": ArgumentType((str, Schedule, Passes), "the name of a schedule, a Schedule or Passes", ScheduleError),
-    "name": ArgumentType((str,), "the name of a schedule", ScheduleError),
-    "topology": ArgumentType((Topology, NONE_TYPE), "a Topology or None", TopologyError),
-    "scale": ArgumentType((Real, NONE_TYPE), "a number or None", WorkloadError),
-    "kernel": ArgumentType((str,), "the name of a kernel", RunError),
-    "transport": ArgumentType((str,), "the name of a transport", RunError),
-    "options": ArgumentType((AttentionOptions,), "AttentionOptions", ScheduleError),
+TYPES: Mapping[str, Argument] = {
+    **arguments_of(Workload, WorkloadError),
+    **arguments_of(AttentionOptions, ScheduleError),
+    "schedule": Argument((str, Schedule, Passes), "the name of a schedule, a Schedule or Passes", ScheduleError),
+    "name": Argument((str,), "the name of a schedule", ScheduleError),
+    "topology": Argument((Topology, NoneType), "a Topology or None", TopologyError),
+    "scale": Argument((Real, NoneType), "a number or None", WorkloadError),
+    "kernel": Argument((str,), "the name of a kernel", RunError),
+    "transport": Argument((str,), "the name of a transport", RunError),
+    "options": Argument((AttentionOptions,), "AttentionOptions", ScheduleError),
     "causal": _FLAG,
     "return_final_state": _FLAG,
     "before": _LAYOUT,
     "after": _LAYOUT,
     "layout": _LAYOUT,
-    "rank": WHOLE._replace(error=WorkloadError),
+    "rank": Argument((Integral,), "a whole number", WorkloadError),
 }
 """The arguments of the public functions, by name, see `tasp_lab.core.arguments`."""
 

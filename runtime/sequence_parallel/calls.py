@@ -110,7 +110,9 @@ class LayerCall(ABC):
 
     def check(self) -> None:
         """Raise `TaspLabError` for arguments of a wrong type, before anything is made of them."""
-        check_arguments(vars(self), TYPES, **self.meant)
+        known = {name: argument for name, argument in TYPES.items() if name not in self.meant}
+        known |= {name: TYPES[other] for name, other in self.meant.items() if other in TYPES}
+        check_arguments(vars(self), known)
         check_timeout(self.timeout_s)
         self.timeout_s = float(self.timeout_s)
         for name in self.tensors:

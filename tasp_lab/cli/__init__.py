@@ -1,8 +1,8 @@
 """The command line. It parses, calls the functions that Python users call, and prints what they return.
 
-`commands` has a module per command, `options` and `options_layer` what they share, `tables` what people see; `app` puts
-the commands together and `process` deals with streams, errors and exit codes. `main` handles Ctrl-C before it imports
-any of them.
+`commands` has a module per command, `options` and `options_layer` what they share, `console` what people see; `app`
+puts the commands together and `process` deals with streams, errors and exit codes. `main` handles Ctrl-C before it
+imports any of them.
 """
 
 import sys

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from textwrap import wrap
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tasp_lab.core.progress import count_lines, on_one_line, print_progress
@@ -73,25 +72,23 @@ class Progress:
         """
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+        from tasp_lab.study.check import text_of_seconds
+        from tasp_lab.study.frames import statuses_text
+        from tasp_lab.study.point import PREDICTED
+
         self.ended, self.total = ended, total
-        if self._begin is None:
-            self._begin = ended, time.monotonic()
+        first, begin_s = self._begin = self._begin or (ended, time.monotonic())
         if self._is_bar:
             percent, left = TextColumn("{task.percentage:>3.0f}%"), (TextColumn("ETA"), TimeRemainingColumn())
             self._show(ended, total, "", percent, BarColumn(), MofNCompleteColumn(), *left)
         elif ended >= self._next:
             self._next = ended + max(1, total // LINES)
-            print_progress(f"{ended:,} of {total:,} points{_unanswered(by_status)}{self._left(self._begin)}")
-
-    def _left(self, begin: tuple[int, float]) -> str:
-        """How long the rest of the points takes, if that is known."""
-        from tasp_lab.study.check import text_of_seconds
-
-        first, begin_s = begin
-        if self.ended in (first, self.total):
-            return ""
-        rest_s = (time.monotonic() - begin_s) / (self.ended - first) * (self.total - self.ended)
-        return f", about {text_of_seconds(rest_s)} left"
+            unanswered = statuses_text({name: count for name, count in by_status.items() if name not in PREDICTED})
+            text = f"{ended:,} of {total:,} points" + (f" ({unanswered})" if unanswered else "")
+            if ended not in (first, total):
+                rest_s = (time.monotonic() - begin_s) / (ended - first) * (total - ended)
+                text += f", about {text_of_seconds(rest_s)} left"
+            print_progress(text)
 
     def _show(self, done: int, total: int, what: str, *columns: ProgressColumn) -> None:
         from rich.console import Console
@@ -112,23 +109,8 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def _unanswered(by_status: Mapping[str, int]) -> str:
-    """How many points of a study have no answer, in brackets; nothing without any.
-
-    >>> _unanswered({"ok": 3, "does not apply": 2, "failed": 0})
-    ' (2 do not apply)'
-    """
-    from tasp_lab.study.frames import statuses_text
-    from tasp_lab.study.point import PREDICTED
-
-    text = statuses_text({status: count for status, count in by_status.items() if status not in PREDICTED})
-    return f" ({text})" if text else ""
 
 
 def print_json(document: Document) -> None:

@@ -31,31 +31,24 @@ def limited_memory() -> Iterator[None]:
     """
     text = os.environ.get(VARIABLE, "") or DEFAULT_MEMORY
     try:
-        limit_bytes = parse_size_bytes(text)
+        more_bytes = parse_size_bytes(text)
     except QuantityError as error:
         raise QuantityError(f"{VARIABLE}: {error}") from None
-    try:
-        with _data_limit(limit_bytes):
-            yield
-    except MemoryError:
-        raise QuantityError(
-            f"not enough memory: this takes more than {text}; set {VARIABLE} to allow more, such as {VARIABLE}=32GiB"
-        ) from None
-
-
-@contextmanager
-def _data_limit(more_bytes: int) -> Iterator[None]:
-    """Limit the private writable memory of this process to what it has now and `more_bytes`."""
     if not _STATUS.exists():
         yield
         return
     import resource
 
+    # The limit counts private writable memory, of which the process has some already.
     taken = next(int(line.split()[1]) for line in _STATUS.read_text().splitlines() if line.startswith("VmData:"))
     before, most = resource.getrlimit(resource.RLIMIT_DATA)
     limits = [taken * 1024 + more_bytes, *(each for each in (before, most) if each != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), most))
     try:
         yield
+    except MemoryError:
+        raise QuantityError(
+            f"not enough memory: this takes more than {text}; set {VARIABLE} to allow more, such as {VARIABLE}=32GiB"
+        ) from None
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (before, most))

@@ -5,16 +5,19 @@ Nothing heavy is imported here: `--help` and completion need it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, make_dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
-from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET, BackendKind, MatrixDtype
+from tasp_lab.core.arguments import arguments_of
+from tasp_lab.core.choices import BackendKind, MatrixDtype
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.units import parse_integer
+from tasp_lab.rings.options import RingOptions
 from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
 from tasp_lab.schedules.registry import LINEAR, SchedulesOf, attention_names
 
@@ -55,6 +58,48 @@ def whole(help: str, group: Group) -> Parameter:
 def option(help: str, group: Group, **others: Any) -> Parameter:
     """An option without a negative form, and whose default help does not show."""
     return Parameter(help=help, group=group, negative=(), show_default=False, **others)
+
+
+def shown(help: str, group: Group) -> Parameter:
+    """An option whose help does not show its default."""
+    return Parameter(help=help, group=group, show_default=False)
+
+
+def options_class(
+    name: str, owner: type, group: Group, types: Mapping[str, Any] | None = None, *, if_given: bool = False
+) -> type:
+    """The fields of a dataclass, which have an `Option`, as options of the command line.
+
+    Some may have other `types` here. With `if_given` options that are not given are None, so that a model can set them,
+    and the help states the default of the field.
+    """
+    made, hints = list[tuple[str, Any, Any]](), get_type_hints(owner)
+    for each in fields(owner):
+        argument = arguments_of(owner)[each.name]
+        option, is_number = argument.option, Integral in argument.types and not argument.option.is_count
+        kind = (types or {}).get(each.name, str if option.is_count else hints[each.name])
+        default = f" Default: {each.default}." if if_given and each.default not in (MISSING, None, "", False) else ""
+        shown = Parameter(
+            name=f"--{option.flag}" if option.flag else None,
+            help=option.help + default,
+            group=group,
+            negative=() if each.default is False else None,
+            converter=whole_number if is_number else None,
+            allow_leading_hyphen=is_number or option.is_count,  # a sign is part of a number, so errors name it whole
+        )
+        made.append(
+            (each.name, Annotated[kind | None if if_given else kind, shown], None if if_given else each.default)
+        )
+    # cyclopts takes a class of the module `types` for one value
+    found = make_dataclass(name, made, frozen=True, namespace={"__module__": __name__})
+    return Parameter(name="*", group=group)(found)
+
+
+if TYPE_CHECKING:
+    RingChoice = RingOptions
+else:
+    RingChoice = options_class("RingChoice", RingOptions, RINGS)
+DEFAULT_RINGS = RingChoice()
 
 
 def plot(what: str) -> Parameter:
@@ -108,39 +153,20 @@ Scale = Annotated[
         group=RUN, help="Bandwidth of the emulated fabric divided by the machine's. Default: what the cores can carry."
     ),
 ]
-MatrixDtypeOfStep = Annotated[
-    MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
-]
-MatrixRateOfStep = Annotated[
-    str | None,
-    Parameter(
-        group=LAYER,
-        help="Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.",
-        show_default=False,
-    ),
-]
-ComputeOfStep = Annotated[
-    str | None, Parameter(group=LAYER, help="Compute rate of attention, such as timed:300TFLOP/s.", show_default=False)
-]
-KernelOfStep = Annotated[
-    str | None, Parameter(group=LAYER, help="Kernel model of attention, such as flash-attention-3.", show_default=False)
-]
 StackName = Annotated[
     str | None,
-    Parameter(
-        group=LAYER,
-        help="Software that runs attention, such as torch, megatron or trl, or a .toml file: its kernel, the host "
-        "model of each schedule, and the schedules that it ships. Default: none, no host times.",
-        show_default=False,
+    shown(
+        "Software that runs attention, such as torch, megatron or trl, or a .toml file: its kernel, the host model of "
+        "each schedule, and the schedules that it ships. Default: none, no host times.",
+        LAYER,
     ),
 ]
 Contention = Annotated[
     Literal["on", "off"] | None,
-    Parameter(
-        group=LAYER,
-        help="Whether messages slow concurrent kernel calls by taking multiprocessors. Default: on if the machine has "
-        "the parameters.",
-        show_default=False,
+    shown(
+        "Whether messages slow concurrent kernel calls by taking multiprocessors. Default: on if the machine has the "
+        "parameters.",
+        LAYER,
     ),
 ]
 Wide = Annotated[bool, option("Show all columns, however wide the table is.", OUTPUT)]
@@ -164,11 +190,13 @@ Plot = Annotated[Path | None, plot("the timelines")]
 class LinkEdits:
     """Links that fail or are slower than others, on any topology."""
 
-    without_link: Annotated[
-        tuple[str, ...], option("Remove a link: 0-3 both ways, 0>3 one way; repeatable.", MACHINE)
+    without_links: Annotated[
+        tuple[str, ...],
+        option("Remove a link: 0-3 both ways, 0>3 one way; repeatable.", MACHINE, name="--without-link"),
     ] = ()
-    link: Annotated[
-        tuple[str, ...], option("Set the bandwidth of a link, such as 0-3=10GB/s; repeatable.", MACHINE)
+    links: Annotated[
+        tuple[str, ...],
+        option("Set the bandwidth of a link, such as 0-3=10GB/s; repeatable.", MACHINE, name="--link"),
     ] = ()
 
 
@@ -201,23 +229,6 @@ class SamplingChoice:
     def given(self) -> dict[str, int]:
         """The arguments of `predict` and `compare`."""
         return {name: value for name, value in vars(self).items() if value is not None}
-
-
-@Parameter(name="*", group=RINGS)
-@dataclass(frozen=True)
-class RingChoice:
-    """Which rings are sought, and how much work the search may do."""
-
-    fold: Annotated[
-        int | None, whole("Most rings per pair of ranks, 1 or 2. Default: the smallest possible.", RINGS)
-    ] = None
-    lanes: Annotated[int | None, whole("Maximum number of rings; the best are used.", RINGS)] = None
-    rail_aligned: Annotated[
-        bool | None, Parameter(help="Hops between nodes connect ranks of equal local number. Default: where possible.")
-    ] = None
-    search_budget: Annotated[
-        int, whole("Operations of the search if no closed form is known, about a million a second.", RINGS)
-    ] = DEFAULT_SEARCH_BUDGET
 
 
 @Parameter(name="*", group=MACHINE)
@@ -255,7 +266,38 @@ class ExpressionNumbers:
         return f"{options} {'apply' if len(self.given) > 1 else 'applies'} to expressions only"
 
 
-DEFAULT_RINGS = RingChoice()
-DEFAULT_SAMPLES = SamplingChoice()
-NO_CHANGES = LinkEdits()
-DEFAULT_NUMBERS = ExpressionNumbers()
+DEFAULT_SAMPLES, NO_CHANGES, DEFAULT_NUMBERS = SamplingChoice(), LinkEdits(), ExpressionNumbers()
+ON = {None: None, "on": True, "off": False}
+"""The values of `Contention` for functions."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class StepMachine:
+    """The machine of a whole step, and how fast it computes."""
+
+    matrix_dtype: Annotated[
+        MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
+    ] = "bf16"
+    matrix_rate: Annotated[
+        str | None,
+        shown("Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.", LAYER),
+    ] = None
+    compute: Annotated[str | None, shown("Compute rate of attention, such as timed:300TFLOP/s.", LAYER)] = None
+    kernel: Annotated[str | None, shown("Kernel model of attention, such as flash-attention-3.", LAYER)] = None
+    stack: StackName = None
+    numbers: ExpressionNumbers = DEFAULT_NUMBERS
+    overrides: Overrides = ()
+    library: Library = "auto"
+    contention: Contention = None
+
+    def settings(self, topology: str) -> dict[str, Any]:
+        """The arguments of `predict_step` and `plan`, by keyword; `plan` changes a machine that is given by name."""
+        given = {name: value for name, value in vars(self).items() if name != "numbers"}
+        given |= {"machine": topology, "contention": ON[self.contention]}
+        if self.numbers == DEFAULT_NUMBERS:
+            return given
+        return given | {"machine": self.numbers.load(topology, self.library), "library": "auto"}
+
+
+DEFAULT_STEP_MACHINE = StepMachine()

@@ -1,70 +1,98 @@
-"""Types of arguments: one table for public functions, and for the fields of layers and options.
+"""Arguments are said once, beside their type: checks, the command line, studies and documents read the annotation.
 
->>> check_arguments({"window": 8.7})
+>>> @dataclass(frozen=True)
+... class Wheel:
+...     spokes: Annotated[int | None, Option("Spokes of the wheel.", least=3)] = None
+...
+>>> arguments_of(Wheel)["spokes"].option.help
+'Spokes of the wheel.'
+>>> check_arguments(vars(Wheel(8.5)), arguments_of(Wheel))
 Traceback (most recent call last):
-tasp_lab.core.errors.WorkloadError: window: 8.7 of type float, expected a whole number or None; for flash-attn's \
-(left, 0), window = left + 1
+tasp_lab.core.errors.QuantityError: spokes: 8.5 of type float, expected a whole number or None
 
 Nothing is converted before it is checked: a window of 8.7 is an error, not 8. Whole numbers are of any type that Python
-counts among them, such as NumPy's, but True and False are none. Modules that have types of their own extend the table.
-This one imports nothing heavy, since the command line needs options.
+counts among them, such as NumPy's, but True and False are none. This module imports nothing heavy, since the command
+line needs options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from numbers import Integral
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass as dataclass
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from tasp_lab.core.errors import QuantityError, ScheduleError, TaspLabError, WorkloadError, of_type
+from tasp_lab.core.errors import QuantityError, TaspLabError, of_type
 
 
-class ArgumentType(NamedTuple):
-    """What an argument may be: its types, the words for them, the error for others, and what a list has in it."""
+class Option(NamedTuple):
+    """What is said of an argument beside its type.
+
+    Parameters
+    ----------
+    help : its text on the command line; empty if it is no option there.
+    flag : its name there, without hyphens; by default that of the argument.
+    is_count : whether a text such as ``128Ki`` may stand for a number.
+    least : the least value of a number.
+    tried : values that are searched for the fastest (`tasp_lab.prediction.tune`); none of what changes the numbers that
+        a layer computes.
+    open : values of which every prediction takes the fastest where the option is left at its default; where no machine
+        is known, the schedule itself chooses by bytes.
+    expected : the type in messages; by default it follows from the annotation.
+    error : what another type raises; by default that of the whole class or function.
+    """
+
+    help: str = ""
+    flag: str = ""
+    is_count: bool = False
+    least: int | None = None
+    tried: tuple[object, ...] = ()
+    open: tuple[object, ...] = ()
+    expected: str = ""
+    error: type[TaspLabError] | None = None
+
+
+class Argument(NamedTuple):
+    """An argument as its annotation describes it: `choices` are its values if they have names, `items` what a list has.
+
+    Without `expected` any value is accepted.
+    """
 
     types: tuple[type, ...]
     expected: str
     error: type[TaspLabError] = QuantityError
     items: type | None = None
+    choices: tuple[str, ...] = ()
+    option: Option = Option()
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `error` for a value of another type."""
+        if not self.expected:
+            return
+        is_flag = isinstance(value, bool) and bool not in self.types
+        is_one_text = isinstance(value, str) and self.items is not None and str not in self.types
+        if is_flag or is_one_text or not isinstance(value, self.types):
+            raise self.error(of_type(name.replace("_", " "), value, self.expected))
+        if self.items is not None and isinstance(value, Sequence | Set):
+            for item in value:
+                if not isinstance(item, self.items):
+                    raise self.error(of_type(name.replace("_", " "), item, self.expected))
 
 
-NONE_TYPE = type(None)
-BOOL = ArgumentType((bool,), "True or False")
-MAYBE_BOOL = ArgumentType((bool, NONE_TYPE), "True, False or None")
-WHOLE = ArgumentType((Integral,), "a whole number")
-MAYBE_WHOLE = ArgumentType((Integral, NONE_TYPE), "a whole number or None")
+@cache
+def arguments_of(owner: Callable[..., object], error: type[TaspLabError] = QuantityError) -> Mapping[str, Argument]:
+    """The arguments of a function, or the fields of a dataclass, by name; another type raises `error` by default."""
+    hints = get_type_hints(owner, include_extras=True)
+    return {name: _argument(hint, error) for name, hint in hints.items() if name != "return"}
 
-_WHOLE_OF_LAYER = WHOLE._replace(error=WorkloadError)
-_MAYBE_WHOLE_OF_LAYER = MAYBE_WHOLE._replace(error=WorkloadError)
-_TEXT_OF_LAYER = ArgumentType((str,), "a text", WorkloadError)
-_WHOLE_OPTION = WHOLE._replace(error=ScheduleError)
 
-TYPES: Mapping[str, ArgumentType] = {
-    "sequence": ArgumentType((Integral, str), "a whole number, or a text such as '128Ki'", WorkloadError),
-    "batch": _WHOLE_OF_LAYER,
-    "heads": _WHOLE_OF_LAYER,
-    "kv_heads": _MAYBE_WHOLE_OF_LAYER,
-    "head_dim": _WHOLE_OF_LAYER,
-    "cached_keys": _WHOLE_OF_LAYER,
-    "linear_kv_heads": _MAYBE_WHOLE_OF_LAYER,
-    "window": _MAYBE_WHOLE_OF_LAYER._replace(
-        expected="a whole number or None; for flash-attn's (left, 0), window = left + 1"
-    ),
-    "dtype": _TEXT_OF_LAYER,
-    "kind": _TEXT_OF_LAYER,
-    "decay": _TEXT_OF_LAYER,
-    "layers": _TEXT_OF_LAYER._replace(expected="a pattern such as LLSLLS or 4xLLLS"),
-    "trim": BOOL._replace(error=ScheduleError),
-    "buffers": _WHOLE_OPTION,
-    "tail_chunks": _WHOLE_OPTION,
-    "stages": MAYBE_WHOLE._replace(error=ScheduleError),
-    "pieces": MAYBE_WHOLE._replace(error=ScheduleError),
-    **dict.fromkeys(
-        ("passes", "dataflow", "direction", "gradient_dtype", "result_dtype", "groups", "travels"),
-        ArgumentType((str,), "a text", ScheduleError),
-    ),
-}
-"""The arguments and fields that occur in several packages, by name: each means the same wherever it occurs."""
+def check_arguments(given: Mapping[str, object], known: Mapping[str, Argument]) -> None:
+    """Raise the error of the first argument that is of a wrong type; those that are not `known` may be anything."""
+    for name, value in given.items():
+        if name in known:
+            known[name].check(name, value)
 
 
 def is_whole(value: object) -> bool:
@@ -76,21 +104,40 @@ def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def check_arguments(given: Mapping[str, Any], types: Mapping[str, ArgumentType] = TYPES, **other: str) -> None:
-    """Raise the `TaspLabError` of the first argument that is of a wrong type; those that `types` lacks may be anything.
+_WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
+_CHECKED: Mapping[Any, tuple[Any, ...]] = {int: (Integral,), float: (Real,), tuple: (Sequence, Set), None: (NoneType,)}
+"""The types that an annotation stands for, where it is not that type alone."""
 
-    `given` are arguments by name. `other` are names of arguments that stand for those of another name here:
-    ``work="layer"``.
-    """
-    for name, value in given.items():
-        expected = types.get(other.get(name, name) if other else name)
-        if expected is None:
-            continue
-        is_flag = isinstance(value, bool) and bool not in expected.types
-        is_one_text = isinstance(value, str) and expected.items is not None and str not in expected.types
-        if is_flag or is_one_text or not isinstance(value, expected.types):
-            raise expected.error(of_type(name.replace("_", " "), value, expected.expected))
-        if expected.items is not None and isinstance(value, Sequence | Set):
-            for item in value:
-                if not isinstance(item, expected.items):
-                    raise expected.error(of_type(name.replace("_", " "), item, expected.expected))
+
+def _argument(hint: object, error: type[TaspLabError]) -> Argument:
+    option, kinds = Option(), [hint]
+    parts: list[Any] = []
+    while kinds:  # the members of unions, in any depth
+        kind = kinds.pop(0)
+        if get_origin(kind) is Annotated:
+            own, *beside = get_args(kind)
+            option = next((each for each in beside if isinstance(each, Option)), option)
+            kinds.insert(0, own)
+        elif get_origin(kind) in (Union, UnionType):
+            kinds = [*get_args(kind), *kinds]
+        else:
+            parts.append(None if kind is NoneType else kind)
+    choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
+    plain = [str if get_origin(part) is Literal else part for part in parts]
+    classes = [get_origin(part) or part for part in plain]
+    items = next((get_args(part)[0] for part in plain if get_origin(part) in (tuple, Sequence)), None)
+    types = tuple(each for kind in classes for each in _CHECKED.get(kind, (kind,)) if isinstance(each, type))
+    expected, listed = option.expected or _words(classes, items), items if isinstance(items, type) else None
+    return Argument(types, expected, option.error or error, listed, choices, option)
+
+
+def _words(classes: Sequence[Any], items: object) -> str:
+    """The types of a simple annotation in words; empty for another one."""
+    kinds = [each for each in classes if each is not None]
+    if len(kinds) != 1:
+        return ""
+    lists = {tuple: "a list of texts", Sequence: "a list of texts"} if items is str else {}
+    words = (_WORDS | lists | {Callable: "a function"}).get(kinds[0], "")
+    if words and None in classes:
+        return "True, False or None" if kinds == [bool] else f"{words} or None"
+    return words

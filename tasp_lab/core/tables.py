@@ -139,9 +139,9 @@ class Table:
         [0, 2]
         """
         first, *others = self.order or range(len(self.columns))
-        shown, used = [first], self._least(first) + 4
+        shown, used = [first], self._width(first)[0] + 4
         for position in others:
-            used += self._least(position) + 3
+            used += self._width(position)[0] + 3
             if used > width:
                 break
             shown.append(position)
@@ -149,28 +149,25 @@ class Table:
 
     def _widths(self, shown: Sequence[int], width: int) -> list[int]:
         """The widths of the columns shown: the least ones, and of the rest of the line equal parts as far as needed."""
-        found = {position: min(self._least(position), width - 4) for position in shown}
-        rest = width - 1 - sum(each + 3 for each in found.values())
-        wanted = {position: self._longest(position) - found[position] for position in shown}
-        for count, position in enumerate(sorted(shown, key=lambda each: wanted[each])):
-            more = max(0, min(wanted[position], rest // (len(shown) - count)))
-            found[position] += more
+        least, longest = zip(*map(self._width, shown), strict=True)
+        found = [min(each, width - 4) for each in least]
+        rest = width - 1 - sum(each + 3 for each in found)
+        # Columns that need least come first, so that what they leave goes to the others.
+        by_need = sorted(range(len(shown)), key=lambda place: longest[place] - found[place])
+        for count, place in enumerate(by_need):
+            more = max(0, min(longest[place] - found[place], rest // (len(shown) - count)))
+            found[place] += more
             rest -= more
-        return [found[position] for position in shown]
+        return found
 
-    def _least(self, position: int) -> int:
-        """The least width of a column: a number is on one line, a text and a title may be on several."""
-        words = _words(self.columns[position])
+    def _width(self, position: int) -> tuple[int, int]:
+        """The least width of a column and that of its longest text. A text and a title may be on several lines."""
+        cells, words = [row[position] for row in self.rows], _words(self.columns[position])
+        longest = max(len(text) for text in (self.columns[position], *cells))
         if position not in self.texts:
-            return max(len(text) for text in ("", *words, *self._cells(position)))
-        words += [word for cell in self._cells(position) for word in _words(cell)]
-        return max(min(READABLE, self._longest(position)), *(len(word) for word in ("", *words)))
-
-    def _longest(self, position: int) -> int:
-        return max(len(text) for text in (self.columns[position], *self._cells(position)))
-
-    def _cells(self, position: int) -> list[str]:
-        return [row[position] for row in self.rows]
+            return max(len(text) for text in ("", *words, *cells)), longest
+        words += [word for cell in cells for word in _words(cell)]
+        return max(min(READABLE, longest), *(len(word) for word in ("", *words))), longest
 
     def to_html(self) -> str:
         """The table as an HTML element.

@@ -8,6 +8,7 @@ bandwidth, ``1us`` is a microsecond, ``1TFLOP/s`` is 10**12 floating-point opera
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
 from tasp_lab.core.errors import QuantityError
@@ -99,13 +100,13 @@ def parse_count(text: str, what: str = "count", least: int = 1) -> int:
     return int(value)
 
 
-def count_of(count: int | str, what: str = "count") -> int:
+def count_of(count: int | str, what: str = "count", least: int = 1) -> int:
     """A whole number, given as one or as a text of `parse_count`.
 
     >>> count_of("128Ki"), count_of(8192)
     (131072, 8192)
     """
-    return parse_count(count, what) if isinstance(count, str) else count
+    return parse_count(count, what, least) if isinstance(count, str) else count
 
 
 def _check_prefix(text: str, what: str) -> None:
@@ -209,10 +210,7 @@ def format_size_about(size_bytes: int) -> str:
     >>> format_size_about(3297939456)
     '3.071 GiB'
     """
-    for unit, factor in reversed(_BINARY.items()):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.4g} {unit}B"
-    return f"{size_bytes} B"
+    return _in_unit(size_bytes, {f"{prefix}B": factor for prefix, factor in reversed(_BINARY.items())} | {"B": 1})
 
 
 def format_time(time_s: Number, digits: int = 4) -> str:
@@ -221,11 +219,7 @@ def format_time(time_s: Number, digits: int = 4) -> str:
     >>> format_time(0.00134217728), format_time(0.00134217728, 2), format_time(0)
     ('1.342 ms', '1.3 ms', '0 s')
     """
-    value = float(time_s)
-    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(value) >= factor:
-            return f"{value / factor:.{digits}g} {unit}"
-    return f"{value / 1e-9:.{digits}g} ns" if value else "0 s"
+    return _in_unit(float(time_s), {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, digits) if time_s else "0 s"
 
 
 def format_bandwidth(bandwidth_bytes_per_s: Number) -> str:
@@ -278,10 +272,10 @@ def format_regret(regret: float) -> str:
     return f"{regret:.1%}" if regret < 1 else format_speed(1 / (1 + regret))
 
 
-def _in_unit(value: float, units: dict[str, float]) -> str:
-    """A value, to four digits, in the first unit that it has at least one of; else in the last one."""
-    unit = next((unit for unit, factor in units.items() if value >= factor), [*units][-1])
-    return f"{value / units[unit]:.4g} {unit}"
+def _in_unit(value: float, units: Mapping[str, float], digits: int = 4) -> str:
+    """A value in the first unit that it has at least one of; else in the last one."""
+    unit = next((unit for unit, factor in units.items() if abs(value) >= factor), [*units][-1])
+    return f"{value / units[unit]:.{digits}g} {unit}"
 
 
 def parse_integer(text: str) -> int:

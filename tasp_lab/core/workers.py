@@ -21,11 +21,11 @@ import pickle
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -39,6 +39,8 @@ Result = TypeVar("Result")
 AHEAD = 4
 """Items per worker that are handed out ahead, so that no worker waits and few are lost at an interrupt."""
 
+LOST = "a worker ended before its work, perhaps for want of memory: start again, with fewer workers"
+
 
 def as_they_end(
     function: Callable[[Item], Result], items: Iterable[Item], executor: Executor | None, workers: int
@@ -49,8 +51,7 @@ def as_they_end(
     [('a', 1), ('bcd', 3)]
     """
     if executor is None:
-        for item in items:
-            yield item, function(item)
+        yield from ((item, function(item)) for item in items)
         return
     waiting, running = iter(items), dict[Future[Result], Item]()
     try:
@@ -62,7 +63,7 @@ def as_they_end(
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
     except BrokenProcessPool as error:
-        raise _lost_worker() from error
+        raise RunError(LOST) from error
     finally:
         for future in running:
             future.cancel()
@@ -71,30 +72,21 @@ def as_they_end(
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], executor: Executor | None, workers: int
 ) -> Iterator[Result]:
-    """The results in the order of the items. Raises `RunError` if a worker process ends early.
+    """The results in the order of the items, see `as_they_end`.
 
     >>> list(in_order(len, ["a", "bcd"], None, 1))
     [1, 3]
     """
-    if executor is None:
-        yield from map(function, items)
-        return
-    waiting, running = iter(items), deque[Future[Result]]()
-    try:
-        while True:
-            running += (executor.submit(function, item) for item in islice(waiting, AHEAD * workers - len(running)))
-            if not running:
-                return
-            yield running.popleft().result()
-    except BrokenProcessPool as error:
-        raise _lost_worker() from error
-    finally:
-        for future in running:
-            future.cancel()
+    early, due = dict[int, Result](), 0
+    for (number, _), result in as_they_end(partial(_of_second, function), enumerate(items), executor, workers):
+        early[number] = result
+        while due in early:
+            yield early.pop(due)
+            due += 1
 
 
-def _lost_worker() -> RunError:
-    return RunError("a worker ended before its work, perhaps for want of memory: start again, with fewer workers")
+def _of_second(function: Callable[[Item], Result], pair: tuple[int, Item]) -> Result:
+    return function(pair[1])
 
 
 @contextmanager
@@ -107,7 +99,9 @@ def processes(count: int) -> Iterator[Executor | None]:
     before = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker)
     try:
-        _start(executor, count)
+        with _interrupts_blocked():  # workers inherit that, and do not hear Ctrl-C while they import, either
+            for _ in range(count):
+                executor.submit(os.getpid)
         yield executor
         executor.shutdown()
     except BaseException:
@@ -115,13 +109,6 @@ def processes(count: int) -> Iterator[Executor | None]:
             worker.kill()
         executor.shutdown(cancel_futures=True)  # its thread ends now, not while the interpreter does
         raise
-
-
-def _start(executor: Executor, count: int) -> None:
-    """Start all workers, which inherit that Ctrl-C is blocked: they do not hear it while they import, either."""
-    with _interrupts_blocked():
-        for _ in range(count):
-            executor.submit(os.getpid)
 
 
 @contextmanager
@@ -168,10 +155,12 @@ def deal(
     results = dict[int, Any]()
     copies = min(jobs, len(items)) - 1 if sys.platform == "linux" else 0
     if copies < 1:
-        for number in range(len(items)):
+        for number, item in enumerate(items):
             begin(number)
-            results[number] = function(items[number])
+            results[number] = function(item)
         return list(results.values())
+    # A pool of `concurrent.futures` would need another copy in place of this process, which then had nothing ready for
+    # the rest of the command. A copy sends its results at once, so that what two of them share is sent once.
     context = multiprocessing.get_context("fork")
     next_item, begun = context.Value("q", 0), 0
 
@@ -192,7 +181,9 @@ def deal(
             except Exception as error:
                 done.append((number, error))
                 break
-        connection.send_bytes(_dumps(done, shared))
+        file = io.BytesIO()
+        _Pickler(file, shared).dump(done)
+        connection.send_bytes(file.getvalue())
 
     ends = [context.Pipe(duplex=False) for _ in range(copies)]
     workers = [context.Process(target=work_in_copy, args=(sends,), daemon=True) for _, sends in ends]
@@ -208,9 +199,9 @@ def deal(
                     begun += 1
                 results[number] = function(items[number])
         for receives, _ in ends:
-            results |= dict(_loads(receives.recv_bytes(), shared))
+            results |= dict(_Unpickler(io.BytesIO(receives.recv_bytes()), shared).load())
     except EOFError as error:
-        raise _lost_worker() from error
+        raise RunError(LOST) from error
     finally:
         for worker in workers:
             worker.kill()  # it has sent all, or nobody waits for it
@@ -239,13 +230,3 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, place: int) -> object:
         return self._shared[place]
-
-
-def _dumps(value: object, shared: Sequence[object]) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, shared).dump(value)
-    return file.getvalue()
-
-
-def _loads(data: bytes, shared: Sequence[object]) -> Any:
-    return _Unpickler(io.BytesIO(data), shared).load()

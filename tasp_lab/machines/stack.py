@@ -23,9 +23,9 @@ from typing import Any
 
 import msgspec
 
-from tasp_lab.core.arguments import TYPES, check_arguments
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ProfileError, TaspLabError, first_line, unknown
+from tasp_lab.core.lazy import from_above
 from tasp_lab.core.records import Count, Record, Text, converted, data_names
 from tasp_lab.core.units import parse_time_s
 from tasp_lab.machines.host import INSTANT_HOST, NO_PASSES, Batches, Communicators, HostModel, Passes
@@ -353,9 +353,7 @@ def _check(found: Stack) -> None:
     for name, host in found.hosts.items():
         host.model(name, "")
     for how in found.schedules:
-        for option in how.options:
-            known("option", option, TYPES)
-        check_arguments(how.options)  # their values are checked where a schedule is built with them
+        from_above("check options")(how.options)  # their values are checked where a schedule is built with them
         groups = [*re.compile(how.schedules).groupindex, "ranks"]
         fields = [field for _, field, _, _ in Formatter().parse(how.text) if field is not None]
         for group in (*fields, *([how.heads_over] if how.heads_over else ())):

@@ -45,9 +45,14 @@ from tasp_lab.planning.search import Context, Found, Ranked, Search, Setting, To
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.inputs import (
     ComputeLike,
+    Kernel,
+    Library,
     MachineLike,
+    Overrides,
+    SequenceLike,
+    StackName,
     as_names,
-    check_arguments,
+    check_call,
     chosen_machine,
     parse_compute,
 )
@@ -105,7 +110,7 @@ class Job:
 def plan(
     machine: MachineLike,
     model: Model | str,
-    sequence: int | str,
+    sequence: SequenceLike,
     batch_tokens: int | str,
     *,
     schedules: str | Sequence[str] | None = None,
@@ -114,12 +119,12 @@ def plan(
     offload: bool = False,
     matrix_dtype: MatrixDtype = "bf16",
     matrix_rate: ComputeLike | None = None,
-    library: str = "auto",
+    library: Library = "auto",
     compute: ComputeLike | None = None,
-    kernel: str | None = None,
-    stack: str | None = None,
+    kernel: Kernel = None,
+    stack: StackName = None,
     contention: bool | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     simulations: int | None = SIMULATIONS,
     every: bool = False,
     changes: bool = True,
@@ -154,7 +159,7 @@ def plan(
     if not isinstance(model, Model | str):
         raise ModelError(of_type("model", model, "a model or the name of one"))
     names = None if schedules is None else as_names(schedules)
-    check_arguments(locals())
+    check_call(plan, locals())
     sequence, batch_tokens = count_of(sequence, "sequence"), count_of(batch_tokens, "batch tokens")
     _check_numbers(sequence, batch_tokens, simulations, workers, checkpointing)
     model = load_model(model) if isinstance(model, str) else model

@@ -16,11 +16,11 @@ from functools import cached_property
 from itertools import chain, repeat, zip_longest
 from math import inf
 from multiprocessing.sharedctypes import RawValue
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, overload
 
 from sim.simulate import Engine
 from tasp_lab.core.choices import AttentionKind, Pass, Preference
-from tasp_lab.core.errors import NoDecompositionError, ScheduleError, WorkloadError
+from tasp_lab.core.errors import NoDecompositionError, ScheduleError, WorkloadError, of_type
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part
@@ -42,17 +42,18 @@ from tasp_lab.prediction.captions import (
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of
 from tasp_lab.prediction.explain import Explanation
 from tasp_lab.prediction.inputs import (
+    LayerLike,
     MachineLike,
-    QuestionKeywords,
     ScheduleNames,
     Schedules,
     as_names,
     as_schedules,
-    check_arguments,
+    check_call,
 )
 from tasp_lab.prediction.paired import paired_errors, setting_of
 from tasp_lab.prediction.provenance import Provenance, plain
 from tasp_lab.prediction.question import (
+    SETTINGS,
     PreparedMachine,
     Question,
     Rings,
@@ -71,7 +72,6 @@ from tasp_lab.schedules.linear.task import chunk_layout
 from tasp_lab.schedules.registry import (
     LASP_2H,
     NOT_APPLICABLE,
-    Names,
     baselines,
     by_kind,
     check_names,
@@ -106,7 +106,7 @@ TimeOf = Callable[[Workload, str], float | None]
 
 def compare(
     machine: MachineLike,
-    work: Workload | str,
+    work: LayerLike,
     schedules: Schedules | None = None,
     *,
     engine: Engine = "auto",
@@ -118,7 +118,7 @@ def compare(
     versus: Sequence[MachineLike] = (),
     jobs: int = 1,
     known: Sequence[Answer] = (),
-    **settings: Unpack[QuestionKeywords],
+    **settings: Any,
 ) -> Ranking:
     """Predict every schedule of attention that applies to a layer on a machine, rank them by time, and recommend one.
 
@@ -154,7 +154,7 @@ def compare(
     >>> compare("full-mesh:4", Workload(4096, heads=4, mask="causal"), ["ring-attention", "ulysses"]).best.schedule
     'ulysses'
     """
-    check_arguments(locals(), QuestionKeywords, work="layer")
+    check_call(compare, locals(), SETTINGS)
     given = work
     asked = question_of(machine, work, settings, NO_SAMPLES.samples, engine)
     if not isinstance(asked.work, Workload):
@@ -476,7 +476,8 @@ class Ranking(Report):
         The schedule need not be among those that were compared. Raises `ScheduleError` for an unknown name, and for a
         schedule that does not apply.
         """
-        check_arguments({"schedule": schedule})
+        if not isinstance(schedule, str):
+            raise ScheduleError(of_type("schedule", schedule, "the name of a schedule"))
         known = {each.schedule: each for each in reversed(self.candidates) if each.applies}
         on = None if self.recommendation is None else self.recommendation.on
         found = known.get(schedule) or answer(question_about(schedule, self.question, on), on=on)
@@ -693,7 +694,7 @@ def choose_stacks(
         chosen[letter] = applying[:FASTEST]
         if letter == "S" and "L" in work.layers:
             chosen[letter] += [name for name in applying if not _moves(name, work, topology, options)][:1]
-    stacks = [Names(linear, softmax).together for linear in chosen["L"] for softmax in chosen["S"]]
+    stacks = [f"{linear}+{softmax}" for linear in chosen["L"] for softmax in chosen["S"]]
     return StackChoice(alone, tuple(dict.fromkeys([*stacks, LASP_2H])))
 
 

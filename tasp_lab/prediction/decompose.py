@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
@@ -10,9 +9,9 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part
 from tasp_lab.core.units import format_bandwidth
-from tasp_lab.prediction.inputs import MachineLike, as_topology, check_arguments
+from tasp_lab.prediction.inputs import Links, MachineLike, as_topology, check_call
 from tasp_lab.prediction.provenance import Provenance, plain, topology_inputs
-from tasp_lab.prediction.question import RingOptions
+from tasp_lab.rings.options import RingOptions
 from tasp_lab.rings.rings import Decomposition
 
 
@@ -58,8 +57,8 @@ def decompose(
     topology: MachineLike,
     fold: int | None = None,
     *,
-    without_links: Sequence[str] = (),
-    links: Sequence[str] = (),
+    without_links: Links = (),
+    links: Links = (),
     lanes: int | None = None,
     rail_aligned: bool | None = None,
     search_budget: int = DEFAULT_SEARCH_BUDGET,
@@ -80,7 +79,7 @@ def decompose(
     >>> decompose("full-mesh:4").fold
     2
     """
-    check_arguments(locals())
+    check_call(decompose, locals())
     found_topology = as_topology(topology, without_links, links)
     options = RingOptions(fold, lanes, rail_aligned, search_budget)
     found = options.find(found_topology, progress)

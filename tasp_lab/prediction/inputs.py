@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral, Real
-from typing import Any, Literal, TypedDict, Unpack
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
-from tasp_lab.core.arguments import (
-    BOOL,
-    MAYBE_BOOL,
-    MAYBE_WHOLE,
-    NONE_TYPE,
-    TYPES,
-    WHOLE,
-    ArgumentType,
-)
-from tasp_lab.core.arguments import check_arguments as check_types
-from tasp_lab.core.choices import Dataflow, Direction, Pass, Travelling, WireDtype
+from tasp_lab.core.arguments import Argument, Option, arguments_of, check_arguments
+from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import (
-    NoDecompositionError,
     OverrideError,
     ProfileError,
     QuantityError,
@@ -37,21 +27,35 @@ from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
-from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.build import AnySchedule, GivenSchedule, as_schedule, built_in, names_in
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 from tasp_lab.workload.models.catalogue import load_model, model_names
 
-MachineLike = Machine | Topology | str
+MachineLike = Annotated[
+    Machine | Topology | str, Option(expected="a machine, a topology, or the name of one", error=TopologyError)
+]
 """A machine, a topology (links without a communication library), or the name, file or expression of a machine."""
 
-WorkLike = Workload | int | str
+WorkLike = Annotated[
+    Workload | int | str,
+    Option(
+        expected="an attention layer (a Workload), bytes such as 2**20 or '1MiB', or with a sequence the name of a "
+        "model"
+    ),
+]
 """An attention layer; the name of a model, beside a `sequence`; or the bytes per rank of a collective, a number or text
 such as ``"64MiB"``."""
+
+LayerLike = Annotated[
+    Workload | str, Option(expected="an attention layer (a Workload), or the name of a model", error=WorkloadError)
+]
+"""An attention layer; or the name of a model, beside a `sequence`."""
+
+SequenceLike = Annotated[int | str, Option(expected="a whole number, or a text such as '128Ki'", error=WorkloadError)]
+"""A number of positions."""
 
 ScheduleNames = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 """The name of a schedule or its registered builder, or several."""
@@ -59,136 +63,31 @@ ScheduleNames = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 Schedules = GivenSchedule | Sequence[GivenSchedule]
 """A schedule, or several: by name, a registered builder, or built for the ranks and the work at hand."""
 
-ComputeLike = float | str
+ComputeLike = Annotated[float | str, Option(expected="a rate in FLOP/s, or a text such as 'timed:300TFLOP/s'")]
 """A compute rate in FLOP/s, as a number or as ``"timed:RATE"``; ``"real"`` where kernels are executed."""
 
-
-_RINGS = ArgumentType(
-    (Decomposition, Sequence, NONE_TYPE),
-    "a Decomposition, as tasp_lab.decompose returns it",
-    NoDecompositionError,
-    Decomposition,
-)
-_TEXTS = ArgumentType((Sequence, Set), "a list of texts", TopologyError, str)
-_CALLED = ArgumentType((Callable,), "a function")  # type: ignore[arg-type]
-
-_TYPES: Mapping[str, ArgumentType] = {
-    **TYPES,
-    "machine": ArgumentType((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
-    "topology": ArgumentType((Machine, Topology, str), "a machine, a topology, or the name of one", TopologyError),
-    "schedule": ArgumentType((str,), "the name of a schedule", ScheduleError),
-    "work": ArgumentType(
-        (Workload, Integral, str),
-        "an attention layer (a Workload), bytes such as 2**20 or '1MiB', or with a sequence the name of a model",
-    ),
-    "layer": ArgumentType((Workload, str), "an attention layer (a Workload), or the name of a model", WorkloadError),
-    "batch": WHOLE,
-    "library": ArgumentType((str,), "the name of a library", ProfileError),
-    "without_links": _TEXTS,
-    "links": _TEXTS,
-    "overrides": ArgumentType((str, Sequence, Set), "a list of texts", OverrideError, str),
-    "decomposition": _RINGS,
-    "fold": MAYBE_WHOLE,
-    "lanes": MAYBE_WHOLE,
-    "rail_aligned": MAYBE_BOOL,
-    "search_budget": WHOLE,
-    "compute": ArgumentType((Real, str, NONE_TYPE), "a rate in FLOP/s, or a text such as 'timed:300TFLOP/s'"),
-    "matrix_rate": ArgumentType((Real, str, NONE_TYPE), "a rate in FLOP/s, or a text such as 'timed:600TFLOP/s'"),
-    "kernel": ArgumentType((str, NONE_TYPE), "the name of a kernel", ProfileError),
-    "contention": MAYBE_BOOL,
-    "explain": BOOL,
-    "events": MAYBE_BOOL,
-    "tune": BOOL,
-    "stack": ArgumentType((str, NONE_TYPE), "the name of a stack", ProfileError),
-    "measure": WHOLE,
-    "repeats": WHOLE,
-    "scale": ArgumentType((Real, NONE_TYPE), "a number"),
-    "samples": WHOLE,
-    "seed": WHOLE,
-    "progress": _CALLED,
-    "options": ArgumentType((AttentionOptions,), "AttentionOptions", ScheduleError),
-}
-"""The arguments of the public functions of predictions, by name, see `tasp_lab.core.arguments`."""
+Library = Annotated[str, Option(expected="the name of a library", error=ProfileError)]
+Kernel = Annotated[str | None, Option(expected="the name of a kernel", error=ProfileError)]
+StackName = Annotated[str | None, Option(expected="the name of a stack", error=ProfileError)]
+Links = Annotated[Sequence[str], Option(expected="a list of texts", error=TopologyError)]
+Overrides = Annotated[Sequence[str], Option(expected="a list of texts", error=OverrideError)]
 
 
-def check_arguments(given: Mapping[str, Any], keywords: type = dict, **other: str) -> None:
-    """As `tasp_lab.core.arguments.check_arguments`, of all arguments, as ``locals()`` at the start of the function.
+def check_call(
+    function: Callable[..., object], given: Mapping[str, Any], settings: Mapping[str, Argument] = MappingProxyType({})
+) -> None:
+    """Check the arguments of a call, ``locals()`` at the start of the function, by its annotations.
 
-    Its `settings` are those of the type `keywords`; others raise `ScheduleError`.
+    Its own argument `settings`, further keywords, has names and types of the `settings` given here; other names raise
+    `ScheduleError`.
     """
-    check_types(given, _TYPES, **other)
-    settings = given.get("settings", {})
-    for name in settings:
-        if name not in keywords.__annotations__:
-            known = [*keywords.__annotations__, *(each for each in given if each != "settings")]
+    own, others = arguments_of(function), given.get("settings", {})
+    check_arguments(given, own)
+    for name in others:
+        if name not in settings:
+            known = [*settings, *(each for each in own if each != "settings")]
             raise ScheduleError(unknown("argument", name, known))
-    check_types(settings, _TYPES)
-
-
-class AttentionKeywords(TypedDict, total=False):
-    """The fields of `tasp_lab.schedules.attention.options.AttentionOptions` as keywords."""
-
-    passes: Pass
-    trim: bool
-    buffers: int
-    dataflow: Dataflow
-    gradient_dtype: WireDtype
-    result_dtype: WireDtype
-    tail_chunks: int
-    stages: int | None
-    groups: str
-    travels: Travelling
-    pieces: int | None
-    direction: Direction
-
-
-class RunKeywords(AttentionKeywords, total=False):
-    """What `predict`, `compare` and `validate` take by keyword: settings of a machine, of rings and of a layer.
-
-    without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
-        `tasp_lab.topology.derived`.
-    overrides : texts such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`; `without_links` and `links`
-        apply to the overridden machine.
-    decomposition : the rings of schedules over rings; the fastest of several, which the simulation finds. By default
-        those of `tasp_lab.prediction.ring_choice.ring_candidates`.
-    fold, lanes, rail_aligned, search_budget : which rings are sought, see `tasp_lab.rings.decompose.decompose`.
-    compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own kernel or rates.
-    kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
-    options : of a layer; the fields of `AttentionOptions` are keywords, too: ``passes="both"``.
-    sequence : positions of a layer of the model that the work names, a number or text such as ``"64Ki"``.
-    """
-
-    without_links: Sequence[str]
-    links: Sequence[str]
-    overrides: Sequence[str]
-    decomposition: Decomposition | Sequence[Decomposition] | None
-    fold: int | None
-    lanes: int | None
-    rail_aligned: bool | None
-    search_budget: int
-    compute: ComputeLike | None
-    kernel: str | None
-    options: AttentionOptions
-    sequence: int | str
-
-
-class QuestionKeywords(RunKeywords, total=False):
-    """What `predict` and `compare` take by keyword: settings of a question (`tasp_lab.prediction.question.Question`).
-
-    library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
-    contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
-        the machine has constants of it.
-    stack : the software that runs a layer, a name of `tasp_lab.machines.stack`: its kernels, and the host model of each
-        schedule. What it does not ship is refused, and `compare` leaves it out.
-    samples, seed : of the constants, from which intervals are made, see `tasp_lab.prediction.uncertainty`; 0 samples
-        for none.
-    """
-
-    library: str
-    contention: bool | None
-    stack: str | None
-    samples: int
-    seed: int
+    check_arguments(others, settings)
 
 
 def as_machine(
@@ -236,7 +135,7 @@ def as_topology(topology: MachineLike, missing_links: Sequence[str] = (), links:
     return as_machine(wires(topology), missing_links=missing_links, links=links).topology
 
 
-def as_work(work: WorkLike, sequence: int | str | None = None) -> Work:
+def as_work(work: WorkLike, sequence: SequenceLike | None = None) -> Work:
     """The layer, that of a model with a sequence, or the bytes of a collective.
 
     Raises `QuantityError` for a text that is no size, and for a sequence beside other work than the name of a model;
@@ -286,11 +185,6 @@ def as_schedules(schedules: Schedules) -> tuple[AnySchedule, ...]:
     if not found:
         raise ScheduleError(f"schedules: none, expected {expected}")
     return found
-
-
-def as_options(options: AttentionOptions = DEFAULT_OPTIONS, **changes: Unpack[AttentionKeywords]) -> AttentionOptions:
-    """The options with some fields changed. Raises `ScheduleError` for values that contradict each other."""
-    return replace(options, **changes) if changes else options
 
 
 _LIKE = "like timed:300TFLOP/s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 from sim.simulate import Engine, engine_of
 from tasp_lab.core.errors import QuantityError, ScheduleError
@@ -32,14 +32,13 @@ from tasp_lab.prediction.captions import (
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of, view_of
 from tasp_lab.prediction.inputs import (
     MachineLike,
-    QuestionKeywords,
     Schedules,
     WorkLike,
     as_schedules,
-    check_arguments,
+    check_call,
 )
 from tasp_lab.prediction.provenance import Provenance
-from tasp_lab.prediction.question import Question, are_sought, prepare, question_of, with_machine
+from tasp_lab.prediction.question import SETTINGS, Question, are_sought, prepare, question_of, with_machine
 from tasp_lab.prediction.recommend import NEAR, RINGS, TunedRing, has_few_channels, tuned_ring
 from tasp_lab.schedules.build import check_schedules, names_in
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
@@ -57,7 +56,7 @@ def predict(
     explain: bool = False,
     events: bool | None = None,
     progress: ProgressCallback = no_progress,
-    **settings: Unpack[QuestionKeywords],
+    **settings: Any,
 ) -> Predictions:
     """Predict a collective, an attention layer or a hybrid by each of the schedules.
 
@@ -77,7 +76,7 @@ def predict(
         `tasp_lab.prediction.answer.MANY_EVENTS` have a time only.
     progress : called with stages of searches, and before schedules are built or simulated that take long.
     settings : of the machine, the rings, the intervals and the options of a layer, see
-        `tasp_lab.prediction.inputs.QuestionKeywords`: ``library="gloo"``, ``overrides=["nic.bandwidth=x2"]``,
+        `tasp_lab.prediction.question.SETTINGS`: ``library="gloo"``, ``overrides=["nic.bandwidth=x2"]``,
         ``passes="both"``.
 
     Returns an `Answer` per schedule; with the passes ``both`` three: forward, backward, and both together. Schedules
@@ -89,7 +88,7 @@ def predict(
     >>> [round(p.time_s * 1e6) for p in predict("full-mesh:8", ["ring", "multi-ring"], "1MiB")]
     [154, 28]
     """
-    check_arguments(locals(), QuestionKeywords)
+    check_call(predict, locals(), SETTINGS)
     chosen = as_schedules(schedules)
     question = question_of(machine, work, settings, DEFAULT_SAMPLING.samples, engine)
     collective = check_schedules(chosen, question.work, question.options.passes)

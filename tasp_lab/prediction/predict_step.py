@@ -23,9 +23,14 @@ from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import (
     ComputeLike,
+    Kernel,
+    Library,
     MachineLike,
+    Overrides,
+    SequenceLike,
+    StackName,
     as_names,
-    check_arguments,
+    check_call,
     chosen_machine,
     parse_compute,
     run_by_stack,
@@ -115,7 +120,7 @@ LEADERS = 3
 def predict_step(
     machine: MachineLike,
     model: Model | str,
-    sequence: int | str,
+    sequence: SequenceLike,
     schedule: str | Callable[..., Any] | None = None,
     *,
     layout: Layout = DEFAULT_LAYOUT,
@@ -126,12 +131,12 @@ def predict_step(
     rates: StepRates | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
     fused: bool | None = None,
-    library: str = "auto",
+    library: Library = "auto",
     compute: ComputeLike | None = None,
-    kernel: str | None = None,
-    stack: str | None = None,
+    kernel: Kernel = None,
+    stack: StackName = None,
     contention: bool | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     layers: int = MOST_LAYERS,
     progress: ProgressCallback = no_progress,
 ) -> StepPrediction:
@@ -175,7 +180,7 @@ def predict_step(
     if not isinstance(layout, Layout):
         raise ScheduleError(of_type("layout", layout, "a Layout, such as Layout(tp=2)"))
     (schedule,) = [""] if schedule is None else as_names(schedule)
-    check_arguments(locals(), layers="samples")  # a number, not the pattern of a layer
+    check_call(predict_step, locals())
     sequence = count_of(sequence, "sequence")
     model = load_model(model) if isinstance(model, str) else model
     if schedule:

@@ -16,13 +16,14 @@ schedules that are built (`key_of`), and from the version of the engines and mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET, Pass
-from tasp_lab.core.errors import NoDecompositionError, TaspLabError
+from tasp_lab.core.arguments import Argument, Option, arguments_of
+from tasp_lab.core.choices import Pass
+from tasp_lab.core.errors import NoDecompositionError, OverrideError, ScheduleError, TaspLabError, TopologyError
 from tasp_lab.core.files import file_sha256
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.version import MODEL_VERSION
@@ -30,13 +31,12 @@ from tasp_lab.machines.compute import KernelCompute
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.inputs import (
-    AttentionKeywords,
     ComputeLike,
+    Kernel,
+    Library,
     MachineLike,
-    QuestionKeywords,
-    RunKeywords,
+    StackName,
     WorkLike,
-    as_options,
     as_work,
     chosen_machine,
     run_by_stack,
@@ -44,41 +44,17 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs, sha256
 from tasp_lab.prediction.uncertainty import Uncertainty
+from tasp_lab.rings.options import ANY_RINGS, RingOptions
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.build import AnySchedule, as_schedule, name_of
 from tasp_lab.schedules.files import content_name
-from tasp_lab.schedules.registry import names_over_rings, uses_rings
+from tasp_lab.schedules.registry import ALL, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload, is_left_out
 
-
-@dataclass(frozen=True)
-class RingOptions:
-    """Which rings are sought, and how much work the search may do; see `tasp_lab.rings.decompose.decompose`."""
-
-    fold: int | None = None
-    lanes: int | None = None
-    rail_aligned: bool | None = None
-    search_budget: int = DEFAULT_SEARCH_BUDGET
-
-    def find(self, topology: Topology, progress: ProgressCallback = no_progress) -> Decomposition:
-        """The rings of a topology. Raises `NoDecompositionError`."""
-        from tasp_lab.rings.decompose import decompose  # most schedules need no rings
-
-        return decompose(topology, **vars(self), progress=progress)
-
-    @property
-    def is_free(self) -> bool:
-        """Whether rings of any kind are accepted."""
-        return (self.fold, self.lanes, self.rail_aligned) == (None, None, None)
-
-
 NO_SAMPLES = Sampling(0)
-
-ANY_RINGS = RingOptions()
-"""Rings of any kind, sought with the default budget."""
 
 Engine = Literal["auto", "simpy", "array"]
 """See `sim.simulate.simulate`."""
@@ -90,7 +66,13 @@ Rings = RingOptions | tuple[Decomposition, ...]
 """Which rings are sought, or the rings themselves."""
 
 
-def chosen_rings(given: Decomposition | Sequence[Decomposition] | None, sought: RingOptions) -> Rings:
+def chosen_rings(
+    given: Annotated[
+        Decomposition | Sequence[Decomposition] | None,
+        Option(expected="a Decomposition, as tasp_lab.decompose returns it", error=NoDecompositionError),
+    ],
+    sought: RingOptions,
+) -> Rings:
     """The given rings, if any, else which ones are sought. Raises `NoDecompositionError` for both."""
     rings = (given,) if isinstance(given, Decomposition) else tuple(given or ())
     if rings and sought != ANY_RINGS:
@@ -106,7 +88,7 @@ def are_sought(rings: Rings, schedules: Sequence[str]) -> bool:
     if any(map(uses_rings, schedules)):
         return isinstance(rings, RingOptions)
     if isinstance(rings, RingOptions) and rings != ANY_RINGS:
-        *others, last = names_over_rings()
+        *others, last = (name for name, spec in ALL.items() if spec.uses_rings)
         names = f"{', '.join(others)} and {last}"
         raise NoDecompositionError(f"fold, lanes, rail-aligned and search-budget apply to {names} only")
     return False
@@ -123,10 +105,17 @@ class Question:
         for this machine and work, or one for each requested pass.
     work : a layer, or the bytes per rank of a collective.
     options : of the schedule; its passes among them.
-    library, kernel, stack, contention, compute, without_links, links : see
-        `tasp_lab.prediction.inputs.QuestionKeywords`.
+    library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
+    kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
+    stack : the software that runs a layer, a name of `tasp_lab.machines.stack`: its kernels, and the host model of each
+        schedule. What it does not ship is refused, and `compare` leaves it out.
+    contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
+        the machine has constants of it.
     overrides : texts such as ``nic.bandwidth=x2``, applied in order, see `tasp_lab.machines.overrides`.
     sampling : of the constants, for the interval; no samples for an interval of residuals alone, None for no interval.
+    compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own kernel or rates.
+    without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``) of the overridden
+        machine, see `tasp_lab.topology.derived`.
     rings : which rings schedules over rings may take, or the rings themselves; the fastest are taken.
     engine : of the simulator, see `sim.simulate.simulate`.
     labels : the values of a study's axes, by name, for tables. They are no inputs: equal questions have equal keys.
@@ -135,16 +124,16 @@ class Question:
     machine: MachineLike
     schedule: AnySchedule | tuple[Schedule, ...]
     work: Work
-    options: AttentionOptions = DEFAULT_OPTIONS
-    library: str = "auto"
-    kernel: str | None = None
-    stack: str | None = None
+    options: Annotated[AttentionOptions, Option(expected="AttentionOptions", error=ScheduleError)] = DEFAULT_OPTIONS
+    library: Library = "auto"
+    kernel: Kernel = None
+    stack: StackName = None
     contention: bool | None = None
-    overrides: tuple[str, ...] = ()
+    overrides: Annotated[tuple[str, ...], Option(error=OverrideError)] = ()
     sampling: Sampling | None = NO_SAMPLES
     compute: ComputeLike | None = None
-    without_links: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()
+    without_links: Annotated[tuple[str, ...], Option(error=TopologyError)] = ()
+    links: Annotated[tuple[str, ...], Option(error=TopologyError)] = ()
     rings: Rings = ANY_RINGS
     engine: Engine = "auto"
     labels: tuple[tuple[str, Value], ...] = field(default=(), compare=False)
@@ -207,28 +196,45 @@ class Question:
         return sha256([self.inputs(), constants_of(self) if constants is None else constants, models])[:32]
 
 
+RUN_SETTINGS: Mapping[str, Argument] = {
+    **arguments_of(AttentionOptions, ScheduleError),
+    **arguments_of(RingOptions),
+    **{name: arguments_of(Question)[name] for name in ("options", "overrides", "without_links", "links", "compute")},
+    "kernel": arguments_of(Question)["kernel"],
+    "sequence": arguments_of(as_work)["sequence"],
+    "decomposition": arguments_of(chosen_rings)["given"],
+}
+"""What `predict`, `compare` and `validate` take by keyword: the fields of a question, of its options and of its rings;
+the positions of a layer of the model that the work names; and the rings of schedules over rings, of several the fastest
+(by default those of `tasp_lab.prediction.ring_choice.ring_candidates`)."""
+
+SETTINGS: Mapping[str, Argument] = {
+    **RUN_SETTINGS,
+    **{name: arguments_of(Question)[name] for name in ("library", "contention", "stack")},
+    **arguments_of(Sampling),
+}
+"""What `predict` and `compare` take by keyword."""
+
+
 def question_of(
-    machine: MachineLike,
-    work: WorkLike,
-    settings: QuestionKeywords | RunKeywords,
-    samples: int = 0,
-    engine: Engine = "auto",
+    machine: MachineLike, work: WorkLike, settings: Mapping[str, Any], samples: int = 0, engine: Engine = "auto"
 ) -> Question:
     """The question that arguments of `predict`, `compare` or `validate` make, without its schedule.
 
-    The work has the overrides of layers. `samples` are those of intervals if the settings give none. Raises
+    The work has the overrides of layers. `samples` are those of intervals if the `SETTINGS` give none. Raises
     `TaspLabError` for settings that contradict each other.
     """
-    left: dict[str, Any] = dict(settings)
+    texts = ("overrides", "without_links", "links")
+    left: dict[str, Any] = {name: tuple(value) if name in texts else value for name, value in settings.items()}
 
-    def taken(names: Iterable[str]) -> dict[str, Any]:
-        return {name: left.pop(name) for name in names if name in left}
+    def taken(kind: type) -> dict[str, Any]:
+        return {name: left.pop(name) for name in arguments_of(kind) if name in left}
 
-    options = as_options(left.pop("options", DEFAULT_OPTIONS), **taken(AttentionKeywords.__annotations__))
-    sought = RingOptions(**taken(each.name for each in fields(RingOptions)))
-    sampling = Sampling(left.pop("samples", samples), left.pop("seed", 0))
-    overrides, work = left.pop("overrides", ()), as_work(work, left.pop("sequence", None))
-    if overrides:
+    options = replace(left.pop("options", DEFAULT_OPTIONS), **taken(AttentionOptions))
+    sought = RingOptions(**taken(RingOptions))
+    sampling = Sampling(**{"samples": samples} | taken(Sampling))
+    work = as_work(work, left.pop("sequence", None))
+    if overrides := left.get("overrides", ()):
         from tasp_lab.machines.overrides import overridden_layer
 
         work = overridden_layer(work, overrides)
@@ -237,10 +243,7 @@ def question_of(
         schedule="",
         work=work,
         options=options,
-        overrides=tuple(overrides),
         sampling=sampling if sampling.samples else None,
-        without_links=tuple(left.pop("without_links", ())),
-        links=tuple(left.pop("links", ())),
         rings=chosen_rings(left.pop("decomposition", None), sought),
         engine=engine,
         **left,

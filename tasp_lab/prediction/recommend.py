@@ -41,7 +41,7 @@ from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import PairedErrors, Rival, Setting, paired_errors, setting_of
 from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.registry import baselines, is_attention
+from tasp_lab.schedules.registry import ATTENTION, baselines
 
 TIE = 0.01
 """Schedules whose expected regret is within this of the least are taken to be equally fast."""
@@ -548,7 +548,7 @@ def _time_s(answer: Answer, share: float) -> float:
 NAMED = 0.02
 """A ring is compared if more channels make it faster by more than this share."""
 
-RINGS = tuple(filter(is_attention, baselines()))
+RINGS = tuple(name for name in baselines() if name in ATTENTION)
 """The single rings of softmax attention."""
 
 

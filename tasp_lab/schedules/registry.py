@@ -1,19 +1,16 @@
 """All schedules by name: of collectives, of softmax and linear attention, and of hybrids.
 
-A schedule is one file of ``collectives/``, ``attention/`` or ``linear/`` that registers itself beside its builder::
+A schedule is one file of ``collectives/``, ``attention/`` or ``linear/`` that registers itself beside its builder, and
+one entry of `FILES`, so that help and completion list its name without importing the file::
 
     @schedule("burst", "softmax", layout="balanced", options=("trim", "buffers", "gradient_dtype"))
     def burst(name, topology, workload, options=DEFAULT_OPTIONS): ...
 
-Nothing else names it: a new file adds a schedule, and without its file a schedule is gone. A family has a split of the
-ranks in its names, such as ``usp:2x4``, and may have variants, such as ``usp:2x4:tasp``. A hybrid is named after one
-schedule of linear and one of softmax attention, such as ``lasp-2+tasp``.
+A family has a split of the ranks in its names, such as ``usp:2x4``, and may have variants, such as ``usp:2x4:tasp``. A
+hybrid is named after one schedule of linear and one of softmax attention, such as ``lasp-2+tasp``.
 
 Schedules of users register in the same way: in a file, whose schedules are called ``mine.py:burst``, in a notebook, or
 in an installed package that offers them as entry points (`tasp_lab.schedules.files`).
-
-Help and completion list the names without importing numpy: names and kinds are read from the decorators in the sources,
-and a file is imported when a schedule of it is asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from tasp_lab.core.choices import AttentionKind, Pass
 from tasp_lab.core.errors import (
@@ -48,9 +45,9 @@ from tasp_lab.schedules.files import (
     parts_of,
     run_file,
 )
+from tasp_lab.workload.layer import Work, Workload
 
 if TYPE_CHECKING:
-    from tasp_lab.workload.layer import Work, Workload
     from tasp_lab.workload.sequence_layout import SequenceLayout
 
 Kind = CollectiveKind | Literal["softmax", "linear"]
@@ -140,9 +137,50 @@ _FROM_FILES: dict[str, dict[str, ScheduleSpec]] = {}
 _NAMES: dict[Callable[..., Any], list[str]] = {}
 """The names under which builders are registered."""
 
-_PACKAGES = ("collectives", "attention", "linear")
+FILES = (
+    ("AllGather", "collectives.all_gather", "ring multi-ring direct"),
+    ("AllGather", "collectives.library_rings", "library-ring"),
+    ("AllGather", "collectives.tree_all_gather", "trees"),
+    ("ReduceScatter", "collectives.library_rings", "library-ring-reduce-scatter"),
+    ("ReduceScatter", "collectives.ring_reductions", "ring-reduce-scatter multi-ring-reduce-scatter"),
+    ("AllReduce", "collectives.in_switch", "library-switch-all-reduce"),
+    ("AllReduce", "collectives.library_rings", "library-ring-all-reduce"),
+    ("AllReduce", "collectives.ring_reductions", "ring-all-reduce multi-ring-all-reduce"),
+    ("AllReduce", "collectives.tree_all_reduce", "library-tree-all-reduce library-nvls-tree-all-reduce"),
+    ("AllToAll", "collectives.point_to_point", "all-to-all"),
+    ("SendRecv", "collectives.point_to_point", "send-recv"),
+    ("softmax", "attention.backward", "ring-attention zigzag-ring-attention striped-ring-attention half-each-way tasp"),
+    ("softmax", "attention.burst", "burst"),
+    ("softmax", "attention.direct_attention", "direct-attention"),
+    ("softmax", "attention.double_ring", "double-ring:WxR"),
+    ("softmax", "attention.grid", "grid:YxX"),
+    ("softmax", "attention.kv_all_gather", "kv-all-gather multi-ring-kv-all-gather direct-kv-all-gather"),
+    ("softmax", "attention.kv_all_gather", "trees-kv-all-gather"),
+    ("softmax", "attention.kv_and_q_rings", "kv-and-q-rings"),
+    ("softmax", "attention.star_trail", "startrail:CxT"),
+    ("softmax", "attention.token_ring", "token-ring zigzag-token-ring token-multi-ring"),
+    ("softmax", "attention.ulysses", "ulysses staged-ulysses"),
+    ("softmax", "attention.usp", "usp:UxR"),
+    ("linear", "linear.lasp", "lasp all-scan"),
+    ("linear", "linear.lasp2", "lasp-2 multi-ring-lasp-2 direct-lasp-2 trees-lasp-2"),
+    ("linear", "linear.ring", "ring-linear-attention ring-linear-attention-right"),
+)
+"""Kind, file and names of the schedules of this package; a family has its split behind a colon."""
 
-_DECORATOR = re.compile(r'^@schedule\(\s*"([^":]+)(?::(\w+))?",\s*"(\w+)"', re.MULTILINE)
+
+class _Declared(NamedTuple):
+    """What is known of a schedule before its file is imported."""
+
+    kind: str
+    split: str
+    module: str
+
+
+_DECLARED = {
+    name.partition(":")[0]: _Declared(kind, name.partition(":")[2], f"{__package__}.{file}")
+    for kind, file, names in FILES
+    for name in names.split()
+}
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
@@ -150,7 +188,7 @@ Builder = TypeVar("Builder", bound=Callable[..., Any])
 def schedule(name: str, kind: Kind, **settings: Any) -> Callable[[Builder], Builder]:
     """Register the decorated builder; `settings` are the other fields of `ScheduleSpec`.
 
-    `name` and `kind` are literals, as they are also read from the source. A family has its split behind a colon.
+    A family has its split behind a colon.
     """
     family, _, split = name.partition(":")
 
@@ -182,7 +220,7 @@ def _register_outside(family: str, kind: Kind, builder: Callable[..., Any], sett
         into, full = _FROM_FILES[builder.__module__], f"{builder.__code__.co_filename}:{family}"
         if family in into:
             raise ScheduleError(f"schedule {family!r} is registered twice, expected one of this name")
-    elif family in _declared():
+    elif family in _DECLARED:
         raise ScheduleError(f"schedule {family!r} is one of tasp-lab's own, expected another name")
     into[family] = ScheduleSpec(kind, _checked(full, kind, builder), **settings)
     return full
@@ -261,44 +299,28 @@ def _outside(name: str) -> ScheduleSpec | None:
     raise ScheduleError(f"{file}: {unknown('schedule', own, specs)}")
 
 
-class _Declared(NamedTuple):
-    """What is known of a schedule before its file is imported."""
-
-    kind: str
-    split: str
-    module: str
-
-
-@cache
-def _declared() -> Mapping[str, _Declared]:
-    """The schedules by the decorators in the files of this package, in the order of files and lines."""
-    found = {}
-    for package in _PACKAGES:
-        for path in sorted(Path(__file__).with_name(package).glob("*.py")):
-            for family, split, kind in _DECORATOR.findall(path.read_text(encoding="utf-8")):
-                found[family] = _Declared(kind, split, f"{__package__}.{package}.{path.stem}")
-    return found
-
-
 class SchedulesOf(Mapping[str, ScheduleSpec]):
     """The schedules of some kinds, a view of the registry. Listing names imports nothing, looking one up its file."""
 
     def __init__(self, *kinds: str) -> None:
         self._kinds = kinds
 
+    def find(self, name: str) -> ScheduleSpec | _Declared | None:
+        """What is known of a name, which has the kind and the split of its schedule; None for no name of the view."""
+        found = SCHEDULES.get(name) or _DECLARED.get(name) or _outside(name)
+        return found if found is not None and found.kind in self._kinds else None
+
     def __iter__(self) -> Iterator[str]:
-        for name in dict.fromkeys((*_declared(), *SCHEDULES)):
-            if (SCHEDULES[name] if name in SCHEDULES else _declared()[name]).kind in self._kinds:
-                yield name
+        return (name for name in dict.fromkeys((*_DECLARED, *SCHEDULES)) if self.find(name) is not None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._spec_or_declared(name) is not None
+        return isinstance(name, str) and self.find(name) is not None
 
     def __getitem__(self, name: str) -> ScheduleSpec:
-        found = self._spec_or_declared(name)
+        found = self.find(name)
         if isinstance(found, _Declared):
             import_module(found.module)
             found = SCHEDULES[name]
@@ -306,18 +328,12 @@ class SchedulesOf(Mapping[str, ScheduleSpec]):
             raise KeyError(name)
         return found
 
-    def split_of(self, name: str) -> str:
-        """What the split of a family stands for."""
-        found = self._spec_or_declared(name)
-        return "" if found is None else found.split
-
-    def _spec_or_declared(self, name: str) -> ScheduleSpec | _Declared | None:
-        found = SCHEDULES.get(name) or _declared().get(name) or _outside(name)
-        return found if found is not None and found.kind in self._kinds else None
-
 
 COLLECTIVES, ATTENTION, LINEAR = SchedulesOf(*get_args(CollectiveKind)), SchedulesOf("softmax"), SchedulesOf("linear")
 """The schedules of collectives, of softmax and of linear attention, by name as on the command line."""
+
+LAYERS = SchedulesOf("softmax", "linear")
+ALL = SchedulesOf(*get_args(CollectiveKind), "softmax", "linear")
 
 
 def follows(name: str) -> Follows:
@@ -327,8 +343,7 @@ def follows(name: str) -> Follows:
     ('ranks', 'structure', 'ranks', 'rates')
     """
     family, parts = parts_of(name)
-    specs = [each.get(part) for part in (family, *parts) for each in (COLLECTIVES, ATTENTION, LINEAR)]
-    found = [FOLLOWS.index(spec.follows) for spec in specs if spec is not None]
+    found = [FOLLOWS.index(ALL[each].follows) for each in (family, *parts) if each in ALL]
     return FOLLOWS[max(found)] if found and not any(map(uses_rings, parts)) else "rates"
 
 
@@ -339,18 +354,9 @@ def uses_rings(name: str) -> bool:
     (True, True, False)
     """
     if is_hybrid(name):
-        return any(uses_rings(each) for each in names_of(name))
-    family, _ = parts_of(name)
-    return any(family in each and each[family].uses_rings for each in (COLLECTIVES, ATTENTION, LINEAR))
-
-
-def names_over_rings() -> list[str]:
-    """The schedules of single layers and of collectives that accept a decomposition.
-
-    >>> names_over_rings()[:2]
-    ['multi-ring', 'multi-ring-reduce-scatter']
-    """
-    return [name for each in (COLLECTIVES, ATTENTION, LINEAR) for name, spec in each.items() if spec.uses_rings]
+        return any(map(uses_rings, names_of(name)))
+    spec = ALL.get(parts_of(name)[0])
+    return spec is not None and spec.uses_rings
 
 
 def state_schedules() -> list[str]:
@@ -360,7 +366,7 @@ def state_schedules() -> list[str]:
 
 def baselines() -> list[str]:
     """The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
-    return [*(name for each in (ATTENTION, LINEAR) for name, spec in each.items() if spec.is_baseline), LASP_2H]
+    return [*(name for name, spec in LAYERS.items() if spec.is_baseline), LASP_2H]
 
 
 def is_own(name: str) -> bool:
@@ -370,12 +376,10 @@ def is_own(name: str) -> bool:
     (True, True, True, False)
     """
     if is_hybrid(name):
-        return all(is_own(each) for each in names_in(name))
+        return all(map(is_own, names_in(name)))
     family, parts = parts_of(name)
-    families = [each for each in (family, *parts) if each in ATTENTION or each in LINEAR]
-    if family not in families:
-        return False
-    return all((ATTENTION if each in ATTENTION else LINEAR)[each] is _OWN.get(each) for each in families)
+    used = [each for each in (family, *parts) if each in LAYERS]
+    return family in used and all(LAYERS[each] is _OWN.get(each) for each in used)
 
 
 @cache
@@ -387,7 +391,7 @@ def family_of(name: str) -> str:
     """
     if is_hybrid(name):
         return "+".join(map(family_of, names_in(name)))
-    declared = _declared().get(name.partition(":")[0])
+    declared = _DECLARED.get(name.partition(":")[0])
     return declared.module.rpartition(".")[2] if declared else name
 
 
@@ -411,7 +415,8 @@ def attention_names() -> list[str]:
     >>> [name for name in attention_names() if ":" in name]
     ['double-ring:WxR', 'grid:YxX', 'startrail:CxT', 'usp:UxR']
     """
-    return [f"{name}:{split}" if (split := ATTENTION.split_of(name)) else name for name in ATTENTION]
+    found = ((name, ATTENTION.find(name)) for name in ATTENTION)
+    return [f"{name}:{each.split}" if each is not None and each.split else name for name, each in found]
 
 
 def attention_names_on(world_size: int, *, variants: bool = False) -> list[str]:
@@ -436,26 +441,11 @@ def _variants(spec: ScheduleSpec) -> list[str]:
     return [each for each in spec.variants if each in ATTENTION or each in COLLECTIVES]
 
 
-def is_attention(name: str) -> bool:
-    """Whether a name, with or without a split and a variant, is one of a schedule of softmax attention.
-
-    >>> is_attention("usp:2x4"), is_attention("multi-ring")
-    (True, False)
-    """
-    return parts_of(name)[0] in ATTENTION
-
-
 def balanced_ring(workload: Workload) -> str:
     """The schedule over one ring that gives all ranks equal work: that of the layout that the mask names."""
     layout = workload.visible.balanced_layout
     rings = (name for name, spec in ATTENTION.items() if spec.is_baseline and spec.layout == layout)
     return next(rings)
-
-
-def check_attention(names: Iterable[str]) -> None:
-    """Raise `ScheduleError` for the first name that is not known, or whose split or variant is none."""
-    for name in names:
-        known_attention(name, None)
 
 
 def known_attention(name: str, world_size: int | None) -> tuple[ScheduleSpec, dict[str, Any]]:
@@ -498,15 +488,6 @@ class Names(NamedTuple):
         """The schedule of a layer of a pattern."""
         return self.linear if letter == "L" else self.softmax
 
-    @property
-    def together(self) -> str:
-        """The name of the schedule of the hybrid.
-
-        >>> Names("all-scan", "tasp").together
-        'all-scan+tasp'
-        """
-        return f"{self.linear}+{self.softmax}"
-
 
 def is_hybrid(name: str) -> bool:
     """Whether a name has the form of one of a hybrid."""
@@ -528,7 +509,7 @@ def names_of(name: str) -> Names:
     try:
         linear_spec(linear)
         _check_kind(softmax, SOFTMAX)
-        check_attention([softmax])
+        known_attention(softmax, None)
     except ScheduleError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None
     return Names(linear, softmax)
@@ -582,7 +563,6 @@ def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -
     With `variants` also each split of a family with each of its variants. None of hybrids, which have too many: those
     to compare follow from the schedules of their layers (`tasp_lab.prediction.compare`).
 
-    >>> from tasp_lab.workload.layer import Workload
     >>> layer_names_on(8, Workload(sequence=64, kind="linear"))[:2]
     ['lasp', 'all-scan']
     """
@@ -629,23 +609,21 @@ def check_names(names: Iterable[str], work: Work) -> None:
 
     All schedules of one call must implement the same collective.
 
-    >>> from tasp_lab.workload.layer import Workload
     >>> check_names(["ring"], Workload(sequence=64, heads=1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     tasp_lab.core.errors.ScheduleError: schedule 'ring' is an AllGather, expected one for softmax attention: ...
     """
-    names, wanted = list(names), KINDS[work.kind] if _is_layer(work) else COLLECTIVE
+    names, wanted = list(names), KINDS[work.kind] if isinstance(work, Workload) else COLLECTIVE
     for name in names:
         if "," in name:
             each = " ".join(f"--schedule {part.strip()}" for part in name.split(","))
             raise ScheduleError(f"schedule {name!r}: expected one name; for several give {each}")
         _check_kind(name, wanted, "; or --kind linear" if wanted == SOFTMAX and name in LINEAR else "")
-    if wanted == HYBRID:
-        for name in names:
+        if wanted == HYBRID:
             names_of(name)
-    elif wanted == SOFTMAX:
-        check_attention(names)
-    elif wanted == COLLECTIVE and names:
+        elif wanted == SOFTMAX:
+            known_attention(name, None)
+    if wanted == COLLECTIVE and names:
         kind_of(names)
 
 
@@ -681,18 +659,15 @@ def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[Attent
     return of_kinds
 
 
-def _is_layer(work: Work) -> TypeGuard[Workload]:
-    """Whether the work is a layer and not a number of bytes."""
-    return hasattr(work, "kind")
-
-
 def _kind_of_name(name: str) -> str:
     """What a schedule is for; empty for an unknown name."""
     if is_hybrid(name):
         return HYBRID
-    if name in COLLECTIVES or name in LINEAR:
-        return COLLECTIVE if name in COLLECTIVES else LINEAR_KIND
-    return SOFTMAX if is_attention(name) else ""
+    family = parts_of(name)[0]
+    found = ALL.find(family)
+    if found is None or (family != name and found.kind != "softmax"):  # others have no splits
+        return ""
+    return {"softmax": SOFTMAX, "linear": LINEAR_KIND}.get(found.kind, COLLECTIVE)
 
 
 def _what(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -50,7 +50,7 @@ class Point(Question):
 
 def _whole_numbers(of: type) -> list[str]:
     """The fields of a data class that are whole numbers."""
-    return [each.name for each in fields(of) if each.type in ("int", "int | None")]
+    return [name for name, kind in get_type_hints(of).items() if kind in (int, int | None)]
 
 
 LAYER_NUMBERS = {"seq" if name == "sequence" else name: name for name in _whole_numbers(Workload)}

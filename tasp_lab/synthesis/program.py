@@ -45,7 +45,7 @@ from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.direct_attention import in_stages
-from tasp_lab.schedules.attention.options import OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.options import AttentionOptions, check_options
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
 from tasp_lab.schedules.attention.usp import in_groups, members_layout
@@ -193,9 +193,7 @@ def _outer_layout(program: Program, workload: Workload, world_size: int) -> Sequ
 
 
 def _options(known: Known, passes: str, given: AttentionOptions | None = None) -> AttentionOptions:
-    for each in known.options:
-        if each not in OPTIONS or each == "passes":
-            raise ScheduleError(unknown("option", each, [name for name in OPTIONS if name != "passes"]))
+    check_options(known.options)
     options = AttentionOptions("both" if passes == "both" else passes, **known.options)  # type: ignore[arg-type]
     if given is not None:  # dtypes belong to the question
         options = replace(options, gradient_dtype=given.gradient_dtype, result_dtype=given.result_dtype)

@@ -24,7 +24,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from threading import active_count
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,7 +43,7 @@ from tasp_lab.prediction.answer import build as build_question
 from tasp_lab.prediction.captions import describe_layer, provenance_of, title_of
 from tasp_lab.prediction.columns import fields_of, table_of
 from tasp_lab.prediction.compare import Ranking, compare, is_too_large
-from tasp_lab.prediction.inputs import MachineLike, QuestionKeywords
+from tasp_lab.prediction.inputs import MachineLike
 from tasp_lab.prediction.question import (
     PreparedMachine,
     Question,
@@ -109,7 +109,7 @@ def search(
     progress: ProgressCallback = no_progress,
     events: bool = False,
     name: str = NAME,
-    **settings: Unpack[QuestionKeywords],
+    **settings: Any,
 ) -> Found:
     """Find a schedule of softmax attention for a layer on a machine.
 

@@ -14,7 +14,7 @@ from tasp_lab.machines.machine import IDEAL
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.compare import SINGLE_RINGS, Ranking, Rankings
 from tasp_lab.prediction.inputs import ComputeLike, parse_compute
-from tasp_lab.prediction.question import RingOptions
+from tasp_lab.rings.options import RingOptions
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import uses_rings
 from tasp_lab.topology.graph import Topology

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 from runtime.calibration import Calibration
 from runtime.linux import host_environment
@@ -29,11 +29,10 @@ from tasp_lab.prediction.captions import assumptions, compute_of_passes, kernels
 from tasp_lab.prediction.columns import cells_of, fields_of, ratio, rows_table, view_of
 from tasp_lab.prediction.inputs import (
     MachineLike,
-    RunKeywords,
     ScheduleNames,
     WorkLike,
     as_names,
-    check_arguments,
+    check_call,
     chosen_machine,
     parse_compute,
     wires,
@@ -48,7 +47,8 @@ from tasp_lab.prediction.provenance import (
     rings_inputs,
     schedules_inputs,
 )
-from tasp_lab.prediction.question import RingOptions, are_sought, question_of
+from tasp_lab.prediction.question import RUN_SETTINGS, are_sought, question_of
+from tasp_lab.rings.options import RingOptions
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
@@ -240,7 +240,7 @@ def validate(
     transport: str = "auto",
     backend: BackendKind = "auto",
     progress: ProgressCallback = no_progress,
-    **settings: Unpack[RunKeywords],
+    **settings: Any,
 ) -> Comparison:
     """Run a collective or an attention layer on real processes and compare with its prediction.
 
@@ -259,8 +259,8 @@ def validate(
     backend : of torch under torchrun: ``nccl`` with a GPU per rank, ``gloo`` on CPUs; ``auto`` is gloo only where
         neither the host nor the machine has GPUs.
     progress : called with lines of progress.
-    settings : of the links, the rings and the options of a layer, see `tasp_lab.prediction.inputs.RunKeywords`. Rings
-        are sought on the links, for any library. Each pass is a run of its own; both together are one more, see
+    settings : of the links, the rings and the options of a layer, see `tasp_lab.prediction.question.RUN_SETTINGS`.
+        Rings are sought on the links, for any library. Each pass is a run of its own; both together are one more, see
         `runs_together`.
 
         `compute` is a rate in FLOP/s (or ``"timed:RATE"``) for both passes, on the fabric's own clock: kernel calls are
@@ -276,7 +276,7 @@ def validate(
 
     Raises `RunError` (a rank failed), `FabricError` (no namespaces), `QuantityError`, and what `predict` raises.
     """
-    check_arguments(locals(), RunKeywords)
+    check_call(validate, locals(), RUN_SETTINGS)
     names, question = as_names(schedules), question_of(machine, work, settings)
     work, options, kernel = question.work, question.options, question.kernel
     check_runs(scale, fabric, repeats)

@@ -11,18 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from operator import index
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import numpy as np
-
-from tasp_lab.core.arguments import check_arguments, is_whole
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arguments import Option, arguments_of, check_arguments, is_whole
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.choices import AttentionKind as AttentionKind
 from tasp_lab.core.choices import Decay as Decay
 from tasp_lab.core.errors import WorkloadError
 from tasp_lab.core.units import count_of
-from tasp_lab.workload.mask import Mask, mask_named
+from tasp_lab.workload.mask import MASKS, Mask, mask_named
+
+if TYPE_CHECKING:
+    from tasp_lab.core.arrays import IntArray
 
 LAYER_KINDS: Mapping[str, AttentionKind] = {"L": "linear", "S": "softmax"}
 """The kind of attention of each letter."""
@@ -94,8 +94,8 @@ class Workload:
         positions, or ``full``; `visible` is the mask itself.
     window : with ``causal``, maximum number of keys per query, its own included; all if None.
     documents : the number of positions of each document, in order, 0 allowed; one document if None.
-    cached_keys : the number of first positions that have keys and values only, as in a KV cache; the queries are those
-        of the other positions. Such a layer has no backward pass.
+    cached_keys : the number of first positions that have keys and values only, as in a KV cache, or a text; the queries
+        are those of the other positions. Such a layer has no backward pass.
     kind : ``softmax`` or ``linear`` attention, see `tasp_lab.schedules.linear.task`; ``hybrid``, a stack of both.
     decay : of the state of ``linear`` attention: ``none``, a constant per KV ``head``, or one that depends on the data,
         per position and KV head (``scalar``) or also per ``channel`` of the keys.
@@ -111,24 +111,73 @@ class Workload:
     (8192, 4096, 16384)
     """
 
-    sequence: int
-    batch: int = 1
-    heads: int = 32
-    kv_heads: int | None = None
-    head_dim: int = 128
-    dtype: str = "bf16"
-    mask: str = "causal"
-    window: int | None = None
-    documents: tuple[int, ...] | None = None
-    cached_keys: int = field(default=0, metadata={"optional": True})
-    kind: AttentionKind = field(default="softmax", metadata={"optional": True})
-    decay: Decay = field(default="none", metadata={"optional": True})
-    layers: str = field(default="", metadata={"optional": True})
-    linear_kv_heads: int | None = field(default=None, metadata={"optional": True})
+    sequence: Annotated[
+        int,
+        Option(
+            "Positions of an attention layer over all ranks: 8192 or 128Ki (131072).",
+            flag="seq",
+            is_count=True,
+            expected="a whole number, or a text such as '128Ki'",
+        ),
+    ]
+    batch: Annotated[int, Option("Sequences.")] = 1
+    heads: Annotated[int, Option("Query heads.")] = 32
+    kv_heads: Annotated[int | None, Option("Key and value heads. Default: --heads.")] = None
+    head_dim: Annotated[int, Option("Elements per head.")] = 128
+    dtype: Annotated[str, Option("Dtype of queries, keys, values and results.")] = "bf16"
+    mask: Annotated[str, Option(f"{', '.join(MASKS)}; causal: queries attend to keys up to their position.")] = "causal"
+    window: Annotated[
+        int | None,
+        Option(
+            "Of a causal mask: the most keys that a query attends to.",
+            expected="a whole number or None; for flash-attn's (left, 0), window = left + 1",
+        ),
+    ] = None
+    documents: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Lengths of packed documents, which attend only to themselves: 1000,200,4096 or 8x512. Replaces --seq, "
+            "their sum.",
+            is_count=True,
+        ),
+    ] = None
+    cached_keys: Annotated[
+        int,
+        Option(
+            "How many of the first --seq positions have keys and values only, as in a KV cache. Forward only, without "
+            "--documents.",
+            is_count=True,
+        ),
+    ] = field(default=0, metadata={"optional": True})
+    kind: Annotated[
+        AttentionKind,
+        Option(
+            "Attention of the layer; hybrid: a stack of both kinds; all: a table of each (compare only). Hybrid with "
+            "--layers."
+        ),
+    ] = field(default="softmax", metadata={"optional": True})
+    decay: Annotated[
+        Decay,
+        Option(
+            "Decay of linear attention under a causal mask: constant per KV head (head), or from the data, per "
+            "position and KV head (scalar) or also per channel."
+        ),
+    ] = field(default="none", metadata={"optional": True})
+    layers: Annotated[
+        str,
+        Option(
+            "Layers of a hybrid, L for linear and S for softmax attention, such as LLSLLS or 4xLLLS.",
+            expected=_EXPECTED,
+        ),
+    ] = field(default="", metadata={"optional": True})
+    linear_kv_heads: Annotated[
+        int | None, Option("KV heads of the linear layers of a hybrid. Default: --kv-heads.")
+    ] = field(default=None, metadata={"optional": True})
 
     def __post_init__(self) -> None:
-        check_arguments(vars(self))
         object.__setattr__(self, "sequence", count_of(self.sequence, "sequence"))
+        object.__setattr__(self, "cached_keys", count_of(self.cached_keys, "cached keys", least=0))
+        check_arguments(vars(self), arguments_of(Workload, WorkloadError))
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "cached_keys", "window", "linear_kv_heads"):
@@ -251,10 +300,13 @@ class Workload:
     def document_starts(self) -> IntArray:
         """The start positions of the non-empty documents, ascending, an int array (documents,).
 
+        >>> import numpy as np
         >>> layer = Workload(sequence=5, documents=(2, 0, 3), heads=1)
         >>> np.searchsorted(layer.document_starts, range(5), side="right") - 1      # the document of each position
         array([0, 0, 1, 1, 1])
         """
+        import numpy as np  # the help of commands lists the fields of a layer, and takes long enough without it
+
         lengths = np.array(self.documents or (self.sequence,), dtype=np.int64)
         return (np.cumsum(lengths) - lengths)[lengths > 0]
 

@@ -15,7 +15,7 @@ import pytest
 from tasp_lab.cli.commands.fabric import validate
 from tasp_lab.cli.commands.predict import predict
 from tasp_lab.cli.memory import limited_memory
-from tasp_lab.cli.options_layer import LayerChoice
+from tasp_lab.cli.options_layer import LayerChoice, LayerFields
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.prediction import predict as prediction
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -235,7 +235,7 @@ def test_options_have_the_defaults_of_the_functions_that_they_are_given_to() -> 
     )
     assert defaults(predict)["engine"] == defaults(prediction.predict)["engine"]
     assert LayerChoice().options() == AttentionOptions()
-    layer = LayerChoice(seq="64").work(None)
+    layer = LayerChoice(fields=LayerFields(sequence="64")).work(None)
     assert layer == Workload(sequence=64, mask="causal")
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.core.arguments import TYPES, check_arguments, is_whole
-from tasp_lab.core.errors import ScheduleError, TaspLabError, WorkloadError
+from tasp_lab.core.arguments import Argument, Option, arguments_of, check_arguments
+from tasp_lab.core.errors import QuantityError, ScheduleError, TaspLabError, TopologyError, WorkloadError
+from tasp_lab.prediction.predict import predict
+from tasp_lab.prediction.question import SETTINGS
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.workload.layer import Workload
 
@@ -31,11 +34,13 @@ OTHERS: list[Any] = [
 """What is no whole number, though Python converts some of it to one."""
 
 WHOLE = ("sequence", "batch", "heads", "head_dim", "cached_keys", "kv_heads", "linear_kv_heads", "window")
+COUNTS = ("sequence", "cached_keys")
+"""Those that may be texts."""
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [(name, value) for value in OTHERS for name in WHOLE if not (name == "sequence" and isinstance(value, str))],
+    [(name, value) for value in OTHERS for name in WHOLE if not (name in COUNTS and isinstance(value, str))],
     ids=repr,
 )
 def test_a_field_of_a_layer_that_is_no_whole_number_is_refused(name: str, value: Any) -> None:
@@ -83,13 +88,55 @@ anything = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(TYPES)), anything)
+ALL: dict[str, Argument] = {
+    **arguments_of(Workload, WorkloadError), **arguments_of(AttentionOptions, ScheduleError), **SETTINGS,
+    **arguments_of(predict),
+}  # fmt: skip
+
+
+@given(st.sampled_from(sorted(name for name, argument in ALL.items() if argument.expected)), anything)
 def test_what_passes_is_of_the_type_that_is_named(name: str, value: Any) -> None:
-    expected, is_number = TYPES[name], TYPES[name].expected.startswith("a whole number")
-    if isinstance(value, expected.types) and (not is_number or is_whole(value) or value is None):
-        check_arguments({name: value})
+    argument = ALL[name]
+    is_number, is_list = argument.expected.startswith("a whole number"), argument.items is not None
+    if is_list and isinstance(value, argument.types):
+        is_right = not isinstance(value, str | bytes) and all(isinstance(each, str) for each in value)
+    elif isinstance(value, bool):
+        is_right = bool in argument.types
+    else:
+        is_right = isinstance(value, argument.types) and (not is_number or not isinstance(value, float))
+    if is_right:
+        check_arguments({name: value}, ALL)
         return
     with pytest.raises(TaspLabError) as told:
-        check_arguments({name: value})
-    assert type(told.value) is expected.error
+        check_arguments({name: value}, ALL)
+    assert type(told.value) is argument.error
     assert len(str(told.value).splitlines()) == 1
+
+
+class Shape(NamedTuple):
+    """One of each kind of annotation."""
+
+    count: int | None = None
+    rate: float | str = 1.0
+    name: Literal["a", "b"] = "a"
+    links: Annotated[Sequence[str], Option(expected="links", error=TopologyError)] = ()
+    anything: Any = None
+    call: Callable[[int], None] | None = None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "wrong"),
+    [("count", "a whole number or None", 1.0), ("rate", "", b""), ("name", "a text", 1), ("links", "links", "0-1"),
+     ("links", "links", [0]), ("anything", "", None), ("call", "a function or None", 1)],
+)  # fmt: skip
+def test_types_and_words_follow_from_the_annotation(name: str, expected: str, wrong: Any) -> None:
+    argument = arguments_of(Shape)[name]
+    assert argument.expected == expected
+    assert argument.error is (TopologyError if name == "links" else QuantityError)
+    if expected:
+        with pytest.raises(argument.error, match=f"^{name}: .*, expected {expected}$"):
+            argument.check(name, wrong)
+    else:
+        argument.check(name, wrong)
+    argument.check(name, Shape._field_defaults[name])
+    assert arguments_of(Shape)["name"].choices == ("a", "b")

@@ -26,6 +26,7 @@ from tasp_lab.cli.options import (
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
 from tasp_lab.core.choices import ExportFormat
 from tasp_lab.core.errors import OutputError
+from tasp_lab.rings.options import RingOptions
 
 DEFAULT_SHARD_BYTES = "20160KiB"
 """5040 pages: parts of most numbers of rings are equal."""
@@ -70,7 +71,6 @@ def export(
     from tasp_lab.core.progress import print_progress
     from tasp_lab.formats.export import export as export_schedule
     from tasp_lab.prediction.inputs import as_machine
-    from tasp_lab.prediction.question import RingOptions
     from tasp_lab.schedules.registry import uses_rings
 
     if output is not None:
@@ -78,12 +78,11 @@ def export(
     elif format == "chakra":
         raise OutputError("chakra: traces are binary files, one for each rank; expected --output")
     with limited_memory():
-        machine = as_machine(numbers.load(topology, "auto"), "auto", changes.without_link, changes.link)
+        machine = as_machine(numbers.load(topology, "auto"), "auto", changes.without_links, changes.links)
         if shard_bytes is None and format != "chakra" and layer == DEFAULT_LAYER:
             shard_bytes = DEFAULT_SHARD_BYTES
         work = layer.work(shard_bytes)
-        sought = RingOptions(**vars(rings))
-        found = sought.find(machine.topology) if uses_rings(schedule) else None
+        found = RingOptions(**vars(rings)).find(machine.topology) if uses_rings(schedule) else None
         files = export_schedule(machine, schedule, work, format, found, layer.options())
     written = {}
     for suffix, content in files.items():

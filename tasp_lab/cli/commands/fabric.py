@@ -31,7 +31,6 @@ from tasp_lab.core.errors import ProfileError, RunError
 from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
-    from tasp_lab.validation.doctor import Examination
     from tasp_lab.validation.gpu_check import Record
 
 
@@ -67,13 +66,11 @@ def validate(
     """
     from tasp_lab.prediction.captions import caption
     from tasp_lab.prediction.inputs import as_topology
-    from tasp_lab.schedules.registry import check_names
     from tasp_lab.validation import validate as comparison
 
     layer, changes = question.layer, question.changes
     machine = question.numbers.load(topology, "ideal")  # the fabric has a library of its own
     work = layer.work(shard_bytes)
-    check_names(schedule, work)
     if layer.stack is not None:
         raise ProfileError(f"stack {layer.stack!r}: ranks run on their own, expected none; see predict and compare")
     check_outputs(trace=trace, plot=plot, topology=topology)
@@ -93,7 +90,7 @@ def validate(
         return
     shown = [run for run in found.runs if run.prediction.is_all]
     timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
-    title = caption(work, schedule, as_topology(machine, changes.without_link, changes.link))
+    title = caption(work, schedule, as_topology(machine, changes.without_links, changes.links))
     write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
     tell(found, json, wide=wide)
 
@@ -166,18 +163,9 @@ def gpu_check(
         return
     from tasp_lab.validation.gpu_check import gpu_check as check
 
-    given = [
-        name
-        for name, value in (
-            ("--ranks", ranks),
-            ("--schedule", schedule),
-            ("--seed", seed),
-            ("--measure", measure or None),
-        )
-        if value is not None
-    ]
-    if given:
-        raise RunError(f"{given[0]}: only with --one, see tasp-lab gpu-check --help")
+    for name, value in {"ranks": ranks, "schedule": schedule, "seed": seed, "measure": measure or None}.items():
+        if value is not None:
+            raise RunError(f"--{name}: only with --one, see tasp-lab gpu-check --help")
     found = check(machine, quick=quick, output=output, backend=backend, progress=print_progress, show=show)
     if found.is_reporter:
         show(found)
@@ -195,12 +183,7 @@ def doctor(*, json: Json = False) -> None:
     examination = examine()
     if json:
         print_json(examination)
-    else:
-        print_examination(examination)
-
-
-def print_examination(examination: Examination) -> None:
-    """Print the examination as lines of name and finding."""
+        return
     for name, finding in examination.items():
         if isinstance(finding, dict):
             installed = (f"  {key}: {'not installed' if value is None else value}" for key, value in finding.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
@@ -62,18 +63,13 @@ def show_topologies(
     if name is not None:
         from tasp_lab.prediction.inputs import as_machine
 
-        _show_machine(
-            as_machine(numbers.load(name, "ideal"), "auto", changes.without_link, changes.link), json, sources
-        )
+        machine = as_machine(numbers.load(name, "ideal"), "auto", changes.without_links, changes.links)
+        _show_machine(machine, json, sources)
         return
     if numbers.given:
         raise QuantityError(numbers.refusal())
     if changes != NO_CHANGES:
         raise QuantityError("--without-link and --link apply to one topology only")
-    _list_catalogue(json)
-
-
-def _list_catalogue(json: bool) -> None:
     from tasp_lab.machines.catalogue import catalogue_names, load_machine
     from tasp_lab.machines.profile import profile_names
     from tasp_lab.topology.expressions import expression_forms
@@ -88,38 +84,42 @@ def _list_catalogue(json: bool) -> None:
     tell(View({"topologies": rows}, rows, parts), json)
 
 
+@Parameter(name="*", group=MACHINE)
+@dataclass(frozen=True)
+class ImportChoice:
+    """What a file does not contain, see `tasp_lab.machines.importers.read_topology`."""
+
+    link_bandwidth: Annotated[str | None, quantity("Bandwidth of one NVLink or xGMI link, one way.", MACHINE)] = None
+    pcie_bandwidth: Annotated[str | None, quantity("Bandwidth of one PCIe link, one way.", MACHINE)] = None
+    cpu_bandwidth: Annotated[str | None, quantity("Bandwidth between two sockets, one way.", MACHINE)] = None
+    nvswitch: Annotated[bool | None, Parameter(help="Whether NVLinks lead to switches. Default: detected.")] = None
+    pcie: Annotated[bool | None, Parameter(help="Whether to include PCIe. Default: where it is needed.")] = None
+    sockets: Annotated[
+        int | None, whole("Number of CPU sockets that share the NUMA nodes. Default: 1 or 2.", MACHINE)
+    ] = None
+    profile: Annotated[
+        str | None,
+        Parameter(
+            help="A family, such as h100, or a profile of your own: the file has its wiring, and the machine gets its "
+            "library, kernels, constants and NICs.",
+        ),
+    ] = None
+    nodes: Annotated[
+        int,
+        Parameter(help="Number of nodes like that of the file, connected by their NICs; with --profile."),
+    ] = 1
+    rails: Annotated[bool, option("One switch per rail, for NICs of equal place.", MACHINE)] = False
+
+
+FROM_FILE = ImportChoice()
+
+
 @topologies.command(name="import")
 def import_file(
     file: Path,
     /,
     *,
-    link_bandwidth: Annotated[str | None, quantity("Bandwidth of one NVLink or xGMI link, one way.", MACHINE)] = None,
-    pcie_bandwidth: Annotated[str | None, quantity("Bandwidth of one PCIe link, one way.", MACHINE)] = None,
-    cpu_bandwidth: Annotated[str | None, quantity("Bandwidth between two sockets, one way.", MACHINE)] = None,
-    nvswitch: Annotated[
-        bool | None, Parameter(group=MACHINE, help="Whether NVLinks lead to switches. Default: detected.")
-    ] = None,
-    pcie: Annotated[
-        bool | None, Parameter(group=MACHINE, help="Whether to include PCIe. Default: where it is needed.")
-    ] = None,
-    sockets: Annotated[
-        int | None, whole("Number of CPU sockets that share the NUMA nodes. Default: 1 or 2.", MACHINE)
-    ] = None,
-    profile: Annotated[
-        str | None,
-        Parameter(
-            group=MACHINE,
-            help="A family, such as h100, or a profile of your own: the file has its wiring, and the machine gets its "
-            "library, kernels, constants and NICs.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int,
-        Parameter(
-            group=MACHINE, help="Number of nodes like that of the file, connected by their NICs; with --profile."
-        ),
-    ] = 1,
-    rails: Annotated[bool, option("One switch per rail, for NICs of equal place.", MACHINE)] = False,
+    choice: ImportChoice = FROM_FILE,
     sources: Sources = False,
     json: Json = False,
 ) -> None:
@@ -137,21 +137,10 @@ def import_file(
     from tasp_lab.machines.constants import CONSTANTS
     from tasp_lab.machines.importers import read_topology
 
-    machine = read_topology(
-        file,
-        link_bandwidth=link_bandwidth,
-        pcie_bandwidth=pcie_bandwidth,
-        cpu_bandwidth=cpu_bandwidth,
-        nvswitch=nvswitch,
-        pcie=pcie,
-        sockets=sockets,
-        profile=profile,
-        nodes=nodes,
-        rails=rails,
-    )
+    machine = read_topology(file, **vars(choice))
     if json:
         for each in machine.parameters.values():  # of a family, what its profile assumes is no matter of the file
-            if each.assumed and (profile is None or each.name not in CONSTANTS):
+            if each.assumed and (choice.profile is None or each.name not in CONSTANTS):
                 print_progress(f"{each.name} = {each.text}: {each.source}")
     _show_machine(machine, json, sources)
 
@@ -161,11 +150,7 @@ def _show_machine(machine: Machine, json: bool, sources: bool) -> None:
 
     if json:
         print_json(topology_document(machine))
-    else:
-        _print_machine(machine, sources)
-
-
-def _print_machine(machine: Machine, sources: bool) -> None:
+        return
     topology = machine.topology
     kinds = Counter(
         (
@@ -335,9 +320,7 @@ def decompose(
     with limited_memory():
         machine = numbers.load(topology, "ideal")
         check_outputs(plot=plot, topology=topology)
-        found = decomposition.decompose(
-            machine, without_links=changes.without_link, links=changes.link, **vars(rings), progress=print_progress
-        )
+        found = decomposition.decompose(machine, **vars(changes), **vars(rings), progress=print_progress)
     if plot is not None:
         from tasp_lab.plots.rings import draw_decomposition
 

@@ -8,20 +8,12 @@ from cyclopts import Parameter
 
 from tasp_lab.cli.console import Progress, tell
 from tasp_lab.cli.options import (
-    DEFAULT_NUMBERS,
+    DEFAULT_STEP_MACHINE,
     RUN,
     WORK,
-    ComputeOfStep,
-    Contention,
     Csv,
-    ExpressionNumbers,
     Json,
-    KernelOfStep,
-    Library,
-    MatrixDtypeOfStep,
-    MatrixRateOfStep,
-    Overrides,
-    StackName,
+    StepMachine,
     TopologyText,
     Wide,
     option,
@@ -55,15 +47,7 @@ def plan(
     ] = None,
     logit_chunks: Annotated[int, whole("Parts in which logits are computed.", WORK)] = 1,
     offload: Annotated[bool, option("Keep optimizer states in the memory of the host.", WORK)] = False,
-    matrix_dtype: MatrixDtypeOfStep = "bf16",
-    matrix_rate: MatrixRateOfStep = None,
-    compute: ComputeOfStep = None,
-    kernel: KernelOfStep = None,
-    stack: StackName = None,
-    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    overrides: Overrides = (),
-    library: Library = "auto",
-    contention: Contention = None,
+    setting: StepMachine = DEFAULT_STEP_MACHINE,
     simulations: Annotated[int, whole("Maximum number of layouts that are simulated.", RUN)] = 6,
     every: Annotated[
         bool, option("Simulate all layouts that bounds do not exclude, however many.", RUN, name="--all")
@@ -89,29 +73,20 @@ def plan(
     if csv is not None:
         check_writable(csv)
     with Progress(lines_only=json) as shown:
-        machine = topology if numbers == DEFAULT_NUMBERS else numbers.load(topology, library)
         found = plan_layouts(
-            machine,
-            model,
-            seq,
-            batch_tokens,
+            model=model,
+            sequence=seq,
+            batch_tokens=batch_tokens,
             schedules=schedule,
             checkpointing=checkpointing,
             logit_chunks=logit_chunks,
             offload=offload,
-            matrix_dtype=matrix_dtype,
-            matrix_rate=matrix_rate,
-            library=library,
-            compute=compute,
-            kernel=kernel,
-            stack=stack,
-            contention=None if contention is None else contention == "on",
-            overrides=overrides,
             simulations=None if every else simulations,
             changes=changes,
             workers=usable_cores() if jobs is None else jobs,
             progress=shown.line,
             count=shown.count,
+            **setting.settings(topology),
         )
     if csv is not None:
         write_rows(found.records(), csv)

@@ -5,33 +5,25 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from tasp_lab.cli.console import Progress, print_json, print_parts, tell
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
-    DEFAULT_NUMBERS,
+    DEFAULT_STEP_MACHINE,
     OUTPUT,
     PASSES,
     RUN,
     WORK,
-    ComputeOfStep,
-    Contention,
     Csv,
-    ExpressionNumbers,
     Json,
-    KernelOfStep,
-    Library,
-    MatrixDtypeOfStep,
-    MatrixRateOfStep,
-    Overrides,
     Plot,
     Scale,
     Schedules,
     ShardBytes,
-    StackName,
+    StepMachine,
     TopologyText,
     Trace,
     Wide,
@@ -45,7 +37,7 @@ from tasp_lab.core.choices import DEFAULT_BUFFERS, FabricKind, Preference
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.files import check_writable
 from tasp_lab.core.process import usable_cores
-from tasp_lab.core.progress import ProgressCallback, print_progress
+from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
     from tasp_lab.prediction.compare import Ranking, Rankings
@@ -82,13 +74,10 @@ def predict(
     Example: tasp-lab predict full-mesh:8 --schedule ring-attention --schedule tasp --seq 128Ki --kv-heads 8 --pass both
     """
     from tasp_lab.prediction import predict as prediction
-    from tasp_lab.schedules.registry import check_names
 
+    check_outputs(trace=trace, plot=plot, topology=topology)
     with limited_memory():
-        layer = question.layer
-        machine, work = question.numbers.load(topology, question.library), layer.work(shard_bytes)
-        check_names(schedule, work)
-        check_outputs(trace=trace, plot=plot, topology=topology)
+        machine, work = question.numbers.load(topology, question.library), question.layer.work(shard_bytes)
         found = prediction.predict(
             machine,
             schedule,
@@ -181,6 +170,7 @@ def compare(
     Example: tasp-lab compare torus:4x4 --shard-bytes 4MiB
     """
     from tasp_lab.prediction import compare as comparison
+    from tasp_lab.prediction.predict import compare_collectives
     from tasp_lab.prediction.question import question_of
     from tasp_lab.workload.models.catalogue import load_model
 
@@ -204,15 +194,18 @@ def compare(
                 raise QuantityError(f"{name}: applies to layers, not to a collective of --shard-bytes {shard_bytes}")
             size = layer.work(shard_bytes)
             assert isinstance(size, int), "a collective"
-            _compare_collectives(topology, size, schedule, question, shown.line, csv, wide, json)
+            machine = question.numbers.load(topology, question.library)
+            ranked = compare_collectives(machine, size, schedule, progress=shown.line, **question.settings())
+            if csv is not None:
+                write_rows(ranked.records(), csv)
+            tell(ranked, json, wide=wide)
             return
         machine, layers = question.numbers.load(topology, question.library), layer.workloads()
         if explain is not None:
             if layer.kind == "all":
                 raise ScheduleError("explain: kind all has several rankings, expected softmax, linear or hybrid")
             if search is None or explain != str(search):  # a file that the search will write
-                given: Any = question.settings()
-                comparison.question_about(explain, question_of(machine, layers[0], given))
+                comparison.question_about(explain, question_of(machine, layers[0], question.settings()))
         settings = question.settings() | {"tune": tune, "screen": not every, "prefer": prefer}
         # what runs ranks may have started threads, which copies of this process would lack
         jobs = 1 if validate else min(2, usable_cores())
@@ -245,37 +238,27 @@ def compare(
             found = comparison.compare(machine, layers[0], schedule, **settings)
             found = found if layer.model is None else replace(found, model=load_model(layer.model))
         found = run_best(found, validate, fabric, scale, repeat, shown.line) if validate else found
-        # What only the output needs is simulated while it is made.
-        if jobs > 1 and found.is_reporter and isinstance(found, comparison.Ranking) and found.recommendation:
-            found.recommendation.look_further(jobs)
-        if csv is not None and found.is_reporter:
+        if not found.is_reporter:
+            return
+        explained = None
+        if isinstance(found, comparison.Ranking):
+            if jobs > 1 and found.recommendation:
+                found.recommendation.look_further(jobs)  # what only the output needs
+            explained = None if explain is None else found.explain(explain)
+        if csv is not None:
             write_rows(found.records(), csv)
-        document = found.to_dict() if found.is_reporter and json else {}
-        parts = found.parts() if found.is_reporter and not json else []
-        if explain is not None and found.is_reporter and isinstance(found, comparison.Ranking):
-            explained = found.explain(explain)
-            if plot is not None:
-                write_picture(explained.plot(), plot)
+        if explained is not None and plot is not None:
+            write_picture(explained.plot(), plot)
+        # Results simulate more while they are printed, so this is inside of the limit.
+        document = found.to_dict() if json else {}
+        parts = [] if json else found.parts()
+        if explained is not None:
             document |= {"explained": explained.to_dict()} if json else {}
             parts += [] if json else explained.parts()
-    if document:
+    if json:
         print_json(document)
-    elif parts:
+    else:
         print_parts(parts, wide=wide)
-
-
-def _compare_collectives(
-    topology: str, size: int, schedule: list[str] | None, question: PredictionChoice, progress: ProgressCallback,
-    csv: Path | None, wide: bool, json: bool,
-) -> None:  # fmt: skip
-    """Rank schedules of collectives."""
-    from tasp_lab.prediction.predict import compare_collectives
-
-    machine = question.numbers.load(topology, question.library)
-    found = compare_collectives(machine, size, schedule, progress=progress, **question.settings())
-    if csv is not None:
-        write_rows(found.records(), csv)
-    tell(found, json, wide=wide)
 
 
 EFFORT = 400
@@ -357,11 +340,7 @@ def step(
             name="--pass", group=WORK, help="both: a training step; forward: all layers once, without optimiser states."
         ),
     ] = "both",
-    matrix_dtype: MatrixDtypeOfStep = "bf16",
-    matrix_rate: MatrixRateOfStep = None,
-    compute: ComputeOfStep = None,
-    kernel: KernelOfStep = None,
-    stack: StackName = None,
+    setting: StepMachine = DEFAULT_STEP_MACHINE,
     fused: Annotated[
         bool | None,
         Parameter(
@@ -374,10 +353,6 @@ def step(
     stages: Annotated[
         int | None, whole("Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses.", PASSES)
     ] = None,
-    numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    overrides: Overrides = (),
-    library: Library = "auto",
-    contention: Contention = None,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -398,22 +373,15 @@ def step(
 
     with limited_memory():
         found = predict_step(
-            numbers.load(topology, library),
-            model,
-            seq,
-            schedule,
+            model=model,
+            sequence=seq,
+            schedule=schedule,
             layout=layout.layout(),
             batch=batch,
             passes=passes,
-            matrix_dtype=matrix_dtype,
-            matrix_rate=matrix_rate,
             options=AttentionOptions(buffers=buffers, stages=stages),
             fused=fused,
-            compute=compute,
-            kernel=kernel,
-            stack=stack,
-            overrides=overrides,
-            contention=None if contention is None else contention == "on",
             progress=print_progress,
+            **setting.settings(topology),
         )
     tell(found, json, wide=wide)

@@ -43,7 +43,7 @@ from tasp_lab.prediction.paired import layouts_of, setting_of
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import check_attention, one_name
+from tasp_lab.schedules.registry import known_attention, one_name
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import MASKS
@@ -132,7 +132,8 @@ def _run(entry: LibraryRun, groups: Mapping[str, str], causal: bool, ranks: int)
         return _FIELD.sub(lambda field: _value(fields, field[1], field[2]), text)
 
     name = filled(entry.schedule)
-    check_attention([name] if name else [])
+    if name:
+        known_attention(name, None)
     options = {field: filled(value) if isinstance(value, str) else value for field, value in entry.fields.items()}
     return msgspec.structs.replace(entry, schedule=name, fields=options)
 

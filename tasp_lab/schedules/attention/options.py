@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from operator import index
 from shlex import quote
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
-from tasp_lab.core.arguments import check_arguments
+from tasp_lab.core.arguments import Option, arguments_of, check_arguments
 from tasp_lab.core.choices import (
     DEFAULT_BUFFERS,
     DEFAULT_STAGES,
@@ -20,7 +20,7 @@ from tasp_lab.core.choices import (
     Travelling,
     WireDtype,
 )
-from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError, unknown
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule
@@ -30,60 +30,28 @@ GROUPS = ("auto", "consecutive", "strided")
 """Groups of ranks that have a name."""
 
 
-class Option(NamedTuple):
-    """What is known of an option, stated once, beside its field.
-
-    `help` is its text on the command line. `choices` are its values if they have names, `least` is the least value of
-    a number. `tried` are the values that are searched for the fastest (`tasp_lab.prediction.tune`); none of what
-    changes the numbers that a layer computes. `open` are those of which every prediction takes the fastest where the
-    option is left at its default; where no machine is known, the schedule itself chooses by bytes.
-    """
-
-    help: str
-    choices: tuple[str, ...] = ()
-    least: int | None = None
-    tried: tuple[object, ...] = ()
-    open: tuple[object, ...] = ()
-
-
 _LISTS = re.compile(r"\d{1,6}(,\d{1,6})*(\|\d{1,6}(,\d{1,6})*)*", re.ASCII)
-
-
-def _about(
-    help: str,
-    choices: tuple[str, ...] = (),
-    *,
-    least: int | None = None,
-    tried: tuple[object, ...] = (),
-    open: tuple[object, ...] = (),
-) -> Mapping[str, Option]:
-    return {"option": Option(help, choices, least, tried, open)}
 
 
 @dataclass(frozen=True)
 class AttentionOptions:
     """Which passes of a layer to compute, and how.
 
+    What is not in the help, beside the types of the fields:
+
     Parameters
     ----------
-    passes : ``forward``, ``backward``, or ``both``, one after the other.
     trim, buffers : see `tasp_lab.schedules.attention.forward.attention`.
     dataflow : of the backward pass, see `tasp_lab.schedules.attention.backward`.
-    direction : of a schedule over one ring; gradients then go around it, too. ``auto`` takes the one that sends fewer
-        bytes, and gradients may take a shortcut to their owner.
-    gradient_dtype, result_dtype : on the wire: ``fp32``, ``input`` for that of the layer, or ``auto``: sums that grow
-        on their way, and would be rounded at each rank, in float32; what is sent once in the dtype of the layer.
-    tail_chunks : in how many pieces the last results of TokenRing return, see
-        `tasp_lab.schedules.attention.token_ring`; 1, as published, unless given: every piece is a message at each step.
-    stages : in how many parts keys arrive, see `tasp_lab.schedules.attention.direct_attention`; or heads, see
-        `tasp_lab.schedules.attention.ulysses`. The fastest number if None; where no machine is known, `DEFAULT_STAGES`.
-    groups : the ranks of each group of a family with a split such as ``usp:UxR``: ``consecutive`` ranks; ``strided``,
-        of R groups the ranks r, r + R, r + 2 R, ...; or lists of ranks such as ``0,2|1,3``, group by group. ``auto``
-        chooses by the topology, see `tasp_lab.schedules.attention.rank_order`, and without one is ``consecutive``; a
-        prediction takes ``strided`` instead where that is faster.
-    travels : ``keys``, ``queries``, ``both`` or ``auto``, see `tasp_lab.schedules.attention.kv_and_q_rings`.
-    pieces : in how many groups of KV heads the states of All-Scan travel, see `tasp_lab.schedules.linear.lasp`; the
-        best number by latency and bandwidth of links if None.
+    direction : gradients go around the ring in it, too; ``auto`` may let them take a shortcut to their owner.
+    gradient_dtype, result_dtype : by ``auto`` sums that grow on their way, and would be rounded at each rank, are in
+        float32; what is sent once is in the dtype of the layer.
+    tail_chunks : 1, as published, unless given: every piece is a message at each step, see
+        `tasp_lab.schedules.attention.token_ring`.
+    stages : where no machine is known, `DEFAULT_STAGES`.
+    groups : ``strided``: of R groups the ranks r, r + R, r + 2 R, ...; ``auto`` chooses by the topology, see
+        `tasp_lab.schedules.attention.rank_order`, and without one is ``consecutive``.
+    travels, pieces : see `tasp_lab.schedules.attention.kv_and_q_rings` and `tasp_lab.schedules.linear.lasp`.
 
     Raises `ScheduleError` for an unknown value, and for a dataflow or gradient dtype without a backward pass.
 
@@ -91,107 +59,85 @@ class AttentionOptions:
     'rotate-q'
     """
 
-    passes: Pass = field(default="forward", metadata=_about("both: forward, then backward.", get_args(Pass)))
-    trim: bool = field(
-        default=True, metadata=_about("Stop a block after the last rank whose mask needs it.", tried=(True, False))
-    )
-    buffers: int = field(
-        default=DEFAULT_BUFFERS,
-        metadata=_about("Receive buffers of a rank, each for the arrivals of one step.", least=2, tried=(2, 3, 4, 6)),
-    )
-    dataflow: Dataflow = field(
-        default="auto",
-        metadata=_about(
+    passes: Annotated[Pass, Option("both: forward, then backward.", flag="pass")] = "forward"
+    trim: Annotated[bool, Option("Stop a block after the last rank whose mask needs it.", tried=(True, False))] = True
+    buffers: Annotated[
+        int, Option("Receive buffers of a rank, each for the arrivals of one step.", least=2, tried=(2, 3, 4, 6))
+    ] = DEFAULT_BUFFERS
+    dataflow: Annotated[
+        Dataflow,
+        Option(
             "What circulates in the backward pass. rotate-kv: keys and values again, followed by their gradients; "
             "rotate-kv-back: the same, backwards from where an untrimmed forward pass ends; rotate-q: queries; auto: "
             "the fastest.",
-            get_args(Dataflow),
             open=get_args(Dataflow)[1:],
         ),
-    )
-    gradient_dtype: WireDtype = field(
-        default="auto",
-        metadata=_about(
-            "Dtype of gradients that are sent; input: --dtype; auto: fp32 for sums that are sent on.",
-            get_args(WireDtype),
-        ),
-    )
-    result_dtype: WireDtype = field(
-        default="auto", metadata=_about("Dtype of results that are sent, as --gradient-dtype.", get_args(WireDtype))
-    )
-    tail_chunks: int = field(
-        default=1, metadata=_about("Pieces of the last results of TokenRing.", least=1, tried=(1, 2, 4))
-    )
-    stages: int | None = field(
-        default=None,
-        metadata=_about(
+    ] = "auto"
+    gradient_dtype: Annotated[
+        WireDtype, Option("Dtype of gradients that are sent; input: --dtype; auto: fp32 for sums that are sent on.")
+    ] = "auto"
+    result_dtype: Annotated[WireDtype, Option("Dtype of results that are sent, as --gradient-dtype.")] = "auto"
+    tail_chunks: Annotated[int, Option("Pieces of the last results of TokenRing.", least=1, tried=(1, 2, 4))] = 1
+    stages: Annotated[
+        int | None,
+        Option(
             "Parts in which the keys of direct-attention arrive, or the heads of staged-ulysses: the fastest of 1, 2, "
             "4 and 8 unless given.",
             least=1,
             open=(1, 2, 4, 8),
         ),
-    )
-    groups: str = field(
-        default="auto",
-        metadata=_about(
+    ] = None
+    groups: Annotated[
+        str,
+        Option(
             "Groups of schedules such as usp:2x4: consecutive (0,1|2,3|...), strided (0,4|1,5|...), lists, or auto: "
             "near ranks, or strided where that is faster.",
             open=("auto", "strided"),
         ),
-    )
-    travels: Travelling = field(
-        default="auto",
-        metadata=_about(
+    ] = "auto"
+    travels: Annotated[
+        Travelling,
+        Option(
             "What travels around the rings of kv-and-q-rings. both: per pair of ranks the one with fewer bytes; auto: "
             "the fastest.",
-            get_args(Travelling),
             open=get_args(Travelling)[1:],
         ),
-    )
-    pieces: int | None = field(
-        default=None,
-        metadata=_about(
+    ] = "auto"
+    pieces: Annotated[
+        int | None,
+        Option(
             "Pieces in which All-Scan sends states. Default: the best by latency and bandwidth of the links.",
             least=1,
             tried=(None, 1, 2, 4, 8),
         ),
-    )
-    direction: Direction = field(
-        default="auto",
-        metadata=_about(
+    ] = None
+    direction: Annotated[
+        Direction,
+        Option(
             "Direction around one ring: to the next higher or lower rank; auto: the fewest bytes, and direct returns "
-            "of gradients to their owners.",
-            get_args(Direction),
+            "of gradients to their owners."
         ),
-    )
+    ] = "auto"
 
     def __post_init__(self) -> None:
-        check_arguments(vars(self))
-        for name, option in OPTIONS.items():
-            if option.least is not None:
-                self._check_number(name, option.least)
-        for name, option in OPTIONS.items():
-            value = getattr(self, name)
-            if option.choices and value not in option.choices:
-                what = "pass" if name == "passes" else name.replace("_", " ")
-                unknown = what if name == "travels" else f"unknown {what}"
-                raise ScheduleError(f"{unknown} {value!r}, expected one of {', '.join(option.choices)}")
+        known = arguments_of(AttentionOptions, ScheduleError)
+        check_arguments(vars(self), known)
+        for name, argument in known.items():
+            value, what = getattr(self, name), name.replace("_", " ")
+            if argument.option.least is not None and value is not None:  # None: the best number, by the topology
+                object.__setattr__(self, name, index(value))  # a plain int
+                if value < argument.option.least:
+                    found = f"{value} {what}" if name == "buffers" else f"{what}: {value}"
+                    raise ScheduleError(f"{found}, expected {argument.option.least} or more")
+            if argument.choices and value not in argument.choices:
+                wrong = {"passes": "unknown pass", "travels": what}.get(name, f"unknown {what}")
+                raise ScheduleError(f"{wrong} {value!r}, expected one of {', '.join(argument.choices)}")
         self._check_groups()
         if self.passes == "forward" and (self.dataflow, self.gradient_dtype) != ("auto", "auto"):
             raise ScheduleError(
                 f"dataflow {self.dataflow!r} and gradient dtype {self.gradient_dtype!r} without a backward pass, "
                 "expected the pass backward or both"
             )
-
-    def _check_number(self, name: str, least: int) -> None:
-        """Make an option a plain int. Raise `ScheduleError` for less than `least`."""
-        value, what = getattr(self, name), name.replace("_", " ")
-        if value is None:  # the best number, chosen by the topology
-            return
-        object.__setattr__(self, name, index(value))
-        if value < least:
-            found = f"{value} {what}" if name == "buffers" else f"{what}: {value}"
-            raise ScheduleError(f"{found}, expected {least} or more")
 
     def _check_groups(self) -> None:
         if self.groups in GROUPS:
@@ -318,8 +264,24 @@ class AttentionOptions:
         return tuple(one_pass(each) for each in backward)
 
 
-OPTIONS: Mapping[str, Option] = {each.name: each.metadata["option"] for each in fields(AttentionOptions)}
+OPTIONS: Mapping[str, Option] = {name: each.option for name, each in arguments_of(AttentionOptions).items()}
 """The options of `AttentionOptions`, in the order of its fields."""
+
+
+def check_options(given: Mapping[str, object]) -> None:
+    """Raise `ScheduleError` for an option by name that no schedule has, and for one of a wrong type.
+
+    >>> check_options({"stage": 4})
+    Traceback (most recent call last):
+    tasp_lab.core.errors.ScheduleError: unknown option 'stage', did you mean 'stages'? expected one of trim, buffers, \
+dataflow, gradient_dtype, result_dtype, tail_chunks, stages, groups, travels, pieces, direction
+    """
+    known = [name for name in OPTIONS if name != "passes"]
+    for name in given:
+        if name not in known:
+            raise ScheduleError(unknown("option", name, known))
+    check_arguments(given, arguments_of(AttentionOptions, ScheduleError))
+
 
 NUMBERS = tuple(sorted(name for name, option in OPTIONS.items() if option.least is not None))
 """The options that are numbers."""
