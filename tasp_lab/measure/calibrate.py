@@ -27,10 +27,11 @@ from tasp_lab.core.tables import Formats, Part, Table
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.profile import Profile, profile_document
 from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds
-from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, choose, choose_for, file_of, measured
+from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, file_of, measured
 from tasp_lab.measure.fit.fit_profile import Calibrated, Finding, candidates, checked_names, with_findings
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.inputs import table_inputs
+from tasp_lab.measure.profiles import choose, choose_for
 from tasp_lab.measure.readers import (
     MeasuredTable,
     PairTable,

@@ -14,13 +14,14 @@ import numpy as np
 from sim.array.repeated import RepeatedRuns
 from sim.library_calls import library_call
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.core.errors import FitError, TableError
+from tasp_lab.core.errors import TableError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import parse_size_bytes
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Parameters
-from tasp_lab.machines.profile import Profile, family_of_gpus, find_profile
+from tasp_lab.machines.profile import Profile
 from tasp_lab.machines.system import System
+from tasp_lab.measure.profiles import Choice, choose
 from tasp_lab.measure.readers import MeasuredTable, Row
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
@@ -40,65 +41,6 @@ class Case:
     def library(self) -> str:
         """The library with its version where the table states it, else ``auto``."""
         return self.table.headers.get("library", "auto")
-
-
-class Choice(NamedTuple):
-    """A profile and the size of its member, empty if not given."""
-
-    profile: Profile
-    size: str
-
-
-def choose(text: str) -> Choice:
-    """The profile and the size that a text like ``h100``, ``h100-2x8`` or ``my.toml:2x8`` names.
-
-    >>> choose("h100-2x8").size, choose("h100").size
-    ('2x8', '')
-
-    Raises `ProfileError`.
-    """
-    profile, _ = find_profile(text)
-    path, _, size = text.rpartition(".toml")
-    return Choice(profile, size.lstrip(":") if path else text.partition("-")[2])
-
-
-def suggested_profile(table: MeasuredTable) -> str:
-    """The machine of a log by the GPUs that it lists, like ``h100-2x8``; empty if there is no family of them."""
-    family = family_of_gpus(table.headers.get("gpu", ""))
-    return f"{family.name}-{table.size}" if family is not None and table.ranks else ""
-
-
-def is_whole_node(table: MeasuredTable, profile: str) -> bool:
-    """Whether a suggested machine is one full node, so that the GPUs alone tell which it is: no network is in use."""
-    found = choose(profile)
-    return found.size == str(found.profile.ranks_per_node) and table.headers.get("nodes") == "1"
-
-
-def how_to_name(like: str = "") -> str:
-    """How users name the machine of a table, with an example."""
-    name = like or "h100-8"
-    return f"--profile, like --profile {name}, or a line # profile: {name} in the file"
-
-
-def choose_for(tables: Sequence[MeasuredTable]) -> Choice:
-    """The profile in the tables' headers.
-
-    Raises `FitError` for a table without one and for different profiles of one name, and `ProfileError`.
-    """
-    unnamed = [table for table in tables if table.profile is None]
-    if unnamed or not tables:
-        what = unnamed[0].name if unnamed else "tables of pairs"
-        like = suggested_profile(unnamed[0]) if unnamed else ""
-        raise FitError(f"{what}: the machine is missing, expected {how_to_name(like)}")
-    profile = choose(tables[0].machine or "").profile
-    for table in tables:
-        other = choose(table.machine or "").profile
-        if other.name == profile.name and other != profile:
-            raise FitError(
-                f"{table.name}: profile {table.profile!r} differs from that of {tables[0].name}, "
-                "expected one machine, or --profile"
-            )
-    return Choice(profile, "")
 
 
 def cases_of(

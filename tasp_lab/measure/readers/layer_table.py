@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasp_lab.measure.readers.file_position import CsvText, FilePosition, quoted
 from tasp_lab.measure.readers.kernel_table import CountedPairs, counted_pairs
@@ -82,6 +82,10 @@ class LayerTable:
     host_bound_below: int = 0
     fits_host_up_to: int = 0
     reason: str = ""
+
+    def on(self, profile: str) -> LayerTable:
+        """The table as one of a machine, by name."""
+        return replace(self, profile=profile, headers={**self.headers, "profile": profile})
 
 
 def is_layer_table(content: CsvText) -> bool:
