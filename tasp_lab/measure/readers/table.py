@@ -78,9 +78,13 @@ class MeasuredTable:
 
     def on(self, profile: str) -> MeasuredTable:
         """The table as one of a machine, by name; its own header is replaced."""
-        reasons = [each for each in self.reason.split(", ") if each not in ("", "no header 'profile'")]
         headers = {**self.headers, "profile": profile}
-        return replace(self, profile=profile, headers=headers, reason=", ".join(reasons))
+        return replace(self, profile=profile, headers=headers, reason=", ".join(self.reasons))
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons but that its machine is missing, which `on` names."""
+        return [each for each in self.reason.split(", ") if each not in ("", "no header 'profile'")]
 
     @property
     def size(self) -> str:
