@@ -31,8 +31,7 @@ from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow, Regime,
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.profiles import machine_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
-from tasp_lab.measure.readers.kernel_table import attention_flops
-from tasp_lab.measure.readers.layer_table import PASSES
+from tasp_lab.measure.readers.kernel_table import PASSES, attention_flops
 from tasp_lab.prediction.answer import build_once
 from tasp_lab.prediction.inputs import with_compute, with_host
 from tasp_lab.prediction.interval import residual_interval
@@ -141,9 +140,6 @@ def _value(fields: Mapping[str, str], name: str, divisor: str | None) -> str:
     return str(whole // part)
 
 
-OUR_PASSES: Mapping[str, Pass] = {"forward": "forward", "backward": "backward", "forward+backward": "both"}
-"""The passes of tables as options."""
-
 WHOLE_MODEL = ("training", "step", "inference", "prefill", "ttft", "decode")
 """Words of passes in which more than one attention call was timed."""
 
@@ -195,7 +191,8 @@ def row_run(table: LayerTable, row: LayerRow, layers: tuple[Workload, ...]) -> R
     kernel = table.kernel or run.kernel(machine.accelerator)
     machine = with_kernel(machine, kernel) if machine.accelerator else machine
     machine = with_host(machine, load_stack(run.stack).host(run.schedule)) if run.stack else machine
-    options = run.options(OUR_PASSES[PASSES[row.passing]])
+    passes = PASSES[row.passing]
+    options = run.options(passes[0] if len(passes) == 1 else "both")
     return RowRun(machine, run.schedule, options, layers, run.stack or None, kernel)
 
 

@@ -129,20 +129,19 @@ def collective_tables(content: CsvText) -> tuple[MeasuredTable, ...]:
     keys = [column for column in KEYS if column in content.columns]
     if not keys:
         return (_table(content),)
-    if twice := [key for key in keys if key in content.headers]:
-        raise content.places[twice[0]].error(f"{twice[0]!r} is a header and a column", "one of them")
+    for key in keys:
+        if key in content.headers:
+            raise content.places[key][0].error(f"{key!r} is a header and a column", "one of them")
     groups: dict[tuple[str, ...], list[tuple[FilePosition, list[str]]]] = {}
     columns = [column for column in content.columns if column not in keys]
     for place, row in content.rows():
-        cells = [row[column] for column in columns]
-        groups.setdefault(tuple(row[key] for key in keys), []).append((place, cells))
-    first = content.lines[0][0]
+        groups.setdefault(tuple(row[key] for key in keys), []).append((place, [row[column] for column in columns]))
     tables = []
     for values, lines in groups.items():
-        shown = " ".join(dict.fromkeys(value for value in values if value))
+        name = f"{content.name}, {' '.join(dict.fromkeys(filter(None, values)))}"
         headers = {**content.headers, **dict(zip(keys, values, strict=True))}
-        places = {**content.places, **dict.fromkeys(keys, lines[0][0])}
-        tables.append(_table(CsvText(f"{content.name}, {shown}", headers, places, ((first, columns), *lines))))
+        places = {**content.places, **dict.fromkeys(keys, lines[0][:1])}
+        tables.append(_table(CsvText(name, headers, places, ((content.lines[0][0], columns), *lines))))
     return tuple(tables)
 
 
@@ -170,43 +169,24 @@ def parse_table(text: str, name: str) -> MeasuredTable:
 
 def _table(content: CsvText) -> MeasuredTable:
     headers, places = content.headers, content.places
-    collective, first = _collective(headers, places), headers.get(_FROM_SIZE)
-    ranks = places["ranks"].count(headers["ranks"], "ranks") if headers.get("ranks") else None
-    from_size_bytes = places[_FROM_SIZE].size_bytes(first) if first else 1
+    stated, first = headers.get("collective"), headers.get(_FROM_SIZE)
+    collective = next((each for each in COLLECTIVES if each == stated), None)
+    if stated and collective is None:
+        raise places["collective"][0].error(f"collective {quoted(stated)}", f"one of {', '.join(COLLECTIVES)}")
+    ranks = content.count("ranks")
+    from_size_bytes = places[_FROM_SIZE][0].size_bytes(first) if first else 1
     missing = [f"no header {key!r}" for key in _REQUIRED if not headers.get(key)]
+    absent = [f"no column {column!r}" for column in _COLUMNS if column not in content.columns]
+    rows: tuple[Row, ...] = ()
     try:
-        rows = _read_rows(content)
+        if not absent:
+            rows = tuple(Row(at.size_bytes(row["size_B"]), at.time_s(row["time_us"])) for at, row in content.rows())
     except TableError as error:
         if not missing:
             raise
-        rows = ()
         missing.append(str(error))
-    absent = [f"no column {column!r}" for column in _COLUMNS if column not in content.columns]
-    missing += absent or ["no rows"] * (not rows)
+    reason = ", ".join([*missing, *(absent or ["no rows"] * (not rows))])
+    profile = headers.get("profile") or None
     return MeasuredTable(
-        content.name,
-        headers.get("profile") or None,
-        collective,
-        ranks,
-        headers,
-        rows,
-        ", ".join(missing),
-        from_size_bytes=from_size_bytes,
+        content.name, profile, collective, ranks, headers, rows, reason, from_size_bytes=from_size_bytes
     )
-
-
-def _collective(headers: Mapping[str, str], places: Mapping[str, FilePosition]) -> NcclTestsName | None:
-    text = headers.get("collective")
-    if not text:
-        return None
-    for collective in COLLECTIVES:
-        if collective == text:
-            return collective
-    raise places["collective"].error(f"collective {quoted(text)}", f"one of {', '.join(COLLECTIVES)}")
-
-
-def _read_rows(content: CsvText) -> tuple[Row, ...]:
-    """The rows; none unless size and time are among the columns."""
-    if not set(_COLUMNS) <= set(content.columns):
-        return ()
-    return tuple(Row(place.size_bytes(row["size_B"]), place.time_s(row["time_us"])) for place, row in content.rows())
