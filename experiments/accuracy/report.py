@@ -81,7 +81,7 @@ def write_layers(found: AccuracyReport) -> None:
                 **summary(each.errors),
                 "ranking_right": each.ranking_right,
                 "ranking_groups": each.ranking_groups,
-                "rows": [row.to_dict() for row in each.rows if row.relative_error is not None],
+                "rows": [row.record() for row in each.rows if row.relative_error is not None],
             }
             for each in tables
         }

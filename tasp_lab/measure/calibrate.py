@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -177,7 +177,8 @@ def _errors(predict: Simulated, profile: Profile, measured_s: FloatArray, suffix
     }
 
 
-class PairFigure(NamedTuple):
+@dataclass(frozen=True)
+class PairFigure:
     """Median of one table's `count` figures, with the interval of 95 % of them, in SI units.
 
     `what` is the table's kind, or ``latency``. `constant` is the constant that it identifies, None for information
@@ -209,7 +210,8 @@ def pair_figures(table: PairTable, profile: Profile) -> list[PairFigure]:
         raise FitError(f"{table.name}: {count} GPUs, but a node of {profile.name} has {profile.ranks_per_node}")
     within_a_gpu = np.eye(count, dtype=bool)
     values = np.where(within_a_gpu, np.nan, table.bandwidth_bytes_per_s)
-    constant, note = None, "several transfers at once"
+    constant: str | None = None
+    note = "several transfers at once"
     if table.peer_to_peer is False:
         note = "without peer access, through the host's memory"
     elif table.kind == "unidirectional" or (table.kind == "transfers" and np.isfinite(values).sum() == 1):
@@ -219,6 +221,7 @@ def pair_figures(table: PairTable, profile: Profile) -> list[PairFigure]:
         constant, note = "link_many_payload", f"each {port}, all transfers at once"
         values = np.nansum(values, axis=1) if profile.inside == "switch" else values
     constant = constant if constant in profile.parameters else None
+    measured: list[tuple[str, str, str | None, str, FloatArray]]
     measured = [(table.kind, "bytes/s", constant, note, values)]
     if table.latency_s is not None:
         latencies = np.where(within_a_gpu, np.nan, table.latency_s)
@@ -334,48 +337,33 @@ def _read(paths: Sequence[Path], in_place: bool) -> tuple[list[MeasuredTable], l
 def _fitted(read: Measurements, found: Calibrated, acceptances: tuple[Acceptance, ...] = ()) -> Fitted[Calibrated]:
     """A profile fitted to measurements in files; without tables of collectives there is no acceptance."""
     sources = {each.name: each.source for each in found.profile.parameters.values()}
-    constants = [
+    constants: list[dict[str, object]] = [
         {
-            "name": finding.name,
-            "unit": CONSTANTS[finding.name].unit,
-            "before": finding.before,
-            "value": finding.value,
-            "low": finding.low,
-            "high": finding.high if math.isfinite(finding.high) else None,
-            "identifiable": finding.identifiable,
-            "why": finding.why or None,
-            "needs": None if finding.identifiable else finding.needs,
-            "source": sources[finding.name],
+            "name": finding.name, "unit": CONSTANTS[finding.name].unit, "before": finding.before,
+            "value": finding.value, "low": finding.low, "high": finding.high if math.isfinite(finding.high) else None,
+            "identifiable": finding.identifiable, "why": finding.why or None,
+            "needs": None if finding.identifiable else finding.needs, "source": sources[finding.name],
         }
         for finding in found.findings
-    ]
+    ]  # fmt: skip
     known = (found.before_s, found.after_s, found.held_out_s)
     means = [[float(abs(errors).mean()) for errors in found.errors(times_s)] for times_s in known if len(times_s)]
     tables = [
         {
-            "file": case.table.name,
-            "profile": f"{found.profile.name}-{case.size}",
-            "collective": case.collective,
-            "ranks": case.table.ranks,
-            "rows": len(case.rows),
-            "mean_relative_error_before": means[0][number],
+            "file": case.table.name, "profile": f"{found.profile.name}-{case.size}", "collective": case.collective,
+            "ranks": case.table.ranks, "rows": len(case.rows), "mean_relative_error_before": means[0][number],
             "mean_relative_error": means[1][number],
             "mean_relative_error_held_out": means[2][number] if len(means) > 2 else None,
         }
         for number, case in enumerate(found.cases)
-    ]
-    figures = [figure._asdict() for figure in read.figures]
+    ]  # fmt: skip
+    figures = [vars(figure) for figure in read.figures]
     document = {
-        "profile": found.profile.name,
-        "library": found.profile.library,
+        "profile": found.profile.name, "library": found.profile.library,
         "accepted": all(each.accepted for each in acceptances),
-        "acceptance": acceptances[0].to_dict() if acceptances else None,
-        "constants": constants,
-        "tables": tables,
-        "pairs": figures,
-        "notes": list(read.left_out),
-        "provenance": read.provenance.to_dict(),
-    }
+        "acceptance": acceptances[0].to_dict() if acceptances else None, "constants": constants, "tables": tables,
+        "pairs": figures, "notes": list(read.left_out), "provenance": read.provenance.to_dict(),
+    }  # fmt: skip
     unknown: dict[tuple[str, str], list[str]] = {}  # one row for all constants with the same reason
     for each in found.findings:
         if not each.identifiable:

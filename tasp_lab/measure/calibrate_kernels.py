@@ -197,7 +197,8 @@ def _described(name: str, tables: Sequence[KernelTable]) -> Gpu:
         else:
             source = f"assumed: no header {header!r}, that of {_ASSUMED_GPU}"
             constants.append(KernelConstant(default.value, default.value / 2, default.value * 2, source))
-    return Gpu(name, (), *constants, like.exponentials)
+    sms, peak_flops, vector_flops, memory_bytes_per_s = constants
+    return Gpu(name, (), sms, peak_flops, vector_flops, memory_bytes_per_s, like.exponentials)
 
 
 def _assumed(variant: Variant, passing: Passing, other: str) -> Variant:

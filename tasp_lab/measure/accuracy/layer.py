@@ -305,7 +305,7 @@ class LayerEvaluator:
             device_s = self.time_s(run.with_instant_host()) if host_matters else predicted_s
         except TaspLabError as error:
             return MeasuredRow(measured_s, None, stated or first_line(error), regime, shape)
-        reason, regime = _regime(table, row, predicted_s / device_s - 1)
+        reason, regime = _regime(table, layers[0], run.machine.topology.world_size, predicted_s / device_s - 1)
         shape |= {"schedule": run.schedule, "stack": run.stack, "kernel": run.kernel}
         work = (run.machine.topology.name, run.options.passes, *layers)
         costs = self.costs(run, predicted_s) if regime == "gpu-bound" else None
@@ -355,17 +355,16 @@ class LayerEvaluator:
         return self.known[key]
 
 
-def _regime(table: LayerTable, row: LayerRow, host_share: float) -> tuple[str, Regime]:
+def _regime(table: LayerTable, layer: Workload, ranks: int, host_share: float) -> tuple[str, Regime]:
     """Why a predicted row does not count, empty if it does, and its regime.
 
     `host_share` is how much longer its predicted time is with its host times, if that matters.
     """
-    if (row.sequence or 0) < table.from_sequence:
+    if layer.sequence < table.from_sequence:
         return f"shorter than {table.from_sequence} positions, from which on the table counts", "gpu-bound"
-    work = (row.batch or 1) * (row.sequence or 0) * (row.heads or 1) // (row.gpus or 1)
-    if work < table.host_bound_below:
+    if layer.batch * layer.sequence * layer.heads // ranks < table.host_bound_below:
         return f"host-bound: fewer than {table.host_bound_below} positions x heads per GPU, by its header", "host-bound"
-    if row.heads == 1 and (row.sequence or 0) <= table.fits_host_up_to:
+    if layer.heads == 1 and layer.sequence <= table.fits_host_up_to:
         return "gave the host times of its library", "host-bound"
     if host_share > HOST_SHARE:
         return f"host-bound: predicted {host_share:.0%} longer than with a host that takes no time", "host-bound"

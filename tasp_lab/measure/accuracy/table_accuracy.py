@@ -104,21 +104,15 @@ class MeasuredRow:
         assert self.costs is not None, "rows of questions have costs"
         return self.measured_s, self.predicted_s, self.costs
 
-    def to_dict(self) -> dict[str, object]:
+    def record(self) -> dict[str, object]:
         """The row for a script."""
         ends = self.interval
         return {
-            **self.shape,
-            "measured_s": self.measured_s,
-            "predicted_s": self.predicted_s,
-            "relative_error": self.relative_error,
-            "time_median_s": ends and ends.median_s,
-            "time_low_s": ends and ends.low_s,
-            "time_high_s": ends and ends.high_s,
-            "in_scope": self.in_scope,
-            "reason": self.reason,
-            "regime": self.regime,
-        }
+            **self.shape, "measured_s": self.measured_s, "predicted_s": self.predicted_s,
+            "relative_error": self.relative_error, "time_median_s": ends and ends.median_s,
+            "time_low_s": ends and ends.low_s, "time_high_s": ends and ends.high_s, "in_scope": self.in_scope,
+            "reason": self.reason, "regime": self.regime,
+        }  # fmt: skip
 
 
 def errors_of(rows: Iterable[MeasuredRow]) -> FloatArray:
@@ -132,13 +126,18 @@ def summary(errors: FloatArray) -> dict[str, float | None]:
     >>> summary(np.array([0.01, -0.07]))["within_5"]
     0.5
     """
+    if not len(errors):
+        return dict.fromkeys(_SUMMARY)
     size = abs(errors)
-    figures = {
-        "mean_relative_error": size.mean, "median_relative_error": lambda: np.median(size),
-        "p90_relative_error": lambda: np.quantile(size, 0.9), "worst_relative_error": size.max, "bias": errors.mean,
-        **{f"within_{limit * 100:.0f}": (size <= limit).mean for limit in CLOSE},
-    }  # fmt: skip
-    return {name: float(figure()) if len(errors) else None for name, figure in figures.items()}
+    values = (size.mean(), np.median(size), np.quantile(size, 0.9), size.max(), errors.mean(),
+              *((size <= limit).mean() for limit in CLOSE))  # fmt: skip
+    return dict(zip(_SUMMARY, map(float, values), strict=True))
+
+
+_SUMMARY = (
+    "mean_relative_error", "median_relative_error", "p90_relative_error", "worst_relative_error", "bias",
+    "within_5", "within_15",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -225,40 +224,26 @@ class TableAccuracy:
 
     def figures(self) -> dict[str, object]:
         """The table for a script, without its rows; errors are null where there is nothing to compare."""
-        table = self.table
-        right, groups = ranking(self.rows)
+        table, (right, groups) = self.table, ranking(self.rows)
         return {
-            "file": table.name,
-            "kind": self.kind,
-            "profile": self.profile,
-            "collective": getattr(table, "collective", None),
-            "ranks": getattr(table, "ranks", None),
-            "source": table.headers.get("source") or None,
-            "in_scope": self.in_scope,
-            "reason": self.reason,
-            **summary(self.errors),
-            "dominant_rule": self.dominant_rule or None,
-            "inside": self.inside,
-            "ranking_right": right,
-            "ranking_groups": groups if self.kind == "layer" else None,
-        }
+            "file": table.name, "kind": self.kind, "profile": self.profile,
+            "collective": getattr(table, "collective", None), "ranks": getattr(table, "ranks", None),
+            "source": table.headers.get("source") or None, "in_scope": self.in_scope, "reason": self.reason,
+            **summary(self.errors), "dominant_rule": self.dominant_rule or None, "inside": self.inside,
+            "ranking_right": right, "ranking_groups": groups if self.kind == "layer" else None,
+        }  # fmt: skip
 
     def to_dict(self) -> dict[str, object]:
         """`figures` with the figures of regimes, and rows."""
         headers, of_collective = self.table.headers, dict[str, object]()
         if self.kind == "collective":
             own = errors_of(replace(row, predicted_s=row.in_sample_s or row.predicted_s) for row in self.rows)
-            of_collective = {
-                "system": headers.get("system") or None,
-                "library": headers.get("library") or None,
-                "mean_relative_error_in_sample": summary(own)["mean_relative_error"],
-            }
-        return {
-            **self.figures(),
-            "regimes": {name: {"rows": len(errors), **summary(errors)} for name, errors in self.by_regime().items()},
-            "rows": [row.to_dict() for row in self.rows],
-            **of_collective,
-        }
+            in_sample = summary(own)["mean_relative_error"]
+            of_collective = {name: headers.get(name) or None for name in ("system", "library")}
+            of_collective["mean_relative_error_in_sample"] = in_sample
+        regimes = {name: {"rows": len(errors), **summary(errors)} for name, errors in self.by_regime().items()}
+        rows = [row.record() for row in self.rows]
+        return {**self.figures(), "regimes": regimes, "rows": rows, **of_collective}
 
 
 class Times(NamedTuple):

@@ -28,7 +28,6 @@ from tasp_lab.measure.readers.table import (
     Row,
     collective_tables,
     parse_table,
-    parse_tables,
     read_table,
 )
 
@@ -47,7 +46,6 @@ __all__ = [
     "parse_any_table",
     "read_table",
     "parse_table",
-    "parse_tables",
     "read_nccl_tests",
     "parse_nccl_tests",
     "parse_transfer_bench",

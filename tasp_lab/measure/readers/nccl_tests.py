@@ -75,7 +75,8 @@ class _Rank(NamedTuple):
     gpu: str
 
 
-class _Line(NamedTuple):
+@dataclass(frozen=True)
+class _Line:
     """A printed row; the words after the type follow the order of the columns, unless some are missing.
 
     `is_shared` is whether a message of NCCL is on the same line, and may have taken some of it.
@@ -160,9 +161,11 @@ def _runs(text: str, name: str) -> list[_Run]:
         """The launcher's prefix in what stands before a row or a comment, which may have other output behind it."""
         message = _MESSAGE.search(before)
         prefix, whole = _without_time(before[: message.start()] if message else before), _without_time(before)
+        # e.g. "0: node1:7:8 [0] NCCL INFO ... 0: " before a row: an open run's prefix stands around or behind the rest
         if message or (prefix not in open_runs and len(prefix.split()) > _LAUNCHER_WORDS):
             known = [each for each in open_runs if _is_around(each, whole)]
             prefix = max(known, key=lambda each: (bool(open_runs[each].columns), len(each)), default=prefix)
+        # a message cut the line before inside its prefix, so this one begins with the rest of the prefix
         if prefix not in open_runs and number == cut_line + 1:
             cuts = [each for each in open_runs if each.endswith(prefix) and cut.startswith(each.removesuffix(prefix))]
             prefix = max(cuts, key=len, default=prefix)
@@ -172,6 +175,7 @@ def _runs(text: str, name: str) -> list[_Run]:
         prefix = prefix_of(before)
         run = open_runs.get(prefix)
         if run is None or (begins and (run.columns or run.lines)):
+            # a program that a command line names is that of the next run only
             is_new = run is None or program_line > run.first_line
             run = open_runs[prefix] = _Run(prefix, number, program if program and is_new else None)
             runs.append(run)
@@ -187,8 +191,7 @@ def _runs(text: str, name: str) -> list[_Run]:
             run = run_of(match[1], begins=True)
             if "nThread" in line:
                 run.parameters = " ".join(line[line.index("nThread") :].split())
-            if run.ranks:
-                run.ranks = {}
+            run.ranks = {}  # a preamble begins the list again: ranks before it are of a run without rows
             if named:
                 run.program = named[1]
         elif match := _RANK.fullmatch(line):

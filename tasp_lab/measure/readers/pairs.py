@@ -63,8 +63,8 @@ def matrix(header: FilePosition, columns: Sequence[str], rows: Cells, unit: floa
     [[nan, 48500000000.0], [47500000000.0, nan]]
 
     Raises `TableError` if a column has no row, or if a row has too few cells or a cell that is not a positive number.
-    All cells have the same number of decimals, so one with fewer is the end of a truncated log.
     """
+    # all cells have the same number of decimals, so one with fewer is the end of a truncated log
     decimals = max((len(cell.partition(".")[2]) for _, cells in rows.values() for cell in cells), default=0)
     values = np.full((len(columns), len(columns)), math.nan)
     for row, name in enumerate(columns):

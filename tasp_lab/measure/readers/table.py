@@ -106,25 +106,15 @@ def read_table(path: Path) -> MeasuredTable:
     return parse_table(read_text(path), str(path))
 
 
-def parse_tables(text: str, name: str) -> tuple[MeasuredTable, ...]:
-    """The tables in the text of a CSV file: one, or several if some of `KEYS` are columns.
+def collective_tables(content: CsvText) -> tuple[MeasuredTable, ...]:
+    """The tables in a CSV file: one, or several if some of `KEYS` are columns.
 
-    >>> text = '''# profile: h100-8
-    ... # ranks: 8
-    ... collective,size_B,time_us
-    ... all_gather,1024,10
-    ... alltoall,1024,8
-    ... '''
-    >>> [(table.name, table.collective) for table in parse_tables(text, "t.csv")]
+    >>> text = "# profile: h100-8\\n# ranks: 8\\ncollective,size_B,time_us\\nall_gather,1024,10\\nalltoall,1024,8\\n"
+    >>> [(table.name, table.collective) for table in collective_tables(parse_csv(text, "t.csv"))]
     [('t.csv, all_gather', 'all_gather'), ('t.csv, alltoall', 'alltoall')]
 
     Raises `TableError` as `parse_table` does.
     """
-    return collective_tables(parse_csv(text, name))
-
-
-def collective_tables(content: CsvText) -> tuple[MeasuredTable, ...]:
-    """The tables in a CSV file. Raises `TableError` as `parse_table` does."""
     content.check(_UNIQUE)
     keys = [column for column in KEYS if column in content.columns]
     if not keys:
@@ -163,7 +153,7 @@ def parse_table(text: str, name: str) -> MeasuredTable:
     for a row with too few or too many cells, and for a duplicate header or column. If a required header is missing, the
     file may not be a table, and malformed rows only extend the reason.
     """
-    (table,) = parse_tables(text, name)
+    (table,) = collective_tables(parse_csv(text, name))
     return table
 
 
