@@ -80,48 +80,40 @@ def fit(
     >>> {name: (f"{parameter.value:.4g}", parameter.identifiable) for name, parameter in found.items()}
     {'latency_s': ('5e-06', True), 'bandwidth': ('5e+10', True)}
 
-    Raises `FitError` if there are not more points than parameters, or if a time or a start is not a positive number.
+    Raises `FitError` if there are not more points than parameters.
     """
-    names, measured = list(start), np.asarray(measured_s, float)
-    if measured.ndim != 1 or not names:
-        raise FitError(f"{measured.ndim}-dimensional times and {len(names)} parameters, expected a row and 1 or more")
-    if len(measured) <= len(names):
+    names, count, points = list(start), len(start), len(measured_s)
+    if points <= count:
         raise FitError(
-            f"{len(measured)} points cannot determine {len(names)} parameters ({', '.join(names)}), "
-            f"expected {len(names) + 1} or more"
+            f"{points} points cannot determine {count} parameters ({', '.join(names)}), expected {count + 1} or more"
         )
-    for point, time_s in enumerate(measured.tolist()):
-        if not 0 < time_s < np.inf:
-            raise FitError(f"point {point}: measured {time_s} s, expected a positive time")
-    for name, value in start.items():
-        if not 0 < value < np.inf:
-            raise FitError(f"parameter {name!r} starts at {value}, expected a positive number")
-    origin = np.array([start[name] for name in names])
+    origin = np.array(list(start.values()))
 
     def residuals(logarithms: FloatArray) -> FloatArray:
-        """Logarithms of predicted over measured."""
-        predicted = np.asarray(predict(origin * np.exp(logarithms)), float)
-        if predicted.shape != measured.shape:
-            raise FitError(f"the model predicts times of the shape {predicted.shape}, expected {measured.shape}")
-        bad = np.flatnonzero(~(np.isfinite(predicted) & (predicted > 0)))
-        if len(bad):
-            raise FitError(f"the model predicts {predicted[bad[0]]} s for point {bad[0]}, expected a positive time")
-        return np.asarray(np.log(predicted / measured))
+        return np.asarray(np.log(predict(origin * np.exp(logarithms)) / measured_s))
 
-    at, at_points, jacobian, scale = _estimate(residuals, len(names), progress)
-    found = directions(jacobian)
-    deviations = np.sqrt(_variance(at_points, scale, len(names)) * np.diag(found.covariance)) / found.lengths
-    widths = deviations * float(t.ppf((1 + _CONFIDENCE) / 2, len(measured) - len(names)))
+    at, found, jacobian, scale = _estimate(residuals, count, progress)
+    of_jacobian, pull = directions(jacobian), _TUNING * scale
+    # the factor of (J'J)^-1 in the covariance of an M-estimate, with Huber's correction for few points
+    share = float((np.abs(found) < pull).mean())
+    correction = 1 + count / points * (1 - share) / share
+    variance = correction**2 * (np.clip(found, -pull, pull) ** 2).sum() / (points - count) / share**2
+    deviations = np.sqrt(variance * np.diag(of_jacobian.covariance)) / of_jacobian.lengths
+    widths = deviations * float(t.ppf((1 + _CONFIDENCE) / 2, points - count))
     estimates = {}
     for index, name in enumerate(names):
         value, factor = float(origin[index] * np.exp(at[index])), float(np.exp(min(widths[index], 300.0)))
-        low, high, why = value / factor, value * factor, reason(names, index, found)
+        low, high, why = value / factor, value * factor, reason(names, index, of_jacobian)
         if not why and abs(at[index]) > 0.999 * np.log(_SEARCH_FACTOR):
             why = f"it reached the limit of the search, a factor of {_SEARCH_FACTOR:.0e} from its start"
         if why:
             low, high = 0.0, np.inf
-        elif high > WIDEST_INTERVAL * low:
-            why = _too_wide(names, index, high / low, found.covariance)
+        elif (span := high / low) > WIDEST_INTERVAL:
+            why = f"its 95 % interval spans a factor of {f'{span:.3g}' if span < 1000 else '>1000'}"
+            spread = np.sqrt(np.diag(of_jacobian.covariance))
+            correlations = of_jacobian.covariance[index] / np.where(spread > 0, spread, 1.0) / spread[index]
+            if partners := _partners(names, index, correlations, 0.95):
+                why += f"; {partners} can compensate for it"
         estimates[name] = Estimate(value, low, high, why)
     return estimates
 
@@ -157,38 +149,17 @@ def _estimate(
         progress(f"round {rounds + 1} of at most {_MAX_ROUNDS}: noise of {scale:.1%}")
         at = minimise(at, "huber", _TUNING * scale)
         found = residuals(at)
-        before, scale = scale, _scale(found, scale, count)
-        if abs(scale - before) <= 0.01 * before:
+        before_round = scale
+        # Huber's proposal 2: the standard deviation at which the clipped residuals have their expected variance
+        for _ in range(100):
+            clipped = np.clip(found, -_TUNING * scale, _TUNING * scale)
+            before, scale = scale, float(np.sqrt((clipped**2).sum() / ((len(found) - count) * _CONSISTENCY)))
+            scale = max(scale, _ROUNDING)
+            if abs(scale - before) <= 1e-3 * before:
+                break
+        if abs(scale - before_round) <= 0.01 * before_round:
             break
     return at, found, jacobian(at), scale
-
-
-def _scale(residuals: FloatArray, scale: float, count: int) -> float:
-    """Huber's proposal 2: the standard deviation at which the clipped residuals have their expected variance."""
-    for _ in range(100):
-        clipped = np.clip(residuals, -_TUNING * scale, _TUNING * scale)
-        before, scale = scale, float(np.sqrt((clipped**2).sum() / ((len(residuals) - count) * _CONSISTENCY)))
-        scale = max(scale, _ROUNDING)
-        if abs(scale - before) <= 1e-3 * before:
-            break
-    return scale
-
-
-def _variance(residuals: FloatArray, scale: float, count: int) -> float:
-    """The factor of (J'J)^-1 in the covariance of an M-estimate."""
-    pull, points = _TUNING * scale, len(residuals)
-    share = float((np.abs(residuals) < pull).mean())
-    correction = 1 + count / points * (1 - share) / share
-    return float(correction**2 * (np.clip(residuals, -pull, pull) ** 2).sum() / (points - count) / share**2)
-
-
-def _too_wide(names: Sequence[str], index: int, factor: float, covariance: FloatArray) -> str:
-    """The reason for an interval that is too wide, with the parameters that can compensate for this one."""
-    deviations = np.sqrt(np.diag(covariance))
-    correlations = covariance[index] / np.where(deviations > 0, deviations, 1.0) / deviations[index]
-    partners = _partners(names, index, correlations, 0.95)
-    why = f"its 95 % interval spans a factor of {f'{factor:.3g}' if factor < 1000 else '>1000'}"
-    return f"{why}; {partners} can compensate for it" if partners else why
 
 
 # Which parameters a set of measurements determines.
