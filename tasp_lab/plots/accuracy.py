@@ -288,7 +288,8 @@ def plot_table(compared: TableAccuracy, axes: Axes) -> None:
     """
     axes.set(xscale="log", yscale="log", ylabel="time", xlabel="size")
     if bounded := [(row.size_bytes, ends.low_s, ends.high_s) for row in compared.rows if (ends := row.interval)]:
-        axes.fill_between(*zip(*bounded, strict=True), color=BAND, linewidth=0, label=INTERVAL_LABEL)
+        sizes, low_s, high_s = zip(*bounded, strict=True)
+        axes.fill_between(sizes, low_s, high_s, color=BAND, linewidth=0, label=INTERVAL_LABEL)
     axes.plot(*_columns(compared.rows, "predicted_s"), "-", color=PREDICTED, label="predicted")
     _points(axes, compared.rows, "measured_s", MEASURED, "measured")
     times_s = [time_s for row in compared.rows for time_s in (row.predicted_s, row.measured_s) if time_s is not None]

@@ -281,8 +281,9 @@ def accuracy(
     count = count or (lambda done, total, name: progress(name) if name else None)
     is_whole = [not getattr(table, "reason", "") for table in measured]
     total = sum(is_whole)
+    _layers.cache_clear()  # a file of a profile may have changed since the last report
     with processes(jobs if total > jobs else 1) as executor:
-        found = in_order(partial(evaluate, sampling=sampling), measured, executor, jobs)
+        found = in_order(partial(_in_process, sampling=sampling), measured, executor, jobs)
         for number, table in enumerate(measured):
             if total > 1 and is_whole[number]:
                 count(sum(is_whole[:number]), total, Path(table.name).name)
@@ -297,17 +298,21 @@ def accuracy(
     return AccuracyReport(tuple(tables), _provenance(tables), tuple(note for _, note in named if note), pairs)
 
 
-def evaluate(table: AnyTable, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
-    """A table beside its prediction, if there is one."""
+def evaluate(table: AnyTable, sampling: Sampling = NO_SAMPLES, layers: LayerEvaluator | None = None) -> TableAccuracy:
+    """A table beside its prediction, if there is one; `layers` has what was simulated before."""
     if isinstance(table, LayerTable):
-        return _layers(sampling).evaluate(table)
+        return (layers or LayerEvaluator(sampling)).evaluate(table)
     return evaluate_kernel(table, sampling) if isinstance(table, KernelTable) else evaluate_collective(table, sampling)
 
 
 @lru_cache(maxsize=1)
 def _layers(sampling: Sampling) -> LayerEvaluator:
-    """One per process: tables of layers repeat each other's rows."""
     return LayerEvaluator(sampling)
+
+
+def _in_process(table: AnyTable, sampling: Sampling) -> TableAccuracy:
+    """As `evaluate`, with what the same process simulated before: tables of layers repeat each other's rows."""
+    return evaluate(table, sampling, _layers(sampling))
 
 
 def _provenance(tables: Sequence[TableAccuracy]) -> Provenance:

@@ -204,19 +204,17 @@ def with_numbers(parameters: Parameters, values: Mapping[str, float]) -> Paramet
 def _starts(
     start: Parameters, names: Sequence[str], distance: Callable[[Parameters], float]
 ) -> list[tuple[Parameters, list[Group]]]:
-    """Where fits begin, and what each fits: parameters on their own, or the latencies of calls by one factor.
-
-    A library takes the protocol that it expects to be the fastest. If every protocol is slower on the measured machine,
-    a higher latency of one protocol alone makes the library take another one, and nothing is gained. A local fit ends
-    there, and a rate that all protocols share takes the error. So another fit begins with all latencies multiplied.
-    The same happens where rows do not identify the latency of one protocol, which then keeps its value and makes the
-    library take this protocol. So in a third fit the latencies of all protocols have one factor.
-    """
+    """Where fits begin, and what each fits: parameters on their own, or the latencies of calls by one factor."""
     latencies = tuple(name for name in names if CONSTANTS[name].unit == "s" and not CONSTANTS[name].min_constant)
     single: list[Group] = [(name,) for name in names]
     if len(latencies) < 2:
         return [(start, single)]
+    # A library takes the protocol that it expects to be the fastest. If every protocol is slower on the measured
+    # machine, a higher latency of one alone makes the library take another one, and nothing is gained. A local fit
+    # ends there, and a rate that all protocols share takes the error. So another fit begins with all of them higher.
     together = min([start, *_multiplied(start, latencies, _MULTIPLES_TOGETHER)], key=distance)
+    # The same happens where rows do not identify the latency of one protocol: it keeps its value, which makes the
+    # library take this protocol. So in a third fit the latencies of all protocols have one factor.
     grouped = [group for group in single if group[0] not in latencies]
     return [(start, single), (together, single), (together, [*grouped, latencies])]
 
