@@ -31,7 +31,8 @@ from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.parameters import Change, Parameters, changed
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.measure.accuracy.report import own_tables
-from tasp_lab.measure.fit.cases import Case, Choice, Simulated, cases_of, measured
+from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, measured
+from tasp_lab.measure.profiles import Choice
 from tasp_lab.measure.readers import MeasuredTable, find_tables
 
 CONSTANTS_FOLDER = Path(next(iter(tasp_lab.machines.libraries.__path__))) / "constants"

@@ -33,7 +33,7 @@ import tasp_lab.prediction
 from experiments.common import Formats, table, write_page
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
-from tasp_lab.measure.accuracy.decisions import Decisions, Question, measured, pairs_of, questions_of
+from tasp_lab.measure.accuracy.decisions import Question, decision_figures, questions_of
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
@@ -130,11 +130,10 @@ def rows_of(questions: Iterable[Question]) -> Rows:
     for question in questions:
         for place, first in enumerate(question.rows):
             for other, second in enumerate(question.rows[place + 1 :], place + 1):
-                one, two, costs, others = question.rivals[place], question.rivals[other], first.costs, second.costs
-                assert costs is not None, "rows of questions have costs"
-                assert others is not None, "rows of questions have costs"
+                one, two = question.rivals[place], question.rivals[other]
+                (first_s, _, costs), (second_s, _, others) = first.known(), second.known()
                 found.append((
-                    math.log(one.time_s / two.time_s), math.log(measured(first) / measured(second)),
+                    math.log(one.time_s / two.time_s), math.log(first_s / second_s),
                     one[:2] != two[:2], family_of(one.schedule) != family_of(two.schedule),
                     one.exposed_share - two.exposed_share, math.log(one.steps / two.steps),
                     costs.setting, question.source, [stack_of(first), stack_of(second)],
@@ -169,12 +168,11 @@ def _is_of(question: Question, setting: str, stack: str) -> bool:
 
 def _figures_of(questions: Sequence[Question], stack: str = "") -> dict[str, object]:
     """The figures of questions, and of their pairs with a row of the stack."""
-    decisions = Decisions(tuple(questions)).figures
+    decisions = decision_figures(questions)
     found = []
     for question in questions:
         stacks = {int(str(row.shape["line"])): stack_of(row) for row in question.rows}
-        pairs = pairs_of(question.rows, question.errors)
-        found += [each for each in pairs if not stack or stack in (stacks[each.first], stacks[each.second])]
+        found += [each for each in question.pairs if not stack or stack in (stacks[each.first], stacks[each.second])]
     expected, actual = decisions["expected_regret"], decisions["mean_regret"]
     assert isinstance(expected, float)
     assert isinstance(actual, float)

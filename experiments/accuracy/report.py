@@ -29,7 +29,7 @@ from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.machine import INSTANT
 from tasp_lab.measure.accuracy import AccuracyReport, TableAccuracy, accuracy, own_tables
 from tasp_lab.measure.accuracy.layer import check_row, row_run
-from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, row_dict, summary
+from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, summary
 from tasp_lab.measure.readers import LayerTable
 from tasp_lab.plots.accuracy import draw_rows, draw_tables
 from tasp_lab.plots.timelines import render
@@ -81,7 +81,7 @@ def write_layers(found: AccuracyReport) -> None:
                 **summary(each.errors),
                 "ranking_right": each.ranking_right,
                 "ranking_groups": each.ranking_groups,
-                "rows": [row_dict(row) for row in each.rows if row.relative_error is not None],
+                "rows": [row.record() for row in each.rows if row.relative_error is not None],
             }
             for each in tables
         }

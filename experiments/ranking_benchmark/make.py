@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from pathlib import Path
 
 from experiments import common
@@ -26,7 +25,7 @@ from experiments.ranking_benchmark.benchmark import (
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.sampling import FEW_SAMPLES
-from tasp_lab.measure.accuracy.decisions import Question, line_of, measured, questions_of
+from tasp_lab.measure.accuracy.decisions import Question, line_of, questions_of
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
@@ -77,14 +76,14 @@ def row_name(stem: str, row: MeasuredRow) -> str:
 
 def question_cells(name: str, stem: str, table: TableAccuracy, question: Question, row: MeasuredRow) -> Cells:
     """A line of ``questions.csv``."""
-    assert row.costs is not None, "rows of questions have costs"
+    measured_s, _, costs = row.known()
     shape = {column: "" if row.shape[column] is None else row.shape[column] for column in SHAPE}
     documents = " | ".join(" ".join(map(str, lengths)) for lengths in getattr(table.table, "documents", ()))
     return {
         "question": name, "row": row_name(stem, row), "machine": question.machine, "source": question.source,
         "schedule": row.schedule, **shape, "documents": documents if "varlen" in str(row.shape["mask"]) else "",
-        "bytes_per_rank": f"{row.costs.bytes_per_rank:.9g}", "steps": f"{row.costs.steps:g}",
-        "link_bytes_per_s": f"{row.costs.link_bytes_per_s:.9g}", "measured_s": f"{measured(row):.9g}",
+        "bytes_per_rank": f"{costs.bytes_per_rank:.9g}", "steps": f"{costs.steps:g}",
+        "link_bytes_per_s": f"{costs.link_bytes_per_s:.9g}", "measured_s": f"{measured_s:.9g}",
     }  # fmt: skip
 
 
@@ -98,13 +97,9 @@ def entry_cells(stem: str, question: Question) -> Iterable[Cells]:
 
 def pair_cells(stem: str, question: Question) -> Iterable[Cells]:
     """The lines of tasp-lab's probabilities for a question."""
-    setting = question.rows[0].costs
-    assert setting is not None, "rows of questions have costs"
-    for one, two in combinations(range(len(question.rows)), 2):
-        first, second = question.rivals[one], question.rivals[two]
-        chance = question.errors.first_is_faster(first, second, setting.setting)
-        names = row_name(stem, question.rows[one]), row_name(stem, question.rows[two])
-        yield {"first": names[0], "second": names[1], "probability_first_faster": f"{chance:.6g}"}
+    for pair in question.pairs:
+        names = {"first": f"{stem}:{pair.first}", "second": f"{stem}:{pair.second}"}
+        yield {**names, "probability_first_faster": f"{pair.probability_first_faster:.6g}"}
 
 
 def _write_csv(path: Path, rows: Sequence[Cells]) -> None:

@@ -19,7 +19,8 @@ from tasp_lab.machines.host import NO_PASSES
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.sampling import FEW_SAMPLES
 from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
-from tasp_lab.measure.accuracy.layer import LayerEvaluator, RowRun, check_row, groups_of, is_right, row_run
+from tasp_lab.measure.accuracy.layer import LayerEvaluator, RowRun, check_row, row_run
+from tasp_lab.measure.accuracy.table_accuracy import groups_of, is_right
 from tasp_lab.measure.readers import LayerTable, find_all_tables
 from tasp_lab.prediction.inputs import with_host
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ from tasp_lab.machines.kernel_model.constants import (
 )
 from tasp_lab.machines.kernel_model.designs import BLACKWELL, Architecture, architecture, designs
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel, busy_share, call_parts, throttled
-from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, folds
+from tasp_lab.measure.fit.acceptance import Acceptance, Fitted, held_out
 from tasp_lab.measure.readers.file_position import FilePosition, parse_csv
 from tasp_lab.measure.readers.kernel_table import KernelTable, kernel_table, read_kernel_table
 from tasp_lab.workload.kernel_shapes import KernelShape
@@ -81,25 +81,34 @@ def calibrate_kernels(
         tables = [read_kernel_table(Path(path)) for path in measurements]
     gpu, kernel = _only_kernel(tables, profile)
     hardware = gpus().get(gpu) or _described(gpu, tables)
-    rows = {passing: times for passing in PASSES if (times := _rows(tables, passing))}
-    if not rows:
-        raise FitError(f"{tables[0].name}: no row of one pass, expected fwd or bwd")
+    known = attention_kernel(gpu, kernel) if gpu in gpus() and kernel in kernel_names(gpu) else None
     source = ", ".join(Path(table.name).name for table in tables)
-    found = {passing: fit_kernel(hardware, kernel, passing, times, source) for passing, times in rows.items()}
-    notes, variants = [], [variant for fit in found.values() for variant in fit.variants]
+    found: dict[Passing, FittedKernel] = {}
+    rows: dict[Passing, list[KernelTime]] = {}
+    for passing in PASSES:
+        rows[passing] = [
+            KernelTime(row.shapes[0], row.measured_s, table.name)
+            for table in tables
+            for row in table.rows
+            if [shape.passing for shape in row.shapes] == [passing]
+        ]
+        if rows[passing]:
+            found[passing] = fit_kernel(hardware, kernel, passing, rows[passing], source)
+    if not found:
+        raise FitError(f"{tables[0].name}: no row of one pass, expected fwd or bwd")
+    notes, variants = [], [variant for fitted in found.values() for variant in fitted.variants]
     for passing in PASSES:
         if passing not in found:
-            other = next(iter(found))
+            ((other, fitted),) = found.items()
             notes.append(f"{passing}: no rows; assumed at the rate of {other}")
-            variants += [_assumed(variant, passing, other) for variant in found[other].variants]
-    if hardware.name not in gpus():
+            variants += [_assumed(variant, passing, other) for variant in fitted.variants]
+    if gpu not in gpus():
         notes.append(f"GPU {gpu}: {hardware.sms.source}")
-    own = None if gpu in gpus() else hardware
     acceptances = tuple(
-        _acceptance(hardware, kernel, passing, times, fit.residuals, progress)
-        for (passing, times), fit in zip(rows.items(), found.values(), strict=True)
+        _acceptance(hardware, kernel, known, passing, rows[passing], fitted.residuals, progress)
+        for passing, fitted in found.items()
     )
-    file = KernelFile(gpu, kernel, tuple(variants), own)
+    file = KernelFile(gpu, kernel, tuple(variants), None if gpu in gpus() else hardware)
     constants = [
         {"pass": variant.passing, "head_dim": variant.head_dim, "name": name, **msgspec.structs.asdict(constant)}
         for variant in file.variants
@@ -130,62 +139,37 @@ def calibrate_kernels(
     return Fitted(document, constants, parts, file, lambda _: kernel_document(file), acceptances, tuple(notes))
 
 
-def _rows(tables: Sequence[KernelTable], passing: Passing) -> list[KernelTime]:
-    """The rows of one pass alone."""
-    return [
-        KernelTime(row.shapes[0], row.measured_s, table.name)
-        for table in tables
-        for row in table.rows
-        if len(row.shapes) == 1 and row.shapes[0].passing == passing
-    ]
-
-
 def _acceptance(
-    gpu: Gpu, kernel: str, passing: Passing, rows: Sequence[KernelTime], residuals: FloatArray,
-    progress: ProgressCallback,
+    gpu: Gpu, kernel: str, known: AttentionKernel | None, passing: Passing, rows: Sequence[KernelTime],
+    residuals: FloatArray, progress: ProgressCallback,
 ) -> Acceptance:  # fmt: skip
     """Whether a fit of a pass is better than the constants that tasp-lab has, also on held-out rows."""
-    measured_s, before_s = np.array([row.time_s for row in rows]), None
-    if gpu.name in gpus() and kernel in kernel_names(gpu.name):
-        known = attention_kernel(gpu.name, kernel)
-        before_s = np.array([known.time_s(row.shape) for row in rows], float)
-    held_out_s, why = _held_out(gpu, kernel, passing, rows, progress)
-    after_s = measured_s * np.exp(residuals)
-    return Acceptance.of(measured_s, before_s, after_s, None if why else held_out_s, why, passing)
 
+    def times_s(kernel: AttentionKernel, places: Iterable[int]) -> FloatArray:
+        return np.array([kernel.time_s(rows[place].shape) for place in places], float)
 
-def _held_out(
-    gpu: Gpu, kernel: str, passing: Passing, rows: Sequence[KernelTime], progress: ProgressCallback
-) -> tuple[FloatArray, str]:
-    """The seconds of each row by a fit to other rows; none, with the reason, if a fit would lack a head dimension."""
-    order = sorted(range(len(rows)), key=lambda row: rows[row].shape)
-    head_dims, found_s = {row.shape.head_dim for row in rows}, np.zeros(len(rows))
-    for number, places in enumerate(parts := folds(len(rows)), 1):
-        aside = {order[place] for place in places}
-        kept = [row for place, row in enumerate(rows) if place not in aside]
-        if lacking := head_dims - {row.shape.head_dim for row in kept}:
-            return np.zeros(0), f"one row of head dimension {min(lacking)}, expected two or more"
-        progress(
-            f"{passing}: fit {number} of {len(parts)} without {len(aside)} of {len(rows)} rows, which are held out"
-        )
-        variants = fit_kernel(gpu, kernel, passing, kept, "rows that are kept").variants
-        fitted = AttentionKernel(gpu, KernelFile(gpu.name, kernel, variants))
-        for row in aside:
-            found_s[row] = fitted.time_s(rows[row].shape)
-    return found_s, ""
+    def without(kept: Sequence[int], aside: Sequence[int]) -> FloatArray:
+        others = [rows[place] for place in kept]
+        if lacking := {row.shape.head_dim for row in rows} - {row.shape.head_dim for row in others}:
+            raise FitError(f"one row of head dimension {min(lacking)}, expected two or more")
+        variants = fit_kernel(gpu, kernel, passing, others, "rows that are kept").variants
+        return times_s(AttentionKernel(gpu, KernelFile(gpu.name, kernel, variants)), aside)
+
+    measured_s, every = np.array([row.time_s for row in rows]), range(len(rows))
+    before_s = None if known is None else times_s(known, every)
+    held_out_s, why = held_out(sorted(every, key=lambda place: rows[place].shape), without, progress, passing)
+    return Acceptance.of(measured_s, before_s, measured_s * np.exp(residuals), held_out_s, why, passing)
 
 
 def _only_kernel(tables: Sequence[KernelTable], profile: str | None) -> tuple[str, str]:
     """The GPU and the kernel of all rows."""
     expected = gpu_of_profile(profile) if profile else None
     first = tables[0].rows[0]
-    for table in tables:
-        for row in table.rows:
-            place = FilePosition(table.name, row.line)
-            if expected and row.gpu != expected:
-                raise place.error(f"measured on {row.gpu}", f"{expected}, the GPU of {profile}")
-            if (row.gpu, row.kernel) != (first.gpu, first.kernel):
-                raise place.error(f"{row.kernel} on {row.gpu}", f"one kernel on one GPU, {first.kernel} on {first.gpu}")
+    for place, row in ((FilePosition(table.name, row.line), row) for table in tables for row in table.rows):
+        if expected and row.gpu != expected:
+            raise place.error(f"measured on {row.gpu}", f"{expected}, the GPU of {profile}")
+        if (row.gpu, row.kernel) != (first.gpu, first.kernel):
+            raise place.error(f"{row.kernel} on {row.gpu}", f"one kernel on one GPU, {first.kernel} on {first.gpu}")
     return first.gpu, first.kernel
 
 
@@ -204,9 +188,8 @@ def gpu_of_profile(profile: str) -> str:
 def _described(name: str, tables: Sequence[KernelTable]) -> Gpu:
     """A GPU that is not ours, from the headers of its tables; what they do not tell is assumed."""
     headers = {key: value for table in tables for key, value in table.headers.items()}
-    like = gpus()[_ASSUMED_GPU]
+    like, constants = gpus()[_ASSUMED_GPU], []
     defaults = (like.sms, like.peak_flops, like.vector_flops, like.memory_bytes_per_s)
-    constants = []
     for (header, unit), default in zip(_HARDWARE.items(), defaults, strict=True):
         if header in headers:
             value = FilePosition(tables[0].name, 1).positive(headers[header], header) * unit
@@ -333,13 +316,12 @@ def _best_design(gpu: Gpu, kernel: str, passing: Passing, rows: Sequence[KernelT
         return candidates[0]
     own = [row for row in rows if row.shape.head_dim == head_dim]
     some = own[:: math.ceil(len(own) / _ROWS_TO_CHOOSE)]
-    return min(
-        candidates, key=lambda each: float(_Fit(gpu, passing, some, {head_dim: each}, [_SCALE], held=False).result.cost)
-    )
+    costs = [float(_Fit(gpu, passing, some, {head_dim: each}, [_SCALE], held=False).result.cost) for each in candidates]
+    return candidates[costs.index(min(costs))]
 
 
 class _Fit:
-    """The fit of one design per head dimension. Parameters: logarithms over the middle of each prior.
+    """The fit of one design per head dimension. Parameters: logarithms over the middle of each prior, then of rates.
 
     Rates are `held` near the fastest rows; where designs are compared, rows alone decide.
     """
@@ -360,109 +342,102 @@ class _Fit:
         if all(each.slots == 1 for each in design.values()):
             self.shared["alone"] = Prior(1.0, 1e-3, 1.0)
         self.measured = np.array([row.time_s for row in rows])
-        self.weights = _weights(rows)
-        fastest = {row.shape.head_dim: 0.0 for row in rows}
-        for row in rows:
-            fastest[row.shape.head_dim] = max(fastest[row.shape.head_dim], row.shape.flops / row.time_s)
-        self.start = [1.05 * fastest[head_dim] for head_dim in self.head_dims]
-        self.fastest = {head_dim: self._fastest(head_dim) if held else _NO_ROW for head_dim in self.head_dims}
+        counts = Counter(row.table for row in rows)
+        # a table counts by the square root of its rows, so that a long one does not outvote the others
+        weights = np.array([counts[row.table] ** -0.25 for row in rows])
+        self.weights = weights / np.sqrt((weights**2).mean())
+        self.own = {each: [row for row in rows if row.shape.head_dim == each] for each in self.head_dims}
+        self.fastest = {each: max(row.shape.flops / row.time_s for row in own) for each, own in self.own.items()}
+        self.held = {each: self._held(each) if held else _NO_ROW for each in self.head_dims}
         self.result = self._minimise(scales)
 
-    def _fastest(self, head_dim: int) -> tuple[float, float]:
+    def _held(self, head_dim: int) -> tuple[float, float]:
         """FLOPs and seconds of the row with the highest rate, less the time of SMs that its tiles leave idle.
 
         Its seconds are 0 with too few rows to tell.
         """
-        own = [row for row in self.rows if row.shape.head_dim == head_dim]
+        own, design = self.own[head_dim], self.design[head_dim]
         if len(own) < _LEAST_ROWS:
             return _NO_ROW
-        busy = [(row.shape.flops, row.time_s * busy_share(self.gpu, self.design[head_dim], row.shape)) for row in own]
+        busy = [(row.shape.flops, row.time_s * busy_share(self.gpu, design, row.shape)) for row in own]
         return max(busy, key=lambda each: each[0] / each[1])
 
     def _minimise(self, scales: Sequence[float]) -> OptimizeResult:
-        shared = self.shared.values()
-        most = [min(math.log(prior.most / prior.middle), 4.0) + 1e-9 for prior in shared]
-        at = np.zeros(len(most) + len(self.head_dims))
+        most = [min(math.log(prior.most / prior.middle), 4.0) + 1e-9 for prior in self.shared.values()]
         high = np.array([*most, *[4.0] * len(self.head_dims)])
+        at = np.zeros(len(high))
         for scale in scales:
             found = least_squares(
-                self._all,
-                at,
-                bounds=(-4.0, high),
-                loss="soft_l1",
-                f_scale=scale,
-                diff_step=[1e-3],
-                xtol=1e-4,
+                self._all, at, bounds=(-4.0, high), loss="soft_l1", f_scale=scale, diff_step=[1e-3], xtol=1e-4,
                 ftol=1e-4,
-            )
+            )  # fmt: skip
             at = np.clip(found.x, -3.99, high - 1e-10)
         return found
 
     def _all(self, at: FloatArray) -> FloatArray:
         """Residuals of rows, then of priors; the loss has the scale of the rows, so priors are brought to it."""
         deviations = np.array([prior.deviation for prior in self.shared.values()])
-        count = len(deviations)
-        exponential = self._values(at)["exponentials"]
-        ideal = np.log([self._rate(at, each) * (each + exponential) / each for each in self.head_dims])
-        overheads = [self._overhead(at, head_dim) for head_dim in self.head_dims]
-        prior = _SCALE * np.concatenate(
-            [at[:count] / deviations, (ideal - ideal.mean()) / _RATE_BY_DIM, np.array(overheads) / _OVERHEAD]
-        )
-        return np.concatenate([self.residuals(at) * self.weights, prior])
+        ideal, overheads = [], []
+        for head_dim in self.head_dims:
+            values = self._values(at, head_dim)
+            ideal.append(np.log(values["rate"] * (head_dim + values["exponentials"]) / head_dim))
+            flops, busy_s = self.held[head_dim]
+            least_s = throttled(flops / values["rate"], 1 - values["unsustained"], values["settle_s"])
+            # the logarithm of the fastest row's time over that of its FLOPs alone
+            overheads.append(max(math.log(busy_s / least_s), 0.0) if busy_s else 0.0)
+        prior = [at[: len(deviations)] / deviations, (np.array(ideal) - np.mean(ideal)) / _RATE_BY_DIM]
+        of_priors = _SCALE * np.concatenate([*prior, np.array(overheads) / _OVERHEAD])
+        return np.concatenate([self.residuals(at) * self.weights, of_priors])
 
     def residuals(self, at: FloatArray) -> FloatArray:
-        variants = {head_dim: self._at(at, head_dim) for head_dim in self.head_dims}
-        times = [_time_s(self.gpu, variants[row.shape.head_dim], row.shape) for row in self.rows]
+        """Logarithms of predicted over measured."""
+        variants = {}
+        for head_dim in self.head_dims:
+            values = self._values(at, head_dim)
+            values["sustained"] = 1 - values.pop("unsustained")
+            constants = {name: KernelConstant(value, value, value, "fit") for name, value in values.items()}
+            variants[head_dim] = self._variant(head_dim, constants)
+        # not the remembered times: each step of a fit has other constants
+        time = call_parts.__wrapped__
+        times = [time(self.gpu, variants[row.shape.head_dim], row.shape).time_s for row in self.rows]
         return np.asarray(np.log(np.array(times) / self.measured))
 
-    def _values(self, at: FloatArray) -> dict[str, float]:
-        return {
-            name: prior.middle * math.exp(value) for (name, prior), value in zip(self.shared.items(), at, strict=False)
+    def _values(self, at: FloatArray, head_dim: int) -> dict[str, float]:
+        """The constants of a head dimension: those that all share, and its rate."""
+        logs = at.tolist()
+        values = {
+            name: prior.middle * math.exp(log) for (name, prior), log in zip(self.shared.items(), logs, strict=False)
         }
+        rate = 1.05 * self.fastest[head_dim] * math.exp(logs[len(self.shared) + self.head_dims.index(head_dim)])
+        return {**values, "rate": rate}
 
-    def _rate(self, at: FloatArray, head_dim: int) -> float:
-        index = self.head_dims.index(head_dim)
-        return self.start[index] * math.exp(at[len(self.shared) + index])
-
-    def _overhead(self, at: FloatArray, head_dim: int) -> float:
-        """The logarithm of the fastest row's time over that of its FLOPs alone."""
-        flops, busy_s = self.fastest[head_dim]
-        values = self._values(at)
-        least_s = throttled(flops / self._rate(at, head_dim), 1 - values["unsustained"], values["settle_s"])
-        return max(math.log(busy_s / least_s), 0.0) if busy_s else 0.0
-
-    def _at(self, at: FloatArray, head_dim: int) -> Variant:
-        values = {**self._values(at), "rate": self._rate(at, head_dim)}
-        values["sustained"] = 1 - values.pop("unsustained")
-        constants = {name: KernelConstant(value, value, value, "fit") for name, value in values.items()}
+    def _variant(self, head_dim: int, constants: Mapping[str, KernelConstant]) -> Variant:
         return Variant(self.passing, head_dim, self.design[head_dim], faster_than_forward="", **constants)
 
     def variant(self, head_dim: int, source: str) -> Variant:
         """The fitted constants with 90 % intervals."""
-        values, widths = self._values(self.result.x), 1.645 * self._deviations()
-        constants = {}
+        values, widths = self._values(self.result.x, head_dim), 1.645 * self._deviations()
+        rate, constants = values.pop("rate"), {}
         for (name, prior), width in zip(self.shared.items(), widths, strict=False):
             factor = math.exp(min(max(width, _LEAST_WIDTH), 2.0))
-            low, high = values[name] / factor, max(min(values[name] * factor, prior.most), values[name])
-            constants[name] = (values[name], low, high)
+            high = max(min(values[name] * factor, prior.most), values[name])
+            constants[name] = (values[name], values[name] / factor, high)
         lost, least, most = constants.pop("unsustained")
         constants["sustained"] = (1 - lost, max(1 - most, 0.5), 1 - least)
         of_fit = widths[len(self.shared) + self.head_dims.index(head_dim)]
         factor = math.exp(min(max(math.hypot(of_fit, self._between_tables()), _LEAST_WIDTH), 1.0))
-        rate = self._rate(self.result.x, head_dim)
-        constants["rate"] = (rate, rate / factor, rate * factor)
         found = {name: _rounded(*numbers, source) for name, numbers in constants.items()}
-        found["rate"] = _rounded(*constants["rate"], f"{source}; {self._evidence(head_dim)}")
-        return Variant(self.passing, head_dim, self.design[head_dim], faster_than_forward="", **found)
+        evidence = self._evidence(head_dim, rate * (1 - values["unsustained"]))
+        found["rate"] = _rounded(rate, rate / factor, rate * factor, f"{source}; {evidence}")
+        return self._variant(head_dim, found)
 
-    def _evidence(self, head_dim: int) -> str:
-        """How many rows tell this rate, and how far beyond the fastest of them it goes."""
-        measured = [row.shape.flops / row.time_s for row in self.rows if row.shape.head_dim == head_dim]
-        text = f"{len(measured)} of head dimension {head_dim}, up to {max(measured) / 1e12:.0f} TFLOP/s"
-        long_rate = self._rate(self.result.x, head_dim) * (1 - self._values(self.result.x)["unsustained"])
-        if long_rate <= (1 + EXTRAPOLATION) * max(measured):
+    def _evidence(self, head_dim: int, long_rate: float) -> str:
+        """How many rows tell a rate, and how far beyond the fastest of them that of long calls goes."""
+        count, fastest = len(self.own[head_dim]), self.fastest[head_dim]
+        text = f"{count} of head dimension {head_dim}, up to {fastest / 1e12:.0f} TFLOP/s"
+        if long_rate <= (1 + EXTRAPOLATION) * fastest:
             return text
-        why = "constants shared with other head dimensions" if len(measured) < _LEAST_ROWS else "idle SMs and starts"
+        why = "constants shared with other head dimensions" if count < _LEAST_ROWS else "idle SMs and starts"
         return f"{text}, extrapolated to {long_rate / 1e12:.0f} for long calls ({why})"
 
     def _between_tables(self) -> float:
@@ -480,18 +455,6 @@ class _Fit:
         of_rows, of_priors = jacobian[:count], jacobian[count:]
         information = of_rows.T @ of_rows / spread + of_priors.T @ of_priors / _SCALE**2
         return np.asarray(np.sqrt(np.maximum(np.diag(np.linalg.pinv(information, hermitian=True)), 0)))
-
-
-def _weights(rows: Sequence[KernelTime]) -> FloatArray:
-    """A table counts by the square root of its rows, so that a long one does not outvote the others."""
-    counts = Counter(row.table for row in rows)
-    weights = np.array([counts[row.table] ** -0.25 for row in rows])
-    return np.asarray(weights / np.sqrt((weights**2).mean()))
-
-
-def _time_s(gpu: Gpu, variant: Variant, shape: KernelShape) -> float:
-    """Not remembered: each step of a fit has other constants."""
-    return call_parts.__wrapped__(gpu, variant, shape).time_s
 
 
 def _rounded(value: float, low: float, high: float, source: str) -> KernelConstant:

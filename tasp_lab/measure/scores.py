@@ -83,7 +83,7 @@ class Span(NamedTuple):
 
         T. Gneiting and A. Raftery, J. Am. Stat. Assoc. 102, 2007, section 6.2.
         """
-        outside_s = max(self.low_s - self.measured_s, 0.0) + max(self.measured_s - self.high_s, 0.0)
+        outside_s = max(self.low_s - self.measured_s, self.measured_s - self.high_s, 0.0)
         return (self.high_s - self.low_s + 2 / (1 - COVERED) * outside_s) / self.measured_s
 
 
@@ -92,11 +92,6 @@ class Decision(NamedTuple):
 
     regret: float
     expected_regret: float | None = None
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the predictor expected at most `DECIDED`."""
-        return self.expected_regret is not None and self.expected_regret <= DECIDED
 
 
 class Way(NamedTuple):
@@ -113,7 +108,6 @@ Rule = Callable[[Sequence[Way]], int | None]
 
 
 def _by_name(*starts: str) -> Rule:
-    """Take the first row whose schedule has a name that begins so."""
     return lambda ways: next((number for number, way in enumerate(ways) if way.schedule.startswith(starts)), None)
 
 
@@ -149,12 +143,12 @@ def figures_of(
     >>> figures["questions"], figures["mean_regret"], figures["decided"], figures["brier"]
     (2, 0.25, 0.5, None)
     """
-    decided = [each for each in decisions if each.is_decided]
+    decided = [each for each in decisions if each.expected_regret is not None and each.expected_regret <= DECIDED]
     called = [pair for pair in pairs if pair.is_called]
     return {
         **regret_figures([each.regret for each in decisions]),
         "expected_regret": mean([each.expected_regret for each in decisions]),
-        "decided": mean([each.is_decided for each in decisions]),
+        "decided": len(decided) / len(decisions) if decisions else None,
         "mean_regret_of_decided": mean([each.regret for each in decided]),
         "expected_regret_of_decided": mean([each.expected_regret for each in decided]),
         "pairs": len(pairs),

@@ -115,6 +115,14 @@ def plot_lines(tables: Sequence[TableAccuracy | Line], axes: Axes, target: float
     style_axes(axes)
 
 
+def frame_errors(axes: Axes, close: float) -> None:
+    """An axis of errors in percent, with a line at 0; errors within `close` are shaded."""
+    axes.axhspan(-close, close, color=TARGET, linewidth=0)
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    style_axes(axes)
+
+
 def style_axes(axes: Axes) -> None:
     """A grid below the data, no frame above and to the right, small labels."""
     axes.grid(alpha=0.25)
@@ -167,8 +175,7 @@ def _add_legend(figure: Figure | SubFigure, drawn: Sequence[Artist]) -> None:
 
 def plot_rows(table: TableAccuracy | Line, axes: Axes) -> None:
     """Errors over measured times in seconds, by regime, over their intervals; rows that do not count are hollow."""
-    axes.axhspan(-CLOSE_ERROR, CLOSE_ERROR, color=TARGET, linewidth=0)
-    axes.axhline(0, color=MUTED, linewidth=0.8)
+    frame_errors(axes, CLOSE_ERROR)
     rows = shown(table)
     ends = [(row.measured_s, *each) for row in rows if (each := error_ends(row)) is not None]
     if ends:
@@ -185,11 +192,9 @@ def plot_rows(table: TableAccuracy | Line, axes: Axes) -> None:
                          linewidths=0.6, zorder=3, label=label)  # fmt: skip
     axes.set(xscale="log", ylim=(-1.1 * REACH, 1.1 * REACH))
     axes.set_title(f"{wrapped(table.label, 36)}\n{summary(rows)}", loc="left", fontsize=8, color=INK, parse_math=False)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.xaxis.set_major_locator(LogLocator(10, numticks=5))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda time_s, _: format_time(time_s)))
-    style_axes(axes)
 
 
 FEW_SIZES = 3
@@ -224,10 +229,14 @@ def draw_tables(tables: Sequence[TableAccuracy], title: str = "Measured and pred
     return figure
 
 
+def counted_errors(compared: TableAccuracy) -> list[float]:
+    """The absolute errors of the sizes in scope."""
+    return [abs(row.relative_error or 0.0) for row in compared.rows if row.in_scope]
+
+
 def mean_error(compared: TableAccuracy) -> float:
     """Mean absolute error of the sizes in scope; of all sizes if none is in scope."""
-    errors = [abs(row.relative_error or 0.0) for row in compared.rows if row.in_scope]
-    return float(np.mean(errors or [abs(row.relative_error or 0.0) for row in compared.rows]))
+    return float(np.mean(counted_errors(compared) or [abs(row.relative_error or 0.0) for row in compared.rows]))
 
 
 def _draw_panels(part: SubFigure, tables: Sequence[TableAccuracy], lines: int) -> None:
@@ -278,29 +287,28 @@ def plot_table(compared: TableAccuracy, axes: Axes) -> None:
     'sendrecv on h100-8'
     """
     axes.set(xscale="log", yscale="log", ylabel="time", xlabel="size")
-    if bounded := [row for row in compared.rows if row.interval is not None]:
-        sizes, ends = [row.size_bytes for row in bounded], [row.interval for row in bounded if row.interval is not None]
-        low_s, high_s = [each.low_s for each in ends], [each.high_s for each in ends]
+    if bounded := [(row.size_bytes, ends.low_s, ends.high_s) for row in compared.rows if (ends := row.interval)]:
+        sizes, low_s, high_s = zip(*bounded, strict=True)
         axes.fill_between(sizes, low_s, high_s, color=BAND, linewidth=0, label=INTERVAL_LABEL)
     axes.plot(*_columns(compared.rows, "predicted_s"), "-", color=PREDICTED, label="predicted")
     _points(axes, compared.rows, "measured_s", MEASURED, "measured")
     times_s = [time_s for row in compared.rows for time_s in (row.predicted_s, row.measured_s) if time_s is not None]
     if max(times_s) < 1.001 * min(times_s):  # next to a power of ten, a logarithmic axis would have no length
         axes.update_datalim([(compared.rows[0].size_bytes, time_s) for time_s in (times_s[0] / 2, times_s[0] * 2)])
-    axes.set_title(
-        f"{compared.what} on {compared.profile}:\n{_summary(compared)}",
-        loc="left",
-        fontsize=8,
-        color=INK,
-        parse_math=False,
+    errors = counted_errors(compared)
+    found = (
+        f"mean error {np.mean(errors):.1%}, worst {max(errors):.1%}"
+        if len(errors) > 1
+        else (f"error {errors[0]:.1%}" if errors else "out of scope")
     )
+    title = f"{compared.what} on {compared.profile}:\n{found}"
+    axes.set_title(title, loc="left", fontsize=8, color=INK, parse_math=False)
     style_axes(axes)
 
 
 def plot_errors(compared: TableAccuracy, axes: Axes) -> None:
     """Relative errors of the predicted times over size in bytes, over their intervals; `TARGET_ERROR` is shaded."""
-    axes.axhspan(-TARGET_ERROR, TARGET_ERROR, color=TARGET, linewidth=0)
-    axes.axhline(0, color=MUTED, linewidth=0.8)
+    frame_errors(axes, TARGET_ERROR)
     ends = [(row.size_bytes, *each) for row in compared.rows if (each := error_ends(row)) is not None]
     if ends:
         sizes, low, high = zip(*ends, strict=True)
@@ -308,15 +316,6 @@ def plot_errors(compared: TableAccuracy, axes: Axes) -> None:
     axes.plot(*_columns(compared.rows, "relative_error"), "-", color=MUTED, linewidth=0.8)
     _points(axes, compared.rows, "relative_error", PREDICTED, "")
     axes.set(xscale="log", xlabel="size", ylabel="error")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    style_axes(axes)
-
-
-def _summary(compared: TableAccuracy) -> str:
-    errors = [abs(row.relative_error or 0.0) for row in compared.rows if row.in_scope]
-    if len(errors) <= 1:
-        return f"error {errors[0]:.1%}" if errors else "out of scope"
-    return f"mean error {np.mean(errors):.1%}, worst {max(errors):.1%}"
 
 
 def _reach(row: MeasuredRow) -> float:

@@ -14,7 +14,8 @@ import yaml
 import tasp_lab
 from tasp_lab.cli.app import app
 from tasp_lab.cli.process import main
-from tasp_lab.measure.fit.cases import Choice, Simulated, cases_of
+from tasp_lab.measure.fit.cases import Simulated, cases_of
+from tasp_lab.measure.profiles import Choice
 from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.columns import COLUMNS
 from tasp_lab.schedules.collectives.kinds import NcclTestsName

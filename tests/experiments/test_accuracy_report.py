@@ -18,12 +18,20 @@ from experiments.accuracy.report import families
 from experiments.accuracy.step_curve import curve, draw_curves, measured_steps, predict_step
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
-from tasp_lab.measure.accuracy.collective import size_row
 from tasp_lab.measure.readers import parse_table, read_table
 from tasp_lab.plots.accuracy import FEW_SIZES, MAX_LINES, MAX_PANELS, draw_tables, plot_table
 from tasp_lab.plots.timelines import render
-from tasp_lab.prediction.interval import residual_interval
+from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.residuals import KERNELS
+
+
+def size_row(
+    size: int, measured_s: float, predicted_s: float, interval: Interval | None = None, counts: bool = True
+) -> MeasuredRow:
+    """A size of a collective."""
+    reason = "" if counts else "too small"
+    return MeasuredRow(measured_s, predicted_s, reason, interval=interval, size_bytes=size)
+
 
 HEADERS = "# profile: h100-8\n# collective: sendrecv\n# ranks: 8\nsize_B,time_us\n"
 

@@ -27,7 +27,7 @@ from experiments.ranking_benchmark.benchmark import (
 from experiments.ranking_benchmark.make import write
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.sampling import FEW_SAMPLES
-from tasp_lab.measure.accuracy.decisions import decisions_of
+from tasp_lab.measure.accuracy.decisions import decision_figures, questions_by_source
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.readers import LayerTable, find_all_tables
@@ -157,7 +157,7 @@ def test_the_entry_of_tasp_lab_has_the_scores_of_accuracy(tmp_path: Path) -> Non
     (tmp_path / "entries").mkdir()
     write(tables, tmp_path)
     entry = leaderboard(load_questions(tmp_path / "questions.csv"), tmp_path / "entries")["tasp-lab"]
-    figures = decisions_of(tables)["all"].figures
+    figures = decision_figures(questions_by_source(tables)["all"])
     assert entry["questions"]
     assert entry == pytest.approx({name: figures[name] for name in entry}, rel=1e-4)
 

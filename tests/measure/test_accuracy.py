@@ -20,8 +20,9 @@ from tasp_lab.machines.profile import load_profile, member, profile_document, pr
 from tasp_lab.machines.sampling import NO_SAMPLES, NORMAL_95
 from tasp_lab.measure.accuracy import accuracy, evaluate, own_tables
 from tasp_lab.measure.accuracy.report import coverage_of
-from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy, machine_of
+from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
 from tasp_lab.measure.fit.fit_profile import with_numbers
+from tasp_lab.measure.profiles import machine_of
 from tasp_lab.measure.readers import find_tables, parse_table
 from tasp_lab.measure.scores import Span
 from tasp_lab.prediction.interval import Interval
@@ -328,10 +329,7 @@ def test_a_system_is_judged_without_the_constants_that_its_tables_gave(system: s
     """Every constant of the machine whose source is the system has another value and source there."""
     tables = find_tables([own_tables() / "aiconfigurator_one_node.csv"])
     table = next(each for each in tables if each.headers["system"] == system)
-    own, _ = machine_of(table)
-    judged, _ = machine_of(table, left_out=True)
-    assert own is not None
-    assert judged is not None
+    own, judged = machine_of(table), machine_of(table, left_out=True)
     of_system = {name for name, each in own.parameters.items() if _is_measured_on(system, each.source)}
     assert {"base_ll", "ring_rate", "message_launch"} <= of_system
     assert not [name for name, each in judged.parameters.items() if _is_measured_on(system, each.source)]
@@ -363,7 +361,7 @@ def test_the_position_of_a_measured_time_is_where_it_lies_in_its_interval(
     assert found["high_over_low"] == pytest.approx(math.exp(2 * NORMAL_95 * spread))
     shipped = residual_of(INSIDE)
     assert found["shipped"] == pytest.approx(math.exp(2 * NORMAL_95 * shipped.spread), rel=0.2)
-    assert all(row.at_median.predicted_s == pytest.approx(middle) for row in rows)
+    assert interval.median_s == pytest.approx(middle)
 
 
 def test_a_system_that_gave_no_constant_is_judged_as_it_is() -> None:

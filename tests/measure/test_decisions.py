@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasp_lab.measure.accuracy.decisions import RULES, Decisions, Question, pairs_of
+from tasp_lab.measure.accuracy.decisions import RULES, Question, decision_figures
 from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow
+from tasp_lab.measure.scores import regret_of
 from tasp_lab.prediction.paired import PairedErrors
 
 ERRORS = PairedErrors(own=0.05, family=0.02, exposed=0.2, steps=0.05, links_alone=4.0, pairs=0, sources=0)
@@ -35,8 +36,8 @@ THREE = question(
 
 def test_the_regret_is_that_of_the_pick() -> None:
     assert THREE.pick == 1
-    assert THREE.regret(THREE.pick) == pytest.approx(0.5)
-    assert Decisions((THREE,)).regrets == [pytest.approx(0.5)]
+    assert THREE.decision.regret == pytest.approx(0.5)
+    assert decision_figures([THREE])["mean_regret"] == pytest.approx(0.5)
 
 
 def test_simple_rules_pick_by_name_or_by_bytes() -> None:
@@ -46,7 +47,7 @@ def test_simple_rules_pick_by_name_or_by_bytes() -> None:
 
 
 def test_pairs_have_the_lines_of_their_rows() -> None:
-    pairs = pairs_of(THREE.rows, ERRORS)
+    pairs = THREE.pairs
     assert [(pair.first, pair.second) for pair in pairs] == [(3, 4), (3, 5), (4, 5)]
     first = pairs[0]
     assert first.predicted_ratio == pytest.approx(1.2)
@@ -61,9 +62,9 @@ times = st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, 
 @given(times)
 def test_regrets_are_not_negative_and_someone_has_none(found: list[tuple[float, float]]) -> None:
     asked = question(*(row(line, f"s{line}", *each) for line, each in enumerate(found)))
-    regrets = [asked.regret(number) for number in range(len(found))]
+    regrets = [regret_of(asked.measured_s, number) for number in range(len(found))]
     assert min(regrets) == 0
-    assert asked.regret(asked.pick) in regrets
+    assert asked.decision.regret in regrets
 
 
 @given(times)
@@ -71,10 +72,10 @@ def test_perfect_predictions_have_no_regret_to_speak_of(found: list[tuple[float,
     exact = [row(line, f"s{line}", measured, measured) for line, (measured, _) in enumerate(found)]
     asked = question(*exact)
     # the shorter time has the smaller expected regret, so only rows that are alike may be confused
-    assert asked.regret(asked.pick) <= 0.02
-    assert all(pair.is_right or math.isclose(pair.measured_ratio, 1) for pair in pairs_of(exact, ERRORS))
+    assert asked.decision.regret <= 0.02
+    assert all(pair.is_right or math.isclose(pair.measured_ratio, 1) for pair in asked.pairs)
 
 
 def test_figures_of_no_questions_are_null() -> None:
-    found = Decisions(()).figures
+    found = decision_figures([])
     assert (found["questions"], found["mean_regret"], found["brier"]) == (0, None, None)

@@ -19,7 +19,8 @@ from tasp_lab.machines.compute import with_kernel
 from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.stack import load_stack
 from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, evaluate, own_tables
-from tasp_lab.measure.accuracy.layer import HOST_SHARE, TIE, LayerEvaluator, ranking
+from tasp_lab.measure.accuracy.layer import HOST_SHARE, LayerEvaluator
+from tasp_lab.measure.accuracy.table_accuracy import TIE, ranking
 from tasp_lab.measure.readers import LayerTable, find_all_tables, parse_any_table
 from tasp_lab.prediction.inputs import with_host
 from tasp_lab.schedules.attention.options import AttentionOptions

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -34,7 +33,7 @@ from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
-    from tasp_lab.core.report import Report
+    from tasp_lab.measure.fit.acceptance import Fitted
 
 
 def accuracy(
@@ -159,8 +158,8 @@ def calibrate(
     if judge:
         others = {"fabric": fabric, "scale": scale, "output": output, "backend": backend != "auto", "kernels": kernels,
                   "force": force}  # fmt: skip
-        if unused := [f"--{option}" for option, value in others.items() if value]:
-            raise QuantityError(f"{', '.join(unused)}: not with --judge, which writes no profile and runs no ranks")
+        why = "not with --judge, which writes no profile and runs no ranks"
+        _refuse({f"--{name}": each for name, each in others.items()}, why)
         tell(leave_one_out(*measurements, **of_files, progress=print_progress), json, wide=wide)
         return
     if force and (output is None or fabric is not None):
@@ -170,35 +169,35 @@ def calibrate(
         from tasp_lab.measure.calibrate_kernels import calibrate_kernels
 
         not_taken = {"measurements": measurements, "--fit": fit, "--algorithm": algorithm, "--fabric": fabric}
-        if unused := [name for name, value in not_taken.items() if value]:
-            raise QuantityError(f"{unused[0]}: not with --kernels, which takes tables of kernel times only")
-        kernel = calibrate_kernels(kernels, profile, print_progress)
-        _finish(kernel, output, json, wide, partial(kernel.save, force=force), "kernel")
+        _refuse(not_taken, "not with --kernels, which takes tables of kernel times only")
+        _finish(calibrate_kernels(kernels, profile, print_progress), output, json, wide, "kernel", force)
         return
     if fabric is None:
-        given = {"scale": scale is not None, "backend": backend != "auto"}
-        if unused := [name for name, value in given.items() if value]:
-            raise QuantityError(f"{unused[0]}: applies to a fabric only")
+        _refuse({"scale": scale is not None, "backend": backend != "auto"}, "applies to a fabric only")
         fitted = calibrate_files(*measurements, **of_files, progress=print_progress)
-        _finish(fitted, output, json, wide, partial(fitted.save, force=force), "profile")
+        _finish(fitted, output, json, wide, "profile", force)
         return
-    if unused := [name.replace("_", "-") for name, value in of_files.items() if value]:
-        raise QuantityError(f"{', '.join(unused)}: for measurements in files only, not with a fabric")
+    given = {name.replace("_", "-"): value for name, value in of_files.items()}
+    _refuse(given, "for measurements in files only, not with a fabric")
     if len(measurements) != 1:
         raise QuantityError(f"fabric {fabric}: {len(measurements)} machines, expected one")
     measured = measure_fabric(wires(measurements[0]), fabric, scale, print_progress, backend)
     if measured.is_reporter:
-        _finish(measured, output, json, wide, measured.save, "machine")
+        _finish(measured, output, json, wide, "machine")
 
 
-def _finish(
-    found: Report, output: Path | None, json: bool, wide: bool, save: Callable[[Path], None], what: str
-) -> None:
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raise `QuantityError` for options that are given but not taken."""
+    if given := [name for name, value in options.items() if value]:
+        raise QuantityError(f"{', '.join(given)}: {why}")
+
+
+def _finish(found: Fitted[Any], output: Path | None, json: bool, wide: bool, what: str, force: bool = False) -> None:
     """Show what was found, and write it if there is an output."""
     if not json:
         print_parts(found.parts(), wide=wide)
     if output is not None:
-        save(output)
+        found.save(output, force)
     if json:
         print_json(found.to_dict() | {"output": None if output is None else str(output)})
     elif output is not None:

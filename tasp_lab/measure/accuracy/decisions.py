@@ -1,11 +1,11 @@
 """Decisions beside measurements: what taking the schedule that is predicted to be best would have cost.
 
 A *question* is what several measured rows of one table do: the same layer on the same machine. Its *regret* is the
-measured time of the pick over the measured best, less one. `Decisions` has the regrets of the picks of tasp-lab beside
-those of simple rules, and the pairs of rows: which order was called, and whether it was right::
+measured time of the pick over the measured best, less one. The picks of tasp-lab stand beside those of simple rules,
+with the pairs of rows: which order was called, and whether it was right::
 
     report = accuracy("my-cluster/")
-    decisions_of(report.tables).mean_regret
+    decision_figures(questions_by_source(report.tables)["all"])["mean_regret"]
 
 The errors of pairs are those fitted without the source of the table (`tasp_lab.prediction.paired`).
 """
@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 
 from tasp_lab.core.tables import Part, Table
-from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
+from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy, by_work
 from tasp_lab.measure.inputs import left_out_with
-from tasp_lab.measure.scores import RULES, Decision, Pair, Span, Way, figures_of, regret_figures, regret_of
-from tasp_lab.prediction.interval import DECIDED
+from tasp_lab.measure.scores import RULES, Decision, Pair, Way, figures_of, regret_figures, regret_of
 from tasp_lab.prediction.paired import PairedErrors, Rival, paired_errors
 
 
@@ -37,15 +37,23 @@ class Question:
 
     @cached_property
     def rivals(self) -> tuple[Rival, ...]:
-        """What the comparison needs of each row."""
-        return tuple(rival_of(row, self.errors) for row in self.rows)
+        """What the comparison needs of each row; `errors` have the layouts that were measured."""
+        rivals = []
+        for row in self.rows:
+            _, predicted_s, costs = row.known()
+            measured = self.errors.has_measured(costs.layouts)
+            rivals.append(Rival(row.schedule, predicted_s, costs.exposed_share, max(costs.steps, 1.0), measured))
+        return tuple(rivals)
+
+    @cached_property
+    def measured_s(self) -> list[float]:
+        """The measured seconds of each row."""
+        return [row.known()[0] for row in self.rows]
 
     @cached_property
     def expected_regrets(self) -> list[float]:
         """The expected regret of each row."""
-        costs = self.rows[0].costs
-        assert costs is not None, "rows of questions have costs"
-        return [float(each) for each in self.errors.expected_regrets(self.rivals, costs.setting)]
+        return [float(each) for each in self.errors.expected_regrets(self.rivals, self.rows[0].known()[2].setting)]
 
     @property
     def pick(self) -> int:
@@ -53,61 +61,26 @@ class Question:
         return min(range(len(self.rows)), key=lambda number: self.expected_regrets[number])
 
     @property
-    def expected_regret(self) -> float:
-        """That of the pick."""
-        return self.expected_regrets[self.pick]
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the expected regret is at most `DECIDED`."""
-        return self.expected_regret <= DECIDED
-
-    def regret(self, number: int) -> float:
-        """The measured time of a row over the least measured time, less one."""
-        return regret_of([measured(row) for row in self.rows], number)
+    def decision(self) -> Decision:
+        """The regret of the pick, and what was expected of it."""
+        return Decision(regret_of(self.measured_s, self.pick), self.expected_regrets[self.pick])
 
     @property
     def ways(self) -> list[Way]:
         """What simple rules need of each row."""
-        return [way_of(row) for row in self.rows]
+        every = ((row.schedule, row.known()[2]) for row in self.rows)
+        return [Way(schedule, costs.bytes_per_rank, costs.steps, costs.link_bytes_per_s) for schedule, costs in every]
 
-
-def rival_of(row: MeasuredRow, errors: PairedErrors) -> Rival:
-    """What the comparison needs of a row; `errors` have the layouts that were measured."""
-    assert row.predicted_s is not None, "rows of questions have times"
-    assert row.costs is not None, "rows of questions have costs"
-    measured = errors.has_measured(row.costs.layouts)
-    return Rival(row.schedule, row.predicted_s, row.costs.exposed_share, max(row.costs.steps, 1.0), measured)
-
-
-def way_of(row: MeasuredRow) -> Way:
-    """What simple rules need of a row."""
-    assert row.costs is not None, "rows of questions have costs"
-    return Way(row.schedule, row.costs.bytes_per_rank, row.costs.steps, row.costs.link_bytes_per_s)
-
-
-def span_of(row: MeasuredRow) -> Span | None:
-    """The interval of a row; None without one."""
-    return None if row.interval is None else Span(row.interval.low_s, row.interval.high_s, measured(row))
-
-
-def measured(row: MeasuredRow) -> float:
-    """The measured time of a row of a question."""
-    assert row.measured_s is not None, "rows of questions have times"
-    return row.measured_s
-
-
-def pairs_of(rows: Sequence[MeasuredRow], errors: PairedErrors) -> list[Pair]:
-    """All pairs of the rows of one question."""
-    found = []
-    for place, first in enumerate(rows):
-        for second in rows[place + 1 :]:
-            one, two = rival_of(first, errors), rival_of(second, errors)
-            assert first.costs is not None, "rows of questions have costs"
-            chance = errors.first_is_faster(one, two, first.costs.setting)
-            ratios = one.time_s / two.time_s, measured(first) / measured(second)
-            found.append(Pair(line_of(first), line_of(second), *ratios, chance))
-    return found
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """All pairs of rows, by their lines."""
+        pairs = []
+        for one, two in combinations(range(len(self.rows)), 2):
+            first, second = self.rivals[one], self.rivals[two]
+            chance = self.errors.first_is_faster(first, second, self.rows[one].known()[2].setting)
+            ratios = first.time_s / second.time_s, self.measured_s[one] / self.measured_s[two]
+            pairs.append(Pair(line_of(self.rows[one]), line_of(self.rows[two]), *ratios, chance))
+        return pairs
 
 
 def line_of(row: MeasuredRow) -> int:
@@ -117,79 +90,48 @@ def line_of(row: MeasuredRow) -> int:
 
 def questions_of(table: TableAccuracy) -> list[Question]:
     """The questions of a table of layers: the works that at least two of its rows do."""
-    if table.kind != "layer":
+    works = [rows for rows in by_work(table.rows) if len(rows) > 1]
+    if not works:
         return []
-    works: defaultdict[tuple[object, ...], list[MeasuredRow]] = defaultdict(list)
-    for row in table.rows:
-        if row.in_scope and row.work and row.costs is not None and row.measured_s and row.predicted_s:
-            works[row.work].append(row)
     source = left_out_with(table.table)
     errors = paired_errors(source)
-    return [Question(str(work[0]), source, tuple(rows), errors) for work, rows in works.items() if len(rows) > 1]
+    return [Question(str(rows[0].work[0]), source, tuple(rows), errors) for rows in works]
 
 
-def table_pairs(table: TableAccuracy) -> list[Pair]:
-    """The pairs of a table, in the order of its lines."""
-    return [pair for question in questions_of(table) for pair in pairs_of(question.rows, question.errors)]
-
-
-@dataclass(frozen=True, eq=False)
-class Decisions:
-    """The questions of some tables, their pairs, and how good the picks were."""
-
-    questions: tuple[Question, ...]
-
-    @cached_property
-    def pairs(self) -> list[Pair]:
-        """The pairs of all questions."""
-        return [pair for question in self.questions for pair in pairs_of(question.rows, question.errors)]
-
-    @cached_property
-    def regrets(self) -> list[float]:
-        """The measured regret of each question's pick."""
-        return [question.regret(question.pick) for question in self.questions]
-
-    @property
-    def spans(self) -> list[Span]:
-        """The intervals of the rows of all questions."""
-        found = (span_of(row) for question in self.questions for row in question.rows)
-        return [each for each in found if each is not None]
-
-    def regrets_of(self, rule: str) -> list[float]:
-        """The measured regrets of a simple rule, of the questions that it answers."""
-        picks = ((question, RULES[rule](question.ways)) for question in self.questions)
-        return [question.regret(pick) for question, pick in picks if pick is not None]
-
-    @cached_property
-    def figures(self) -> dict[str, object]:
-        """The field `decisions` of ``accuracy --json``; numbers are null where there is nothing to count."""
-        decisions = [
-            Decision(regret, question.expected_regret)
-            for regret, question in zip(self.regrets, self.questions, strict=True)
-        ]
-        rules = {rule: regret_figures(self.regrets_of(rule)) for rule in RULES}
-        return {**figures_of(decisions, self.pairs, self.spans), "rules": rules}
-
-
-def decisions_of(tables: Iterable[TableAccuracy]) -> dict[str, Decisions]:
-    """The decisions of each source on each machine family, like ``UltraAttn on a800``, and of ``all`` tables."""
+def questions_by_source(tables: Iterable[TableAccuracy]) -> dict[str, list[Question]]:
+    """The questions of each source on each machine family, like ``UltraAttn on a800``, and of ``all`` tables."""
     groups: defaultdict[str, list[Question]] = defaultdict(list)
     for table in tables:
         for question in questions_of(table):
             groups[f"{Path(question.source).name} on {table.profile or 'several'}"].append(question)
-    found = {name: Decisions(tuple(questions)) for name, questions in groups.items()}
-    everything = tuple(question for each in found.values() for question in each.questions)
-    return found | {"all": Decisions(everything)}
+    return {**groups, "all": [question for questions in groups.values() for question in questions]}
 
 
-def decision_parts(tables: Sequence[TableAccuracy]) -> list[Part]:
+def decision_figures(questions: Sequence[Question]) -> dict[str, object]:
+    """The field `decisions` of ``accuracy --json``; numbers are null where there is nothing to count."""
+    return {
+        **figures_of(
+            [question.decision for question in questions],
+            [pair for question in questions for pair in question.pairs],
+            [span for question in questions for row in question.rows if (span := row.span) is not None],
+        ),
+        "rules": {rule: regret_figures(rule_regrets(questions, rule)) for rule in RULES},
+    }
+
+
+def rule_regrets(questions: Iterable[Question], rule: str) -> list[float]:
+    """The measured regrets of a simple rule, of the questions that it answers."""
+    picks = ((question.measured_s, RULES[rule](question.ways)) for question in questions)
+    return [regret_of(measured_s, pick) for measured_s, pick in picks if pick is not None]
+
+
+def decision_parts(questions: dict[str, list[Question]]) -> list[Part]:
     """What the picks would have cost, by source, beside simple rules; nothing without questions."""
-    figures = decisions_of(tables)
-    everything = figures["all"]
-    if not everything.questions:
+    if not questions["all"]:
         return []
-    rows = [{"name": name, **decisions.figures} for name, decisions in figures.items()]
-    rules = [{"rule": rule, **regret_figures(regrets)} for rule in RULES if (regrets := everything.regrets_of(rule))]
+    rows = [{"name": name, **decision_figures(each)} for name, each in questions.items()]
+    regrets = {rule: rule_regrets(questions["all"], rule) for rule in RULES}
+    rules = [{"rule": rule, **regret_figures(each)} for rule, each in regrets.items() if each]
     regret = {
         "questions": "{questions}", "mean": "{mean_regret:.1%}", "90 %": "{p90_regret:.1%}",
         "largest": "{worst_regret:.1%}", "within 2 %": "{within_2:.1%}",

@@ -3,22 +3,18 @@
 A row is predicted as its system runs it on the machine of its header: ``systems.toml`` maps system and variant of a
 table to a schedule, options, a stack and a kernel, with a source for each entry; what cannot be simulated has a
 reason there. Rows that cannot be predicted, or should not count, are kept with the reason.
-
-Measured groups of the same work also show which schedule is the fastest, and whether predictions name it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
 
 import msgspec
 
@@ -26,16 +22,16 @@ from sim.bounds.schedules import link_rates
 from sim.host import busy_s
 from sim.simulate import simulate
 from tasp_lab.core.choices import WHAT_IF_DTYPE, Pass
-from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, WorkloadError
+from tasp_lab.core.errors import ScheduleError, TableError, TaspLabError, WorkloadError, first_line
 from tasp_lab.machines.compute import with_kernel
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES, NORMAL_95, Sampling, rate_ends
 from tasp_lab.machines.stack import load_stack
-from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow, Regime, TableAccuracy, machine_for, reason_of
+from tasp_lab.measure.accuracy.table_accuracy import Costs, MeasuredRow, Regime, TableAccuracy
 from tasp_lab.measure.inputs import left_out_with
+from tasp_lab.measure.profiles import machine_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
-from tasp_lab.measure.readers.kernel_table import attention_flops
-from tasp_lab.measure.readers.layer_table import PASSES
+from tasp_lab.measure.readers.kernel_table import PASSES, attention_flops
 from tasp_lab.prediction.answer import build_once
 from tasp_lab.prediction.inputs import with_compute, with_host
 from tasp_lab.prediction.interval import residual_interval
@@ -110,26 +106,23 @@ def library_run(system: str, variant: str, *, causal: bool, ranks: int, source: 
 
     Raises `TableError` for a system or a variant that is not listed, and for ranks that its groups do not divide.
     """
-    for entry in _systems().entries:
+    known = _systems()
+    for entry in known.entries:
         if not (re.fullmatch(entry.systems, system, re.IGNORECASE) and re.fullmatch(entry.sources, source)):
             continue
         if match := re.fullmatch(entry.variants, variant, re.IGNORECASE):
-            return _run(entry, {k: v or "" for k, v in match.groupdict().items()}, causal, ranks)
-    raise TableError(
-        f"system {system!r}, variant {variant!r}: not known, "
-        "expected one that tasp_lab/measure/accuracy/systems.toml lists"
-    )
-
-
-def _run(entry: LibraryRun, groups: Mapping[str, str], causal: bool, ranks: int) -> LibraryRun:
-    rings = _systems().rings
-    fields = {name: rings.get(value.lower(), value) for name, value in groups.items()}
-    fields |= {"ring": rings["zigzag" if causal else "ring"], "ranks": str(ranks)}
-    ring = fields.get("kind", fields["ring"])
-    fields |= {"direction": _systems().directions.get(ring, "auto")}
+            break
+    else:
+        raise TableError(
+            f"system {system!r}, variant {variant!r}: not known, "
+            "expected one that tasp_lab/measure/accuracy/systems.toml lists"
+        )
+    fields = {name: known.rings.get((value or "").lower(), value or "") for name, value in match.groupdict().items()}
+    fields |= {"ring": known.rings["zigzag" if causal else "ring"], "ranks": str(ranks)}
+    fields["direction"] = known.directions.get(fields.get("kind", fields["ring"]), "auto")
 
     def filled(text: str) -> str:
-        return _FIELD.sub(lambda field: _value(fields, field[1], field[2]), text)
+        return _FIELD.sub(lambda found: _value(fields, found[1], found[2]), text)
 
     name = filled(entry.schedule)
     if name:
@@ -148,13 +141,8 @@ def _value(fields: Mapping[str, str], name: str, divisor: str | None) -> str:
     return str(whole // part)
 
 
-OUR_PASSES: Mapping[str, Pass] = {"forward": "forward", "backward": "backward", "forward+backward": "both"}
-"""The passes of tables as options."""
-
 WHOLE_MODEL = ("training", "step", "inference", "prefill", "ttft", "decode")
 """Words of passes in which more than one attention call was timed."""
-
-_NEEDED = {"gpus": "gpus", "nodes": "nodes", "sequence": "seq_total", "heads": "heads", "head_dim": "head_dim"}
 
 
 @dataclass(frozen=True)
@@ -199,12 +187,13 @@ def row_run(table: LayerTable, row: LayerRow, layers: tuple[Workload, ...]) -> R
     if run.reason:
         raise ScheduleError(run.reason)
     profile = table.profile or row.gpu.casefold()
-    machine = with_compute(machine_for(profile, row.gpus, row.nodes or 1, Path(table.name).parent))
+    machine = with_compute(machine_with(profile, row.gpus, row.nodes or 1, Path(table.name).parent))
     run = msgspec.structs.replace(run, stack=run.stacks.get(machine.accelerator, run.stack))
     kernel = table.kernel or run.kernel(machine.accelerator)
     machine = with_kernel(machine, kernel) if machine.accelerator else machine
     machine = with_host(machine, load_stack(run.stack).host(run.schedule)) if run.stack else machine
-    options = run.options(OUR_PASSES[PASSES[row.passing]])
+    passes = PASSES[row.passing]
+    options = run.options(passes[0] if len(passes) == 1 else "both")
     return RowRun(machine, run.schedule, options, layers, run.stack or None, kernel)
 
 
@@ -217,41 +206,37 @@ def check_row(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
         raise WorkloadError(f"pass {row.passing!r}: a whole model, not one attention layer")
     if row.passing not in PASSES:
         raise WorkloadError(f"unknown pass {row.passing!r}, expected forward, backward or forward+backward")
-    for name, column in _NEEDED.items():
-        if getattr(row, name) is None:
-            raise WorkloadError(f"no {column} in the row")
-    assert row.gpus is not None
-    assert row.nodes is not None
-    if row.gpus % row.nodes:
-        raise WorkloadError(f"{row.gpus} GPUs on {row.nodes} nodes, expected a multiple of the nodes")
+    gpus, nodes = _needed(row.gpus, "gpus"), _needed(row.nodes, "nodes")
+    sequence, heads, head_dim = (
+        _needed(row.sequence, "seq_total"), _needed(row.heads, "heads"), _needed(row.head_dim, "head_dim")
+    )  # fmt: skip
+    if gpus % nodes:
+        raise WorkloadError(f"{gpus} GPUs on {nodes} nodes, expected a multiple of the nodes")
     if table.profile is None and not row.gpu:
         raise WorkloadError("no header 'profile' and no column 'gpu', so the machine is unknown")
-    return _layers(table, row)
-
-
-def _layers(table: LayerTable, row: LayerRow) -> tuple[Workload, ...]:
-    packed, mask = row.mask.startswith("varlen"), row.mask.removeprefix("varlen").strip()
+    mask = row.mask.removeprefix("varlen").strip()
     if mask not in MASKS:
         raise WorkloadError(f"unknown mask {row.mask!r}, expected {' or '.join(MASKS)}")
-    assert row.sequence is not None
-    assert row.heads is not None
-    assert row.head_dim is not None
     if row.dtype == WHAT_IF_DTYPE:
         raise WorkloadError(f"dtype {row.dtype!r}: no kernel has constants of it")
-    layer = Workload(row.sequence, row.batch or 1, row.heads, row.kv_heads, row.head_dim, row.dtype, mask)
-    if not packed:
+    layer = Workload(sequence, row.batch or 1, heads, row.kv_heads, head_dim, row.dtype, mask)
+    if not row.mask.startswith("varlen"):
         return (layer,)
     if not table.documents:
         raise WorkloadError("packed documents whose lengths no header 'documents' states")
-    return tuple(replace(layer, documents=_scaled(lengths, row.sequence)) for lengths in table.documents)
+    layers = []
+    for lengths in table.documents:  # those of a shorter sequence are shares of this one
+        times, rest = divmod(sequence, sum(lengths))
+        if rest:
+            raise WorkloadError(f"documents of {sum(lengths)} positions together, expected a divisor of {sequence}")
+        layers.append(replace(layer, documents=tuple(length * times for length in lengths)))
+    return tuple(layers)
 
 
-def _scaled(lengths: tuple[int, ...], sequence: int) -> tuple[int, ...]:
-    """Lengths of documents as shares of a sequence."""
-    total = sum(lengths)
-    if sequence % total:
-        raise WorkloadError(f"documents of {total} positions together, expected a divisor of {sequence}")
-    return tuple(length * (sequence // total) for length in lengths)
+def _needed(cell: int | None, column: str) -> int:
+    if cell is None:
+        raise WorkloadError(f"no {column} in the row")
+    return cell
 
 
 def measured_time_s(table: LayerTable, row: LayerRow, layer: Workload) -> float:
@@ -286,53 +271,6 @@ def shape_of(table: LayerTable, row: LayerRow) -> dict[str, object]:
     return {"profile": table.profile or row.gpu or None, **shape, "schedule": None, "stack": None, "kernel": None}
 
 
-TIE = 0.03
-"""Measured times closer than this are a tie: what the same code takes twice differs by as much (USP's tables)."""
-
-
-class Times(NamedTuple):
-    """The least measured and the predicted time of a schedule, in seconds."""
-
-    measured_s: float
-    predicted_s: float
-
-
-Group = dict[str, Times]
-"""The schedules that do the same work, by name."""
-
-
-def groups_of(rows: Sequence[MeasuredRow]) -> list[Group]:
-    """The groups that are no ties: of each work that several schedules do, those rows that count."""
-    groups: defaultdict[tuple[object, ...], Group] = defaultdict(dict)
-    for row in rows:
-        if row.in_scope and row.work and row.measured_s is not None and row.predicted_s is not None:
-            known = groups[row.work].get(row.schedule)
-            measured_s = row.measured_s if known is None else min(known.measured_s, row.measured_s)
-            groups[row.work][row.schedule] = Times(measured_s, row.predicted_s)
-    return [group for group in groups.values() if any(not is_fastest(group, name) for name in group)]
-
-
-def is_fastest(group: Group, name: str) -> bool:
-    """Whether a schedule was measured to be the fastest, or in a tie with it.
-
-    >>> group = {"ring": Times(1.2, 1.0), "ulysses": Times(1.0, 1.1), "usp": Times(1.02, 1.3)}
-    >>> [is_fastest(group, name) for name in group]
-    [False, True, True]
-    """
-    return group[name].measured_s <= (1 + TIE) * min(times.measured_s for times in group.values())
-
-
-def is_right(group: Group) -> bool:
-    """Whether the schedule that is predicted to be the fastest was."""
-    return is_fastest(group, min(group, key=lambda name: group[name].predicted_s))
-
-
-def ranking(rows: Sequence[MeasuredRow]) -> tuple[float | None, int]:
-    """The share of groups whose fastest schedule is predicted to be the fastest, None without any; their number."""
-    groups = groups_of(rows)
-    return (sum(map(is_right, groups)) / len(groups) if groups else None), len(groups)
-
-
 HOST_SHARE = 0.1
 """A row is host-bound if its host times make its predicted time longer by more than this share."""
 
@@ -349,9 +287,7 @@ class LayerEvaluator:
         """A table beside its prediction; rows without one keep the reason."""
         if table.reason:
             return TableAccuracy(table, table.reason, ())
-        rows = tuple(self._row(table, row) for row in table.rows)
-        right, groups = ranking(rows)
-        return TableAccuracy(table, _reason(rows), rows, ranking_right=right, ranking_groups=groups)
+        return TableAccuracy.of(table, (self._row(table, row) for row in table.rows))
 
     def _row(self, table: LayerTable, row: LayerRow) -> MeasuredRow:
         """A row with its prediction, or with as much as is known."""
@@ -369,8 +305,8 @@ class LayerEvaluator:
             host_matters = predicted_s > (1 + HOST_SHARE) * compute_s
             device_s = self.time_s(run.with_instant_host()) if host_matters else predicted_s
         except TaspLabError as error:
-            return MeasuredRow(measured_s, None, stated or reason_of(error), regime, shape)
-        reason, regime = _regime(table, row, predicted_s / device_s - 1)
+            return MeasuredRow(measured_s, None, stated or first_line(error), regime, shape)
+        reason, regime = _regime(table, layers[0], run.machine.topology.world_size, predicted_s / device_s - 1)
         shape |= {"schedule": run.schedule, "stack": run.stack, "kernel": run.kernel}
         work = (run.machine.topology.name, run.options.passes, *layers)
         costs = self.costs(run, predicted_s) if regime == "gpu-bound" else None
@@ -420,26 +356,17 @@ class LayerEvaluator:
         return self.known[key]
 
 
-def _regime(table: LayerTable, row: LayerRow, host_share: float) -> tuple[str, Regime]:
+def _regime(table: LayerTable, layer: Workload, ranks: int, host_share: float) -> tuple[str, Regime]:
     """Why a predicted row does not count, empty if it does, and its regime.
 
     `host_share` is how much longer its predicted time is with its host times, if that matters.
     """
-    if (row.sequence or 0) < table.from_sequence:
+    if layer.sequence < table.from_sequence:
         return f"shorter than {table.from_sequence} positions, from which on the table counts", "gpu-bound"
-    work = (row.batch or 1) * (row.sequence or 0) * (row.heads or 1) // (row.gpus or 1)
-    if work < table.host_bound_below:
+    if layer.batch * layer.sequence * layer.heads // ranks < table.host_bound_below:
         return f"host-bound: fewer than {table.host_bound_below} positions x heads per GPU, by its header", "host-bound"
-    if row.heads == 1 and (row.sequence or 0) <= table.fits_host_up_to:
+    if layer.heads == 1 and layer.sequence <= table.fits_host_up_to:
         return "gave the host times of its library", "host-bound"
     if host_share > HOST_SHARE:
         return f"host-bound: predicted {host_share:.0%} longer than with a host that takes no time", "host-bound"
     return "", "gpu-bound"
-
-
-def _reason(rows: tuple[MeasuredRow, ...]) -> str:
-    """Why no row counts: the most frequent reason; empty if one does."""
-    if any(row.in_scope for row in rows):
-        return ""
-    reason, _ = Counter(row.reason for row in rows).most_common(1)[0]
-    return reason

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -24,26 +24,18 @@ from tasp_lab.machines.libraries.nccl_tuning import Generation
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES, NO_SAMPLES, Sampling
 from tasp_lab.measure.accuracy.collective import evaluate_collective
-from tasp_lab.measure.accuracy.decisions import decision_parts, decisions_of, span_of, table_pairs
+from tasp_lab.measure.accuracy.decisions import decision_figures, decision_parts, questions_by_source, questions_of
 from tasp_lab.measure.accuracy.kernel import evaluate_kernel
 from tasp_lab.measure.accuracy.layer import LayerEvaluator
-from tasp_lab.measure.accuracy.table_accuracy import (
-    CLOSE,
-    Kind,
-    MeasuredRow,
-    TableAccuracy,
-    is_inside,
-    machine_of,
-    machines_of,
-    on_profile,
-    summary,
-)
-from tasp_lab.measure.fit.cases import choose
+from tasp_lab.measure.accuracy.table_accuracy import CLOSE, Kind, MeasuredRow, TableAccuracy, errors_of, summary
 from tasp_lab.measure.inputs import left_out_with, table_inputs
+from tasp_lab.measure.profiles import choose, machine_of, machine_with, on_profile
 from tasp_lab.measure.readers import COLLECTIVES, AnyTable, KernelTable, LayerTable, MeasuredTable, find_all_tables
 from tasp_lab.measure.scores import mean
 from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs
 from tasp_lab.prediction.residuals import residual_of
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def coverage_of(tables: Iterable[TableAccuracy]) -> list[dict[str, Any]]:
@@ -53,80 +45,26 @@ def coverage_of(tables: Iterable[TableAccuracy]) -> list[dict[str, Any]]:
     """
     by_regime: defaultdict[str, list[tuple[bool, float, float, float]]] = defaultdict(list)
     for row in (row for table in tables for row in table.rows if row.in_scope):
-        if (ends := row.interval) is not None and row.measured_s:
+        if (ends := row.interval) is not None and (span := row.span) is not None:
             shipped = replace(ends, residual=residual_of(ends.residual.asked))
-            width, position = math.log(ends.high_s / ends.low_s), math.log(row.measured_s / ends.low_s)
-            numbers = (bool(is_inside(row)), position / width if width else 0.5, ends.high_s / ends.low_s)
+            width, position = math.log(span.high_s / span.low_s), math.log(span.measured_s / span.low_s)
+            numbers = (span.is_inside, position / width if width else 0.5, span.high_s / span.low_s)
             by_regime[str(ends.residual.asked)].append((*numbers, shipped.high_s / shipped.low_s))
     groups = sorted(by_regime.items())
     if len(groups) > 1:
         groups.append(("all", [each for rows in by_regime.values() for each in rows]))
     found = []
     for regime, rows in groups:
-        inside_of, positions, widths, shipped_widths = zip(*rows, strict=True)
-        shares = {
-            "inside": sum(inside_of) / len(rows),
-            "position": median(positions),
-            "high_over_low": sum(widths) / len(rows),
-            "shipped": sum(shipped_widths) / len(rows),
-        }
-        found.append({"regime": regime, "rows": len(rows), **shares})
+        inside, positions, widths, shipped_widths = zip(*rows, strict=True)
+        found.append({
+            "regime": regime, "rows": len(rows), "inside": sum(inside) / len(rows), "position": median(positions),
+            "high_over_low": sum(widths) / len(rows), "shipped": sum(shipped_widths) / len(rows),
+        })  # fmt: skip
     return found
 
 
-COVERAGE_COLUMNS: Formats = {
-    "regime": "{regime}", "rows": "{rows}", "inside": "{inside:.0%}", "position": "{position:.2f}",
-    "high over low": "{high_over_low:.2f}", "shipped": "{shipped:.2f}",
-}  # fmt: skip
-COLLECTIVE_COLUMNS: Formats = {
-    "table": "{name}", "mean error": "{mean_relative_error:.1%}", "worst": "{worst_relative_error:.1%}",
-    "bias": "{bias:+.1%}", "inside": "{inside:.0%}", "profile": "{profile}", "collective": "{what}",
-    "ranks": "{ranks}", "sizes": "{count}", "mostly": "{rule}",
-}  # fmt: skip
-WORK_COLUMNS: Formats = {
-    "table": "{name}", "median error": "{median_relative_error:.1%}", "90 %": "{p90_relative_error:.1%}",
-    "worst": "{worst_relative_error:.1%}", "bias": "{bias:+.1%}", "in 5 %": "{within_5:.0%}",
-    "in 15 %": "{within_15:.0%}", "inside": "{inside:.0%}", "profile": "{profile}", "rows": "{count}", "of": "{of}",
-    "ranking": lambda row: "" if row["right"] is None else f"{row['right']:.0%} of {row['groups']}",
-}  # fmt: skip
-
-
-def parts_of(tables: Sequence[TableAccuracy]) -> list[Part]:
-    """The report: tables in scope by kind, those that are not, rows that are not, and a line of summary per kind."""
-    parts: list[Part] = []
-    kinds: tuple[Kind, ...] = ("collective", "layer", "kernel")
-    for kind, title in zip(kinds, ("", "layers: ", "kernels: "), strict=True):
-        columns, texts = (COLLECTIVE_COLUMNS, (0, 5, 6, 9)) if kind == "collective" else (WORK_COLUMNS, (0, 8, 11))
-        rows = [_row(each) for each in tables if each.kind == kind and each.in_scope]
-        parts += Table.of(f"{title}predicted over measured", rows, columns, texts)
-    regimes = [
-        {"table": _name(each), "class": regime, "rows": len(errors), **summary(errors)}
-        for each in tables
-        for regime, errors in (each.by_regime() if len(each.by_regime()) > 1 else {}).items()
-    ]
-    parts += Table.of("layers by class", regimes, {
-        "table": "{table}", "class": "{class}", "rows": "{rows}", "median error": "{median_relative_error:.1%}",
-        "in 15 %": "{within_15:.0%}",
-    }, (0, 1))  # fmt: skip
-    if others := [(_name(each), each.reason) for each in tables if not each.in_scope]:
-        parts.append(Table("not compared", ("table", "reason"), others, (0, 1)))
-    if left_out := [(_name(each), str(n), why) for each in tables if each.in_scope for why, n in each.left_out.items()]:
-        parts.append(Table("rows not compared", ("table", "rows", "reason"), left_out, (0, 2)))
-    lines = [line for kind in kinds if (line := _line(tables, kind))]
-    return [*parts, *(lines or ["no table to compare"])]
-
-
-def _name(table: TableAccuracy) -> str:
-    return Path(table.table.name).name
-
-
-def _row(table: TableAccuracy) -> dict[str, object]:
-    return {
-        "name": _name(table), "profile": table.profile or "", "what": table.what, "inside": table.inside,
-        "ranks": getattr(table.table, "ranks", ""), "count": len(table.errors), "of": len(table.rows),
-        **summary(table.errors), "rule": table.dominant_rule, "right": table.ranking_right,
-        "groups": table.ranking_groups,
-    }  # fmt: skip
+SIZE_CLASSES = ("up to 64 KiB", "64 KiB to 16 MiB", "16 MiB and more")
+"""The classes of a size as nccl-tests states it."""
 
 
 def left_out_of(tables: Iterable[TableAccuracy]) -> list[dict[str, Any]]:
@@ -138,54 +76,65 @@ def left_out_of(tables: Iterable[TableAccuracy]) -> list[dict[str, Any]]:
     rows ``inside`` their intervals and the mean ``interval_score`` of these (`tasp_lab.measure.scores.Span`), None
     without intervals.
     """
-    groups: dict[str, list[list[MeasuredRow]]] = {}
-    for table in (each for each in tables if isinstance(each.table, MeasuredTable) and each.in_scope):
-        rows = [row for row in table.rows if row.in_scope]
-        machine, _ = machine_of(table.table)  # type: ignore[arg-type]
-        system = None if machine is None else machine.system
-        names = [("all", rows)]
+    groups: defaultdict[str, list[list[MeasuredRow]]] = defaultdict(list)
+    for table in tables:
+        measured, rows = table.table, [row for row in table.rows if row.in_scope]
+        if not isinstance(measured, MeasuredTable) or not table.in_scope:
+            continue
+        groups["all"].append(rows)
+        system = machine_of(measured).system
         if system is not None and system.domains == 1:
-            names += [("inside one domain", rows), (table.what, rows)]
-            names += [(text, [row for row in rows if size_class(row) == text]) for text in SIZE_CLASSES]
-            names += [(system.family.generation, rows)] if system.family.generation else []
-        names.append((table.table.headers.get("system") or left_out_with(table.table), rows))
-        for name, chosen in names:
-            if chosen:
-                groups.setdefault(name, []).append(chosen)
+            for name in ("inside one domain", table.what, *filter(None, [system.family.generation])):
+                groups[name].append(rows)
+            for number, name in enumerate(SIZE_CLASSES):
+                of_class = [row for row in rows if (row.size_bytes > 2**16) + (row.size_bytes >= 2**24) == number]
+                groups[name] += [of_class] if of_class else []
+        groups[measured.headers.get("system") or left_out_with(measured)].append(rows)
     order = ("all", "inside one domain", *COLLECTIVES, *SIZE_CLASSES, *get_args(Generation))
-    ranked = [name for name in order if name in groups]
-    return [_left_out(name, groups[name]) for name in [*ranked, *sorted(groups.keys() - {*ranked})]]
-
-
-SIZE_CLASSES = ("up to 64 KiB", "64 KiB to 16 MiB", "16 MiB and more")
-
-
-def size_class(row: MeasuredRow) -> str:
-    """The class of a size as nccl-tests states it."""
-    return SIZE_CLASSES[0 if row.size_bytes <= 2**16 else 1 if row.size_bytes < 2**24 else 2]
+    ranked = [name for name in order if groups.get(name)]
+    others = sorted(name for name in groups if groups[name] and name not in order)
+    return [_left_out(name, groups[name]) for name in [*ranked, *others]]
 
 
 def _left_out(what: str, parts: Sequence[Sequence[MeasuredRow]]) -> dict[str, Any]:
-    rows = [row for of_table in parts for row in of_table]
-    spans = [span for row in rows if (span := span_of(row)) is not None]
-    in_sample = [[replace(row, predicted_s=row.in_sample_s or row.predicted_s) for row in part] for part in parts]
-    at_median = [[row.at_median for row in part] for part in parts]
-    without, of_medians, with_own = (
-        median(sum(abs(row.relative_error or 0.0) for row in part) / len(part) for part in each)
-        for each in (parts, at_median, in_sample)
-    )
-    return {
-        "what": what,
-        "tables": len(parts),
-        "rows": len(rows),
-        "median_of_mean_relative_errors": without,
-        "at_median": of_medians,
-        "in_sample": with_own,
-        "inside": mean([each.is_inside for each in spans]),
-        "interval_score": mean([each.score for each in spans]),
+    """A row of `left_out_of`; `parts` are the rows of each table."""
+
+    def mean_error(predicted_s: Callable[[MeasuredRow], float | None]) -> float:
+        errors = [errors_of(replace(row, predicted_s=predicted_s(row)) for row in part) for part in parts]
+        return median(float(abs(each).mean()) for each in errors)
+
+    spans = [span for part in parts for row in part if (span := row.span) is not None]
+    errors = {
+        "median_of_mean_relative_errors": mean_error(lambda row: row.predicted_s),
+        "at_median": mean_error(lambda row: row.interval.median_s if row.interval else row.predicted_s),
+        "in_sample": mean_error(lambda row: row.in_sample_s or row.predicted_s),
     }
+    return {
+        "what": what, "tables": len(parts), "rows": sum(map(len, parts)), **errors,
+        "inside": mean([each.is_inside for each in spans]), "interval_score": mean([each.score for each in spans]),
+    }  # fmt: skip
 
 
+COVERAGE_COLUMNS: Formats = {
+    "regime": "{regime}", "rows": "{rows}", "inside": "{inside:.0%}", "position": "{position:.2f}",
+    "high over low": "{high_over_low:.2f}", "shipped": "{shipped:.2f}",
+}  # fmt: skip
+COLLECTIVE_COLUMNS: Formats = {
+    "table": "{name}", "mean error": "{mean_relative_error:.1%}", "worst": "{worst_relative_error:.1%}",
+    "bias": "{bias:+.1%}", "inside": "{inside:.0%}", "profile": "{profile}", "collective": "{collective}",
+    "ranks": "{ranks}", "sizes": "{count}", "mostly": "{dominant_rule}",
+}  # fmt: skip
+WORK_COLUMNS: Formats = {
+    "table": "{name}", "median error": "{median_relative_error:.1%}", "90 %": "{p90_relative_error:.1%}",
+    "worst": "{worst_relative_error:.1%}", "bias": "{bias:+.1%}", "in 5 %": "{within_5:.0%}",
+    "in 15 %": "{within_15:.0%}", "inside": "{inside:.0%}", "profile": lambda row: row["profile"] or "",
+    "rows": "{count}", "of": "{of}",
+    "ranking": lambda row: "{ranking_right:.0%} of {ranking_groups}".format(**row) if row["ranking_groups"] else "",
+}  # fmt: skip
+REGIME_COLUMNS: Formats = {
+    "table": "{table}", "class": "{class}", "rows": "{rows}", "median error": "{median_relative_error:.1%}",
+    "in 15 %": "{within_15:.0%}",
+}  # fmt: skip
 LEFT_OUT_COLUMNS: Formats = {
     "collectives": "{what}", "tables": "{tables}", "rows": "{rows}",
     "mean error": "{median_of_mean_relative_errors:.1%}", "at median": "{at_median:.1%}", "inside": "{inside:.0%}",
@@ -193,15 +142,38 @@ LEFT_OUT_COLUMNS: Formats = {
 }  # fmt: skip
 
 
-def _line(tables: Sequence[TableAccuracy], kind: Kind) -> str:
-    compared = [each for each in tables if each.kind == kind and each.in_scope]
-    if not compared:
-        return ""
-    means = [float(abs(each.errors).mean()) for each in compared]
-    what = "" if kind == "collective" else f" of {kind}s"
-    within = ", ".join(f"{sum(mean <= limit for mean in means)} within {limit:.0%}" for limit in CLOSE)
-    worst = f"{_name(compared[means.index(max(means))])}, {max(means):.1%}"
-    return f"median of the mean errors of {len(means)} tables{what}: {median(means):.1%}; {within}; worst: {worst}"
+def parts_of(tables: Sequence[TableAccuracy]) -> list[Part]:
+    """The report: tables in scope by kind, those that are not, rows that are not, and a line of summary per kind."""
+    parts: list[Part] = []
+    lines = []
+    for kind in KINDS:
+        compared = [each for each in tables if each.kind == kind and each.in_scope]
+        columns, texts = (COLLECTIVE_COLUMNS, (0, 5, 6, 9)) if kind == "collective" else (WORK_COLUMNS, (0, 8, 11))
+        rows = [
+            {**each.figures(), "name": each.file, "count": len(each.errors), "of": len(each.rows)} for each in compared
+        ]
+        begin = "" if kind == "collective" else f"{kind}s: "
+        parts += Table.of(f"{begin}predicted over measured", rows, columns, texts)
+        if compared:
+            means = [float(abs(each.errors).mean()) for each in compared]
+            within = ", ".join(f"{sum(mean <= limit for mean in means)} within {limit:.0%}" for limit in CLOSE)
+            lines.append(
+                f"median of the mean errors of {len(means)} tables{f' of {kind}s' if begin else ''}: "
+                f"{median(means):.1%}; {within}; worst: {compared[means.index(max(means))].file}, {max(means):.1%}"
+            )
+    regimes = [
+        {"table": each.file, "class": regime, "rows": len(errors), **summary(errors)}
+        for each in tables
+        for by_regime in [each.by_regime()]
+        for regime, errors in by_regime.items()
+        if len(by_regime) > 1
+    ]
+    parts += Table.of("layers by class", regimes, REGIME_COLUMNS, (0, 1))
+    if others := [(each.file, each.reason) for each in tables if not each.in_scope]:
+        parts.append(Table("not compared", ("table", "reason"), others, (0, 1)))
+    if left_out := [(each.file, str(n), why) for each in tables if each.in_scope for why, n in each.left_out.items()]:
+        parts.append(Table("rows not compared", ("table", "rows", "reason"), left_out, (0, 2)))
+    return [*parts, *(lines or ["no table to compare"])]
 
 
 def own_tables() -> Path:
@@ -243,21 +215,22 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return coverage_of(self.tables)
 
     def to_dict(self) -> dict[str, object]:
-        decisions = {name: found.figures for name, found in decisions_of(self.tables).items()}
+        decisions = {name: decision_figures(each) for name, each in questions_by_source(self.tables).items()}
+        tables = [table.to_dict() for table in self.tables]
+        for document, table in zip(tables, self.tables, strict=True):
+            if self.with_pairs and table.kind == "layer":
+                pairs = [pair for question in questions_of(table) for pair in question.pairs]
+                document["pairs"] = [asdict(pair) for pair in pairs]
         return {
             "left_out": left_out_of(self.tables),
             "median_relative_error": self.median_relative_error,
             "coverage": self.coverage,
             "decisions": decisions.pop("all"),
             "decisions_by_source": decisions,
-            "tables": [self._table(table) for table in self.tables],
+            "tables": tables,
             "notes": list(self.notes),
             "provenance": self.provenance.to_dict(),
         }
-
-    def _table(self, table: TableAccuracy) -> dict[str, object]:
-        has_pairs = self.with_pairs and table.kind == "layer"
-        return table.to_dict() | ({"pairs": [asdict(each) for each in table_pairs(table)]} if has_pairs else {})
 
     def records(self) -> list[dict[str, object]]:
         """A row per table."""
@@ -268,7 +241,7 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         return [
             *Table.of(left_out, left_out_of(self.tables), LEFT_OUT_COLUMNS),
             *parts_of(self.tables),
-            *decision_parts(self.tables),
+            *decision_parts(questions_by_source(self.tables)),
             *Table.of("measured times inside intervals of 90 %", self.coverage, COVERAGE_COLUMNS),
             *self.notes,
         ]
@@ -308,21 +281,25 @@ def accuracy(
     count = count or (lambda done, total, name: progress(name) if name else None)
     is_whole = [not getattr(table, "reason", "") for table in measured]
     total = sum(is_whole)
-    one = partial(evaluate, layers=LayerEvaluator(sampling), sampling=sampling)
+    _layers.cache_clear()  # a file of a profile may have changed since the last report
     with processes(jobs if total > jobs else 1) as executor:
-        found = in_order(one if executor is None else partial(_in_worker, sampling=sampling), measured, executor, jobs)
+        found = in_order(partial(_in_process, sampling=sampling), measured, executor, jobs)
         for number, table in enumerate(measured):
             if total > 1 and is_whole[number]:
                 count(sum(is_whole[:number]), total, Path(table.name).name)
             tables.append(next(found))
     count(total, total, "")
     if not any(table.rows for table in tables):
-        raise TableError(_nothing_to_compare(files, tables))
+        if not tables:
+            expected = "expected CSV tables (.csv) or logs of nccl-tests (.log, .out, .txt)"
+            raise TableError(f"{', '.join(map(str, files))}: no table in it, {expected}")
+        others = f" (and {len(tables) - 1} other tables)" * (len(tables) > 1)
+        raise TableError(on_one_line(f"{tables[0].table.name}: nothing to compare: {tables[0].reason}{others}"))
     return AccuracyReport(tuple(tables), _provenance(tables), tuple(note for _, note in named if note), pairs)
 
 
-def evaluate(table: AnyTable, layers: LayerEvaluator | None = None, sampling: Sampling = NO_SAMPLES) -> TableAccuracy:
-    """A table beside its prediction, if there is one; `layers` caches what was simulated before."""
+def evaluate(table: AnyTable, sampling: Sampling = NO_SAMPLES, layers: LayerEvaluator | None = None) -> TableAccuracy:
+    """A table beside its prediction, if there is one; `layers` has what was simulated before."""
     if isinstance(table, LayerTable):
         return (layers or LayerEvaluator(sampling)).evaluate(table)
     return evaluate_kernel(table, sampling) if isinstance(table, KernelTable) else evaluate_collective(table, sampling)
@@ -333,17 +310,18 @@ def _layers(sampling: Sampling) -> LayerEvaluator:
     return LayerEvaluator(sampling)
 
 
-def _in_worker(table: AnyTable, sampling: Sampling) -> TableAccuracy:
-    """As `evaluate`, with what the same worker process simulated before."""
-    return evaluate(table, _layers(sampling), sampling)
+def _in_process(table: AnyTable, sampling: Sampling) -> TableAccuracy:
+    """As `evaluate`, with what the same process simulated before: tables of layers repeat each other's rows."""
+    return evaluate(table, sampling, _layers(sampling))
 
 
 def _provenance(tables: Sequence[TableAccuracy]) -> Provenance:
     """The tables and their machines are the inputs; constants have the names of their machines before them."""
     machines: dict[str, Machine] = {}
-    for table in tables:
-        for name, machine in machines_of(table).items():
-            machines[_unused(name, machine, machines)] = machine
+    for name, machine in (pair for table in tables for pair in machines_of(table)):
+        # profiles in several folders may have the same name
+        is_other = machines.get(name, machine) != machine
+        machines[f"{name} ({len(machines) + 1})" if is_other else name] = machine
     inputs = {
         "tables": [table_inputs(each.table) for each in tables],
         "machines": {name: machine_inputs(machine, compute=False) for name, machine in machines.items()},
@@ -353,15 +331,12 @@ def _provenance(tables: Sequence[TableAccuracy]) -> Provenance:
     return Provenance(inputs, tuple(constants), ("array", "simpy"))
 
 
-def _unused(name: str, machine: Machine, machines: Mapping[str, Machine]) -> str:
-    """A name for one more machine: profiles in several folders may have the same one."""
-    is_other = machines.get(name, machine) != machine
-    return f"{name} ({len(machines) + 1})" if is_other else name
-
-
-def _nothing_to_compare(paths: Sequence[Path], tables: Sequence[TableAccuracy]) -> str:
-    if not tables:
-        names = ", ".join(map(str, paths))
-        return f"{names}: no table in it, expected CSV tables (.csv) or logs of nccl-tests (.log, .out, .txt)"
-    others = f" (and {len(tables) - 1} other tables)" * (len(tables) > 1)
-    return on_one_line(f"{tables[0].table.name}: nothing to compare: {tables[0].reason}{others}")
+def machines_of(found: TableAccuracy) -> list[tuple[str, Machine]]:
+    """The machines that predicted a table, with their names."""
+    table = found.table
+    if isinstance(table, MeasuredTable):
+        return [(str(found.profile), machine_of(table))] if found.rows else []
+    rows = [row.shape for row in found.rows if row.predicted_s is not None and isinstance(table, LayerTable)]
+    places = dict.fromkeys((str(row["profile"]), int(str(row["gpus"])), int(str(row["nodes"]))) for row in rows)
+    machines = [machine_with(*place, Path(table.name).parent) for place in places]
+    return list({machine.topology.name: machine for machine in machines}.items())

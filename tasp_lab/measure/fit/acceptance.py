@@ -13,7 +13,7 @@ Source: F. Wilcoxon, Individual Comparisons by Ranking Methods, Biometrics Bulle
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -22,8 +22,9 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.core.errors import RejectedFitError
+from tasp_lab.core.errors import FitError, RejectedFitError
 from tasp_lab.core.files import write_whole
+from tasp_lab.core.progress import ProgressCallback
 from tasp_lab.core.report import View
 
 FEW_ROWS = 12
@@ -41,6 +42,33 @@ def folds(count: int) -> list[list[int]]:
     """
     parts = min(count, 5 if count <= FEW_ROWS else 3)
     return [list(range(first, count, parts)) for first in range(parts)]
+
+
+def held_out(
+    order: Sequence[int],
+    without: Callable[[Sequence[int], Sequence[int]], FloatArray],
+    progress: ProgressCallback,
+    what: str = "",
+) -> tuple[FloatArray | None, str]:
+    """The seconds of each row by a fit without it; None, with the reason, if there is no such fit.
+
+    Parameters
+    ----------
+    order : the places of the rows, in the order of their sizes.
+    without : from the places of rows that are kept and of those aside to the predicted seconds of the latter, by a fit
+        to the former. Raises `FitError` if they are too few.
+    progress : called with a line for each fit; `what` is the part of the fit that it is about.
+    """
+    predicted_s, begin = np.zeros(len(order)), f"{what}: " if what else ""
+    for number, part in enumerate(parts := folds(len(order)), 1):
+        aside = [order[place] for place in part]
+        kept = sorted(set(order) - set(aside))
+        progress(f"{begin}fit {number} of {len(parts)} without {len(aside)} of {len(order)} rows, which are held out")
+        try:
+            predicted_s[aside] = without(kept, aside)
+        except FitError as error:
+            return None, str(error)
+    return predicted_s, ""
 
 
 CHANCE = 0.05
@@ -82,14 +110,16 @@ class Acceptance:
         why: str = "", what: str = "",
     ) -> Acceptance:  # fmt: skip
         """The acceptance by the measured and predicted seconds of all rows."""
-        before, held_out = (
-            None if predicted_s is None else np.abs(predicted_s / measured_s - 1)
-            for predicted_s in (before_s, held_out_s)
-        )
-        after = np.abs(after_s / measured_s - 1)
-        means = [None if errors is None else float(errors.mean()) for errors in (before, held_out)]
-        chance = None if before is None or held_out is None else _chance(before - held_out)
-        return cls(len(measured_s), means[0], float(after.mean()), means[1], chance, why, what)
+        known = (before_s, after_s, held_out_s)
+        errors = [None if each is None else np.abs(each / measured_s - 1) for each in known]
+        before, after, held_out = (None if each is None else float(each.mean()) for each in errors)
+        assert after is not None, "a fit predicts the rows that it was fitted to"
+        chance = None
+        if errors[0] is not None and errors[2] is not None:
+            changed = errors[0] - errors[2]
+            changed = changed[changed != 0]
+            chance = float(wilcoxon(changed, alternative="greater").pvalue) if len(changed) else 1.0
+        return cls(len(measured_s), before, after, held_out, chance, why, what)
 
     @property
     def accepted(self) -> bool:
@@ -117,38 +147,36 @@ class Acceptance:
         """The decision and its errors on one line."""
         before = "no constants before" if self.before is None else f"{self.before:.1%} before"
         held_out = f"no row held out, {self.why}" if self.held_out is None else f"{self.held_out:.1%} on held-out rows"
-        begin = f"{self.what}: " if self.what else ""
-        return (
-            f"{begin}{'accepted' if self.accepted else 'not accepted'}: mean error of {self.rows} rows {before}, "
-            f"{self.after:.1%} after the fit, {held_out}"
-        )
+        decision = f"{self._begin}{'accepted' if self.accepted else 'not accepted'}"
+        return f"{decision}: mean error of {self.rows} rows {before}, {self.after:.1%} after the fit, {held_out}"
+
+    @property
+    def _begin(self) -> str:
+        return f"{self.what}: " if self.what else ""
 
     def refusal(self) -> str:
         """Why the fit is not accepted; empty if it is."""
-        begin = f"{self.what}: " if self.what else ""
+        why = self._refusal()
+        return f"{self._begin}{why}" if why else ""
+
+    def _refusal(self) -> str:
         if self.held_out is None:
-            return f"{begin}the fit cannot be checked on rows it was not fitted to: {self.why}"
+            return f"the fit cannot be checked on rows it was not fitted to: {self.why}"
         worst = max(self.after, self.held_out)
         if self.before is not None and worst >= self.before:
             return (
-                f"{begin}the fit is no better on rows it was not fitted to: mean error {self.before:.1%} before, "
+                f"the fit is no better on rows it was not fitted to: mean error {self.before:.1%} before, "
                 f"{worst:.1%} after"
             )
         if worst > WORST:
-            return f"{begin}rows that the fit was not fitted to miss it by {worst:.0%}, expected {WORST:.0%} at most"
+            return f"rows that the fit was not fitted to miss it by {worst:.0%}, expected {WORST:.0%} at most"
         if self.chance is None or self.chance <= CHANCE:
             return ""
         few = f"; it takes {LEAST_ROWS} rows or more" if self.rows < LEAST_ROWS else ""
         return (
-            f"{begin}{self.rows} row{'s' * (self.rows > 1)} that improve by chance with a probability of "
+            f"{self.rows} row{'s' * (self.rows > 1)} that improve by chance with a probability of "
             f"{self.chance:.0%} do not show that the fit is better, expected {CHANCE:.0%} or less{few}"
         )
-
-
-def _chance(improvements: FloatArray) -> float:
-    """The probability of such improvements of rows, or clearer ones, if there is no difference."""
-    changed = improvements[improvements != 0]
-    return float(wilcoxon(changed, alternative="greater").pvalue) if len(changed) else 1.0
 
 
 Result = TypeVar("Result")

@@ -6,21 +6,20 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
-from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 
 from sim.array.repeated import RepeatedRuns
 from sim.library_calls import library_call
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.core.errors import FitError, TableError
+from tasp_lab.core.errors import TableError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import parse_size_bytes
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import Parameters
-from tasp_lab.machines.profile import Profile, family_of_gpus, find_profile
+from tasp_lab.machines.profile import Profile
 from tasp_lab.machines.system import System
+from tasp_lab.measure.profiles import Choice, choose
 from tasp_lab.measure.readers import MeasuredTable, Row
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
@@ -37,68 +36,17 @@ class Case:
     rows: tuple[Row, ...]
 
     @property
-    def library(self) -> str:
-        """The library with its version where the table states it, else ``auto``."""
-        return self.table.headers.get("library", "auto")
+    def member(self) -> tuple[str, str]:
+        """The size, and the library with its version where the table states it, else ``auto``."""
+        return self.size, self.table.headers.get("library", "auto")
 
-
-class Choice(NamedTuple):
-    """A profile and the size of its member, empty if not given."""
-
-    profile: Profile
-    size: str
-
-
-def choose(text: str) -> Choice:
-    """The profile and the size that a text like ``h100``, ``h100-2x8`` or ``my.toml:2x8`` names.
-
-    >>> choose("h100-2x8").size, choose("h100").size
-    ('2x8', '')
-
-    Raises `ProfileError`.
-    """
-    profile, _ = find_profile(text)
-    path, _, size = text.rpartition(".toml")
-    return Choice(profile, size.lstrip(":") if path else text.partition("-")[2])
-
-
-def suggested_profile(table: MeasuredTable) -> str:
-    """The machine of a log by the GPUs that it lists, like ``h100-2x8``; empty if there is no family of them."""
-    family = family_of_gpus(table.headers.get("gpu", ""))
-    return f"{family.name}-{table.size}" if family is not None and table.ranks else ""
-
-
-def is_whole_node(table: MeasuredTable, profile: str) -> bool:
-    """Whether a suggested machine is one full node, so that the GPUs alone tell which it is: no network is in use."""
-    found = choose(profile)
-    return found.size == str(found.profile.ranks_per_node) and table.headers.get("nodes") == "1"
-
-
-def how_to_name(like: str = "") -> str:
-    """How users name the machine of a table, with an example."""
-    name = like or "h100-8"
-    return f"--profile, like --profile {name}, or a line # profile: {name} in the file"
-
-
-def choose_for(tables: Sequence[MeasuredTable]) -> Choice:
-    """The profile in the tables' headers.
-
-    Raises `FitError` for a table without one and for different profiles of one name, and `ProfileError`.
-    """
-    unnamed = [table for table in tables if table.profile is None]
-    if unnamed or not tables:
-        what = unnamed[0].name if unnamed else "tables of pairs"
-        like = suggested_profile(unnamed[0]) if unnamed else ""
-        raise FitError(f"{what}: the machine is missing, expected {how_to_name(like)}")
-    profile = choose(tables[0].machine or "").profile
-    for table in tables:
-        other = choose(table.machine or "").profile
-        if other.name == profile.name and other != profile:
-            raise FitError(
-                f"{table.name}: profile {table.profile!r} differs from that of {tables[0].name}, "
-                "expected one machine, or --profile"
-            )
-    return Choice(profile, "")
+    def schedules(self, profile: Profile) -> list[Schedule]:
+        """The schedule of each row, by the algorithm that the library chooses whatever its constants are."""
+        size, library = self.member
+        machine = profile.build(profile.system(size, library=library))
+        rings = library_rings(machine.topology) if self.collective in AROUND_RINGS else None
+        algorithm = "ring" if self.table.headers.get("algorithm", "").casefold() == "ring" else ""
+        return [library_call(self.collective, machine, row.size_bytes, rings, algorithm) for row in self.rows]
 
 
 def cases_of(
@@ -133,28 +81,24 @@ def _left_out(table: MeasuredTable, by_rings: bool, choice: Choice) -> str:
     if reason := table.headers.get("out_of_scope"):
         return reason
     algorithm = table.headers.get("algorithm", "ring" if by_rings else "")
-    if table.collective == "all_reduce" and algorithm.casefold() != "ring":
-        if not algorithm and choice.profile.generation and _domains(table, choice) == 1:
-            return ""
-        return f"all-reduce by {algorithm or 'rings, trees, NVLS or SHARP'}; if it used rings, give --algorithm ring"
-    return ""
-
-
-def _domains(table: MeasuredTable, choice: Choice) -> int:
-    return choice.profile.system(_size(table, choice)).domains
+    if table.collective != "all_reduce" or algorithm.casefold() == "ring":
+        return ""
+    if not algorithm and choice.profile.generation and choice.profile.system(_size(table, choice)).domains == 1:
+        return ""
+    return f"all-reduce by {algorithm or 'rings, trees, NVLS or SHARP'}; if it used rings, give --algorithm ring"
 
 
 def _case(table: MeasuredTable, choice: Choice) -> Case:
-    reasons = [reason for reason in table.reason.split(", ") if reason not in ("", "no header 'profile'")]
-    if reasons:
+    if reasons := table.reasons:
         raise TableError(f"{table.name}: {', '.join(reasons)}")
-    assert table.collective is not None
-    size = _size(table, choice)
-    if not choice.profile.has(size):
-        raise TableError(f"{table.name}: {choice.profile.name} has no size {size!r}, expected one like 8 or 2x8")
-    ranks = choice.profile.machine(size).topology.world_size
+    assert table.collective is not None, "a table without a reason has a collective"
+    profile, size = choice.profile, _size(table, choice)
+    if not profile.has(size):
+        raise TableError(f"{table.name}: {profile.name} has no size {size!r}, expected one like 8 or 2x8")
+    ranks = profile.machine(size).topology.world_size
     if table.ranks != ranks:
-        raise TableError(f"{table.name}: {table.ranks} ranks, but {choice.profile.name}-{size} has {ranks}")
+        raise TableError(f"{table.name}: {table.ranks} ranks, but {profile.name}-{size} has {ranks}")
+    # of fewer bytes than ranks, blocks would be empty
     least = ranks if table.collective != "sendrecv" else 1
     first = max(least, parse_size_bytes(table.headers.get("from_size_b", "1")))
     rows = tuple(row for row in table.rows if row.size_bytes >= first)
@@ -165,16 +109,13 @@ def _case(table: MeasuredTable, choice: Choice) -> Case:
 
 def _size(table: MeasuredTable, choice: Choice) -> str:
     """The member's size: of the table's header, of the choice, or of the nodes in the log."""
-    if table.machine:
-        named = choose(table.machine)
-        if named.profile.name != choice.profile.name:
-            raise TableError(
-                f"{table.name}: profile {table.profile!r}, expected one of the family {choice.profile.name!r}"
-            )
-        return named.size or choice.size or str(choice.profile.ranks_per_node)
-    if choice.size:
-        return choice.size
-    return table.size
+    if not table.machine:
+        return choice.size or table.size
+    named = choose(table.machine)
+    if named.profile.name != choice.profile.name:
+        family = choice.profile.name
+        raise TableError(f"{table.name}: profile {table.profile!r}, expected one of the family {family!r}")
+    return named.size or choice.size or str(choice.profile.ranks_per_node)
 
 
 def measured(cases: Iterable[Case]) -> FloatArray:
@@ -182,28 +123,22 @@ def measured(cases: Iterable[Case]) -> FloatArray:
     return np.array([row.time_s for case in cases for row in case.rows])
 
 
-def file_of(name: str) -> str:
-    """The file name of a table, without its folders."""
-    return name.rpartition("/")[2]
-
-
 class Simulated:
     """Predict all rows of the cases; schedules and topologies are built once, only the library changes."""
 
     def __init__(self, profile: Profile, cases: Sequence[Case]) -> None:
         self._profile = profile
-        self._schedules = [
-            (_Member(case.size, case.library), schedule) for case in cases for schedule in _schedules(profile, case)
-        ]
+        self._schedules = [(case.member, schedule) for case in cases for schedule in case.schedules(profile)]
         self._use(range(len(self._schedules)))
 
     def _use(self, rows: Sequence[int]) -> None:
         """Predict these rows, together those that follow each other on machines of one size and library."""
-        self._systems: dict[_Member, System] = {}
-        self._runs: list[tuple[_Member, Machine, RepeatedRuns]] = []
-        for member, group in groupby((self._schedules[row] for row in rows), key=itemgetter(0)):
-            system = self._systems.setdefault(member, self._profile.system(member.size, library=member.library))
-            numbers = self._profile.parameters.numbers
+        self._systems: dict[tuple[str, str], System] = {}
+        self._runs: list[tuple[tuple[str, str], Machine, RepeatedRuns]] = []
+        numbers = self._profile.parameters.numbers
+        for member, group in groupby((self._schedules[row] for row in rows), key=lambda each: each[0]):
+            size, library = member
+            system = self._systems.setdefault(member, self._profile.system(size, library=library))
             machine = Machine(system.topology(numbers), system.comm_library(numbers))
             self._runs.append((member, machine, RepeatedRuns([schedule for _, schedule in group], machine)))
 
@@ -218,18 +153,3 @@ class Simulated:
         libraries = {member: system.comm_library(parameters.numbers) for member, system in self._systems.items()}
         changed = ((runs, replace(machine, comm_library=libraries[member])) for member, machine, runs in self._runs)
         return np.concatenate([runs.times_s(machine) for runs, machine in changed])
-
-
-class _Member(NamedTuple):
-    """A member of the family with a library."""
-
-    size: str
-    library: str
-
-
-def _schedules(profile: Profile, case: Case) -> list[Schedule]:
-    """The schedule of each row of a case, by the algorithm that the library chooses whatever its constants are."""
-    machine = profile.build(profile.system(case.size, library=case.library))
-    rings = library_rings(machine.topology) if case.collective in AROUND_RINGS else None
-    algorithm = "ring" if case.table.headers.get("algorithm", "").casefold() == "ring" else ""
-    return [library_call(case.collective, machine, row.size_bytes, rings, algorithm) for row in case.rows]

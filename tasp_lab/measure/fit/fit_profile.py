@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from tasp_lab.machines.constants import CONSTANTS, Traffic
 from tasp_lab.machines.parameters import Change, Parameters, changed
 from tasp_lab.machines.profile import Profile
 from tasp_lab.measure.fit.acceptance import LEAST_ROWS
-from tasp_lab.measure.fit.cases import Case, file_of, measured
+from tasp_lab.measure.fit.cases import Case, measured
 from tasp_lab.measure.fit.robust_fit import NO_EFFECT, Estimate, effects_at, fit, not_identifiable
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
@@ -41,9 +42,13 @@ class Finding:
     value: float
     low: float
     high: float
-    identifiable: bool = True
     why: str = ""
     origin: str = ""
+
+    @property
+    def identifiable(self) -> bool:
+        """Whether the measurements tell it."""
+        return not self.why
 
     @property
     def needs(self) -> str:
@@ -54,14 +59,6 @@ class Finding:
     def width(self) -> float:
         """The ratio of the ends of its interval."""
         return self.high / self.low if self.low else math.inf
-
-
-def reasons(findings: Iterable[Finding]) -> str:
-    """Why constants are not identifiable, each reason once."""
-    names: dict[str, list[str]] = {}
-    for finding in findings:
-        names.setdefault(finding.why, []).append(finding.name)
-    return "; ".join(f"{', '.join(group)}: {why}" for why, group in names.items())
 
 
 def with_findings(parameters: Parameters, findings: Iterable[Finding], date: str) -> Parameters:
@@ -118,16 +115,13 @@ def candidates(profile: Profile, collectives: Iterable[NcclTestsName]) -> tuple[
     >>> candidates(load_profile("h100"), ["sendrecv"])[:3]
     ('link_payload', 'link_many_payload', 'nic_payload')
     """
-    traffic = {_traffic(profile, collective) for collective in collectives}
+    traffic: set[Traffic] = {
+        "tcp" if profile.library == "gloo" else "messages" if collective in ("sendrecv", "alltoall") else "rings"
+        for collective in collectives
+    }
     return tuple(
         spec.name for spec in CONSTANTS.values() if spec.fitted_to & traffic and spec.name in profile.parameters
     )
-
-
-def _traffic(profile: Profile, collective: NcclTestsName) -> Traffic:
-    if profile.library == "gloo":
-        return "tcp"
-    return "messages" if collective in ("sendrecv", "alltoall") else "rings"
 
 
 def calibrate(
@@ -158,7 +152,13 @@ def calibrate(
     names = checked_names(asked, profile, cases) or candidates(profile, [case.collective for case in cases])
     start, times_s = profile.parameters, measured(cases)
     before_s = predict(start)
-    effects = _effects(start, names, predict)
+    values = np.array([start.numbers[name] for name in names])
+
+    def log_times(logarithms: FloatArray) -> FloatArray:
+        tried = dict(zip(names, (values * np.exp(logarithms)).tolist(), strict=True))
+        return np.asarray(np.log(predict(with_numbers(start, tried))))
+
+    effects = effects_at(log_times, np.zeros(len(names)))
     whys = not_identifiable(names, effects)
     chosen = [name for name in names if name not in whys]
     if not asked:  # as many as the rows can determine, those with the largest effect first
@@ -168,26 +168,31 @@ def calibrate(
         )
         whys |= dict.fromkeys(chosen[most:], why)
         chosen = chosen[:most]
-    unknown = {
-        name: Finding(name, start.numbers[name], start.numbers[name], 0.0, math.inf, identifiable=False, why=why)
-        for name, why in whys.items()
-    }
+    unknown = {name: Finding(name, start.numbers[name], start.numbers[name], 0.0, math.inf, why)
+               for name, why in whys.items()}  # fmt: skip
 
     def distance(tried: Parameters) -> float:
         """The mean distance of predicted from measured times, as a logarithm."""
         return float(np.abs(np.log(predict(tried) / times_s)).mean())
 
-    def fit_from(begin: Parameters, groups: Sequence[Group]) -> tuple[Parameters, dict[str, Finding]]:
+    fits = []
+    for begin, groups in _starts(start, chosen, distance):
+        # Far from the solution, a step of the fit may reach a region where the library uses another protocol and not
+        # return. So each constant in turn is first brought to the best of a few multiples.
+        for name in chosen:
+            begin = min([begin, *_multiplied(begin, [name], _MULTIPLES)], key=distance)
         found = _findings(start, begin, groups, predict, times_s, progress)
         for name, finding in found.items():
             found[name] = replace(finding, origin=_origin(cases, effects[:, names.index(name)]) + finding.origin)
-        return with_findings(start, found.values(), date), found
-
-    fits = [fit_from(_nearer(begin, chosen, distance), groups) for begin, groups in _starts(start, chosen, distance)]
+        fits.append((with_findings(start, found.values(), date), found))
     written, found = min(fits, key=lambda each: distance(each[0]))
     findings = tuple((unknown | found)[name] for name in names)
     if not any(finding.identifiable for finding in findings):
-        raise FitError(f"these measurements identify no constant: {reasons(findings)}")
+        reasons: dict[str, list[str]] = {}
+        for finding in findings:
+            reasons.setdefault(finding.why, []).append(finding.name)
+        text = "; ".join(f"{', '.join(group)}: {why}" for why, group in reasons.items())
+        raise FitError(f"these measurements identify no constant: {text}")
     return Calibrated(profile.with_parameters(written), findings, tuple(cases), before_s, predict(written))
 
 
@@ -196,65 +201,22 @@ def with_numbers(parameters: Parameters, values: Mapping[str, float]) -> Paramet
     return changed(parameters, {name: Change(0, value) for name, value in values.items()})
 
 
-def _findings(
-    start: Parameters, begin: Parameters, groups: Sequence[Group], predict: Predict, times_s: FloatArray,
-    progress: ProgressCallback,
-) -> dict[str, Finding]:  # fmt: skip
-    """The findings of a fit that begins at `begin`. What is not identifiable keeps its value in `start`."""
-    chosen, findings = list(groups), dict[str, Finding]()
-    while chosen:
-        if len(times_s) > len(chosen):
-            progress(f"fitting {', '.join(' with '.join(group) for group in chosen)} to {len(times_s)} rows")
-        estimates = _fit(start, begin, chosen, predict, times_s, progress)
-        for group in chosen:
-            findings |= _of_group(start, group, estimates[group[0]])
-        unsure = [group for group in chosen if not findings[group[0]].identifiable]
-        if not unsure:
-            break
-        chosen.remove(max(reversed(unsure), key=lambda group: findings[group[0]].width))
-        begin = with_numbers(start, {name: findings[name].value for group in chosen for name in group})
-    return findings
-
-
-def _of_group(start: Parameters, group: Group, found: Estimate) -> dict[str, Finding]:
-    """The findings of the parameters of a group; `found` is that of the first."""
-    origin = f", one factor for {', '.join(group)}" if len(group) > 1 else ""
-    findings = {}
-    for name in group:
-        ratio = start.numbers[name] / start.numbers[group[0]]
-        scaled = found.value * ratio, found.low * ratio, found.high * ratio
-        findings[name] = Finding(name, start.numbers[name], *scaled, found.identifiable, found.why, origin)
-    return findings
-
-
 def _starts(
     start: Parameters, names: Sequence[str], distance: Callable[[Parameters], float]
 ) -> list[tuple[Parameters, list[Group]]]:
-    """Where fits begin, and what each fits: parameters on their own, or the latencies of calls by one factor.
-
-    A library takes the protocol that it expects to be the fastest. If every protocol is slower on the measured machine,
-    a higher latency of one protocol alone makes the library take another one, and nothing is gained. A local fit ends
-    there, and a rate that all protocols share takes the error. So another fit begins with all latencies multiplied.
-    The same happens where rows do not identify the latency of one protocol, which then keeps its value and makes the
-    library take this protocol. So in a third fit the latencies of all protocols have one factor.
-    """
+    """Where fits begin, and what each fits: parameters on their own, or the latencies of calls by one factor."""
     latencies = tuple(name for name in names if CONSTANTS[name].unit == "s" and not CONSTANTS[name].min_constant)
     single: list[Group] = [(name,) for name in names]
     if len(latencies) < 2:
         return [(start, single)]
+    # A library takes the protocol that it expects to be the fastest. If every protocol is slower on the measured
+    # machine, a higher latency of one alone makes the library take another one, and nothing is gained. A local fit
+    # ends there, and a rate that all protocols share takes the error. So another fit begins with all of them higher.
     together = min([start, *_multiplied(start, latencies, _MULTIPLES_TOGETHER)], key=distance)
+    # The same happens where rows do not identify the latency of one protocol: it keeps its value, which makes the
+    # library take this protocol. So in a third fit the latencies of all protocols have one factor.
     grouped = [group for group in single if group[0] not in latencies]
     return [(start, single), (together, single), (together, [*grouped, latencies])]
-
-
-def _nearer(parameters: Parameters, names: Sequence[str], distance: Callable[[Parameters], float]) -> Parameters:
-    """The parameters with each in turn at the best of a few multiples.
-
-    Far from the solution, a step of the fit may reach a region where the library uses another protocol and not return.
-    """
-    for name in names:
-        parameters = min([parameters, *_multiplied(parameters, [name], _MULTIPLES)], key=distance)
-    return parameters
 
 
 def _multiplied(parameters: Parameters, names: Sequence[str], factors: Sequence[float]) -> list[Parameters]:
@@ -262,23 +224,44 @@ def _multiplied(parameters: Parameters, names: Sequence[str], factors: Sequence[
     return [changed(parameters, {name: Change(factor) for name in names}) for factor in factors]
 
 
-def _fit(
+def _findings(
     start: Parameters, begin: Parameters, groups: Sequence[Group], predict: Predict, times_s: FloatArray,
     progress: ProgressCallback,
-) -> dict[str, Estimate]:  # fmt: skip
-    """Fit the first parameter of each group; the others keep their ratio to it in `start`."""
-    ratios = [[(name, start.numbers[name] / start.numbers[group[0]]) for name in group] for group in groups]
+) -> dict[str, Finding]:  # fmt: skip
+    """The findings of a fit that begins at `begin`. What is not identifiable keeps its value in `start`.
 
-    def predict_with(values: FloatArray) -> FloatArray:
-        pairs = zip(ratios, values.tolist(), strict=True)
-        return predict(with_numbers(begin, {name: value * ratio for group, value in pairs for name, ratio in group}))
+    The first parameter of each group is fitted; the others keep their ratio to it in `start`.
+    """
+    chosen, findings = list(groups), dict[str, Finding]()
+    ratios = {name: start.numbers[name] / start.numbers[group[0]] for group in groups for name in group}
 
-    return fit(predict_with, times_s, {group[0]: _first_value(begin, group[0]) for group in groups}, progress)
+    def fitted(chosen: Sequence[Group], begin: Parameters) -> dict[str, Estimate]:
+        def predict_with(values: FloatArray) -> FloatArray:
+            of_groups = dict(zip(chosen, values.tolist(), strict=True))
+            tried = {name: value * ratios[name] for group, value in of_groups.items() for name in group}
+            return predict(with_numbers(begin, tried))
 
+        # a little above the smallest possible value, at which a parameter has no effect
+        least = {name: 1.05 * begin.numbers.get(CONSTANTS[name].min_constant, 0.0) for name, *_ in chosen}
+        return fit(predict_with, times_s, {name: max(begin.numbers[name], least[name]) for name in least}, progress)
 
-def _first_value(parameters: Parameters, name: str) -> float:
-    """Where a fit starts: a little above the smallest possible value, at which a parameter has no effect."""
-    return max(parameters.numbers[name], 1.05 * parameters.numbers.get(CONSTANTS[name].min_constant, 0.0))
+    while chosen:
+        if len(times_s) > len(chosen):
+            progress(f"fitting {', '.join(' with '.join(group) for group in chosen)} to {len(times_s)} rows")
+        estimates = fitted(chosen, begin)
+        for group in chosen:
+            value, low, high, why = estimates[group[0]]
+            origin = f", one factor for {', '.join(group)}" if len(group) > 1 else ""
+            for name in group:
+                scaled = value * ratios[name], low * ratios[name], high * ratios[name]
+                findings[name] = Finding(name, start.numbers[name], *scaled, why, origin)
+        unsure = [group for group in chosen if not findings[group[0]].identifiable]
+        if not unsure:
+            break
+        # without the one that is least sure, others may be identifiable; of equal ones the last is left out
+        chosen.remove(max(reversed(unsure), key=lambda group: findings[group[0]].width))
+        begin = with_numbers(start, {name: findings[name].value for group in chosen for name in group})
+    return findings
 
 
 def checked_names(asked: Sequence[str], profile: Profile, cases: Sequence[Case]) -> tuple[str, ...]:
@@ -292,24 +275,12 @@ def checked_names(asked: Sequence[str], profile: Profile, cases: Sequence[Case])
     return tuple(dict.fromkeys(asked))
 
 
-def _effects(start: Parameters, names: Sequence[str], predict: Predict) -> FloatArray:
-    """d log(time) / d log(parameter) of all rows (first axis) and parameters."""
-    values = np.array([start.numbers[name] for name in names])
-
-    def log_times(logarithms: FloatArray) -> FloatArray:
-        values_now = (values * np.exp(logarithms)).tolist()
-        logarithms_s: FloatArray = np.log(predict(with_numbers(start, dict(zip(names, values_now, strict=True)))))
-        return logarithms_s
-
-    return effects_at(log_times, np.zeros(len(names)))
-
-
 def _origin(cases: Sequence[Case], effect: FloatArray) -> str:
     """The tables whose predicted times depend on a constant."""
     ends = np.cumsum([len(case.rows) for case in cases])
     parts = zip(cases, np.split(np.abs(effect), ends[:-1]), strict=True)
     return ", ".join(
-        f"{file_of(case.table.name)} ({len(case.rows)} row{'s' * (len(case.rows) > 1)}, {case.collective})"
+        f"{Path(case.table.name).name} ({len(case.rows)} row{'s' * (len(case.rows) > 1)}, {case.collective})"
         for case, part in parts
         if part.max() >= NO_EFFECT
     )

@@ -19,7 +19,6 @@ Source: P. J. Huber and E. M. Ronchetti, Robust Statistics, 2nd ed., Wiley 2009,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -53,24 +52,18 @@ Predict = Callable[[FloatArray], FloatArray]
 """From the parameters, in the order of their names, to the predicted seconds of all points."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A fitted value with its 95 % interval; `why` is the reason if it is not identifiable, otherwise empty."""
 
     value: float
     low: float
     high: float
-    identifiable: bool
     why: str = ""
 
-
-class _Solution(NamedTuple):
-    """Logarithms of parameter over start, residuals and Jacobian there, and the standard deviation of the noise."""
-
-    logarithms: FloatArray
-    residuals: FloatArray
-    jacobian: FloatArray
-    scale: float
+    @property
+    def identifiable(self) -> bool:
+        """Whether the points tell it."""
+        return not self.why
 
 
 def fit(
@@ -87,56 +80,57 @@ def fit(
     >>> {name: (f"{parameter.value:.4g}", parameter.identifiable) for name, parameter in found.items()}
     {'latency_s': ('5e-06', True), 'bandwidth': ('5e+10', True)}
 
-    Raises `FitError` if there are not more points than parameters, or if a time or a start is not a positive number.
+    Raises `FitError` if there are not more points than parameters.
     """
-    names, measured = list(start), np.asarray(measured_s, float)
-    _check(names, measured, start)
-    origin = np.array([start[name] for name in names])
+    names, count, points = list(start), len(start), len(measured_s)
+    if points <= count:
+        raise FitError(
+            f"{points} points cannot determine {count} parameters ({', '.join(names)}), expected {count + 1} or more"
+        )
+    origin = np.array(list(start.values()))
 
     def residuals(logarithms: FloatArray) -> FloatArray:
-        return _residuals(np.asarray(predict(origin * np.exp(logarithms)), float), measured)
+        return np.asarray(np.log(predict(origin * np.exp(logarithms)) / measured_s))
 
-    estimate = _estimate(residuals, len(names), progress)
-    values = origin * np.exp(estimate.logarithms)
-    return _parameters(names, values, estimate, len(measured) - len(names))
-
-
-def _check(names: Sequence[str], measured: FloatArray, start: Mapping[str, float]) -> None:
-    if measured.ndim != 1 or not names:
-        raise FitError(f"{measured.ndim}-dimensional times and {len(names)} parameters, expected a row and 1 or more")
-    if len(measured) <= len(names):
-        raise FitError(
-            f"{len(measured)} points cannot determine {len(names)} parameters ({', '.join(names)}), "
-            f"expected {len(names) + 1} or more"
-        )
-    for point, time_s in enumerate(measured.tolist()):
-        if not 0 < time_s < np.inf:
-            raise FitError(f"point {point}: measured {time_s} s, expected a positive time")
-    for name, value in start.items():
-        if not 0 < value < np.inf:
-            raise FitError(f"parameter {name!r} starts at {value}, expected a positive number")
-
-
-def _residuals(predicted: FloatArray, measured: FloatArray) -> FloatArray:
-    """Logarithms of predicted over measured."""
-    if predicted.shape != measured.shape:
-        raise FitError(f"the model predicts times of the shape {predicted.shape}, expected {measured.shape}")
-    bad = np.flatnonzero(~(np.isfinite(predicted) & (predicted > 0)))
-    if len(bad):
-        raise FitError(f"the model predicts {predicted[bad[0]]} s for point {bad[0]}, expected a positive time")
-    ratios: FloatArray = np.log(predicted / measured)
-    return ratios
+    at, found, jacobian, scale = _estimate(residuals, count, progress)
+    of_jacobian, pull = directions(jacobian), _TUNING * scale
+    # the factor of (J'J)^-1 in the covariance of an M-estimate, with Huber's correction for few points
+    share = float((np.abs(found) < pull).mean())
+    correction = 1 + count / points * (1 - share) / share
+    variance = correction**2 * (np.clip(found, -pull, pull) ** 2).sum() / (points - count) / share**2
+    deviations = np.sqrt(variance * np.diag(of_jacobian.covariance)) / of_jacobian.lengths
+    widths = deviations * float(t.ppf((1 + _CONFIDENCE) / 2, points - count))
+    estimates = {}
+    for index, name in enumerate(names):
+        value, factor = float(origin[index] * np.exp(at[index])), float(np.exp(min(widths[index], 300.0)))
+        low, high, why = value / factor, value * factor, reason(names, index, of_jacobian)
+        if not why and abs(at[index]) > 0.999 * np.log(_SEARCH_FACTOR):
+            why = f"it reached the limit of the search, a factor of {_SEARCH_FACTOR:.0e} from its start"
+        if why:
+            low, high = 0.0, np.inf
+        elif (span := high / low) > WIDEST_INTERVAL:
+            why = f"its 95 % interval spans a factor of {f'{span:.3g}' if span < 1000 else '>1000'}"
+            spread = np.sqrt(np.diag(of_jacobian.covariance))
+            correlations = of_jacobian.covariance[index] / np.where(spread > 0, spread, 1.0) / spread[index]
+            if partners := _partners(names, index, correlations, 0.95):
+                why += f"; {partners} can compensate for it"
+        estimates[name] = Estimate(value, low, high, why)
+    return estimates
 
 
-def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int, progress: ProgressCallback) -> _Solution:
-    """Estimate parameters and scale alternately until the scale converges."""
+def _estimate(
+    residuals: Callable[[FloatArray], FloatArray], count: int, progress: ProgressCallback
+) -> tuple[FloatArray, FloatArray, FloatArray, float]:
+    """Estimate parameters and scale alternately until the scale converges.
 
+    The logarithms of parameter over start, the residuals and the Jacobian there, and the standard deviation of the
+    noise.
+    """
     known: dict[bytes, FloatArray] = {}
 
     def jacobian(at: FloatArray) -> FloatArray:
-        """Once per point: each minimisation begins where the one before has ended."""
         key = at.tobytes()
-        if key not in known:
+        if key not in known:  # each minimisation begins where the one before has ended
             known[key] = effects_at(residuals, at)
         return known[key]
 
@@ -147,6 +141,7 @@ def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int, progres
         )
         return np.asarray(result.x, float)
 
+    # the first minimisation knows no scale, so it takes one that real noise seldom exceeds
     at = minimise(np.zeros(count), "soft_l1", 0.1)
     found = residuals(at)
     scale = max(float(np.median(np.abs(found))) / norm.ppf(0.75), _ROUNDING)
@@ -154,64 +149,17 @@ def _estimate(residuals: Callable[[FloatArray], FloatArray], count: int, progres
         progress(f"round {rounds + 1} of at most {_MAX_ROUNDS}: noise of {scale:.1%}")
         at = minimise(at, "huber", _TUNING * scale)
         found = residuals(at)
-        before, scale = scale, _scale(found, scale, count)
-        if abs(scale - before) <= 0.01 * before:
+        before_round = scale
+        # Huber's proposal 2: the standard deviation at which the clipped residuals have their expected variance
+        for _ in range(100):
+            clipped = np.clip(found, -_TUNING * scale, _TUNING * scale)
+            before, scale = scale, float(np.sqrt((clipped**2).sum() / ((len(found) - count) * _CONSISTENCY)))
+            scale = max(scale, _ROUNDING)
+            if abs(scale - before) <= 1e-3 * before:
+                break
+        if abs(scale - before_round) <= 0.01 * before_round:
             break
-    return _Solution(at, found, jacobian(at), scale)
-
-
-def _scale(residuals: FloatArray, scale: float, count: int) -> float:
-    """Huber's proposal 2: the standard deviation at which the clipped residuals have their expected variance."""
-    for _ in range(100):
-        clipped = np.clip(residuals, -_TUNING * scale, _TUNING * scale)
-        before, scale = scale, float(np.sqrt((clipped**2).sum() / ((len(residuals) - count) * _CONSISTENCY)))
-        scale = max(scale, _ROUNDING)
-        if abs(scale - before) <= 1e-3 * before:
-            break
-    return scale
-
-
-def _parameters(
-    names: Sequence[str], values: FloatArray, estimate: _Solution, degrees_of_freedom: int
-) -> dict[str, Estimate]:
-    """Each parameter with its interval and, if it is not identifiable, the reason."""
-    found = directions(estimate.jacobian)
-    deviations = np.sqrt(_variance(estimate, len(names)) * np.diag(found.covariance)) / found.lengths
-    widths = deviations * float(t.ppf((1 + _CONFIDENCE) / 2, degrees_of_freedom))
-    parameters = {}
-    for index, name in enumerate(names):
-        value, factor = float(values[index]), float(np.exp(min(widths[index], 300.0)))
-        low, high = value / factor, value * factor
-        if why := reason(names, index, found) or _search_limit(estimate.logarithms[index]):
-            low, high = 0.0, np.inf
-        elif high > WIDEST_INTERVAL * low:
-            why = _too_wide(names, index, high / low, found.covariance)
-        parameters[name] = Estimate(value, low, high, not why, why)
-    return parameters
-
-
-def _search_limit(logarithm: float) -> str:
-    """Why a parameter at a limit of the search is not identifiable; empty for others."""
-    is_at_limit = abs(logarithm) > 0.999 * np.log(_SEARCH_FACTOR)
-    return f"it reached the limit of the search, a factor of {_SEARCH_FACTOR:.0e} from its start" if is_at_limit else ""
-
-
-def _too_wide(names: Sequence[str], index: int, factor: float, covariance: FloatArray) -> str:
-    """The reason for an interval that is too wide, with the parameters that can compensate for this one."""
-    deviations = np.sqrt(np.diag(covariance))
-    correlations = covariance[index] / np.where(deviations > 0, deviations, 1.0) / deviations[index]
-    partners = listed(names, index, correlations, 0.95)
-    why = f"its 95 % interval spans a factor of {f'{factor:.3g}' if factor < 1000 else '>1000'}"
-    return f"{why}; {partners} can compensate for it" if partners else why
-
-
-def _variance(estimate: _Solution, count: int) -> float:
-    """The factor of (J'J)^-1 in the covariance of an M-estimate."""
-    residuals, pull = estimate.residuals, _TUNING * estimate.scale
-    points = len(residuals)
-    share = float((np.abs(residuals) < pull).mean())
-    correction = 1 + count / points * (1 - share) / share
-    return float(correction**2 * (np.clip(residuals, -pull, pull) ** 2).sum() / (points - count) / share**2)
+    return at, found, jacobian(at), scale
 
 
 # Which parameters a set of measurements determines.
@@ -270,7 +218,7 @@ def reason(names: Sequence[str], index: int, found: Directions) -> str:
         return "no predicted time depends on it"
     share = found.cancelled[index, index]
     if share > COLLINEAR:
-        partners = listed(names, index, found.cancelled[index], 0.05 * share)
+        partners = _partners(names, index, found.cancelled[index], 0.05 * share)
         return f"predicted times depend only on a combination of it with {partners}"
     return ""
 
@@ -295,7 +243,7 @@ def not_identifiable(names: Sequence[str], effects: FloatArray) -> dict[str, str
     return reasons
 
 
-def listed(names: Sequence[str], index: int, weights: FloatArray, threshold: float) -> str:
+def _partners(names: Sequence[str], index: int, weights: FloatArray, threshold: float) -> str:
     """The other parameters whose weight exceeds the threshold, as text."""
     others = (name for place, name in enumerate(names) if place != index and abs(weights[place]) > threshold)
     return " and ".join(repr(name) for name in others)

@@ -1,13 +1,11 @@
 """Measurements as tables, read from CSV files and from the logs of benchmark tools.
 
-- A *table* holds the times of one collective at several sizes (`tasp_lab.measure.readers.table`). It is a CSV file
-  with headers, which may have several, or a run in a log of nccl-tests or rccl-tests
-  (`tasp_lab.measure.readers.nccl_tests`).
-- A *table of layers* holds the times of whole attention calls (`tasp_lab.measure.readers.layer_table`), a *table of
-  kernels* those of single calls on one GPU (`tasp_lab.measure.readers.kernel_table`). They differ in their columns.
-- A *table of pairs* holds the bandwidth between each pair of GPUs of a host (`tasp_lab.measure.readers.pairs`). It
-  comes from a log of TransferBench (`tasp_lab.measure.readers.pairs`) or of p2pBandwidthLatencyTest of the
-  CUDA samples (`tasp_lab.measure.readers.pairs`).
+- A *table* holds the times of one collective at several sizes (`table`). It is a CSV file with headers, which may have
+  several, or a run in a log of nccl-tests or rccl-tests (`nccl_tests`).
+- A *table of layers* holds the times of whole attention calls (`layer_table`), a *table of kernels* those of single
+  calls on one GPU (`kernel_table`). They differ in their columns.
+- A *table of pairs* holds the bandwidth between each pair of GPUs of a host, from a log of TransferBench or of
+  p2pBandwidthLatencyTest of the CUDA samples (`pairs`).
 
 Sizes are in bytes, times in seconds, bandwidths in bytes/s, one way. Invalid input raises a one-line `TableError` that
 names file, line, what was found and what was expected.
@@ -15,10 +13,8 @@ names file, line, what was found and what was expected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from tasp_lab.core.errors import TableError
 from tasp_lab.measure.readers.file_position import CsvText, check_is_text, parse_csv, read_text
@@ -32,7 +28,6 @@ from tasp_lab.measure.readers.table import (
     Row,
     collective_tables,
     parse_table,
-    parse_tables,
     read_table,
 )
 
@@ -51,7 +46,6 @@ __all__ = [
     "parse_any_table",
     "read_table",
     "parse_table",
-    "parse_tables",
     "read_nccl_tests",
     "parse_nccl_tests",
     "parse_transfer_bench",
@@ -61,7 +55,6 @@ __all__ = [
 AnyTable = MeasuredTable | LayerTable | KernelTable
 """A table of a collective, of layers or of kernels."""
 
-_Found = TypeVar("_Found", bound=AnyTable)
 _LOG_ENDINGS = (".log", ".out", ".txt")
 
 
@@ -84,7 +77,7 @@ def _tables(content: CsvText) -> tuple[AnyTable, ...]:
 
 def find_all_tables(paths: Iterable[Path]) -> tuple[AnyTable, ...]:
     """The tables of every kind in files and folders, as `find_tables` finds those of collectives."""
-    return _find(paths, lambda content, is_named: _tables(content), read_nccl_tests)
+    return tuple(table for path, is_named in _files(paths).items() for table in _read(path, is_named))
 
 
 def find_tables(paths: Iterable[Path], *, in_place: bool = False) -> tuple[MeasuredTable, ...]:
@@ -96,31 +89,25 @@ def find_tables(paths: Iterable[Path], *, in_place: bool = False) -> tuple[Measu
     Raises `TableError` for malformed content, for a file in `paths` that is empty, not text or without a table, and
     for a path that does not exist.
     """
-
-    def of_collectives(content: CsvText, is_named: bool) -> tuple[MeasuredTable, ...]:
-        is_other = not is_named and (is_kernel_table(content) or is_layer_table(content))
-        return () if is_other else collective_tables(content)
-
-    return _find(paths, of_collectives, partial(read_nccl_tests, in_place=in_place))
+    tables = [_read(path, is_named, in_place, collectives=True) for path, is_named in _files(paths).items()]
+    return tuple(table for each in tables for table in each if isinstance(table, MeasuredTable))
 
 
-def _find(
-    paths: Iterable[Path],
-    tables_of: Callable[[CsvText, bool], Iterable[_Found]],
-    read_log: Callable[[Path], Iterable[_Found]],
-) -> tuple[_Found, ...]:
-    tables: list[_Found] = []
-    for path, is_named in _files(paths).items():
-        if is_named:
-            check_is_text(path)
-        if path.suffix.lower() == ".csv":
-            tables += tables_of(parse_csv(read_text(path), str(path)), is_named)
-            continue
-        runs = tuple(read_log(path))
-        if is_named and not runs:
-            raise TableError(f"{path}: no table in it, expected a CSV table (.csv) or a log of nccl-tests")
-        tables += runs
-    return tuple(tables)
+def _read(path: Path, is_named: bool, in_place: bool = False, *, collectives: bool = False) -> Iterable[AnyTable]:
+    """The tables in a file, or those of `collectives` only; one that `is_named` by the user must have a table."""
+    if is_named:
+        check_is_text(path)
+    if path.suffix.lower() == ".csv":
+        content = parse_csv(read_text(path), str(path))
+        if not collectives:
+            return _tables(content)
+        # a named table of another kind is read too, so that what it lacks is said
+        is_other = is_kernel_table(content) or is_layer_table(content)
+        return collective_tables(content) if is_named or not is_other else ()
+    runs = read_nccl_tests(path, in_place=in_place)
+    if is_named and not runs:
+        raise TableError(f"{path}: no table in it, expected a CSV table (.csv) or a log of nccl-tests")
+    return runs
 
 
 def _files(paths: Iterable[Path]) -> dict[Path, bool]:

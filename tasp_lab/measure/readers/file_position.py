@@ -8,8 +8,8 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tasp_lab.core.errors import QuantityError, TableError
@@ -52,6 +52,14 @@ class FilePosition:
         if value <= 0:
             raise self.error(f"{what} {quoted(text)}", "more than 0")
         return value
+
+    def quantity(self, text: str | None, what: str, unit: float) -> float | None:
+        """A number from 0 on, in SI units; None of an empty cell."""
+        if not text:
+            return None
+        if (value := self.number(text, what)) < 0:
+            raise self.error(f"{what} {quoted(text)}", "0 or more")
+        return value * unit
 
     def time_s(self, text: str) -> float:
         """A time in microseconds, as seconds."""
@@ -113,28 +121,32 @@ _HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:(?:\s+(.*?))?\s*")
 class CsvText:
     """The content of a file.
 
-    `headers` are by lower-case name, those that are repeated joined by line breaks; `places` are their first lines, and
-    `repeated` the second ones. `lines` are the others, the first one with the column names.
+    `headers` are by lower-case name, those that are repeated joined by line breaks; `places` are all their lines.
+    `lines` are the others, the first one with the column names.
     """
 
     name: str
     headers: Mapping[str, str]
-    places: Mapping[str, FilePosition]
+    places: Mapping[str, Sequence[FilePosition]]
     lines: tuple[tuple[FilePosition, list[str]], ...]
-    repeated: Mapping[str, FilePosition] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
         """The column names; none of a file without a line."""
         return self.lines[0][1] if self.lines else []
 
-    def check(self, unique: Collection[str] = ()) -> None:
+    def check(self, unique: Iterable[str] = ()) -> None:
         """Raise `TableError` for a column that is there twice, and for a header that must be `unique`."""
-        for key, place in self.repeated.items():
-            if key in unique:
-                raise place.error(f"duplicate header {key!r}", f"only that in line {self.places[key].line}")
+        for key in unique:
+            if len(places := self.places.get(key, ())) > 1:
+                raise places[1].error(f"duplicate header {key!r}", f"only that in line {places[0].line}")
         if len(set(self.columns)) < len(self.columns):
             raise self.lines[0][0].error("duplicate column", "each once")
+
+    def count(self, header: str) -> int | None:
+        """The positive whole number in a header; None if it is missing or empty."""
+        text = self.headers.get(header)
+        return self.places[header][0].count(text, header) if text else None
 
     def rows(self) -> Iterator[tuple[FilePosition, dict[str, str]]]:
         """The rows by column. Raises `TableError` for too few or too many cells."""
@@ -154,24 +166,19 @@ def parse_csv(text: str, name: str) -> CsvText:
 
     Raises `TableError` for malformed cells.
     """
-    headers: dict[str, str] = {}
-    places: dict[str, FilePosition] = {}
-    repeated: dict[str, FilePosition] = {}
+    headers: dict[str, list[str]] = {}
+    places: dict[str, list[FilePosition]] = {}
     lines: list[tuple[FilePosition, list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         place = FilePosition(name, number)
         if line.lstrip().startswith("#"):
             if header := _HEADER.fullmatch(line.strip()):  # other comments are ignored
-                key, value = header[1].lower(), header[2] or ""
-                headers[key] = f"{headers[key]}\n{value}" if key in headers else value
-                (repeated if key in places else places).setdefault(key, place)
+                headers.setdefault(header[1].lower(), []).append(header[2] or "")
+                places.setdefault(header[1].lower(), []).append(place)
         elif line.strip():
-            lines.append((place, _cells(line, place)))
-    return CsvText(name, headers, places, tuple(lines), repeated)
-
-
-def _cells(line: str, place: FilePosition) -> list[str]:
-    try:
-        return [cell.strip() for cell in next(csv.reader([line]))]
-    except csv.Error as error:
-        raise place.error(str(error), "comma-separated cells") from error
+            try:
+                # line by line, so that a quote that is not closed costs one line, and errors have its number
+                lines.append((place, [cell.strip() for cell in next(csv.reader([line]))]))
+            except csv.Error as error:
+                raise place.error(str(error), "comma-separated cells") from error
+    return CsvText(name, {key: "\n".join(texts) for key, texts in headers.items()}, places, tuple(lines))

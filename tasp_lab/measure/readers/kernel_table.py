@@ -5,17 +5,13 @@ A table is a CSV file with headers ``# key: value`` and these columns::
     gpu,kernel,pass,dtype,causal,batch,heads,kv_heads,head_dim,seq_q,seq_k,time_us,tflops
 
 ``pass`` is ``fwd``, ``bwd``, ``bwd-det`` (deterministic) or ``fwdbwd`` (both, in turn). A row has a time, a rate or
-both. Rates count 4 FLOPs per pair and element of a head, 2.5 times as many backward, and of a causal call only those
-inside the mask; ``# flops: causal full`` says that a table counts all pairs. Causal masks end at the bottom right.
-Headers ``profile`` and ``kernel`` name GPU and kernel where the columns do not.
+both. Causal masks end at the bottom right. Headers ``profile`` and ``kernel`` name GPU and kernel where the columns do
+not.
 
 **FLOPs.** Attention has 4 FLOPs forward per (query, key) pair and element of a head, and 10 backward. Tables differ in
 the pairs: those that a causal mask leaves (*masked*, half of a square), or all of the rectangle (*full*). A rate
-without that convention is no time, so a table must state it::
-
-    # flops: causal halved
-
-or ``causal full``. Benchmark tables state it in a line ``# note: FLOPs = ...; causal halved``.
+without that convention is no time, so a table must state it: ``# flops: causal halved`` or ``causal full``. Benchmark
+tables state it in a line ``# note: FLOPs = ...; causal halved``.
 """
 
 from __future__ import annotations
@@ -29,13 +25,19 @@ from typing import Literal, NamedTuple
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_by_shape
 from tasp_lab.measure.readers.file_position import CsvText, FilePosition, parse_csv, quoted, read_text
-from tasp_lab.workload.kernel_shapes import KernelShape, pairs_in_band
+from tasp_lab.workload.kernel_shapes import KernelShape, Passing, pairs_in_band
 
 CountedPairs = Literal["masked", "full"]
 """The pairs that a table counts under a causal mask."""
 
-FLOPS_BY_PASS = {"forward": 4, "backward": 10, "forward+backward": 14}
+FLOPS_BY_PASS = {"forward": 4, "backward": 10}
 """FLOPs per pair and element of a head."""
+
+PASSES: Mapping[str, tuple[Passing, ...]] = {
+    "fwd": ("forward",), "bwd": ("backward",), "fwdbwd": ("forward", "backward"), "fwd+bwd": ("forward", "backward"),
+    "forward": ("forward",), "backward": ("backward",), "forward+backward": ("forward", "backward"),
+}  # fmt: skip
+"""Passes by their names in tables, of kernels and of layers."""
 
 _WORDS: dict[str, CountedPairs] = {"half": "masked", "halved": "masked", "masked": "masked", "full": "full"}
 _CONVENTION = re.compile(rf"\b({'|'.join(_WORDS)})\b", re.IGNORECASE)
@@ -65,31 +67,22 @@ def counted_pairs(headers: Mapping[str, str], file: str) -> CountedPairs | None:
     return None
 
 
-def attention_flops(passing: str, batch: int, heads: int, head_dim: int, sequence: int, *, causal: bool) -> int:
-    """The FLOPs of attention of a sequence to itself; `passing` is one of `FLOPS_BY_PASS`.
+def attention_flops(
+    passes: Sequence[Passing], batch: int, heads: int, head_dim: int, sequence: int, *, causal: bool
+) -> int:
+    """The FLOPs of attention of a sequence to itself.
 
-    >>> attention_flops("forward", 1, 1, 1, 3, causal=True), attention_flops("backward", 1, 1, 1, 3, causal=False)
+    >>> attention_flops(["forward"], 1, 1, 1, 3, causal=True), attention_flops(["backward"], 1, 1, 1, 3, causal=False)
     (24, 90)
     """
     pairs = pairs_in_band(0 if causal else 1 - sequence, sequence - 1, sequence, sequence)
-    return FLOPS_BY_PASS[passing] * int(pairs) * batch * heads * head_dim
+    return sum(FLOPS_BY_PASS[passing] for passing in passes) * int(pairs) * batch * heads * head_dim
 
 
 Timing = Literal["kernel", "eager"]
 """Time of the kernel on the GPU, or of an eager call with the host's share."""
 
 COLUMNS = ("pass", "causal", "batch", "heads", "head_dim", "seq_q", "seq_k")
-_PASSES: dict[str, tuple[Literal["forward", "backward"], ...]] = {
-    "fwd": ("forward",),
-    "bwd": ("backward",),
-    "bwd-det": ("backward",),
-    "fwdbwd": ("forward", "backward"),
-    "forward": ("forward",),
-    "backward": ("backward",),
-    "forward+backward": ("forward", "backward"),
-}
-"""Passes, as benchmarks abbreviate them, and as tables of layers name them."""
-
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "": "bf16"}
 _EAGER = re.compile(r"eager|wall time|do_bench|event latency|with launch", re.IGNORECASE)
 
@@ -155,13 +148,14 @@ def kernel_table(content: CsvText, *, lenient: bool = False) -> KernelTable:
     Raises `TableError`, naming file and line, for a missing column, for cells that are no positive numbers, for a
     row without time and rate, and for a rate that contradicts the time or that counts masked pairs.
     """
-    name, headers = content.name, content.headers
+    headers = content.headers
+    expected = f"columns {', '.join(COLUMNS)} and time_us or tflops"
     if not content.lines:
-        raise FilePosition(name, 1).error("no rows", f"columns {', '.join(COLUMNS)} and time_us or tflops")
+        raise FilePosition(content.name, 1).error("no rows", expected)
     place, columns = content.lines[0]
     content.check()
     if missing := [column for column in COLUMNS if column not in columns]:
-        raise place.error(f"no column {missing[0]!r}", f"columns {', '.join(COLUMNS)} and time_us or tflops")
+        raise place.error(f"no column {missing[0]!r}", expected)
     if not {"time_us", "tflops"} & set(columns):
         raise place.error("neither a column 'time_us' nor 'tflops'", "one of them or both")
     rows: list[KernelRow] = []
@@ -176,7 +170,7 @@ def kernel_table(content: CsvText, *, lenient: bool = False) -> KernelTable:
     if not rows and not refused:
         raise place.error("no rows below the columns", "one or more")
     timing: Timing = "eager" if _EAGER.search(headers.get("timing", headers.get("note", ""))) else "kernel"
-    return KernelTable(name, headers, tuple(rows), timing, tuple(refused))
+    return KernelTable(content.name, headers, tuple(rows), timing, tuple(refused))
 
 
 def _row(place: FilePosition, cells: Mapping[str, str], headers: Mapping[str, str]) -> KernelRow:
@@ -184,69 +178,55 @@ def _row(place: FilePosition, cells: Mapping[str, str], headers: Mapping[str, st
     kernel = cells.get("kernel") or headers.get("kernel") or ""
     if not gpu or not kernel:
         raise place.error("no gpu" if not gpu else "no kernel", "a column or header that names it")
-    if cells["pass"] not in _PASSES:
-        raise place.error(f"pass {quoted(cells['pass'])}", f"one of {', '.join(_PASSES)}")
-    if cells["causal"].lower() not in ("0", "1", "true", "false"):
+    deterministic = cells["pass"] == "bwd-det"
+    passes = PASSES.get("bwd" if deterministic else cells["pass"])
+    if passes is None:
+        raise place.error(f"pass {quoted(cells['pass'])}", f"one of {', '.join(PASSES)}, bwd-det")
+    if (mask := cells["causal"].lower()) not in ("0", "1", "true", "false"):
         raise place.error(f"causal {quoted(cells['causal'])}", "0 or 1")
     names = ("batch", "heads", "head_dim", "seq_q", "seq_k")
     batch, heads, head_dim, queries, keys = (place.count(cells[name], name) for name in names)
     kv_heads = place.count(cells["kv_heads"], "kv_heads") if cells.get("kv_heads") else heads
     if heads % kv_heads:
         raise place.error(f"{heads} heads on {kv_heads} KV heads", "a multiple of the KV heads")
-    dtype = _DTYPES.get(cells.get("dtype", ""), cells.get("dtype", ""))
-    causal = cells["causal"].lower() in ("1", "true")
+    dtype, causal = _DTYPES.get(cells.get("dtype", ""), cells.get("dtype", "")), mask in ("1", "true")
     shapes = tuple(
         attention_shape(passing, dtype, batch, heads, kv_heads, head_dim, queries, keys, causal=causal)
-        for passing in _PASSES[cells["pass"]]
+        for passing in passes
     )
     name = kernel_by_shape(kernel, shapes[-1].passing, head_dim, grouped=kv_heads < heads)
-    name += "-deterministic" if cells["pass"] == "bwd-det" else ""
-    measured_s = _measured_s(place, cells, headers, shapes, causal=causal)
-    return KernelRow(gpu_alias(gpu), name, shapes, measured_s, place.line)
+    name += "-deterministic" if deterministic else ""
+    return KernelRow(gpu_alias(gpu), name, shapes, _measured_s(place, cells, headers, shapes, causal), place.line)
 
 
 def attention_shape(
-    passing: Literal["forward", "backward"],
-    dtype: str,
-    batch: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    queries: int,
-    keys: int,
-    *,
+    passing: Passing, dtype: str, batch: int, heads: int, kv_heads: int, head_dim: int, queries: int, keys: int, *,
     causal: bool,
-) -> KernelShape:
+) -> KernelShape:  # fmt: skip
     """A call without mask, or with a causal one whose last query sees all keys."""
     low, high = (queries - keys if causal else 1 - keys), queries - 1
-    pairs = int(pairs_in_band(low, high, queries, keys))
-    flops = FLOPS_BY_PASS[passing] * pairs * batch * heads * head_dim
+    flops = FLOPS_BY_PASS[passing] * int(pairs_in_band(low, high, queries, keys)) * batch * heads * head_dim
     return KernelShape(
         "attend", "softmax", passing, dtype, batch, heads, kv_heads, head_dim, queries, keys, low, high, flops
     )
 
 
 def _measured_s(
-    place: FilePosition,
-    cells: Mapping[str, str],
-    headers: Mapping[str, str],
-    shapes: Sequence[KernelShape],
-    *,
+    place: FilePosition, cells: Mapping[str, str], headers: Mapping[str, str], shapes: Sequence[KernelShape],
     causal: bool,
-) -> float:
-    """The time: as printed, or FLOPs over the rate. A causal rate counts about half of the pairs of a square."""
+) -> float:  # fmt: skip
+    """The time: as printed, or FLOPs over the rate."""
     time_s = place.time_s(cells["time_us"]) if cells.get("time_us") else None
     if not cells.get("tflops"):
         if time_s is None:
             raise place.error("neither time_us nor tflops", "one of them or both")
         return time_s
-    counted = counted_pairs(headers, place.file)
+    counted, first = counted_pairs(headers, place.file), shapes[0]
     if counted is None and causal and time_s is None:
         raise place.error("a causal rate without a header 'flops'", "causal halved or causal full in it")
-    full = counted == "full"
-    first = shapes[0]
-    square = first.queries * first.keys
-    pairs = square if full or not causal else square - min(first.queries, first.keys) ** 2 / 2
+    pairs: float = first.queries * first.keys
+    if causal and counted != "full":  # benchmarks count half of a square, without its diagonal
+        pairs -= min(first.queries, first.keys) ** 2 / 2
     factor = sum(FLOPS_BY_PASS[shape.passing] for shape in shapes)
     flops = factor * pairs * first.batch * first.heads * first.head_dim
     by_rate_s = flops / (place.positive(cells["tflops"], "tflops") * 1e12)

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tasp_lab.measure.readers.file_position import CsvText, FilePosition, quoted
+from tasp_lab.measure.readers.file_position import CsvText, FilePosition
 from tasp_lab.measure.readers.kernel_table import CountedPairs, counted_pairs
 
 UNIQUE = ("profile", "kernel", "flops", "documents", "from_seq_total", "host_bound_below", "fits_host_up_to")
@@ -32,12 +32,6 @@ UNIQUE = ("profile", "kernel", "flops", "documents", "from_seq_total", "host_bou
 
 REQUIRED = ("system", "variant", "pass", "mask", "gpus", "nodes", "seq_total", "heads", "head_dim", "dtype")
 """Columns of every table of layers, beside a time or a rate."""
-
-PASSES = {
-    "forward": "forward", "fwd": "forward", "backward": "backward", "bwd": "backward",
-    "forward+backward": "forward+backward", "fwdbwd": "forward+backward", "fwd+bwd": "forward+backward",
-}  # fmt: skip
-"""Names of passes in tables, of layers and of kernels."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +77,10 @@ class LayerTable:
     fits_host_up_to: int = 0
     reason: str = ""
 
+    def on(self, profile: str) -> LayerTable:
+        """The table as one of a machine, by name."""
+        return replace(self, profile=profile, headers={**self.headers, "profile": profile})
+
 
 def is_layer_table(content: CsvText) -> bool:
     """Whether the columns are those of a table of layers."""
@@ -100,6 +98,7 @@ def layer_table(content: CsvText) -> LayerTable:
     if not {"time_us", "tflops_per_gpu"} & set(content.columns):
         missing.append("no column 'time_us' or 'tflops_per_gpu'")
     rows = () if missing else tuple(_row(place, cells) for place, cells in content.rows())
+    packings = headers.get("documents")
     return LayerTable(
         content.name,
         headers.get("profile") or None,
@@ -107,49 +106,27 @@ def layer_table(content: CsvText) -> LayerTable:
         headers,
         rows,
         counted_pairs(headers, content.name),
-        _documents(content),
-        _limit(content, "from_seq_total"),
-        _limit(content, "host_bound_below"),
-        _limit(content, "fits_host_up_to"),
+        tuple(_documents(content.places["documents"][0], each) for each in packings.split("|")) if packings else (),
+        content.count("from_seq_total") or 0,
+        content.count("host_bound_below") or 0,
+        content.count("fits_host_up_to") or 0,
         ", ".join(missing) or ("" if rows else "no rows"),
     )
 
 
 def _row(place: FilePosition, cells: Mapping[str, str]) -> LayerRow:
-    def count(column: str) -> int | None:
-        return place.count(cells[column], column) if cells.get(column) else None
-
+    gpus, nodes, batch, sequence, heads, kv_heads, head_dim = (
+        place.count(cells[column], column) if cells.get(column) else None
+        for column in ("gpus", "nodes", "batch", "seq_total", "heads", "kv_heads", "head_dim")
+    )
     return LayerRow(
-        place.line, cells["system"], cells["variant"], cells["pass"], cells["mask"],
-        count("gpus"), count("nodes"), count("batch"), count("seq_total"), count("heads"),
-        count("kv_heads"), count("head_dim"), cells["dtype"],
-        quantity(place, cells, "time_us", 1e-6), quantity(place, cells, "tflops_per_gpu", 1e12),
-        cells.get("gpu", ""), cells.get("what", ""),
+        place.line, cells["system"], cells["variant"], cells["pass"], cells["mask"], gpus, nodes, batch, sequence,
+        heads, kv_heads, head_dim, cells["dtype"], place.quantity(cells.get("time_us"), "time_us", 1e-6),
+        place.quantity(cells.get("tflops_per_gpu"), "tflops_per_gpu", 1e12), cells.get("gpu", ""),
+        cells.get("what", ""),
     )  # fmt: skip
 
 
-def quantity(place: FilePosition, cells: Mapping[str, str], column: str, unit: float) -> float | None:
-    """A number in SI units; None where the cell is empty. Raises `TableError` for a negative one."""
-    if not cells.get(column):
-        return None
-    value = place.number(cells[column], column)
-    if value < 0:
-        raise place.error(f"{column} {quoted(cells[column])}", "0 or more")
-    return value * unit
-
-
-def _limit(content: CsvText, header: str) -> int:
-    text = content.headers.get(header)
-    return content.places[header].count(text, header) if text else 0
-
-
-def _documents(content: CsvText) -> tuple[tuple[int, ...], ...]:
-    """The lengths of documents of each packing."""
-    text = content.headers.get("documents")
-    if not text:
-        return ()
-    place = content.places["documents"]
-    return tuple(
-        tuple(place.count(length, "document") for length in re.split(r"[,\s]+", packing.strip()))
-        for packing in text.split("|")
-    )
+def _documents(place: FilePosition, packing: str) -> tuple[int, ...]:
+    """The lengths of the documents of a packing."""
+    return tuple(place.count(length, "document") for length in re.split(r"[,\s]+", packing.strip()))

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tasp_lab.core.errors import TableError
 from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
@@ -68,8 +69,7 @@ _COUNTED_PER_RANK: tuple[NcclTestsName, ...] = ("all_gather", "reduce_scatter", 
 """Collectives whose column ``count`` is per rank, so that size / count is the number of ranks."""
 
 
-@dataclass(frozen=True)
-class _Rank:
+class _Rank(NamedTuple):
     group: str
     host: str
     gpu: str
@@ -145,11 +145,9 @@ def parse_nccl_tests(text: str, name: str, *, in_place: bool = False) -> list[Me
     """
     runs = [run for run in _runs(text, name) if run.lines or run.columns]
     hint, named = _collective_of_text(text, name), _PROFILE.search(text)
-    profile, tables = named[1] if named else None, []
-    for number, run in enumerate(runs, 1):
-        title = f"{name}, run {number}" if len(runs) > 1 else name
-        tables.append(_Reader(run, in_place).table(title, hint, profile))
-    return tables
+    titles = [f"{name}, run {number}" for number in range(1, len(runs) + 1)] if len(runs) > 1 else [name]
+    profile = named[1] if named else None
+    return [_Reader(run, in_place).table(title, hint, profile) for title, run in zip(titles, runs, strict=False)]
 
 
 def _runs(text: str, name: str) -> list[_Run]:
@@ -163,9 +161,11 @@ def _runs(text: str, name: str) -> list[_Run]:
         """The launcher's prefix in what stands before a row or a comment, which may have other output behind it."""
         message = _MESSAGE.search(before)
         prefix, whole = _without_time(before[: message.start()] if message else before), _without_time(before)
+        # e.g. "0: node1:7:8 [0] NCCL INFO ... 0: " before a row: an open run's prefix stands around or behind the rest
         if message or (prefix not in open_runs and len(prefix.split()) > _LAUNCHER_WORDS):
             known = [each for each in open_runs if _is_around(each, whole)]
             prefix = max(known, key=lambda each: (bool(open_runs[each].columns), len(each)), default=prefix)
+        # a message cut the line before inside its prefix, so this one begins with the rest of the prefix
         if prefix not in open_runs and number == cut_line + 1:
             cuts = [each for each in open_runs if each.endswith(prefix) and cut.startswith(each.removesuffix(prefix))]
             prefix = max(cuts, key=len, default=prefix)
@@ -175,6 +175,7 @@ def _runs(text: str, name: str) -> list[_Run]:
         prefix = prefix_of(before)
         run = open_runs.get(prefix)
         if run is None or (begins and (run.columns or run.lines)):
+            # a program that a command line names is that of the next run only
             is_new = run is None or program_line > run.first_line
             run = open_runs[prefix] = _Run(prefix, number, program if program and is_new else None)
             runs.append(run)
@@ -190,8 +191,7 @@ def _runs(text: str, name: str) -> list[_Run]:
             run = run_of(match[1], begins=True)
             if "nThread" in line:
                 run.parameters = " ".join(line[line.index("nThread") :].split())
-            if run.ranks:
-                run.ranks = {}
+            run.ranks = {}  # a preamble begins the list again: ranks before it are of a run without rows
             if named:
                 run.program = named[1]
         elif match := _RANK.fullmatch(line):
@@ -289,12 +289,11 @@ class _Reader:
             columns = _DEFAULT_COLUMNS  # a message took the last ones
         names = [column for column in columns[3:] if column != "timestamp"]
         starts = [index for index, column in enumerate(names) if column in ("time", "cputime")]
-        self.keys = names[: starts[0]] if starts else names
-        self.measures = names[starts[0] :] if starts else []
+        first = starts[0] if starts else len(names)
+        self.keys, self.measures = names[:first], names[first:]
         self.extra_words = 2 if "timestamp" in columns else 0
         self.is_cpu_time = "cputime" in names
-        wanted = 1 if in_place else 0
-        self.start = starts[wanted] - starts[0] if wanted < len(starts) else None
+        self.start = starts[in_place] - first if in_place < len(starts) else None
         self.columns = "in-place" if in_place else "out-of-place"
         self.ratio: int | None = None
         self.operations: set[tuple[str, ...]] = set()
@@ -302,29 +301,30 @@ class _Reader:
     def table(self, name: str, hint: NcclTestsName | None, profile: str | None) -> MeasuredTable:
         """The table, with the reasons why it cannot be used, if any."""
         rows, warnings = self._rows()
-        reasons = []
-        collective, contradiction = self._collective(hint)
-        if collective is None:
-            program = f"the collective {self.run.program!r} is none of {', '.join(COLLECTIVES)}"
-            reasons.append(program if self.run.program else contradiction or _UNNAMED)
+        collective, unnamed = self._collective(hint)
         ranks, missing = self._ranks(collective)
-        reasons += [missing] if missing else []
+        reasons = [unnamed, missing]
         reasons += ["its times are those of the CPU (option -C)"] if self.is_cpu_time else []
-        reasons += [f"no {self.columns} columns"] if self.start is None else []
-        reasons += ["no rows"] if self.start is not None and not rows else []
-        headers = dict(self._headers(profile))
-        return MeasuredTable(
-            name, profile, collective, ranks, headers, rows, ", ".join(reasons), warnings=tuple(warnings)
-        )
+        reasons += [f"no {self.columns} columns"] if self.start is None else [] if rows else ["no rows"]
+        headers = {"profile": profile or "", "columns": self.columns, "parameters": self.run.parameters}
+        if listed := self.run.ranks.values():
+            hosts, groups = Counter(rank.host for rank in listed), {rank.group for rank in listed}
+            headers |= {"gpu": " and ".join(dict.fromkeys(rank.gpu for rank in listed)), "nodes": str(len(hosts))}
+            headers["ranks_per_node"] = str(len(listed) // len(hosts)) if len(set(hosts.values())) == 1 else ""
+            headers["groups"] = str(len(groups)) if len(groups) > 1 else ""
+        headers = {key: text for key, text in headers.items() if text or key == "gpu"}
+        reason = ", ".join(filter(None, reasons))
+        return MeasuredTable(name, profile, collective, ranks, headers, rows, reason, tuple(warnings))
 
     def _rows(self) -> tuple[tuple[Row, ...], list[str]]:
         rows, empty = [], 0
         warnings = [f"{place}: a part of a row skipped, other output cuts it" for place in self.run.parts]
         for line in self.run.lines:
             try:
-                words = self._measured_words(line)
-                row = self._row(line, words)
-                ratio = None if row is None else self._ratio(line)
+                words, row, ratio = self._measured_words(line), None, None
+                if self.start is not None and words is not None and line.size != "0":
+                    row = Row(line.place.size_bytes(line.size), line.place.time_s(words[self.start]))
+                    ratio = self._ratio(line, row.size_bytes)
             except TableError:
                 if not line.is_shared:
                     raise
@@ -342,13 +342,13 @@ class _Reader:
             warnings.append(f"{self.run.lines[-1].place}: no end of the run after this line, the log may be truncated")
         ratios = Counter(ratio for *_, ratio in rows if ratio)
         self.ratio = max(ratios, key=lambda each: (ratios[each], each in (1, len(self.run.ranks))), default=None)
-        whole = []
-        for line, row, ratio in rows:
-            if ratio is None or ratio == self.ratio:
-                whole.append(row)
-            else:  # other output took digits of its size or count
-                warnings.append(f"{line.place}: row skipped, its size {line.size} does not fit {line.count} elements")
-        return tuple(whole), warnings
+        # other output took digits of the size or the count of a row with another ratio
+        warnings += [
+            f"{line.place}: row skipped, its size {line.size} does not fit {line.count} elements"
+            for line, _, ratio in rows
+            if ratio not in (None, self.ratio)
+        ]
+        return tuple(row for _, row, ratio in rows if ratio in (None, self.ratio)), warnings
 
     def _measured_words(self, line: _Line) -> tuple[str, ...] | None:
         """The words of the measured columns, or None if some are missing. Operation and root may be blank."""
@@ -365,18 +365,11 @@ class _Reader:
         self.operations.add(words[:leading])
         return measured
 
-    def _row(self, line: _Line, words: Sequence[str] | None) -> Row | None:
-        """The row; None of no words, of a size of 0 and without the wanted columns."""
-        if self.start is None or words is None or line.size == "0":
-            return None
-        return Row(line.place.size_bytes(line.size), line.place.time_s(words[self.start]))
-
-    def _ratio(self, line: _Line) -> int | None:
+    def _ratio(self, line: _Line, size_bytes: int) -> int | None:
         """The size over the bytes of its elements; 0 if they do not fit, None without elements.
 
         A manual edit that confuses 1000 and 1024 is an error.
         """
-        size_bytes = line.place.size_bytes(line.size)
         elements = 0 if line.count == "0" else line.place.count(line.count, "count")
         element_bytes = elements * _BYTES.get(line.element, 1)
         if not element_bytes:
@@ -390,7 +383,7 @@ class _Reader:
 
     def _check_results(self, line: _Line, size_bytes: int, words: Sequence[str]) -> None:
         """Raise for wrong results. Older versions print a deviation as ``error``; their footer counts the errors."""
-        assert self.start is not None
+        assert self.start is not None, "a row has a time"
         words = words[self.start :]
         column = self.measures[self.start + 3] if len(self.measures) > self.start + 3 else ""
         if column == "#wrong" and not "N/A".startswith(words[3]) and line.place.number(words[3], "#wrong") != 0:
@@ -399,25 +392,21 @@ class _Reader:
             raise self.run.out_of_bounds.error("values out of bounds", "none")
 
     def _collective(self, hint: NcclTestsName | None) -> tuple[NcclTestsName | None, str]:
-        """The collective, or why the hint of the file's name is not it."""
-        if self.run.program is not None:
-            return next((collective for collective in COLLECTIVES if collective == self.run.program), None), ""
-        by_columns = self._collective_of_columns()
+        """The collective, or why it is not known: of the program, else of the columns, which the hint may name."""
+        if (program := self.run.program) is not None:
+            known = next((collective for collective in COLLECTIVES if collective == program), None)
+            return known, "" if known else f"the collective {program!r} is none of {', '.join(COLLECTIVES)}"
+        # operation, root and the size per rank leave one collective; all_gather and alltoall are ambiguous
+        by_columns: NcclTestsName | None = None
+        operation = next(iter(self.operations)) if len(self.operations) == 1 else ()
+        if operation and operation[1:] in ((), ("-1",)) and self.ratio is not None:
+            if operation[0] != "none":
+                by_columns = "all_reduce" if self.ratio == 1 else "reduce_scatter"
+            elif self.ratio == 1 and operation[1:]:
+                by_columns = "sendrecv"
         if hint and by_columns and hint != by_columns:
             return None, f"it is called {hint}, but its columns are those of {by_columns}"
-        return hint or by_columns, ""
-
-    def _collective_of_columns(self) -> NcclTestsName | None:
-        """The only collective with this operation, root and size per rank; all_gather and alltoall are ambiguous."""
-        if len(self.operations) != 1:
-            return None
-        (operation,), ratio = self.operations, self.ratio
-        reduces = operation[:1] not in ((), ("none",))
-        if operation[1:] not in ((), ("-1",)) or ratio is None or not operation:
-            return None
-        if reduces:
-            return "all_reduce" if ratio == 1 else "reduce_scatter"
-        return "sendrecv" if ratio == 1 and operation[1:] else None
+        return hint or by_columns, "" if hint or by_columns else _UNNAMED
 
     def _ranks(self, collective: NcclTestsName | None) -> tuple[int | None, str]:
         """The number of ranks of one call, or why it is unknown."""
@@ -433,21 +422,6 @@ class _Reader:
         ranks = sizes.pop() if sizes else by_size
         if ranks is None:
             return None, "the log does not list the ranks"
-        if by_size is not None and by_size != ranks:
+        if by_size not in (None, ranks):
             return None, f"the log lists {ranks} ranks, but a size is {by_size} times its count"
         return ranks, "one rank alone (nccl-tests without MPI prints a table for each)" if ranks == 1 else ""
-
-    def _headers(self, profile: str | None) -> Iterator[tuple[str, str]]:
-        if profile:
-            yield "profile", profile
-        yield "columns", self.columns
-        if self.run.parameters:
-            yield "parameters", self.run.parameters
-        if ranks := self.run.ranks.values():
-            yield "gpu", " and ".join(dict.fromkeys(rank.gpu for rank in ranks))
-            hosts = Counter(rank.host for rank in ranks)
-            yield "nodes", str(len(hosts))
-            if len(set(hosts.values())) == 1:
-                yield "ranks_per_node", str(len(ranks) // len(hosts))
-            if (groups := len({rank.group for rank in ranks})) > 1:
-                yield "groups", str(groups)

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -63,8 +63,8 @@ def matrix(header: FilePosition, columns: Sequence[str], rows: Cells, unit: floa
     [[nan, 48500000000.0], [47500000000.0, nan]]
 
     Raises `TableError` if a column has no row, or if a row has too few cells or a cell that is not a positive number.
-    All cells have the same number of decimals, so one with fewer is the end of a truncated log.
     """
+    # all cells have the same number of decimals, so one with fewer is the end of a truncated log
     decimals = max((len(cell.partition(".")[2]) for _, cells in rows.values() for cell in cells), default=0)
     values = np.full((len(columns), len(columns)), math.nan)
     for row, name in enumerate(columns):
@@ -89,13 +89,6 @@ _P2P_COLUMNS = re.compile(r"\s*(?:D\\D|GPU)((?:\s+\d+)+)\s*")
 _UNITS = {("Bandwidth", "GB/s"): 1e9, ("Latency", "us"): 1e-6}
 
 
-class _Setting(NamedTuple):
-    """The settings that distinguish the measurements of one run."""
-
-    peer_to_peer: bool
-    method: str | None
-
-
 def parse_p2p_bandwidth(text: str, name: str) -> list[PairTable]:
     r"""The tables in the text of a log named `name`, in its order; none if there are none.
 
@@ -117,48 +110,33 @@ def parse_p2p_bandwidth(text: str, name: str) -> list[PairTable]:
     """
     lines = text.splitlines()
     is_newer = "(P2P Writes)" in text or "(P2P Reads)" in text
-    bandwidths: list[tuple[_Setting, str, FloatArray]] = []
-    latencies: dict[_Setting, FloatArray] = {}
-    for title, values in _matrices(lines, name):
-        setting = _Setting(title[2] == "Enabled", title[4])
-        values = values if is_newer and setting.method != "Reads" else values.T
-        if title[3] == "Latency":
-            latencies[setting] = values
-        else:
-            bandwidths.append((setting, title[1], values))
-    return [
-        PairTable(
-            name,
-            "unidirectional" if direction == "Uni" else "bidirectional-sum",
-            values,
-            latencies.get(setting) if direction == "Uni" else None,
-            peer_to_peer=setting.peer_to_peer,
-        )
-        for setting, direction, values in bandwidths
-    ]
-
-
-def _matrices(lines: Sequence[str], name: str) -> Iterator[tuple[re.Match[str], FloatArray]]:
-    """Each title with its matrix as printed; lines after the rows are ignored."""
+    bandwidths: list[tuple[str, tuple[str, str], FloatArray]] = []
+    latencies: dict[tuple[str, str], FloatArray] = {}
     for index, line in enumerate(lines):
-        if title := _P2P_TITLE.fullmatch(line):
-            place = FilePosition(name, index + 1)
-            unit = _UNITS.get((title[3], title[5]))
-            if unit is None:
-                raise place.error(f"unit {quoted(title[5])}", "GB/s for bandwidths and us for latencies")
-            columns = _P2P_COLUMNS.fullmatch(lines[index + 1]) if index + 1 < len(lines) else None
-            if columns is None:
-                raise place.error("no line with GPU numbers below", "one")
-            yield title, _matrix(lines, index + 1, columns[1].split(), name, unit)
-
-
-def _matrix(lines: Sequence[str], header: int, columns: Sequence[str], name: str, unit: float) -> FloatArray:
-    """The rows below the line with index `header`."""
-    rows = {}
-    for number, line in enumerate(lines[header + 1 : header + 1 + len(columns)], header + 2):
-        gpu, *cells = line.split() or [""]
-        rows[gpu] = (FilePosition(name, number), cells)
-    return matrix(FilePosition(name, header + 1), columns, rows, unit)
+        if not (title := _P2P_TITLE.fullmatch(line)):
+            continue
+        (direction, peers, what, method, unit), place = title.groups(), FilePosition(name, index + 1)
+        if (what, unit) not in _UNITS:
+            raise place.error(f"unit {quoted(unit)}", "GB/s for bandwidths and us for latencies")
+        columns = _P2P_COLUMNS.fullmatch(lines[index + 1]) if index + 1 < len(lines) else None
+        if columns is None:
+            raise place.error("no line with GPU numbers below", "one")
+        gpus, rows = columns[1].split(), {}
+        for number, row in enumerate(lines[index + 2 : index + 2 + len(gpus)], index + 3):
+            gpu, *cells = row.split() or [""]
+            rows[gpu] = (FilePosition(name, number), cells)
+        values = matrix(FilePosition(name, index + 2), gpus, rows, _UNITS[what, unit])
+        values = values if is_newer and method != "Reads" else values.T  # the sender to the row
+        if what == "Latency":
+            latencies[peers, method] = values
+        else:
+            bandwidths.append((direction, (peers, method), values))
+    tables = []
+    for direction, setting, values in bandwidths:
+        kind: Kind = "unidirectional" if direction == "Uni" else "bidirectional-sum"
+        latency_s = latencies.get(setting) if direction == "Uni" else None
+        tables.append(PairTable(name, kind, values, latency_s, peer_to_peer=setting[0] == "Enabled"))
+    return tables
 
 
 _BORDERS = str.maketrans(dict.fromkeys("|,│┌┐└┘├┤┬┴┼", " "))
@@ -174,42 +152,40 @@ _TRANSFER = re.compile(
 _GPU_MEMORY = re.compile(r"[GF](\d+)")
 
 
-@dataclass
-class _Matrix:
+class _Matrix(NamedTuple):
     """A table of a preset, under construction."""
 
     header: FilePosition
     kind: Kind
     devices: list[str]
     bytes_per_transfer: int | None
-    rows: dict[str, tuple[FilePosition, list[str]]] = field(default_factory=dict)
+    rows: dict[str, tuple[FilePosition, list[str]]]
 
     def table(self, name: str) -> PairTable:
-        gpus = [device for device in self.devices if device.startswith("GPU")]
-        places = [self.devices.index(gpu) for gpu in gpus]
-        rows = {}
+        """The table of the GPUs; CPUs are left out."""
+        rows, columns = {}, [index for index, device in enumerate(self.devices) if device.startswith("GPU")]
         for gpu, (place, cells) in self.rows.items():
             if len(cells) < len(self.devices):
                 raise place.error(f"{len(cells)} cells", f"{len(self.devices)}, one per column")
-            rows[gpu] = (place, [cells[index] for index in places])
-        values = matrix(self.header, gpus, rows, 1e9)
+            rows[gpu] = (place, [cells[index] for index in columns])
+        values = matrix(self.header, [self.devices[index] for index in columns], rows, 1e9)
         return PairTable(name, self.kind, values, bytes_per_transfer=self.bytes_per_transfer)
 
 
-@dataclass
-class _Transfers:
+class _Transfers(NamedTuple):
     """The concurrent transfers of one test: source, destination, bytes/s and bytes."""
 
     number: str
-    entries: list[tuple[int, int, float, int]] = field(default_factory=list)
+    entries: list[tuple[int, int, float, int]]
 
     def table(self, name: str) -> PairTable:
-        count = 1 + max(max(source, destination) for source, destination, _, _ in self.entries)
-        values = np.full((count, count), math.nan)
-        for source, destination, bandwidth_bytes_per_s, _ in self.entries:
-            values[source, destination] = np.nansum([values[source, destination], bandwidth_bytes_per_s])
-        sizes = {size_bytes for *_, size_bytes in self.entries}
-        size_bytes = sizes.pop() if len(sizes) == 1 else None
+        """The sums of transfers between the same GPUs."""
+        sources, destinations, bandwidths, sizes = zip(*self.entries, strict=True)
+        count = 1 + max(*sources, *destinations)
+        values, total = np.full((count, count), math.nan), np.zeros((count, count))
+        np.add.at(total, (sources, destinations), bandwidths)
+        values[sources, destinations] = total[sources, destinations]
+        size_bytes = sizes[0] if len(set(sizes)) == 1 else None
         return PairTable(f"{name}, test {self.number}", "transfers", values, bytes_per_transfer=size_bytes)
 
 
@@ -242,27 +218,22 @@ def parse_transfer_bench(text: str, name: str) -> list[PairTable]:
             kind = "unidirectional" if match[1] == "Uni" else "bidirectional"
         elif match := _COLUMNS.fullmatch(line):
             devices = re.findall(r"[CG]PU \d+", match[1])
-            results.append(matrix := _Matrix(place, "all-to-all" if match[2] else kind, devices, size_bytes))
+            results.append(matrix := _Matrix(place, "all-to-all" if match[2] else kind, devices, size_bytes, {}))
         elif _HOSTS.fullmatch(line):
             raise place.error("a table of several hosts", "the GPUs of one host")
         elif matrix is not None and (match := _ROW.fullmatch(line)):
             matrix.rows.setdefault(match[1], (place, match[2].split()))
         elif match := _TEST.fullmatch(line):
-            results.append(_Transfers(match[1]))
+            results.append(_Transfers(match[1], []))
         elif match := _TRANSFER.fullmatch(line):
-            _add_transfer(results, place, match.groups())
+            bandwidth, time, transferred, *path = match.groups()
+            if path[0].startswith("R"):
+                raise place.error("a transfer between hosts", "the GPUs of one host")
+            if not results or not isinstance(results[-1], _Transfers):
+                raise place.error("a transfer before any test", "a line 'Test 1:' above it")
+            source, destination = _GPU_MEMORY.fullmatch(path[0]), _GPU_MEMORY.fullmatch(path[2])
+            if source and destination:
+                place.positive(time, "time")
+                rate = place.positive(bandwidth, "bandwidth") * 1e9
+                results[-1].entries.append((int(source[1]), int(destination[1]), rate, int(transferred)))
     return [part.table(name) for part in results if isinstance(part, _Matrix) or part.entries]
-
-
-def _add_transfer(results: Sequence[_Matrix | _Transfers], place: FilePosition, cells: Sequence[str]) -> None:
-    """Store a transfer from one GPU to another."""
-    bandwidth, time, size_bytes, source, _, destination = cells
-    if source.startswith("R"):
-        raise place.error("a transfer between hosts", "the GPUs of one host")
-    ends = [_GPU_MEMORY.fullmatch(end) for end in (source, destination)]
-    if not results or not isinstance(results[-1], _Transfers):
-        raise place.error("a transfer before any test", "a line 'Test 1:' above it")
-    if ends[0] and ends[1]:
-        place.positive(time, "time")
-        bandwidth_bytes_per_s = place.positive(bandwidth, "bandwidth") * 1e9
-        results[-1].entries.append((int(ends[0][1]), int(ends[1][1]), bandwidth_bytes_per_s, int(size_bytes)))

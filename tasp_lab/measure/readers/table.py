@@ -78,9 +78,13 @@ class MeasuredTable:
 
     def on(self, profile: str) -> MeasuredTable:
         """The table as one of a machine, by name; its own header is replaced."""
-        reasons = [each for each in self.reason.split(", ") if each not in ("", "no header 'profile'")]
         headers = {**self.headers, "profile": profile}
-        return replace(self, profile=profile, headers=headers, reason=", ".join(reasons))
+        return replace(self, profile=profile, headers=headers, reason=", ".join(self.reasons))
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons but that its machine is missing, which `on` names."""
+        return [each for each in self.reason.split(", ") if each not in ("", "no header 'profile'")]
 
     @property
     def size(self) -> str:
@@ -102,43 +106,32 @@ def read_table(path: Path) -> MeasuredTable:
     return parse_table(read_text(path), str(path))
 
 
-def parse_tables(text: str, name: str) -> tuple[MeasuredTable, ...]:
-    """The tables in the text of a CSV file: one, or several if some of `KEYS` are columns.
+def collective_tables(content: CsvText) -> tuple[MeasuredTable, ...]:
+    """The tables in a CSV file: one, or several if some of `KEYS` are columns.
 
-    >>> text = '''# profile: h100-8
-    ... # ranks: 8
-    ... collective,size_B,time_us
-    ... all_gather,1024,10
-    ... alltoall,1024,8
-    ... '''
-    >>> [(table.name, table.collective) for table in parse_tables(text, "t.csv")]
+    >>> text = "# profile: h100-8\\n# ranks: 8\\ncollective,size_B,time_us\\nall_gather,1024,10\\nalltoall,1024,8\\n"
+    >>> [(table.name, table.collective) for table in collective_tables(parse_csv(text, "t.csv"))]
     [('t.csv, all_gather', 'all_gather'), ('t.csv, alltoall', 'alltoall')]
 
     Raises `TableError` as `parse_table` does.
     """
-    return collective_tables(parse_csv(text, name))
-
-
-def collective_tables(content: CsvText) -> tuple[MeasuredTable, ...]:
-    """The tables in a CSV file. Raises `TableError` as `parse_table` does."""
     content.check(_UNIQUE)
     keys = [column for column in KEYS if column in content.columns]
     if not keys:
         return (_table(content),)
-    if twice := [key for key in keys if key in content.headers]:
-        raise content.places[twice[0]].error(f"{twice[0]!r} is a header and a column", "one of them")
+    for key in keys:
+        if key in content.headers:
+            raise content.places[key][0].error(f"{key!r} is a header and a column", "one of them")
     groups: dict[tuple[str, ...], list[tuple[FilePosition, list[str]]]] = {}
     columns = [column for column in content.columns if column not in keys]
     for place, row in content.rows():
-        cells = [row[column] for column in columns]
-        groups.setdefault(tuple(row[key] for key in keys), []).append((place, cells))
-    first = content.lines[0][0]
+        groups.setdefault(tuple(row[key] for key in keys), []).append((place, [row[column] for column in columns]))
     tables = []
     for values, lines in groups.items():
-        shown = " ".join(dict.fromkeys(value for value in values if value))
+        name = f"{content.name}, {' '.join(dict.fromkeys(filter(None, values)))}"
         headers = {**content.headers, **dict(zip(keys, values, strict=True))}
-        places = {**content.places, **dict.fromkeys(keys, lines[0][0])}
-        tables.append(_table(CsvText(f"{content.name}, {shown}", headers, places, ((first, columns), *lines))))
+        places = {**content.places, **dict.fromkeys(keys, lines[0][:1])}
+        tables.append(_table(CsvText(name, headers, places, ((content.lines[0][0], columns), *lines))))
     return tuple(tables)
 
 
@@ -160,49 +153,30 @@ def parse_table(text: str, name: str) -> MeasuredTable:
     for a row with too few or too many cells, and for a duplicate header or column. If a required header is missing, the
     file may not be a table, and malformed rows only extend the reason.
     """
-    (table,) = parse_tables(text, name)
+    (table,) = collective_tables(parse_csv(text, name))
     return table
 
 
 def _table(content: CsvText) -> MeasuredTable:
     headers, places = content.headers, content.places
-    collective, first = _collective(headers, places), headers.get(_FROM_SIZE)
-    ranks = places["ranks"].count(headers["ranks"], "ranks") if headers.get("ranks") else None
-    from_size_bytes = places[_FROM_SIZE].size_bytes(first) if first else 1
+    stated, first = headers.get("collective"), headers.get(_FROM_SIZE)
+    collective = next((each for each in COLLECTIVES if each == stated), None)
+    if stated and collective is None:
+        raise places["collective"][0].error(f"collective {quoted(stated)}", f"one of {', '.join(COLLECTIVES)}")
+    ranks = content.count("ranks")
+    from_size_bytes = places[_FROM_SIZE][0].size_bytes(first) if first else 1
     missing = [f"no header {key!r}" for key in _REQUIRED if not headers.get(key)]
+    absent = [f"no column {column!r}" for column in _COLUMNS if column not in content.columns]
+    rows: tuple[Row, ...] = ()
     try:
-        rows = _read_rows(content)
+        if not absent:
+            rows = tuple(Row(at.size_bytes(row["size_B"]), at.time_s(row["time_us"])) for at, row in content.rows())
     except TableError as error:
         if not missing:
             raise
-        rows = ()
         missing.append(str(error))
-    absent = [f"no column {column!r}" for column in _COLUMNS if column not in content.columns]
-    missing += absent or ["no rows"] * (not rows)
+    reason = ", ".join([*missing, *(absent or ["no rows"] * (not rows))])
+    profile = headers.get("profile") or None
     return MeasuredTable(
-        content.name,
-        headers.get("profile") or None,
-        collective,
-        ranks,
-        headers,
-        rows,
-        ", ".join(missing),
-        from_size_bytes=from_size_bytes,
+        content.name, profile, collective, ranks, headers, rows, reason, from_size_bytes=from_size_bytes
     )
-
-
-def _collective(headers: Mapping[str, str], places: Mapping[str, FilePosition]) -> NcclTestsName | None:
-    text = headers.get("collective")
-    if not text:
-        return None
-    for collective in COLLECTIVES:
-        if collective == text:
-            return collective
-    raise places["collective"].error(f"collective {quoted(text)}", f"one of {', '.join(COLLECTIVES)}")
-
-
-def _read_rows(content: CsvText) -> tuple[Row, ...]:
-    """The rows; none unless size and time are among the columns."""
-    if not set(_COLUMNS) <= set(content.columns):
-        return ()
-    return tuple(Row(place.size_bytes(row["size_B"]), place.time_s(row["time_us"])) for place, row in content.rows())

@@ -12,9 +12,10 @@ import tasp_lab
 from tasp_lab.core.errors import FitError, RejectedFitError
 from tasp_lab.measure.calibrate import calibrate
 from tasp_lab.measure.fit.acceptance import CHANCE, LEAST_ROWS, Acceptance, folds
-from tasp_lab.measure.fit.cases import Choice, Simulated, cases_of
+from tasp_lab.measure.fit.cases import Simulated, cases_of
 from tasp_lab.measure.fit.fit_profile import Calibrated
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
+from tasp_lab.measure.profiles import Choice
 from tasp_lab.measure.readers import MeasuredTable, read_nccl_tests
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import ROOT, Command

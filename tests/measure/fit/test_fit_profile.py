@@ -26,8 +26,9 @@ from tasp_lab.machines.parameters import Parameters, nearest_possible
 from tasp_lab.machines.profile import Profile, load_profile, member, profile_document, profile_names
 from tasp_lab.measure.calibrate import calibrate as calibrate_files
 from tasp_lab.measure.calibrate import pair_figures, pair_findings
-from tasp_lab.measure.fit.cases import Case, Choice, Simulated, cases_of, measured
+from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, measured
 from tasp_lab.measure.fit.fit_profile import Calibrated, calibrate, candidates, with_numbers
+from tasp_lab.measure.profiles import Choice
 from tasp_lab.measure.readers import MeasuredTable, PairTable, Row, find_tables
 from tasp_lab.measure.readers.pairs import Kind
 from tasp_lab.schedules.collectives.kinds import NcclTestsName

@@ -13,9 +13,10 @@ import pytest
 from tasp_lab.core.errors import FitError, TableError, TaspLabError
 from tasp_lab.machines.profile import load_profile, profile_document
 from tasp_lab.measure.calibrate import leave_one_out
-from tasp_lab.measure.fit.cases import Choice, cases_of, measured
+from tasp_lab.measure.fit.cases import cases_of, measured
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.fit.fit_profile import with_numbers
+from tasp_lab.measure.profiles import Choice
 from tasp_lab.measure.readers import MeasuredTable, read_table
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import Command

@@ -139,28 +139,7 @@ def test_a_parameter_that_runs_away_is_named() -> None:
     assert whys(found) == {"exponent": "it reached the limit of the search, a factor of 1e+06 from its start"}
 
 
-@pytest.mark.parametrize(
-    ("measured", "start", "message"),
-    [
-        ([1.0, 2.0], START, "2 points cannot determine 2 parameters (latency_s, bandwidth), expected 3 or more"),
-        ([1.0, 0.0, 2.0], START, "point 1: measured 0.0 s, expected a positive time"),
-        ([1.0, np.nan, 2.0], START, "point 1: measured nan s, expected a positive time"),
-        (
-            [1.0, 2.0, 3.0],
-            START | {"bandwidth": 0.0},
-            "parameter 'bandwidth' starts at 0.0, expected a positive number",
-        ),
-        ([1.0, 2.0, 3.0], START, "the model predicts times of the shape (15,), expected (3,)"),
-        ([1.0, 2.0, 3.0], {}, "1-dimensional times and 0 parameters, expected a row and 1 or more"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused_in_one_line(
-    measured: list[float], start: dict[str, float], message: str
-) -> None:
+def test_too_few_points_are_refused_in_one_line() -> None:
+    message = "2 points cannot determine 2 parameters (latency_s, bandwidth), expected 3 or more"
     with pytest.raises(FitError, match=re.escape(message)):
-        fit(line, np.array(measured), start)
-
-
-def test_a_model_that_predicts_nonsense_is_named() -> None:
-    with pytest.raises(FitError, match=r"the model predicts -1\.0 s for point 0, expected a positive time"):
-        fit(lambda parameters: np.full(3, -1.0), np.ones(3), {"a": 1.0})
+        fit(line, np.array([1.0, 2.0]), START)

@@ -24,10 +24,10 @@ from tasp_lab.measure.readers import (
     parse_nccl_tests,
     parse_p2p_bandwidth,
     parse_table,
-    parse_tables,
     parse_transfer_bench,
 )
-from tasp_lab.measure.readers.file_position import read_text
+from tasp_lab.measure.readers.file_position import parse_csv, read_text
+from tasp_lab.measure.readers.table import collective_tables
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 TABLE = """# profile: h100-8
@@ -729,7 +729,7 @@ def test_a_file_with_keys_as_columns_has_a_table_for_each_combination() -> None:
     head = "# source: a page\nlibrary,profile,collective,ranks,size_B,time_us\n"
     rows = ["nccl==2.28,h100-8,all_gather,8,1024,10", "nccl==2.29,h100-8,all_gather,8,1024,11",
             "nccl==2.28,h100-8,all_gather,8,2048,12"]  # fmt: skip
-    old, new = parse_tables(head + "\n".join(rows), "t.csv")
+    old, new = collective_tables(parse_csv(head + "\n".join(rows), "t.csv"))
     assert (old.rows, new.rows) == (((1024, 10e-6), (2048, 12e-6)), ((1024, 11e-6),))
     assert [table.headers["library"] for table in (old, new)] == ["nccl==2.28", "nccl==2.29"]
     assert {table.headers["source"] for table in (old, new)} == {"a page"}
@@ -738,4 +738,4 @@ def test_a_file_with_keys_as_columns_has_a_table_for_each_combination() -> None:
 
 def test_a_key_may_not_be_a_header_and_a_column() -> None:
     with pytest.raises(TableError, match="'ranks' is a header and a column, expected one of them"):
-        parse_tables("# ranks: 8\nranks,size_B,time_us\n8,1,1\n", "t.csv")
+        collective_tables(parse_csv("# ranks: 8\nranks,size_B,time_us\n8,1,1\n", "t.csv"))
