@@ -162,7 +162,7 @@ def _packed(
         batch, device = tensors[0].shape[0], tensors[0].device
         lengths.append(_cumulative_lengths(starts, batch, device))
         longest.append(int(np.diff(starts).max()))
-    return found, Lengths(*lengths, *longest)
+    return found, Lengths(lengths[0], lengths[1], longest[0], longest[1])
 
 
 def _cumulative_lengths(starts: tuple[int, ...], batch: int, device: torch.device) -> Tensor:

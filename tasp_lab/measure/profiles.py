@@ -23,7 +23,6 @@ from tasp_lab.machines.profile import (
     at_provider,
     family_of_gpus,
     find_profile,
-    load_profile,
     member,
     profile_names,
 )
@@ -140,8 +139,8 @@ def machine_of(table: MeasuredTable, library: str = "auto", *, left_out: bool = 
     machine = machine_named(at_provider(table.machine, headers.get("provider", "")), library, str(table.profile))
     without = constants_without(headers.get("system", "")) if left_out else ()
     if machine.system is not None and without:
-        profile = load_profile(machine.system.family).with_constants(without)
-        machine = profile.build(machine.system, machine.summary)
+        known = machine.parameters
+        machine = machine.rebuilt(known.with_parameters(each for each in without if each.name in known))
     return replace(machine, network="cloud") if headers.get("provider") else machine
 
 

@@ -159,13 +159,13 @@ class PassedMlps(NamedTuple):
 
     Parameters
     ----------
-    count : how many.
+    number : how many.
     width : elements of a hidden vector of all of them together.
     vectors : hidden vectors of each, two where it is gated.
     copies : to how many experts a token is copied, and back.
     """
 
-    count: int
+    number: int
     width: int
     vectors: int
     copies: int
@@ -229,7 +229,7 @@ def behind_projection(model: Model, kind: LayerKind, work: ElementWise = FUSED) 
     activated = (work.gated if mlps.vectors == 2 else work.plain) * mlps.width
     copied = 4 * ELEMENT_BYTES * mlps.copies * model.hidden_size  # read and written, to experts and back
     moved_bytes = (work.residual_norm + work.residual) * model.hidden_size + activated + copied
-    inputs = mlps.count * model.hidden_size + mlps.width
+    inputs = mlps.number * model.hidden_size + mlps.width
     return Cost(_mlp(model, kind), moved_bytes, inputs, work.behind + (2 if mlps.copies else 0))
 
 
