@@ -51,8 +51,12 @@ def document_segments(
     [Segment(queries=2, keys=2, low=0, high=1), Segment(queries=2, keys=2, low=-1, high=1)]
     """
     all_keys = sum(each.length for each in keys)
-    if _all_see_all(queries, keys, mask, stride):
-        count = sum(each.length for each in queries)
+    last_query, last_key = (
+        max(each.position + stride * (each.length - 1) for each in rows) for rows in (queries, keys)
+    )
+    nearest, farthest = queries[0].position - last_key, last_query - keys[0].position
+    if (mask.low is None or nearest >= mask.low) and (mask.high is None or farthest <= mask.high):
+        count = sum(each.length for each in queries)  # every query sees every key
         stretch = _Stretch([range(each.first, each.first + each.length) for each in queries], count, 0, all_keys)
         return [stretch.segment(keys)]
     found: list[_Stretch] = []
@@ -80,15 +84,6 @@ def document_segments(
             if not (found and found[-1].takes(stretch)):
                 found.append(stretch)
     return [each.segment(keys) for each in found]
-
-
-def _all_see_all(queries: Sequence[Rows], keys: Sequence[Rows], mask: Mask, stride: int) -> bool:
-    """Whether every query sees every key."""
-    last_query, last_key = (
-        max(each.position + stride * (each.length - 1) for each in rows) for rows in (queries, keys)
-    )
-    nearest, farthest = queries[0].position - last_key, last_query - keys[0].position
-    return (mask.low is None or nearest >= mask.low) and (mask.high is None or farthest <= mask.high)
 
 
 def _passed(query: int, limits: Sequence[tuple[int, int]]) -> int:
