@@ -101,10 +101,13 @@ class RingProblem:
         """Number of uses of each constraint by each ring, a sparse array (constraints, rings)."""
         return csr_array(self.uses @ self.hops(rings))
 
+    def arcs_of(self, rings: npt.NDArray[np.integer]) -> IntArray:
+        """The arc from each vertex of rings, an int array (..., world_size), to the next, in the same shape."""
+        return self.arc_at[rings, np.roll(rings, -1, axis=-1)]
+
     def hops(self, rings: npt.NDArray[np.integer]) -> csr_array:
         """The arcs of each ring, a sparse array (arcs, rings)."""
-        arcs = self.arc_at[rings, np.roll(rings, -1, axis=1)]
-        count, n = rings.shape
+        arcs, (count, n) = self.arcs_of(rings), rings.shape
         columns = np.repeat(np.arange(count), n)
         return csr_array((np.ones(arcs.size), (arcs.ravel(), columns)), shape=(len(self.arcs), count))
 
