@@ -85,9 +85,7 @@ def hamiltonian_paths(m: int) -> Int32Array:
             f"exactly twice exist: two_fold_hamiltonian_paths({m})"
         )
     paths = _zigzags(m)
-    if (
-        m % 2 == 1
-    ):  # each cycle is cut at its last vertex, which was inserted into the arcs of one path (`_even_cycles`)
+    if m % 2 == 1:  # each cycle is cut at its last vertex, which `_even_cycles` inserted into an arc of one path
         cycles = hamiltonian_cycles(m + 1)
         after = np.argmax(cycles == m, axis=1)[:, np.newaxis] + 1
         paths = np.take_along_axis(cycles, (after + np.arange(m)) % (m + 1), axis=1)
@@ -142,9 +140,9 @@ def _zigzags(m: int) -> npt.NDArray[np.int64]:
 def _exchanged_zigzags(m: int) -> dict[int, str]:
     """Two or three paths by their starts, which use the arcs of the zigzags with these starts but exchange two ends.
 
-    A path is given by the sums of neighbours along it, modulo ``m``; on the zigzag from ``i`` they alternate between ``2 i + 1`` and
-    ``2 i``. Each repetition of a segment is shifted outwards on both sides of the zigzag: by four vertices, ``32`` by
-    one.
+    A path is given by the sums of neighbours along it, modulo ``m``; on the zigzag from ``i`` they alternate between
+    ``2 i + 1`` and ``2 i``. Each repetition of a segment is shifted outwards on both sides of the zigzag: by four
+    vertices, ``32`` by one.
     """
     repeats = m // 8
     if m % 8 == 2:

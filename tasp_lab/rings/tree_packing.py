@@ -16,18 +16,16 @@ bandwidth over the total cost of the cheapest tree of each root.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from tasp_lab.core.arrays import FloatArray, IntArray, Table, frozen
+from tasp_lab.core.arrays import FloatArray, IntArray, frozen
 from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
-from tasp_lab.core.compiled import call, compilable, table
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.rings.problem import RingProblem
@@ -56,143 +54,60 @@ def cheapest_tree(costs: FloatArray, root: int) -> IntArray:
     >>> cheapest_tree(np.array([[9.0, 9, 5], [9, 9, 1], [9, 1, 9]]), 0)
     array([0, 2, 0])
     """
-    growth = _Growth.of(costs, root)
-    call(grow, growth, len(costs), root, fast=len(costs) > _FEW)
-    return _parents_of(growth, len(costs), root)
+    n = len(costs)
+    # Parts are ranks, then contracted cycles, of which there are fewer. `cost[a, b]` is what the cheapest hop into part
+    # a from part b adds, and `hop[a, b]` which it is, as source * n + destination. Only parts outside the tree have
+    # such hops; the tree is the part of its root. Part a was `entered` by a hop that `added` so much, and is `whole` or
+    # in a cycle.
+    cost, hop = np.full((2 * n, 2 * n), np.inf), np.zeros((2 * n, 2 * n), dtype=np.int64)
+    cost[:n, :n], hop[:n, :n] = costs.T, np.arange(n) * n + np.arange(n)[:, None]
+    np.fill_diagonal(cost, np.inf)
+    entered, added, whole = np.zeros(2 * n, dtype=np.int64), np.zeros(2 * n), np.arange(2 * n)
+    outside = (np.arange(2 * n) < n) & (np.arange(2 * n) != root)
+    cycles: list[list[int]] = []
 
+    def merge_hops_out_of(parts: list[int], together: int) -> None:
+        rows = np.flatnonzero(outside)
+        block = cost[rows[:, None], parts]
+        cheapest = block.argmin(axis=1)
+        cost[rows[:, None], parts] = np.inf
+        cost[rows, together] = block[np.arange(len(rows)), cheapest]
+        hop[rows, together] = hop[rows, np.array(parts)[cheapest]]
 
-_FEW = 24
-"""So many ranks take Python no longer than loading machine code."""
-
-
-class _Growth(NamedTuple):
-    """Ranks and contracted cycles of them, of a tree that grows; part k below the number of ranks is rank k.
-
-    Attributes
-    ----------
-    cost, hop : arrays (parts * parts,), row by row: what the cheapest hop into a part from another one adds, and which
-        it is, as source * ranks + destination. Only parts `is_outside` the tree have such hops; the tree is the part of
-        its root.
-    parts : a table: whether each part `is_outside`; the hop by which it was `entered`, and the cost that this `added`;
-        the cycle that it became part of (`whole`, or -1), and its own, the parts from `first` on in `members`.
-    path : int array (1 + parts,), the root, and the parts that lead to the rank that is to be joined.
-    members : int array (parts,), the parts of contracted cycles.
-    counts : int array (2,), how many parts there are, and how many of them are members of others.
-    """
-
-    cost: FloatArray
-    hop: IntArray
-    parts: Table
-    path: IntArray
-    members: IntArray
-    counts: IntArray
-
-    @classmethod
-    def of(cls, costs: FloatArray, root: int) -> _Growth:
-        """The root alone."""
-        n = len(costs)
-        cost, hop = np.full((2 * n, 2 * n), np.inf), np.zeros((2 * n, 2 * n), dtype=np.int64)
-        cost[:n, :n] = costs.T
-        np.fill_diagonal(cost, np.inf)
-        hop[:n, :n] = np.arange(n) * n + np.arange(n)[:, None]
-        parts = table(2 * n, added="f8", entered="i8", is_outside="i4", whole="i4", first="i4", end="i4")
-        parts["is_outside"][:n], parts["whole"] = np.arange(n) != root, -1
-        path, members = np.zeros((2, 2 * n + 1), dtype=np.int64)
-        return cls(cost.ravel(), hop.ravel(), parts, path, members, np.array([n, 0]))
-
-
-def grow(growth: _Growth, ranks: int, root: int) -> None:
-    """Join all ranks to the tree of the root."""
-    path, parts = growth.path, growth.parts
-    path[0] = root
-    for rank in range(ranks):
-        path[1], end = rank, 2
-        while parts[path[end - 1]].is_outside:
-            before = _enter(growth, path[end - 1], 2 * ranks)
-            at = end - 1
-            while at > 0 and path[at] != before:
-                at -= 1
-            if at > 0:
-                path[at], end = _contract(growth, at, end, 2 * ranks), at + 1
-            elif parts[before].is_outside:
-                path[end] = before
-                end += 1
+    for rank in range(n):
+        path = [root, rank]
+        while outside[part := path[-1]]:
+            new = n + len(cycles)
+            before = int(cost[part, :new].argmin())
+            entered[part], added[part] = hop[part, before], cost[part, before]
+            if not outside[before]:
+                merge_hops_out_of(path, root)
+                outside[path] = False
+            elif before not in path:
+                path.append(before)
             else:
-                _leave(growth, 0, end, root, 2 * ranks)
-                for place in range(1, end):
-                    parts[path[place]].is_outside = False
+                cycle = path[path.index(before) :]
+                block = cost[cycle, :new] - added[cycle, None]
+                cheapest = block.argmin(axis=0)
+                cost[new, :new], hop[new, :new] = block.min(axis=0), hop[np.array(cycle)[cheapest], np.arange(new)]
+                cost[new, cycle] = np.inf
+                whole[cycle], outside[cycle], outside[new] = new, False, True
+                merge_hops_out_of(cycle, new)
+                cycles.append(cycle)
+                path = [*path[: -len(cycle)], new]
 
-
-@compilable
-def _enter(growth: _Growth, part: int, width: int) -> int:
-    """Enter a part by its cheapest hop; returns the part from which it comes."""
-    before = 0
-    for other in range(growth.counts[0]):
-        if growth.cost[part * width + other] < growth.cost[part * width + before]:
-            before = other
-    growth.parts[part].entered = growth.hop[part * width + before]
-    growth.parts[part].added = growth.cost[part * width + before]
-    return before
-
-
-@compilable
-def _contract(growth: _Growth, first: int, end: int, width: int) -> int:
-    """Make the cycle from `first` to `end` of the path one part; returns it."""
-    part, parts, path, cost = growth.counts[0], growth.parts, growth.path, growth.cost
-    growth.counts[0] += 1
-    for other in range(part):
-        cheapest, least = path[first], math.inf
-        for place in range(first, end):
-            entered = cost[path[place] * width + other] - parts[path[place]].added
-            if entered < least:
-                cheapest, least = path[place], entered
-        cost[part * width + other] = least
-        growth.hop[part * width + other] = growth.hop[cheapest * width + other]
-    parts[part].first, parts[part].is_outside = growth.counts[1], True
-    for place in range(first, end):
-        member = path[place]
-        cost[part * width + member] = math.inf
-        parts[member].whole, parts[member].is_outside = part, False
-        growth.members[growth.counts[1]] = member
-        growth.counts[1] += 1
-    parts[part].end = growth.counts[1]
-    _leave(growth, first, end, part, width)
-    return int(part)
-
-
-@compilable
-def _leave(growth: _Growth, first: int, end: int, whole: int, width: int) -> None:
-    """Hops out of the parts from `first` to `end` of the path now come from one."""
-    path, cost = growth.path, growth.cost
-    for part in range(growth.counts[0]):
-        if not growth.parts[part].is_outside:
-            continue
-        cheapest, least = whole, math.inf
-        for place in range(first, end):
-            if cost[part * width + path[place]] < least:
-                cheapest, least = path[place], cost[part * width + path[place]]
-            cost[part * width + path[place]] = math.inf
-        growth.hop[part * width + whole] = growth.hop[part * width + cheapest]
-        cost[part * width + whole] = least
-
-
-def _parents_of(growth: _Growth, ranks: int, root: int) -> IntArray:
-    """The tree: where a hop enters a contracted cycle, the hop of the cycle to that place is dropped."""
-    parents, (entered, whole, first, end) = (
-        np.arange(ranks),
-        (growth.parts[name].tolist() for name in ("entered", "whole", "first", "end")),
-    )
-    found = [(part, entered[part]) for part in range(growth.counts[0]) if whole[part] < 0 and part != root]
+    # Where a hop enters a contracted cycle, the hop of the cycle to that place is dropped.
+    parents = np.arange(n)
+    found = [(part, int(entered[part])) for part in range(n + len(cycles)) if whole[part] == part != root]
     while found:
-        part, hop = found.pop()
-        if part < ranks:
-            parents[part] = hop // ranks
+        part, into = found.pop()
+        if part < n:
+            parents[part] = into // n
             continue
-        inside = hop % ranks
+        inside = into % n
         while whole[inside] != part:
-            inside = whole[inside]
-        members = growth.members[first[part] : end[part]].tolist()
-        found += [(each, hop if each == inside else entered[each]) for each in members]
+            inside = int(whole[inside])
+        found += [(each, into if each == inside else int(entered[each])) for each in cycles[part - n]]
     return parents
 
 
