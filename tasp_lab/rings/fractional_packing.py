@@ -10,7 +10,7 @@ certificate: no packing carries more than the sum of price times bandwidth.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from random import Random
@@ -253,15 +253,33 @@ _MAX_CANDIDATES = 200
 
 def best_few(known: Decomposition, lanes: int, ring_limit: Fraction, budget: SearchBudget) -> Decomposition:
     """At most `lanes` rings; `known` are more, and `ring_limit` bounds the rate of any rings, in bytes/s."""
-    limit = min(ring_limit, lanes * max_of_one_ring(known.topology))
+    topology = known.topology
+    limit = min(ring_limit, lanes * max_of_one_ring(topology))
     best = _largest(known, lanes)
-    for rings in _attempts(known, lanes, budget) if best.rate_bytes_per_s < limit else ():
-        best = max(best, rings, key=lambda each: each.rate_bytes_per_s)
-        if rings.limit_bytes_per_s is not None:
-            limit = min(limit, max(rings.limit_bytes_per_s, best.rate_bytes_per_s))
+    if best.rate_bytes_per_s >= limit:
+        return replace(best, limit_bytes_per_s=limit)
+    problem = RingProblem.of(topology)
+    listed = problem.all_rings(_MAX_CANDIDATES)
+    if listed is None and problem.is_uniform:
+        part = budget.at_most(SWITCHING_OPERATIONS)
+        budget.progress(f"searching for {lanes} link-disjoint rings, within {part.left:,} operations")
+        disjoint = disjoint_rings(problem.linked, lanes, part)
+        if disjoint is not None:
+            best = _faster(best, Decomposition(topology, disjoint, 1, f"{lanes} rings that share no link"))
         if best.rate_bytes_per_s >= limit:
-            break
+            return replace(best, limit_bytes_per_s=limit)
+    pool = _largest(known, _MAX_CANDIDATES).rings if listed is None else listed
+    packing, proved = _chosen(problem, pool, lanes, budget)
+    rings, shares = with_exact_shares(packing)
+    chosen = Decomposition(topology, rings, fold_of(rings), f"the best {lanes} of {len(pool)} rings", shares)
+    best = _faster(best, chosen)
+    if proved and listed is not None:
+        limit = min(limit, best.rate_bytes_per_s)
     return replace(best, limit_bytes_per_s=limit)
+
+
+def _faster(one: Decomposition, other: Decomposition) -> Decomposition:
+    return other if other.rate_bytes_per_s > one.rate_bytes_per_s else one
 
 
 def max_of_one_ring(topology: Topology) -> Fraction:
@@ -273,23 +291,6 @@ def max_of_one_ring(topology: Topology) -> Fraction:
         for end in ((False, link.source), (True, link.destination)):
             fastest[end] = max(fastest[end], link.bandwidth_bytes_per_s)
     return Fraction(min(bandwidth for (_, vertex), bandwidth in fastest.items() if isinstance(vertex, int)))
-
-
-def _attempts(known: Decomposition, lanes: int, budget: SearchBudget) -> Iterator[Decomposition]:
-    topology = known.topology
-    problem = RingProblem.of(topology)
-    listed = problem.all_rings(_MAX_CANDIDATES)
-    if listed is None and problem.is_uniform:
-        part = budget.at_most(SWITCHING_OPERATIONS)
-        budget.progress(f"searching for {lanes} link-disjoint rings, within {part.left:,} operations")
-        rings = disjoint_rings(problem.linked, lanes, part)
-        if rings is not None:
-            yield Decomposition(topology, rings, 1, f"{lanes} rings that share no link")
-    pool = _largest(known, _MAX_CANDIDATES).rings if listed is None else listed
-    packing, proved = _chosen(problem, pool, lanes, budget)
-    rings, shares = with_exact_shares(packing)
-    chosen = Decomposition(topology, rings, fold_of(rings), f"the best {lanes} of {len(pool)} rings", shares)
-    yield replace(chosen, limit_bytes_per_s=chosen.rate_bytes_per_s if proved and listed is not None else None)
 
 
 def _largest(known: Decomposition, count: int) -> Decomposition:
