@@ -35,7 +35,7 @@ from tasp_lab.topology.links import Link as Link
 from tasp_lab.topology.links import SharedCapacity as SharedCapacity
 from tasp_lab.topology.links import Switch as Switch
 from tasp_lab.topology.links import Vertex as Vertex
-from tasp_lab.topology.routing import Paths, RouteTable
+from tasp_lab.topology.routing import Paths
 from tasp_lab.topology.routing import Route as Route
 
 if TYPE_CHECKING:
@@ -191,11 +191,7 @@ class Topology:
         wrong = (hops < 0).any(axis=0) | (hops >= self.world_size).any(axis=0) | (hops[0] == hops[1])
         for source, destination in hops[:, wrong].T[:1].tolist():
             self.route(source, destination)
-        return self._route_table.routes(*hops)
-
-    @cached_property
-    def _route_table(self) -> RouteTable:
-        return RouteTable(self, self._paths)
+        return self._paths.routes(*hops)
 
     def has_route(self, source: int, destination: int) -> bool:
         """Whether a route from one rank to the other exists."""
@@ -207,7 +203,7 @@ class Topology:
 
         Both are int arrays of one shape, which is that of the answer.
         """
-        flat = self._route_table.linked(sources.ravel().astype(np.int64), destinations.ravel().astype(np.int64))
+        flat = self._paths.linked(sources.ravel().astype(np.int64), destinations.ravel().astype(np.int64))
         return flat.reshape(sources.shape)
 
     def rank_pairs(self) -> Iterator[tuple[int, int]]:
@@ -254,14 +250,6 @@ class Topology:
     def bandwidths_into_ranks_bytes_per_s(self) -> tuple[Fraction, ...]:
         """The bandwidth of all links into each rank, exact."""
         return self.table.into_ranks_bytes_per_s
-
-    @cached_property
-    def link_between(self) -> npt.NDArray[np.int64]:
-        """Int array (world_size, world_size): the index of the link from rank `row` to rank `column`; -1: none."""
-        ranks = np.arange(self.world_size)
-        index = self.table.between(*np.broadcast_arrays(ranks[:, None], ranks))
-        index.setflags(write=False)
-        return index
 
     def crossings(self) -> Iterator[tuple[list[int], list[int]]]:
         """Ranks that have a link to some switches, and the ranks that these switches lead to.
@@ -452,10 +440,8 @@ def _check_connected(topology: Topology) -> None:
     component = topology.table.components
     for vertex, label in zip(topology.vertices, component.tolist(), strict=True):
         if label != component[0]:
-            raise TopologyError(
-                f"topology {topology.name!r} is not connected: "
-                f"no way from {_name(topology.vertices[0])} to {_name(vertex)} and back"
-            )
+            name = f"rank {vertex}" if isinstance(vertex, int) else f"switch {vertex!r}"
+            raise TopologyError(f"topology {topology.name!r} is not connected: no way from rank 0 to {name} and back")
 
 
 def _check_bandwidth(where: str, value: Number) -> None:
@@ -474,7 +460,3 @@ def _check_latency(where: str, value: Number) -> None:
 def _finite(value: Number) -> str:
     """The expectation to report for an infinite value or NaN; empty if the value is finite."""
     return "a finite number" if isinstance(value, float) and not math.isfinite(value) else ""
-
-
-def _name(vertex: Vertex) -> str:
-    return f"rank {vertex}" if isinstance(vertex, int) else f"switch {vertex!r}"
