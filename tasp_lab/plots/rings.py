@@ -125,16 +125,12 @@ def _bend(at: FloatArray, source: int, destination: int, clear: float) -> float:
 
 def _draw_matrix(panel: Axes, decomposition: Decomposition) -> None:
     """A row per sending rank and a column per receiving rank; cells of several rings are divided."""
-    ranks, count = decomposition.topology.world_size, len(decomposition.rings)
-    hops = [(ring, np.roll(ring, -1)) for ring in decomposition.rings]
-    used = np.zeros((ranks, ranks), dtype=int)
-    for hop in hops:
-        used[hop] += 1
-    cells = np.full((ranks, ranks, max(int(used.max(initial=1)), 1)), np.nan)
-    used[:] = 0
-    for number, hop in enumerate(hops):
-        cells[(*hop, used[hop])] = number
-        used[hop] += 1
+    rings, ranks = decomposition.rings.astype(np.int64), decomposition.topology.world_size
+    count, hop = len(rings), (rings * ranks + np.roll(rings, -1, axis=1)).ravel()
+    order = np.argsort(hop, kind="stable")  # rings of one cell stay in order
+    place = np.arange(len(hop)) - np.searchsorted(hop[order], hop[order])
+    cells = np.full((ranks * ranks, int(place.max(initial=0)) + 1), np.nan)
+    cells[hop[order], place] = order // ranks
     colors = _COLORS[:count] if count <= len(_COLORS) else matplotlib.colormaps["turbo"](np.linspace(0.03, 0.97, count))
     image = panel.imshow(
         np.ma.masked_invalid(cells.reshape(ranks, -1)),
