@@ -27,7 +27,7 @@ alone has them, and the positions with queries are balanced whatever the length 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -135,10 +135,13 @@ class SequenceLayout:
         >>> zigzag(12, 2).spans_from(8)
         ((Span(start=9, stride=1, count=3),), (Span(start=8, stride=1, count=1),))
         """
-        skipped = [[max(0, -((span.start - first) // span.stride)) for span in each] for each in self.spans]
         return tuple(
-            tuple(span.part(skip, span.count - skip) for span, skip in zip(*each, strict=True) if skip < span.count)
-            for each in zip(self.spans, skipped, strict=True)
+            tuple(
+                span.part(skipped, span.count - skipped)
+                for span in each
+                if (skipped := max(0, -((span.start - first) // span.stride))) < span.count
+            )
+            for each in self.spans
         )
 
     def length(self, rank: int) -> int:
@@ -239,8 +242,7 @@ def striped(
         check_documents(documents, sequence)
     shards: list[list[Span]] = [[] for _ in range(world_size)]
     pairs = [0] * world_size
-    for start, length in _parts(sequence, cached_keys):
-        longer = _longer_chunks(start, length, world_size)
+    for start, length, longer in _parts(sequence, world_size, cached_keys):
         # The remainder positions are the last, so ranks with one come first; of equal ones, the busiest.
         order = sorted(range(world_size), key=lambda rank: (rank not in longer, -pairs[rank]))
         for offset, rank in enumerate(order):
@@ -254,26 +256,23 @@ LAYOUTS: Mapping[str, LayoutFunction] = {"contiguous": contiguous, "zigzag": zig
 """All layouts by name; masks name the one that balances their work (`tasp_lab.workload.mask`)."""
 
 
-def _parts(sequence: int, cached_keys: int) -> list[tuple[int, int]]:
-    """The first position and the length of what is distributed by itself: the cached prefix, and the rest."""
-    return [(0, cached_keys), (cached_keys, sequence - cached_keys)] if cached_keys else [(0, sequence)]
+def _parts(sequence: int, count: int, cached_keys: int) -> Iterator[tuple[int, int, set[int]]]:
+    """The cached prefix and the rest, each distributed by itself: first position, length, and the longer chunks.
+
+    Those have a remainder position, of `count` chunks; the prefix used as many of them as it has positions.
+    """
+    for start, end in ((0, cached_keys), (cached_keys, sequence)) if cached_keys else ((0, sequence),):
+        yield start, end - start, {(start + index) % count for index in range((end - start) % count)}
 
 
 def _chunks(sequence: int, count: int, cached_keys: int) -> list[list[Span]]:
     """The cached prefix and the rest, each split into contiguous chunks of about equal length."""
     parts = []
-    for start, length in _parts(sequence, cached_keys):
-        longer = _longer_chunks(start, length, count)
+    for start, length, longer in _parts(sequence, count, cached_keys):
         lengths = [length // count + (chunk in longer) for chunk in range(count)]
-        parts.append(
-            [Span(*each) for each in zip(accumulate(lengths, initial=start), [1] * count, lengths, strict=False)]
-        )
+        starts = list(accumulate(lengths, initial=start))[:-1]
+        parts.append([Span(*each) for each in zip(starts, [1] * count, lengths, strict=True)])
     return parts
-
-
-def _longer_chunks(start: int, length: int, count: int) -> set[int]:
-    """The chunks, of `count`, with a remainder position; what lies before used `start` of them, modulo `count`."""
-    return {(start + index) % count for index in range(length % count)}
 
 
 def _dealt(sequence: int, count: int, documents: Sequence[int] | None) -> tuple[Piece, ...]:
