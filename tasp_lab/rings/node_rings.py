@@ -86,7 +86,7 @@ def hamiltonian_paths(m: int) -> Int32Array:
         )
     paths = _zigzags(m)
     if m % 2 == 1:  # each cycle is cut at its last vertex, which `_even_cycles` inserted into an arc of one path
-        cycles = hamiltonian_cycles(m + 1)
+        cycles = hamiltonian_cycles(m + 1).astype(np.int64)
         after = np.argmax(cycles == m, axis=1)[:, np.newaxis] + 1
         paths = np.take_along_axis(cycles, (after + np.arange(m)) % (m + 1), axis=1)
     return paths[np.argsort(paths[:, 0])].astype(np.int32)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from tasp_lab.core.arrays import FloatArray, IntArray, frozen
+from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
@@ -111,17 +111,6 @@ def cheapest_tree(costs: FloatArray, root: int) -> IntArray:
     return parents
 
 
-def distant_ancestors(parents: IntArray) -> IntArray:
-    """The ancestor of each rank after at least as many hops as there are ranks: a root, or a rank on a cycle.
-
-    >>> distant_ancestors(np.array([0, 0, 1]))
-    array([0, 0, 0])
-    """
-    for _ in range(len(parents).bit_length()):
-        parents = parents[parents]
-    return parents
-
-
 def tree_depths(parents: IntArray) -> IntArray:
     """The depth of each rank: its number of hops from the root.
 
@@ -193,7 +182,20 @@ class TreePacking:
         if parents.shape != (len(self.shares), n):
             raise NoDecompositionError(f"parents have the shape {parents.shape}, expected {(len(self.shares), n)}")
         for tree, row in enumerate(parents):
-            self._check_tree(f"tree {tree}", row)
+            if not 0 <= row.min() <= row.max() < n:
+                raise NoDecompositionError(f"tree {tree} has a parent that is not a rank, expected 0 to {n - 1}")
+            roots = np.flatnonzero(row == np.arange(n))
+            if len(roots) != 1:
+                raise NoDecompositionError(f"tree {tree} has {len(roots)} roots, expected 1")
+            ancestors = row
+            for _ in range(n.bit_length()):  # after n hops or more: the root, or a rank on a cycle
+                ancestors = ancestors[ancestors]
+            for rank in np.flatnonzero(ancestors != roots)[:1]:
+                raise NoDecompositionError(f"tree {tree} does not lead from its root {roots[0]} to rank {rank}")
+        linked = self.topology.linked_pairs | np.eye(n, dtype=np.bool_)
+        for tree, rank in np.argwhere(~linked[parents, np.arange(n)])[:1].tolist():
+            where = f"from rank {parents[tree, rank]} to {rank}"
+            raise NoDecompositionError(f"tree {tree} goes {where}, but {self.topology.name} has no such link")
         totals = dict.fromkeys(range(n), Fraction(0))
         for tree, (root, share) in enumerate(zip(self.roots.tolist(), self.shares, strict=True)):
             if share <= 0:
@@ -202,19 +204,6 @@ class TreePacking:
         for root, total in totals.items():
             if total != 1:
                 raise NoDecompositionError(f"the shares of the trees from rank {root} sum to {total}, expected 1")
-
-    def _check_tree(self, name: str, parents: IntArray) -> None:
-        ranks = np.arange(len(parents))
-        if not 0 <= parents.min() <= parents.max() < len(parents):
-            raise NoDecompositionError(f"{name} has a parent that is not a rank, expected 0 to {len(parents) - 1}")
-        roots = np.flatnonzero(parents == ranks)
-        if len(roots) != 1:
-            raise NoDecompositionError(f"{name} has {len(roots)} roots, expected 1")
-        for rank in np.flatnonzero(distant_ancestors(parents) != roots)[:1]:
-            raise NoDecompositionError(f"{name} does not lead from its root {roots[0]} to rank {rank}")
-        for rank in np.flatnonzero((parents != ranks) & ~self.topology.linked_pairs[parents, ranks])[:1]:
-            where = f"from rank {parents[rank]} to {rank}"
-            raise NoDecompositionError(f"{name} goes {where}, but {self.topology.name} has no such link")
 
     @property
     def world_size(self) -> int:
@@ -232,19 +221,13 @@ class TreePacking:
         return np.array([tree_depths(row) for row in self.parents])
 
     @cached_property
-    def loads(self) -> dict[int, Fraction]:
-        """The load of each of `Topology.constraints` in shards, by its number; idle constraints are left out."""
+    def rate_bytes_per_s(self) -> Fraction:
+        """Bytes/s that every rank receives over all trees together; 0 for one rank. Exact."""
         of_pair: ExactArray = np.zeros((self.world_size,) * 2, dtype=np.object_)
         np.add.at(of_pair, (self.parents, np.arange(self.world_size)), np.array(self.shares, dtype=np.object_)[:, None])
         np.fill_diagonal(of_pair, 0)
-        loads = loads_of_pairs(self.topology, of_pair)
-        return {constraint: loads[constraint] for constraint in np.flatnonzero(loads).tolist()}
-
-    @cached_property
-    def rate_bytes_per_s(self) -> Fraction:
-        """Bytes/s that every rank receives over all trees together; 0 for one rank. Exact."""
-        constraints = self.topology.constraints
-        rates = (Fraction(constraints[at].bandwidth_bytes_per_s) / load for at, load in self.loads.items())
+        loads, constraints = loads_of_pairs(self.topology, of_pair), self.topology.constraints
+        rates = (Fraction(constraints[at].bandwidth_bytes_per_s) / loads[at] for at in np.flatnonzero(loads).tolist())
         return (self.world_size - 1) * min(rates, default=Fraction(0))
 
     @property
@@ -326,7 +309,7 @@ class _Search:
 
     def _program(self, cost_of_trees: list[float], cost_of_rate: float, min_rate: float) -> OptimizeResult:
         """The cheapest packing of at least `min_rate`: the rate of each tree, then that per root."""
-        loads, of_root = self._all_loads(), self._of_root()
+        loads, of_root = np.array(list(self._loads.values())).T, self._of_root().astype(np.float64)
         self._budget.spend(loads.size)
         from scipy.optimize import linprog
 
@@ -340,13 +323,9 @@ class _Search:
             method="highs",
         )
 
-    def _all_loads(self) -> FloatArray:
-        """The load of each tree on each constraint, an array (constraints, trees)."""
-        return np.array(list(self._loads.values())).T
-
-    def _of_root(self) -> FloatArray:
-        """1 where a rank is the root of a tree, an array (ranks, trees)."""
-        return np.equal(self.trees, np.arange(self._problem.world_size)).T.astype(np.float64)
+    def _of_root(self) -> BoolArray:
+        """Whether a rank is the root of a tree, an array (ranks, trees)."""
+        return np.equal(self.trees, np.arange(self._problem.world_size)).T
 
     def _is_done(self) -> bool:
         return self.rate >= self.limit * (1 - RELATIVE_TOLERANCE) or not self._budget.allows_more()
@@ -365,7 +344,7 @@ class _Search:
     def _improve(self) -> bool:
         """Lower the limit and add the trees that are cheaper than all others of their root; returns whether any are."""
         costs = self._loads_of_arc @ self._prices
-        paid = np.where(self._of_root() > 0, self._prices @ self._all_loads(), np.inf).min(axis=1)
+        paid = np.where(self._of_root(), self._prices @ np.array(list(self._loads.values())).T, np.inf).min(axis=1)
         cheapest = [self._cheapest(root, costs) for root in range(len(paid))]
         self._budget.spend(len(paid) ** 3)
         needed = np.array([costs[self._arcs_of(tree)].sum() for tree in cheapest])
