@@ -83,13 +83,8 @@ class RingProblem:
     @cached_property
     def is_uniform(self) -> bool:
         """Whether every arc has its own link and all have one bandwidth, so that only the digraph matters."""
-        return self.has_own_links and len(set(self.bandwidths)) == 1
-
-    @cached_property
-    def has_own_links(self) -> bool:
-        """Whether every arc has a link that no other arc uses."""
         constraints, arcs = self.uses.shape
-        return bool(constraints == arcs == self.uses.nnz)
+        return bool(constraints == arcs == self.uses.nnz) and len(set(self.bandwidths)) == 1
 
     @cached_property
     def relative_bandwidths(self) -> FloatArray:

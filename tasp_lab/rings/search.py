@@ -18,7 +18,7 @@ from random import Random
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings import cp_sat
@@ -160,8 +160,8 @@ class RingSearch:
         self.budget.progress(f"searching for {count} rings of fold {fold} by CP-SAT, {_within(part)}")
         return cp_sat.rings_within(self.problem, capacities, count, part, max_of_pair)
 
-    def _by_switching(self, count: int, budget: SearchBudget, linked: BoolArray | None = None) -> IntArray | None:
-        linked = self.problem.linked if linked is None else linked
+    def _by_switching(self, count: int, budget: SearchBudget) -> IntArray | None:
+        linked = self.problem.linked
         self.budget.progress(f"searching for {count} link-disjoint rings by switching, {_within(budget)}")
         n = self.problem.world_size
         nearly_complete = linked.sum() > 0.8 * n * (n - 1) and n not in (4, 6)
@@ -181,7 +181,7 @@ class RingSearch:
             yield self._packed(few, "known rings and rings added to them")
         find = Patching(problem, Random(0))
         budget.progress(f"joining cycles into rings, {_within(budget)}")
-        start = [*so_far, *self._over_fast_links()]
+        start = list(so_far)
         for _ in range(2 * problem.world_size):
             ring = find(np.zeros(len(problem.arcs)))
             start += [] if ring is None else [ring[None]]
@@ -223,18 +223,6 @@ class RingSearch:
                 break
             best = more
         return best
-
-    def _over_fast_links(self) -> list[IntArray]:
-        """Link-disjoint rings on the links of at least median bandwidth, if each pair has its own link."""
-        problem = self.problem
-        if not problem.has_own_links:
-            return []
-        median = sorted(problem.bandwidths)[len(problem.bandwidths) // 2]
-        bandwidth = (problem.uses.T @ problem.relative_bandwidths)[problem.arc_at]
-        fast = problem.linked & (bandwidth >= float(median / max(problem.bandwidths)) * (1 - RELATIVE_TOLERANCE))
-        most = int(min(fast.sum(axis=0).min(), fast.sum(axis=1).min()))
-        rings = self._by_switching(most, self.budget.at_most(SWITCHING_OPERATIONS), fast) if most else None
-        return [] if rings is None else [rings]
 
     def _any_ring(self) -> IntArray:
         """One ring, by CP-SAT where it is installed, else by switching."""
