@@ -253,7 +253,8 @@ def ring_rate_bytes_per_s(topology: Topology, rings: npt.NDArray[np.integer], sh
     if topology.table.is_uniform and not topology.shared:
         slowest = slowest[[loads[slowest].argmax()]]  # all links have one bandwidth
     at_most = zip(slowest.tolist(), loads[slowest].tolist(), strict=True)
-    return whole * min(Fraction(topology.constraints[at].bandwidth_bytes_per_s) / load for at, load in at_most)
+    rate: Fraction = min(Fraction(topology.constraints[at].bandwidth_bytes_per_s) / load for at, load in at_most)
+    return whole * rate
 
 
 def whole_weights(shares: Sequence[Fraction]) -> tuple[int, list[int]]:

@@ -137,8 +137,8 @@ def _sides(text: str) -> tuple[int, ...]:
 def _nodes(match: re.Match[str]) -> Expression:
     u, m = int(match[1]), int(match[2])
     inside: builders.Inside = "switch" if "switch" in match[3] else "full-mesh"
-    networks: tuple[builders.Network, ...] = ("rails-only", "rails")
-    network = next((each for each in networks if each in match[3]), "fabric")
+    networks: tuple[builders.Network, ...] = ("rails-only", "rails", "fabric")
+    network = next(each for each in networks if each in match[3] or each == "fabric")
     links = u * m * (2 if inside == "switch" else m - 1)
 
     def build(numbers: ExpressionDefaults) -> Topology:

@@ -119,7 +119,9 @@ class Topology:
             # Switches that are linked to each other are of one kind: decide for each such group.
             group = self._components(np.all(self.link_ends >= self.world_size, axis=1))
             for number in {int(group[at]) for at in missing}:
-                kind: SwitchKind = "network" if self._hold_nodes_together(group == number) else "node"
+                without = self._components(~np.any((group == number)[self.link_ends], axis=1))[: self.world_size]
+                splits = 1 < len(np.unique(without)) < self.world_size  # into groups that are not all of one rank
+                kind: SwitchKind = "network" if splits else "node"
                 kinds |= {str(self.vertices[at]): kind for at in missing if group[at] == number}
         return {name: kinds[name] for name in self.table.switches}
 
@@ -148,11 +150,6 @@ class Topology:
         kinds, shared = tuple(self.switch_kinds.values()), [each.links for each in self.shared]
         facts = self.world_size, kinds, self.node_of_rank, shared, self.table.is_uniform, len(self.vertices)
         return hashlib.sha256(repr(facts).encode() + ends).hexdigest()
-
-    def _hold_nodes_together(self, switches: BoolArray) -> bool:
-        """Whether removing these vertices splits the ranks into several groups, not all of one rank."""
-        node = self._components(~np.any(switches[self.link_ends], axis=1))[: self.world_size]
-        return 1 < len(np.unique(node)) < self.world_size
 
     def _components(self, links: BoolArray) -> IntArray:
         """The connected component of each vertex over the chosen links, a bool array (links,), in either direction."""
@@ -269,9 +266,7 @@ class Topology:
 
     def is_nic(self, link: Link) -> bool:
         """Whether a link leads into or out of a network between nodes."""
-        return any(
-            isinstance(end, str) and self.switch_kinds[end] == "network" for end in (link.source, link.destination)
-        )
+        return "network" in {self.switch_kinds.get(str(end)) for end in (link.source, link.destination)}
 
     def map_links(self, change: Callable[[int, Link], Link], name: str | None = None) -> Topology:
         """The same graph with every link replaced by `change(index, link)`."""
