@@ -98,7 +98,8 @@ class RingProblem:
 
     def arcs_of(self, rings: npt.NDArray[np.integer]) -> IntArray:
         """The arc from each vertex of rings, an int array (..., world_size), to the next, in the same shape."""
-        return self.arc_at[rings, np.roll(rings, -1, axis=-1)]
+        arcs: IntArray = self.arc_at[rings, np.roll(rings, -1, axis=-1)]
+        return arcs
 
     def hops(self, rings: npt.NDArray[np.integer]) -> csr_array:
         """The arcs of each ring, a sparse array (arcs, rings)."""
