@@ -118,7 +118,7 @@ def draw_timelines(
         label_time_axis(panel, span_s)
     for index, kind in enumerate(shown):
         norm, colors = scales[kind]
-        first, last = int(norm.vmin + 0.5), int(norm.vmax + 0.5)
+        first, last = (int(norm.boundaries[at] + 0.5) for at in (0, -1))
         drawn = figure.colorbar(
             ScalarMappable(norm=norm, cmap=colors),
             cax=figure.add_subplot(grid[-1, index]),
