@@ -25,7 +25,7 @@ def critical_parts(run: ArrayRun) -> list[tuple[str, float]]:
     """The seconds of the critical path of a schedule without kernel calls, by what they were spent on."""
     assert run.schedule.task is None, "of communication alone"
     path = _Path(run)
-    return [(what, float(seconds)) for what, seconds in follow(path.last(), path)]
+    return [(what, float(seconds)) for what, seconds in follow(path.last(), path.previous, path.delivering)]
 
 
 class _Path:

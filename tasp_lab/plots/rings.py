@@ -6,7 +6,7 @@ draw_decomposition(decompose("full-mesh:8"), "rings of a full mesh").savefig("ri
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import matplotlib
 import numpy as np
@@ -125,16 +125,12 @@ def _bend(at: FloatArray, source: int, destination: int, clear: float) -> float:
 
 def _draw_matrix(panel: Axes, decomposition: Decomposition) -> None:
     """A row per sending rank and a column per receiving rank; cells of several rings are divided."""
-    ranks, count = decomposition.topology.world_size, len(decomposition.rings)
-    hops = [(ring, np.roll(ring, -1)) for ring in decomposition.rings]
-    used = np.zeros((ranks, ranks), dtype=int)
-    for hop in hops:
-        used[hop] += 1
-    cells = np.full((ranks, ranks, max(int(used.max(initial=1)), 1)), np.nan)
-    used[:] = 0
-    for number, hop in enumerate(hops):
-        cells[(*hop, used[hop])] = number
-        used[hop] += 1
+    rings, ranks = decomposition.rings.astype(np.int64), decomposition.topology.world_size
+    count, hop = len(rings), (rings * ranks + np.roll(rings, -1, axis=1)).ravel()
+    order = np.argsort(hop, kind="stable")  # rings of one cell stay in order
+    place = np.arange(len(hop)) - np.searchsorted(hop[order], hop[order])
+    cells = np.full((ranks * ranks, int(place.max(initial=0)) + 1), np.nan)
+    cells[hop[order], place] = order // ranks
     colors = _COLORS[:count] if count <= len(_COLORS) else matplotlib.colormaps["turbo"](np.linspace(0.03, 0.97, count))
     image = panel.imshow(
         np.ma.masked_invalid(cells.reshape(ranks, -1)),
@@ -158,44 +154,16 @@ def _draw_matrix(panel: Axes, decomposition: Decomposition) -> None:
 
 
 def positions_of(topology: Topology) -> FloatArray:
-    """Where ranks stand, an array (world_size, 2): tori and hypercubes as grids, others on a circle in their order.
+    """Where ranks stand, an array (world_size, 2): those of a torus as a grid, others on a circle in their order.
 
     >>> from tasp_lab.topology.builders import torus
     >>> positions_of(torus((2, 3)))[4].tolist()  # row 1, column 1
     [1.0, -1.0]
     """
-    if shape := _grid_shape(topology):
-        # the third dimension from the end extends backwards, the fourth sideways
-        back = 0.8 / shape[max(len(shape) - 3, 0)]
-        axes = np.array([(shape[-1] + 0.8, -0.3), (back, back), (0.0, -1.0), (1.0, 0.0)])
-        return np.asarray(np.argwhere(np.ones(shape)) @ axes[-len(shape) :], dtype=np.float64)
-    count = topology.world_size
+    count, (source, destination) = topology.world_size, np.nonzero(topology.table.joined)
+    sides = [side for side in range(2, count) if count % side == 0] if len(topology.vertices) == count else []
+    for side in sides:  # a grid if each link stays in its row or in its column
+        if ((source // side == destination // side) | (source % side == destination % side)).all():
+            return np.column_stack([np.arange(count) % side, -(np.arange(count) // side)]).astype(np.float64)
     angle = 2 * np.pi * (np.arange(count) / count - 0.25 * (count == 2))
     return np.column_stack([np.sin(angle), np.cos(angle)])
-
-
-def _grid_shape(topology: Topology) -> tuple[int, ...]:
-    """The shape of a grid of two to four dimensions, as many as possible, along which all links run; else ()."""
-    joined = topology.table.joined
-    source, destination = np.nonzero(joined)
-    if not joined.any(axis=1).all() or len(topology.vertices) > topology.world_size:
-        return ()
-    for dimensions in (4, 3, 2):
-        for shape in _factors(topology.world_size, dimensions):
-            ends = (np.stack(np.unravel_index(end, shape)) for end in (source, destination))
-            if (np.count_nonzero(np.not_equal(*ends), axis=0) == 1).all():
-                return shape
-    return ()
-
-
-def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All ordered factorisations of a number into `count` factors of at least 2.
-
-    >>> list(_factors(12, 2))
-    [(2, 6), (3, 4), (4, 3), (6, 2)]
-    """
-    if count == 1:
-        yield (number,)
-        return
-    for first in (divisor for divisor in range(2, number // 2 + 1) if number % divisor == 0):
-        yield from ((first, *others) for others in _factors(number // first, count - 1))

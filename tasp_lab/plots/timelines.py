@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -25,7 +25,7 @@ from tasp_lab.core.errors import OutputError
 from tasp_lab.core.files import PICTURE_SUFFIXES
 from tasp_lab.core.units import format_time
 from tasp_lab.schedules.linear.task import BACKWARD as BACKWARD_KERNELS
-from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, DIFFERENTIATE, SEND, Event, Timeline
+from tasp_lab.timeline.events import ATTEND, DIFFERENTIATE, SEND, Event, Timeline
 
 MAX_BARS = 200_000
 """Maximum number of bars; with more events, the lanes of a rank are one row of merged busy intervals."""
@@ -51,29 +51,12 @@ _MIN_COMPUTE_SHARE = 0.25
 BACKWARD = {DIFFERENTIATE, *BACKWARD_KERNELS}
 """Kernels drawn in the colours of a backward pass; all others, also unknown ones, have those of a forward pass."""
 
-
-class _Shades(NamedTuple):
-    """Colours of a kind of events: its name, a range of a matplotlib colormap, and the colour of merged bars."""
-
-    name: str
-    colormap: str
-    first: float
-    last: float
-    merged: str
-
-
 _SHADES = {
-    SEND: _Shades("transfer", "viridis", 0.08, 0.9, PREDICTED),
-    ATTEND: _Shades("kernel call", "YlOrRd_r", 0.05, 0.75, "#cc5522"),
-    DIFFERENTIATE: _Shades("backward kernel call", "RdPu_r", 0.2, 0.8, "#ae017e"),
+    SEND: ("transfer", "viridis", 0.08, 0.9, PREDICTED),
+    ATTEND: ("kernel call", "YlOrRd_r", 0.05, 0.75, "#cc5522"),
+    DIFFERENTIATE: ("backward kernel call", "RdPu_r", 0.2, 0.8, "#ae017e"),
 }
-
-
-def _shades_of(kind: str) -> str:
-    """The kind of events in whose colours one is drawn: `SEND`, or that of the kernel calls of its pass."""
-    if kind == SEND:
-        return kind
-    return DIFFERENTIATE if kind in BACKWARD else ATTEND
+"""Kinds of events: their name, a range of a matplotlib colormap, and the colour of merged bars."""
 
 
 def render(figure: Figure, suffix: str) -> bytes:
@@ -117,7 +100,7 @@ def draw_timelines(
     else:
         title += "\nTime axes differ: each panel has its own."
     scales = _step_scales(timelines)
-    shown = [kind for kind, scale in scales.items() if not merged and scale.steps > 1] if timelines else []
+    shown = [kind for kind, (norm, _) in scales.items() if not merged and norm.Ncmap > 1]
     known = intervals or [""] * len(timelines)
     headings = [_heading(timeline, merged, interval) for timeline, interval in zip(timelines, known, strict=True)]
     rows = _rows_inches(timelines)
@@ -125,9 +108,8 @@ def draw_timelines(
     figure = new_figure(title, sum(rows) + text)
     if not timelines:
         return figure
-    grid = figure.add_gridspec(
-        len(rows) + bool(shown), max(len(shown), 1), height_ratios=[*rows, 0.12][: len(rows) + bool(shown)]
-    )
+    heights = [*rows, *[0.12] * bool(shown)]
+    grid = figure.add_gridspec(len(heights), max(len(shown), 1), height_ratios=heights)
     for index, (timeline, heading, span_s) in enumerate(zip(timelines, headings, spans_s, strict=True)):
         panel = figure.add_subplot(grid[index, :])
         panel.set_title(heading, loc="left", fontsize=9, color=INK, parse_math=False)
@@ -135,8 +117,18 @@ def draw_timelines(
         _draw_bars(panel, timeline, span_s, rows[index], None if merged else scales)
         label_time_axis(panel, span_s)
     for index, kind in enumerate(shown):
-        label = f"step of a {_SHADES[kind].name}" if len(scales) > 1 else "step"
-        _draw_step_scale(figure, figure.add_subplot(grid[-1, index]), scales[kind], label)
+        norm, colors = scales[kind]
+        first, last = (int(norm.boundaries[at] + 0.5) for at in (0, -1))
+        drawn = figure.colorbar(
+            ScalarMappable(norm=norm, cmap=colors),
+            cax=figure.add_subplot(grid[-1, index]),
+            orientation="horizontal",
+            ticks=list(range(first, last, -(-(last - first) // 8))),
+        )
+        drawn.set_label(f"step of a {_SHADES[kind][0]}" if len(scales) > 1 else "step", fontsize=9, color=INK)
+        drawn.ax.tick_params(length=0, labelsize=8, colors=MUTED)
+        drawn.ax.minorticks_off()
+        drawn.outline.set_visible(False)
     return figure
 
 
@@ -167,70 +159,59 @@ def _lane_count(timeline: Timeline) -> int:
     return 1 + max((event.lane for event in timeline.events), default=0)
 
 
-class _Band(NamedTuple):
-    """A part of the row of each rank, `height` high from `top`, that shows events of one colour in its lanes."""
-
-    kind: str
-    events: Sequence[Event]
-    first_lane: int
-    lanes: int
-    top: float
-    height: float
+def _by_kind(timelines: Iterable[Timeline]) -> dict[str, list[Event]]:
+    """The events of each kind of `_SHADES` that occurs."""
+    events: dict[str, list[Event]] = {kind: [] for kind in _SHADES}
+    for event in (event for timeline in timelines for event in timeline.events):
+        events[SEND if event.kind == SEND else DIFFERENTIATE if event.kind in BACKWARD else ATTEND].append(event)
+    return {kind: of_kind for kind, of_kind in events.items() if of_kind}
 
 
-def _bands(timeline: Timeline) -> list[_Band]:
-    """Kernel calls, if any, above transfers, as high as a lane but at least `_MIN_COMPUTE_SHARE`."""
-    events: dict[str, list[Event]] = {}
-    for event in timeline.events:
-        events.setdefault(_shades_of(event.kind), []).append(event)
-    transfers = events.pop(SEND, [])
-    lanes, top, height = _lane_count(timeline), -_ROW_SHARE / 2, 0.0
-    if events:
-        height = _ROW_SHARE * max(_MIN_COMPUTE_SHARE, 1 / (lanes + 1))
-    bands = [_Band(kind, calls, COMPUTE_LANE, 1, top, height) for kind, calls in sorted(events.items())]
-    if lanes:
-        bands.append(_Band(SEND, transfers, 0, lanes, top + height, _ROW_SHARE - height))
-    return bands
-
-
-class _StepScale(NamedTuple):
-    """The colours of the steps of one kind of events, from dark to light."""
-
-    steps: int
-    first: int
-    colors: ListedColormap
-    norm: BoundaryNorm
-
-
-def _step_scales(timelines: Iterable[Timeline]) -> dict[str, _StepScale]:
-    """The scale of each kind that occurs, shared by all panels."""
-    steps: dict[str, set[int]] = {}
-    for timeline in timelines:
-        for event in timeline.events:
-            steps.setdefault(_shades_of(event.kind), set()).add(event.step)
+def _step_scales(timelines: Iterable[Timeline]) -> dict[str, tuple[BoundaryNorm, ListedColormap]]:
+    """The colours of the steps of each kind that occurs, from dark to light, shared by all panels."""
     scales = {}
-    for kind in (kind for kind in _SHADES if kind in steps):
-        first, count = min(steps[kind]), max(steps[kind]) - min(steps[kind]) + 1
+    for kind, events in _by_kind(timelines).items():
+        steps = {event.step for event in events}
+        first, count = min(steps), max(steps) - min(steps) + 1
         _, colormap, dark, light, _ = _SHADES[kind]
         colors = ListedColormap(list(matplotlib.colormaps[colormap](np.linspace(dark, light, count))))
-        scales[kind] = _StepScale(count, first, colors, BoundaryNorm(np.arange(count + 1) + first - 0.5, count))
+        scales[kind] = BoundaryNorm(np.arange(count + 1) + first - 0.5, count), colors
     return scales
 
 
 def _draw_bars(
-    panel: Axes, timeline: Timeline, span_s: float, rows_inches: float, scales: Mapping[str, _StepScale] | None
+    panel: Axes,
+    timeline: Timeline,
+    span_s: float,
+    rows_inches: float,
+    scales: Mapping[str, tuple[BoundaryNorm, ListedColormap]] | None,
 ) -> None:
-    """Draw the events of a timeline; without scales, its merged busy intervals."""
-    for band in _bands(timeline):
-        bars = _merged_bars(band, timeline.world_size, span_s) if scales is None else _lane_bars(band)
+    """Draw kernel calls, if any, above transfers: each event in its lane, or without scales merged busy intervals.
+
+    Calls are as high as a lane, but at least `_MIN_COMPUTE_SHARE`.
+    """
+    of_kind, lanes, top = _by_kind([timeline]), _lane_count(timeline), -_ROW_SHARE / 2
+    calls = sorted(of_kind.keys() - {SEND})
+    of_calls = _ROW_SHARE * max(_MIN_COMPUTE_SHARE, 1 / (lanes + 1)) if calls else 0.0
+    for kind in [*calls, *[SEND] * bool(lanes)]:
+        events, is_send = of_kind.get(kind, []), kind == SEND
+        begins = top + of_calls * is_send
+        height = (_ROW_SHARE - of_calls) / (1 if scales is None else lanes) if is_send else of_calls
+        if scales is None:
+            bars = _merged_bars(events, timeline.world_size, begins, height, span_s / 1000)
+        else:
+            lane = np.array([event.lane if is_send else 0 for event in events])
+            rank = np.array([event.rank for event in events])
+            ends = ([float(event.start_s) for event in events], [float(event.end_s) for event in events])
+            bars = np.column_stack([rank + begins + height * lane, np.full(len(events), height), *ends])
         gap_points = _gap_points(bars, span_s, rows_inches / timeline.world_size)
         collection = rectangles(bars, edgecolors="white", linewidths=gap_points, antialiaseds=gap_points > 0)
         collection.set_rasterized(len(bars) > _MAX_VECTOR_BARS)
         if scales is None:
-            collection.set_facecolor(_SHADES[band.kind].merged)
-        elif band.events:
-            steps, scale = [event.step for event in band.events], scales[band.kind]
-            collection.set(cmap=scale.colors, norm=scale.norm, array=steps)
+            collection.set_facecolor(_SHADES[kind][-1])
+        elif events:
+            norm, colors = scales[kind]
+            collection.set(cmap=colors, norm=norm, array=[event.step for event in events])
         panel.add_collection(collection, autolim=False)
 
 
@@ -244,33 +225,20 @@ def _decorate_panel(panel: Axes, timeline: Timeline, span_s: float) -> None:
     panel.vlines(end_s, -0.5, ranks - 0.5, colors=INK, linewidth=1)
     panel.set_title(format_time(end_s), loc="right", fontsize=9, fontweight="bold", color=INK)
     panel.set_ylabel("rank", fontsize=9, color=INK)
-    if ranks <= 16:
-        panel.yaxis.set_major_locator(FixedLocator(list(range(ranks))))
-    else:
-        panel.yaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 4, 8, 10]))
+    few = FixedLocator(list(range(ranks)))
+    panel.yaxis.set_major_locator(few if ranks <= 16 else MaxNLocator(8, integer=True, steps=[1, 2, 4, 8, 10]))
     hide_frame(panel)
 
 
-def _lane_bars(band: _Band) -> FloatArray:
-    """Rows (top, height, start_s, end_s), one per event; the first lane is at the top of its rank."""
-    rows = np.array(
-        [(event.rank, event.lane, float(event.start_s), float(event.end_s)) for event in band.events], dtype=np.float64
-    ).reshape(-1, 4)
-    slot = band.height / band.lanes
-    rows[:, 0] += band.top + slot * (rows[:, 1] - band.first_lane)
-    rows[:, 1] = slot
-    return rows
-
-
-def _merged_bars(band: _Band, ranks: int, span_s: float) -> FloatArray:
+def _merged_bars(events: Sequence[Event], ranks: int, top: float, height: float, closed_gap_s: float) -> FloatArray:
     """Rows (top, height, start_s, end_s): the busy intervals of each rank, with invisibly narrow gaps closed."""
     intervals: list[list[tuple[float, float]]] = [[] for _ in range(ranks)]
-    for event in band.events:
+    for event in events:
         intervals[event.rank].append((float(event.start_s), float(event.end_s)))
     bars = [
-        (rank + band.top, band.height, start_s, end_s)
+        (rank + top, height, start_s, end_s)
         for rank, busy in enumerate(intervals)
-        for start_s, end_s in union(np.array(busy, dtype=np.float64).reshape(-1, 2), span_s / 1000)
+        for start_s, end_s in union(np.array(busy, dtype=np.float64).reshape(-1, 2), closed_gap_s)
     ]
     return np.array(bars, dtype=np.float64).reshape(-1, 4)
 
@@ -300,16 +268,6 @@ def _gap_points(bars: FloatArray, span_s: float, rank_inches: float) -> float:
     width_inches = np.median(bars[:, 3] - bars[:, 2]) / span_s * 0.9 * WIDTH_INCHES
     gap_points = 72 * float(min(width_inches, bars[0, 1] * rank_inches)) / 6
     return min(gap_points, 0.8) if gap_points > 0.1 else 0.0
-
-
-def _draw_step_scale(figure: Figure, axes: Axes, scale: _StepScale, label: str) -> None:
-    mappable = ScalarMappable(norm=scale.norm, cmap=scale.colors)
-    ticks = range(scale.first, scale.first + scale.steps, -(-scale.steps // 8))
-    drawn = figure.colorbar(mappable, cax=axes, orientation="horizontal", ticks=list(ticks))
-    drawn.set_label(label, fontsize=9, color=INK)
-    drawn.ax.tick_params(length=0, labelsize=8, colors=MUTED)
-    drawn.ax.minorticks_off()
-    drawn.outline.set_visible(False)
 
 
 # ------------------------------------------------------------------------------------------------------- shared

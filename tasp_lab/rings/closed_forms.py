@@ -68,10 +68,14 @@ def _of_complete_digraph(topology: Topology, fold: int | None) -> Decomposition:
             "these two-fold rings use each pair of ranks twice"
         )
         return Decomposition(topology, two_fold_hamiltonian_cycles(n), 2, reason)
-    rings = hamiltonian_cycles(n)
-    if fold == 2:
-        return Decomposition(topology, np.repeat(rings, 2, axis=0), 2, f"each ring of K*_{n} twice")
-    return Decomposition(topology, rings, 1, f"K*_{n} decomposes into {n - 1} rings that share no pair of ranks")
+    reason = f"K*_{n} decomposes into {n - 1} rings that share no pair of ranks"
+    return _of_fold(Decomposition(topology, hamiltonian_cycles(n), 1, reason), fold)
+
+
+def _of_fold(once: Decomposition, fold: int | None) -> Decomposition:
+    if fold != 2:
+        return once
+    return Decomposition(once.topology, np.repeat(once.rings, 2, axis=0), 2, f"{once.reason}; each ring twice")
 
 
 def _of_nodes(topology: Topology, groups: IntArray, fold: int | None, rail_aligned: bool | None) -> Decomposition:
@@ -89,9 +93,8 @@ def _of_nodes(topology: Topology, groups: IntArray, fold: int | None, rail_align
         reason += f"; K*_{per_node} has no {per_node} Hamiltonian paths that share no pair of ranks"
     if is_rail_aligned(by_node, per_node):
         reason += "; every hop between nodes joins equal local ranks"
-    if fold == 2 and least_fold == 1:
-        return Decomposition(topology, np.repeat(rings, 2, axis=0), 2, f"{reason}; each ring twice")
-    return Decomposition(topology, rings, least_fold, reason)
+    found = Decomposition(topology, rings, least_fold, reason)
+    return _of_fold(found, fold) if least_fold == 1 else found
 
 
 def _nodes_of(topology: Topology) -> IntArray | None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from enum import Enum
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.process import deferred_interrupts
 from tasp_lab.rings.factors import rings_of
 from tasp_lab.rings.problem import RingProblem
@@ -27,17 +26,13 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 _WORKERS = 1
-_PRICE_UNIT = 1e-12
 
 _OPERATIONS_PER_UNIT = 1_000_000
 """Operations in a unit of CP-SAT's deterministic time; a unit was measured to take 0.5 to 1.5 s on one core."""
 
 
-class Answer(Enum):
-    """Outcome of an exact search that returned no rings."""
-
-    IMPOSSIBLE = "proved impossible"
-    UNKNOWN = "not found within the search budget"
+IMPOSSIBLE, NOT_FOUND = "proved impossible", "not found within the search budget"
+"""How a search without a result ended."""
 
 
 def is_installed() -> bool:
@@ -47,85 +42,47 @@ def is_installed() -> bool:
 
 def rings_within(
     problem: RingProblem, capacities: Sequence[int], count: int, budget: SearchBudget, fold: int | None = None
-) -> IntArray | Answer:
+) -> tuple[IntArray | None, str]:
     """`count` rings that use each constraint at most as often as its capacity, as an array (count, world_size).
 
-    With `fold`, each pair of ranks is used at most `fold` times.
+    With `fold`, each pair of ranks is used at most `fold` times. Without such rings, None and `IMPOSSIBLE` or
+    `NOT_FOUND`.
 
     >>> from tasp_lab.topology.builders import full_mesh
     >>> four = RingProblem.of(full_mesh(4))
     >>> rings_within(four, [1] * 12, 3, SearchBudget(10**7))
-    <Answer.IMPOSSIBLE: 'proved impossible'>
-    >>> rings_within(four, [1] * 12, 2, SearchBudget(10**7)).shape
+    (None, 'proved impossible')
+    >>> rings_within(four, [1] * 12, 2, SearchBudget(10**7))[0].shape
     (2, 4)
     """
-    cp_model = _import_cp_model()
-    model = cp_model.CpModel()
-    chosen = [_circuit(model, problem) for _ in range(count)]
+    with deferred_interrupts():  # SIGINT during the import would become an `ImportError`
+        from ortools.sat.python import cp_model
+
+    model, arcs = cp_model.CpModel(), problem.arcs.tolist()
+    chosen: list[list[Any]] = [[model.new_bool_var("") for _ in arcs] for _ in range(count)]
+    for ring in chosen:
+        model.add_circuit([(*ends, arc) for ends, arc in zip(arcs, ring, strict=True)])
     uses = problem.uses.tocsr()
     for row, capacity in enumerate(capacities):
-        arcs = uses.indices[uses.indptr[row] : uses.indptr[row + 1]].tolist()
-        model.add(sum(ring[arc] for ring in chosen for arc in arcs) <= capacity)
-    for arc in range(len(problem.arcs) if fold is not None else 0):
+        loading = uses.indices[uses.indptr[row] : uses.indptr[row + 1]].tolist()
+        model.add(sum(ring[arc] for ring in chosen for arc in loading) <= capacity)
+    for arc in range(len(arcs) if fold is not None else 0):
         model.add(sum(ring[arc] for ring in chosen) <= fold)
-    _order(model, problem, chosen)
+    # Rings may be exchanged for each other: an order by the successor of rank 0 leaves less to search.
+    firsts = [sum(head * ring[arc] for arc, (tail, head) in enumerate(arcs) if tail == 0) for ring in chosen]
+    for first, second in pairwise(firsts):
+        model.add(first <= second)
     solver, status = _solve(model, budget)
-    if status == cp_model.INFEASIBLE:
-        return Answer.IMPOSSIBLE
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Answer.UNKNOWN
-    return np.array([_ring(solver, problem, ring) for ring in chosen], dtype=np.int64)
-
-
-def cheapest_ring(problem: RingProblem, costs: FloatArray, budget: SearchBudget) -> tuple[IntArray | None, float]:
-    """The cheapest ring and a lower bound of the cost of any ring; None and infinity if no ring exists.
-
-    The ring is None as well if the budget ends before a ring is proved cheapest: it would depend on the budget.
-
-    >>> from tasp_lab.topology.builders import ring
-    >>> cheapest_ring(RingProblem.of(ring(3)), np.array([0.5, 0.25, 0.25]), SearchBudget(10**7))
-    (array([0, 1, 2]), 1.0)
-    """
-    cp_model = _import_cp_model()
-    model = cp_model.CpModel()
-    chosen = _circuit(model, problem)
-    whole = np.floor(costs / _PRICE_UNIT).astype(np.int64).tolist()
-    model.minimize(sum(cost * arc for cost, arc in zip(whole, chosen, strict=True)))
-    solver, status = _solve(model, budget)
-    if status == cp_model.INFEASIBLE:
-        return None, float("inf")
-    least = max(solver.best_objective_bound, 0.0) * _PRICE_UNIT
-    if status != cp_model.OPTIMAL:
-        return None, least
-    return _ring(solver, problem, chosen), least
-
-
-def _circuit(model: cp_model.CpModel, problem: RingProblem) -> list[Any]:
-    chosen: list[Any] = [model.new_bool_var("") for _ in problem.arcs]
-    model.add_circuit(
-        [(source, destination, arc) for (source, destination), arc in zip(problem.arcs.tolist(), chosen, strict=True)]
-    )
-    return chosen
-
-
-def _order(model: cp_model.CpModel, problem: RingProblem, chosen: Sequence[list[Any]]) -> None:
-    """Break the symmetry between rings: order them by the successor of rank 0."""
-    leaving = [(arc, destination) for arc, (source, destination) in enumerate(problem.arcs.tolist()) if source == 0]
-    for one, other in pairwise(chosen):
-        first = sum(destination * one[arc] for arc, destination in leaving)
-        model.add(first <= sum(destination * other[arc] for arc, destination in leaving))
-
-
-def _import_cp_model() -> Any:
-    """CP-SAT. SIGINT is deferred to the end of the import, which would turn it into an `ImportError`."""
-    with deferred_interrupts():
-        from ortools.sat.python import cp_model
-    return cp_model
+        return None, IMPOSSIBLE if status == cp_model.INFEASIBLE else NOT_FOUND
+    hops = [problem.arcs[[solver.boolean_value(arc) for arc in ring]] for ring in chosen]
+    return rings_of(np.array([heads[tails.argsort()] for tails, heads in (each.T for each in hops)])), ""
 
 
 def _solve(model: cp_model.CpModel, budget: SearchBudget) -> tuple[cp_model.CpSolver, Any]:
     """Solve in a thread, so that SIGINT is handled at once."""
-    cp_model = _import_cp_model()
+    from ortools.sat.python import cp_model
+
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = budget.left / _OPERATIONS_PER_UNIT
     solver.parameters.num_workers = _WORKERS
@@ -144,9 +101,3 @@ def _solve(model: cp_model.CpModel, budget: SearchBudget) -> tuple[cp_model.CpSo
     if status not in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
         budget.exhaust()
     return solver, status
-
-
-def _ring(solver: cp_model.CpSolver, problem: RingProblem, chosen: list[Any]) -> IntArray:
-    source, successors = problem.arcs[[solver.boolean_value(arc) for arc in chosen]].T
-    ring: IntArray = rings_of(successors[source.argsort()][None])[0]
-    return ring

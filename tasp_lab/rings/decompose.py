@@ -65,11 +65,13 @@ def decompose(
         raise NoDecompositionError(f"fold {fold}: expected 1 or 2")
     if lanes is not None and lanes < 1:
         raise NoDecompositionError(f"{lanes} lanes: expected 1 or more")
+    if lanes is not None and fold is not None:
+        raise NoDecompositionError("a fold and a number of lanes cannot be combined")
     budget = SearchBudget(search_budget, progress)
     if topology.world_size == 1:
         return Decomposition(topology, np.empty((0, 1), dtype=np.int32), 1, "one rank needs no ring")
     if lanes is not None:
-        return _with_lanes(topology, fold, lanes, rail_aligned, budget)
+        return _with_lanes(topology, lanes, rail_aligned, budget)
     if fold is not None:
         return _of_fold(topology, fold, rail_aligned, budget)
     return _best(topology, rail_aligned, budget)
@@ -140,49 +142,33 @@ def _of_fold(topology: Topology, fold: int, rail_aligned: bool | None, budget: S
     return _concluded(equal, budget)
 
 
-def _with_lanes(
-    topology: Topology, fold: int | None, lanes: int, rail_aligned: bool | None, budget: SearchBudget
-) -> Decomposition:
-    """The best few rings of several searches."""
-    if fold is not None:
-        raise NoDecompositionError("a fold and a number of lanes cannot be combined")
+def _with_lanes(topology: Topology, lanes: int, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:
+    """The best few rings of several searches; candidates include those of the full decomposition."""
+    from tasp_lab.rings.fractional_packing import best_few, max_of_one_ring
+
     known = gray_ring(topology) if lanes == 1 and not rail_aligned else None
     if known is not None:
-        from tasp_lab.rings.fractional_packing import max_of_one_ring
-
         one = replace(known, limit_bytes_per_s=max_of_one_ring(topology))
         if one.proved_optimal:
             return one
-    candidates: list[Decomposition] = []
-    for part in _rounds(budget):
-        try:
-            candidates.append(_few(topology, lanes, rail_aligned, part))
-        except NoDecompositionError:
-            if not candidates:
-                raise
-        if candidates[-1].proved_optimal:
-            break
-    best = max(candidates, key=lambda each: each.rate_bytes_per_s)
-    return replace(best, search_complete=candidates[0].search_complete)
-
-
-def _rounds(budget: SearchBudget) -> list[SearchBudget]:
-    """Budgets of independent searches, the largest first, whose sum does not exceed the whole.
-
-    The best few of better rings can be worse, so a larger budget repeats every round of a smaller one.
-    """
+    # The best few of better rings can be worse, so a larger budget repeats every round of a smaller one: independent
+    # searches, the largest first, which take no more than the whole together.
     sizes = [1]
     while sum(sizes) + 16 * sizes[-1] <= budget.left:
         sizes.append(16 * sizes[-1])
-    return [budget.at_most(size) for size in reversed(sizes)]
-
-
-def _few(topology: Topology, lanes: int, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:
-    """The best few rings; candidates include those of the full decomposition."""
-    full = _best(topology, rail_aligned, budget.half())
-    if len(full.rings) <= lanes:
-        return full
-    limit = ring_limit_bytes_per_s(topology, full.rate_bytes_per_s)
-    from tasp_lab.rings.fractional_packing import best_few
-
-    return _concluded(best_few(full, lanes, limit, budget), budget)
+    candidates: list[Decomposition] = []
+    for part in [budget.at_most(size) for size in reversed(sizes)]:
+        try:
+            found = _best(topology, rail_aligned, part.half())
+        except NoDecompositionError:
+            if not candidates:
+                raise
+            continue
+        if len(found.rings) > lanes:
+            limit = ring_limit_bytes_per_s(topology, found.rate_bytes_per_s)
+            found = _concluded(best_few(found, lanes, limit, part), part)
+        candidates.append(found)
+        if found.proved_optimal:
+            break
+    best = max(candidates, key=lambda each: each.rate_bytes_per_s)
+    return replace(best, search_complete=candidates[0].search_complete)

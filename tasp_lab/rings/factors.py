@@ -21,28 +21,19 @@ from tasp_lab.rings.search_budget import SearchBudget
 def regular_part(linked: BoolArray, degree: int, random: Random) -> BoolArray | None:
     """A random spanning subgraph with `degree` arcs out of and into every vertex; None if there is none.
 
+    By a maximum flow from all sources to all destinations, which are shuffled.
+
     >>> int(regular_part(~np.eye(3, dtype=bool), 1, Random(0)).sum())
     3
     """
-    n = len(linked)
-    if (linked.sum(axis=0) == degree).all() and (linked.sum(axis=1) == degree).all():
-        return linked.copy()
-    rows, columns = _shuffles(n, random)
-    shuffled = _regular_part(linked[np.ix_(rows, columns)], degree)
-    if shuffled is None:
-        return None
-    part = np.empty_like(linked)
-    part[np.ix_(rows, columns)] = shuffled
-    return part
-
-
-def _regular_part(linked: BoolArray, degree: int) -> BoolArray | None:
-    """Deterministic, by a maximum flow from all sources to all destinations."""
     from scipy.sparse import csr_array  # takes longer to import than most predictions take
     from scipy.sparse.csgraph import maximum_flow
 
     n = len(linked)
-    tails, heads = linked.nonzero()
+    if (linked.sum(axis=0) == degree).all() and (linked.sum(axis=1) == degree).all():
+        return linked.copy()
+    shuffled = np.ix_(*_shuffles(n, random))
+    tails, heads = linked[shuffled].nonzero()
     source, sink, every = 2 * n, 2 * n + 1, np.arange(n)
     rows = np.concatenate([tails, np.full(n, source), n + every])
     columns = np.concatenate([n + heads, every, np.full(n, sink)])
@@ -50,7 +41,8 @@ def _regular_part(linked: BoolArray, degree: int) -> BoolArray | None:
     result = maximum_flow(csr_array((capacity, (rows, columns)), shape=(2 * n + 2, 2 * n + 2)), source, sink)
     if result.flow_value < n * degree:
         return None
-    part: BoolArray = result.flow.toarray()[:n, n : 2 * n] > 0
+    part = np.empty_like(linked)
+    part[shuffled] = result.flow.toarray()[:n, n : 2 * n] > 0
     return part
 
 
@@ -222,10 +214,8 @@ class _SquareSwitching:
 # The search starts with as many arc-disjoint 1-factors as rings are requested. The union of two of them, as a bipartite
 # graph of sources and destinations, decomposes into alternating closed walks. Swapping the arcs of one walk between the
 # two yields 1-factors again. A swap is kept if it does not increase the number of cycles. Symmetric digraphs are first
-# searched as 2-factors (above), which allow more swaps.
-#
-# The search is random with a fixed seed. A failed search proves nothing.
-
+# searched as 2-factors (above), which allow more swaps. The search is random with a fixed seed. Its failure proves
+# nothing.
 
 SWITCHING_OPERATIONS = 2_000_000
 """Operations of switching before another search that can also prove infeasibility."""
@@ -252,49 +242,28 @@ def disjoint_rings(
     >>> disjoint_rings(square, 2, SearchBudget(10_000)).shape
     (2, 4)
     """
-    random = Random(0)
+    random, every = Random(0), np.arange(len(linked))
     if regular_part(linked, count, random) is None:
         return None
-    if _is_symmetric_regular(linked, count):
+    if count % 2 == 0 and (linked.sum(axis=0) == count).all() and (linked == linked.T).all():
         cycles = undirected_hamiltonian_cycles(linked, budget.half(), Random(0))
         if cycles is not None:
             return np.concatenate([cycles, np.roll(cycles[:, ::-1], 1, axis=1)])
-    kept = _successors(linked, start)[:count]
+    inside = [ring for ring in ([] if start is None else start) if linked[ring, np.roll(ring, -1)].all()]
+    kept = [np.roll(ring, -1)[np.argsort(ring)] for ring in inside[:count]]  # successors
     while True:
         budget.spend(_START_OPERATIONS + _ARC_OPERATIONS * count * len(linked))
-        factors = _complete(linked, count, kept, random)
-        if factors is not None:
-            switching = _Switching(factors, random)
+        left = linked.copy()
+        for successors in kept:
+            left[every, successors] = False
+        part = regular_part(left, count - len(kept), random)
+        if part is not None:
+            switching = _Switching(np.stack([*kept, *random_factors(part, random)]), random)
             if switching.run(budget):
                 return rings_of(switching.successors)
         if not budget.allows_more():
             return None
         kept = random.sample(kept, max(len(kept) - 2, 0))
-
-
-def _successors(linked: BoolArray, rings: IntArray | None) -> list[IntArray]:
-    """The successor of each vertex on those rings that the digraph contains."""
-    factors = []
-    for ring in [] if rings is None else rings:
-        successors = np.empty_like(ring)
-        successors[ring] = np.roll(ring, -1)
-        if linked[np.arange(len(ring)), successors].all():
-            factors.append(successors)
-    return factors
-
-
-def _complete(linked: BoolArray, count: int, kept: list[IntArray], random: Random) -> IntArray | None:
-    """`count` arc-disjoint 1-factors that include the kept ones; None if the remaining arcs have too few."""
-    left = linked.copy()
-    for successors in kept:
-        left[np.arange(len(left)), successors] = False
-    part = regular_part(left, count - len(kept), random)
-    return None if part is None else np.concatenate([*(factor[None] for factor in kept), random_factors(part, random)])
-
-
-def _is_symmetric_regular(linked: BoolArray, count: int) -> bool:
-    regular = bool((linked.sum(axis=0) == count).all())
-    return regular and count % 2 == 0 and bool((linked == linked.T).all())
 
 
 class _Switching:

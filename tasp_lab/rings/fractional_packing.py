@@ -10,14 +10,13 @@ certificate: no packing carries more than the sum of price times bandwidth.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from random import Random
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import csr_array, eye_array, hstack, vstack
 
 from tasp_lab.core.arrays import FloatArray, IntArray
@@ -26,6 +25,7 @@ from tasp_lab.rings.factors import SWITCHING_OPERATIONS, disjoint_rings, rings_o
 from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Decomposition, fold_of
 from tasp_lab.rings.search_budget import SearchBudget
+from tasp_lab.topology.components import components
 from tasp_lab.topology.graph import Topology, Vertex
 
 _MAX_DENOMINATOR = 200
@@ -166,7 +166,7 @@ def improve(problem: RingProblem, packing: Packing, find: FindRing) -> Packing |
         ring = find(raised)
         if ring is None:
             break
-        arcs = problem.arc_at[ring, np.roll(ring, -1)]
+        arcs = problem.arcs_of(ring)
         if prices[arcs].sum() > 1 - _MIN_GAIN:
             break
         new_rings.append(ring)
@@ -184,6 +184,27 @@ def improvement_operations(problem: RingProblem, packing: Packing) -> int:
     return patching + _PROGRAM_OPERATIONS + len(packing.pool) * entries_of_ring
 
 
+def least_cost(problem: RingProblem, costs: FloatArray) -> float:
+    """A lower bound of the cost of a ring, for the cost of each arc: that of the cheapest 1-factor; 0 without one."""
+    hops = np.arange(problem.world_size), _cheapest_factor(_matrix(problem, costs))
+    return float(costs[problem.arc_at[hops]].sum()) if problem.linked[hops].all() else 0.0
+
+
+def _matrix(problem: RingProblem, costs: FloatArray) -> FloatArray:
+    """The cost of each pair of vertices; without an arc more than that of any ring."""
+    matrix = np.full((problem.world_size,) * 2, 10.0 * problem.world_size * (1.0 + float(costs.max())))
+    matrix[tuple(problem.arcs.T)] = costs
+    return matrix
+
+
+def _cheapest_factor(matrix: FloatArray) -> IntArray:
+    """The successor of each vertex on the cheapest 1-factor, which has pairs without an arc if there is no other."""
+    from scipy.optimize import linear_sum_assignment
+
+    successors: IntArray = linear_sum_assignment(matrix)[1].astype(np.int64)
+    return successors
+
+
 class Patching:
     """A cheap ring: the cheapest 1-factor, its cycles joined where that costs least (R. Karp, SIAM J. Comput. 8, 1979).
 
@@ -196,49 +217,24 @@ class Patching:
 
     def __call__(self, costs: FloatArray) -> IntArray | None:
         """A ring for the cost of each arc; None if the cycles cannot be joined."""
-        best: tuple[float, IntArray] | None = None
-        for _ in range(6):
-            ring = self._attempt(costs)
-            if ring is None:
-                continue
-            cost = float(costs[self.problem.arc_at[ring, np.roll(ring, -1)]].sum())
-            if best is None or cost < best[0]:
-                best = cost, ring
-        return None if best is None else best[1]
+        rings = [ring for ring in (self._attempt(costs) for _ in range(6)) if ring is not None]
+        return min(rings, key=lambda ring: float(costs[self.problem.arcs_of(ring)].sum()), default=None)
 
     def _attempt(self, costs: FloatArray) -> IntArray | None:
-        from scipy.optimize import linear_sum_assignment
-
-        n, arcs = self.problem.world_size, self.problem.arcs
-        noise = self.random.random(len(arcs)) * (1e-4 / n)
-        forbidden = 10.0 * n * (1.0 + float(costs.max()))
-        matrix = np.full((n, n), forbidden)
-        matrix[arcs[:, 0], arcs[:, 1]] = costs + noise
-        successors = linear_sum_assignment(matrix)[1].astype(np.int64)
-        while (label := _labels(successors)).max() > 0:
-            now = matrix[np.arange(n), successors]
-            change = matrix[:, successors] - now[:, None]
-            change = change + change.T
-            change[label[:, None] == label[None, :]] = np.inf
+        every = np.arange(self.problem.world_size)
+        noise = self.random.random(len(costs)) * (1e-4 / len(every))
+        matrix = _matrix(self.problem, costs + noise)
+        successors = _cheapest_factor(matrix)
+        while (cycle := components(np.column_stack([every, successors]), len(every))).max() > 0:
+            # Two vertices of different cycles exchange their successors, which joins the cycles.
+            change = matrix[:, successors] - matrix[every, successors][:, None]
+            change = np.where(cycle[:, None] == cycle, np.inf, change + change.T)
             one, other = np.unravel_index(int(change.argmin()), change.shape)
             successors[[one, other]] = successors[[other, one]]
-        if matrix[np.arange(n), successors].max() >= forbidden:
+        if not self.problem.linked[every, successors].all():
             return None
         ring: IntArray = rings_of(successors[None])[0]
         return ring
-
-
-def _labels(successors: IntArray) -> npt.NDArray[np.int64]:
-    """The number of the cycle of each vertex."""
-    label = np.full(len(successors), -1, dtype=np.int64)
-    cycles = 0
-    for start in range(len(successors)):
-        vertex = start
-        while label[vertex] < 0:
-            label[vertex] = cycles
-            vertex = int(successors[vertex])
-        cycles += label[start] == cycles
-    return label
 
 
 # The best rings for a given maximum number of lanes.
@@ -257,15 +253,33 @@ _MAX_CANDIDATES = 200
 
 def best_few(known: Decomposition, lanes: int, ring_limit: Fraction, budget: SearchBudget) -> Decomposition:
     """At most `lanes` rings; `known` are more, and `ring_limit` bounds the rate of any rings, in bytes/s."""
-    limit = min(ring_limit, lanes * max_of_one_ring(known.topology))
+    topology = known.topology
+    limit = min(ring_limit, lanes * max_of_one_ring(topology))
     best = _largest(known, lanes)
-    for rings in _attempts(known, lanes, budget) if best.rate_bytes_per_s < limit else ():
-        best = max(best, rings, key=lambda each: each.rate_bytes_per_s)
-        if rings.limit_bytes_per_s is not None:
-            limit = min(limit, max(rings.limit_bytes_per_s, best.rate_bytes_per_s))
+    if best.rate_bytes_per_s >= limit:
+        return replace(best, limit_bytes_per_s=limit)
+    problem = RingProblem.of(topology)
+    listed = problem.all_rings(_MAX_CANDIDATES)
+    if listed is None and problem.is_uniform:
+        part = budget.at_most(SWITCHING_OPERATIONS)
+        budget.progress(f"searching for {lanes} link-disjoint rings, within {part.left:,} operations")
+        disjoint = disjoint_rings(problem.linked, lanes, part)
+        if disjoint is not None:
+            best = _faster(best, Decomposition(topology, disjoint, 1, f"{lanes} rings that share no link"))
         if best.rate_bytes_per_s >= limit:
-            break
+            return replace(best, limit_bytes_per_s=limit)
+    pool = _largest(known, _MAX_CANDIDATES).rings if listed is None else listed
+    packing, proved = _chosen(problem, pool, lanes, budget)
+    rings, shares = with_exact_shares(packing)
+    chosen = Decomposition(topology, rings, fold_of(rings), f"the best {lanes} of {len(pool)} rings", shares)
+    best = _faster(best, chosen)
+    if proved and listed is not None:
+        limit = min(limit, best.rate_bytes_per_s)
     return replace(best, limit_bytes_per_s=limit)
+
+
+def _faster(one: Decomposition, other: Decomposition) -> Decomposition:
+    return other if other.rate_bytes_per_s > one.rate_bytes_per_s else one
 
 
 def max_of_one_ring(topology: Topology) -> Fraction:
@@ -277,23 +291,6 @@ def max_of_one_ring(topology: Topology) -> Fraction:
         for end in ((False, link.source), (True, link.destination)):
             fastest[end] = max(fastest[end], link.bandwidth_bytes_per_s)
     return Fraction(min(bandwidth for (_, vertex), bandwidth in fastest.items() if isinstance(vertex, int)))
-
-
-def _attempts(known: Decomposition, lanes: int, budget: SearchBudget) -> Iterator[Decomposition]:
-    topology = known.topology
-    problem = RingProblem.of(topology)
-    listed = problem.all_rings(_MAX_CANDIDATES)
-    if listed is None and problem.is_uniform:
-        part = budget.at_most(SWITCHING_OPERATIONS)
-        budget.progress(f"searching for {lanes} link-disjoint rings, within {part.left:,} operations")
-        rings = disjoint_rings(problem.linked, lanes, part)
-        if rings is not None:
-            yield Decomposition(topology, rings, 1, f"{lanes} rings that share no link")
-    pool = _largest(known, _MAX_CANDIDATES).rings if listed is None else listed
-    packing, proved = _chosen(problem, pool, lanes, budget)
-    rings, shares = with_exact_shares(packing)
-    chosen = Decomposition(topology, rings, fold_of(rings), f"the best {lanes} of {len(pool)} rings", shares)
-    yield replace(chosen, limit_bytes_per_s=chosen.rate_bytes_per_s if proved and listed is not None else None)
 
 
 def _largest(known: Decomposition, count: int) -> Decomposition:

@@ -55,26 +55,14 @@ from tasp_lab.rings.complete_digraph import hamiltonian_cycles, zigzag_of
 
 # Decompose the complete digraph into arc-disjoint directed Hamiltonian paths.
 #
-# The ``m (m - 1)`` arcs of the complete digraph ``K*_m`` split into ``m`` directed Hamiltonian paths exactly when ``m``
-# is neither 3 nor 5. Every vertex then is the start of one path and the end of one: it has ``m - 1`` outgoing arcs, one
-# on every path that does not end there. Joining all ends to all starts through one more vertex gives a decomposition of
-# ``K*_{m+1}`` into Hamiltonian cycles, and removing a vertex reverses this; so the paths exist exactly where the cycles
-# of `tasp_lab.rings.complete_digraph` do.
+# The ``m (m - 1)`` arcs of ``K*_m`` split into ``m`` directed Hamiltonian paths exactly when ``m`` is neither 3 nor 5:
+# every vertex then is the start of one path and the end of one, and joining all ends to all starts through one more
+# vertex gives a decomposition of ``K*_{m+1}`` into Hamiltonian cycles; removing a vertex reverses this.
 #
-# Construction by ``m``
-# ---------------------
-# ``m`` even
-#     Walecki's zigzag ``0, 1, -1, 2, -2, ...`` modulo ``m``, rotated by the row number: its steps
-#     ``1, -2, 3, -4, ...`` are all different modulo ``m``.
-# ``m`` odd, 1 or at least 7
-#     The cycles of `hamiltonian_cycles` for ``m + 1``, without their last vertex.
-# ``m`` odd, every arc twice
-#     The zigzag has every odd step twice and no even step; the mirrored zigzag has the even steps.
-#
-# The map from starts to ends is a permutation of the vertices. `even_hamiltonian_paths` returns paths with an even
-# permutation, as rings over an odd number of nodes require (`tasp_lab.rings.node_rings`).
-#
-# No search is involved. `verify_node_rings` proves the rings that are made of them.
+# ``m`` even: Walecki's zigzag ``0, 1, -1, 2, -2, ...`` modulo ``m``, rotated by the row number; its steps
+# ``1, -2, 3, -4, ...`` are all different. ``m`` odd, 1 or at least 7: the cycles of `hamiltonian_cycles` for ``m + 1``,
+# without their last vertex. ``m`` odd, every arc twice: the zigzag has every odd step twice and no even step; the
+# mirrored zigzag has the even steps. No search is involved.
 
 
 # Where K*_{m+1} has no decomposition into Hamiltonian cycles, K*_m has none into paths.
@@ -90,14 +78,18 @@ def hamiltonian_paths(m: int) -> Int32Array:
     >>> hamiltonian_paths(4).tolist()
     [[0, 1, 3, 2], [1, 2, 0, 3], [2, 3, 1, 0], [3, 0, 2, 1]]
     """
-    _check_vertex_count(m)
     if m in _IMPOSSIBLE:
         raise NoDecompositionError(
             f"K*_{m} does not split into {m} Hamiltonian paths: joined through one more vertex they would be {m} "
             f"arc-disjoint Hamiltonian cycles of K*_{m + 1}, which do not exist; {2 * m} paths that use every arc "
             f"exactly twice exist: two_fold_hamiltonian_paths({m})"
         )
-    return (_zigzags(m) if m % 2 == 0 else _without_last_vertex(hamiltonian_cycles(m + 1))).astype(np.int32)
+    paths = _zigzags(m)
+    if m % 2 == 1:  # each cycle is cut at its last vertex, which `_even_cycles` inserted into an arc of one path
+        cycles = hamiltonian_cycles(m + 1).astype(np.int64)
+        after = np.argmax(cycles == m, axis=1)[:, np.newaxis] + 1
+        paths = np.take_along_axis(cycles, (after + np.arange(m)) % (m + 1), axis=1)
+    return paths[np.argsort(paths[:, 0])].astype(np.int32)
 
 
 def two_fold_hamiltonian_paths(m: int) -> Int32Array:
@@ -110,9 +102,8 @@ def two_fold_hamiltonian_paths(m: int) -> Int32Array:
     >>> two_fold_hamiltonian_paths(3).tolist()
     [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 2, 1], [1, 0, 2], [2, 1, 0]]
     """
-    _check_vertex_count(m)
     zigzags = _zigzags(m)
-    mirrored = zigzags if m % 2 == 0 else _sorted_by_start(-zigzags % m)
+    mirrored = zigzags if m % 2 == 0 else (-zigzags % m)[np.argsort(-zigzags[:, 0] % m)]
     return np.vstack([zigzags, mirrored]).astype(np.int32)
 
 
@@ -133,43 +124,25 @@ def even_hamiltonian_paths(m: int) -> Int32Array:
         raise NoDecompositionError("K*_2 has only the paths 0 -> 1 and 1 -> 0, an odd permutation from starts to ends")
     paths = hamiltonian_paths(m)
     if m % 4 == 2:
+        sign = 1 - 2 * (np.arange(m) % 2)
         for start, sums in _exchanged_zigzags(m).items():
-            paths[start] = _path_of_sums(start, sums, m)
+            paths[start] = sign * np.cumsum(sign * [start, *map(int, sums)]) % m
     return paths
-
-
-def _check_vertex_count(m: int) -> None:
-    if m < 1:
-        raise NoDecompositionError(f"a complete digraph needs at least 1 vertex, got m = {m}")
 
 
 def _zigzags(m: int) -> npt.NDArray[np.int64]:
     """The zigzag through the integers modulo ``m``, rotated by the row number."""
+    if m < 1:
+        raise NoDecompositionError(f"a complete digraph needs at least 1 vertex, got m = {m}")
     return (zigzag_of(m) + np.arange(m)[:, np.newaxis]) % m
-
-
-def _without_last_vertex(cycles: Int32Array) -> npt.NDArray[np.integer]:
-    """Cut every cycle at its last vertex.
-
-    For an even number of vertices, `hamiltonian_cycles` inserts the last vertex into the arcs of one Hamiltonian path
-    and closes that path as the last cycle. The map from starts to ends is therefore that path reversed: one cycle
-    through all vertices.
-    """
-    m = len(cycles)
-    after = np.argmax(cycles == m, axis=1)[:, np.newaxis] + 1
-    return _sorted_by_start(np.take_along_axis(cycles, (after + np.arange(m)) % (m + 1), axis=1))
-
-
-def _sorted_by_start(paths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-    return paths[np.argsort(paths[:, 0])]
 
 
 def _exchanged_zigzags(m: int) -> dict[int, str]:
     """Two or three paths by their starts, which use the arcs of the zigzags with these starts but exchange two ends.
 
-    A path is given by the sums of neighbours along it; on the zigzag from ``i`` they alternate between ``2 i + 1`` and
-    ``2 i``. Each repetition of a segment is shifted outwards on both sides of the zigzag: by four vertices, ``32`` by
-    one.
+    A path is given by the sums of neighbours along it, modulo ``m``; on the zigzag from ``i`` they alternate between
+    ``2 i + 1`` and ``2 i``. Each repetition of a segment is shifted outwards on both sides of the zigzag: by four
+    vertices, ``32`` by one.
     """
     repeats = m // 8
     if m % 8 == 2:
@@ -179,12 +152,6 @@ def _exchanged_zigzags(m: int) -> dict[int, str]:
         2: "3545420" + "54541450" * (repeats - 1) + "545145" if repeats else "35452",
         m // 2 + 1: "32" * (m // 2 - 3) + "31531",
     }
-
-
-def _path_of_sums(start: int, sums: str, m: int) -> npt.NDArray[np.int64]:
-    """The path from `start` whose neighbours have the given sums modulo ``m``."""
-    sign = 1 - 2 * (np.arange(m) % 2)
-    return sign * np.cumsum(sign * [start, *map(int, sums)]) % m
 
 
 # Three conjugate permutations whose product is the identity: two exchanges; a cycle of four and an exchange.
@@ -217,15 +184,10 @@ def node_rings(node_count: int, ranks_per_node: int, *, rail_aligned: bool | Non
             f"rail-aligned node rings of {u} x 2 do not exist: a ring changes the local rank in each of the {u} nodes, "
             "an odd number, and cannot close"
         )
-    align = not impossible if rail_aligned is None else rail_aligned
-    if align:
-        rings = _rail_aligned_rings(u, m)
-    else:  # every ring follows the same path on every node
-        paths = two_fold_hamiltonian_paths(m) if m in (3, 5) else hamiltonian_paths(m)
-        rings = np.hstack([paths + node * m for node in range(u)]).astype(np.int32)
-    verify_node_rings(rings, u, m)
-    assert is_rail_aligned(rings, m) or not align
-    return rings
+    if rail_aligned or (rail_aligned is None and not impossible):
+        return _rail_aligned_rings(u, m)
+    paths = two_fold_hamiltonian_paths(m) if m in _IMPOSSIBLE else hamiltonian_paths(m)
+    return np.hstack([paths + node * m for node in range(u)]).astype(np.int32)  # the same path on every node
 
 
 def is_rail_aligned(rings: Int32Array, ranks_per_node: int) -> bool:
@@ -239,40 +201,6 @@ def is_rail_aligned(rings: Int32Array, ranks_per_node: int) -> bool:
     return bool(np.all(same_node | (rings % ranks_per_node == successors % ranks_per_node)))
 
 
-def verify_node_rings(rings: Int32Array, node_count: int, ranks_per_node: int) -> None:
-    """Check that rings visit every rank, and use every pair inside a node and every NIC equally often.
-
-    The number of uses is the number of rings over the ranks of a node. The NICs follow from the pairs: a rank sends
-    and receives once on every ring, and equally often inside its node as every other rank. Raises
-    `NoDecompositionError` naming the first invalid ring or pair.
-
-    >>> verify_node_rings(np.array([[0, 1, 2, 3], [1, 0, 3, 2]], dtype=np.int32), 2, 2)
-    >>> verify_node_rings(np.array([[0, 1, 2, 3], [0, 1, 3, 2]], dtype=np.int32), 2, 2)
-    Traceback (most recent call last):
-    tasp_lab.core.errors.NoDecompositionError: pair 0 -> 1 is used 2 times, expected 1
-    """
-    u, m = node_count, ranks_per_node
-    world_size = u * m
-    if rings.ndim != 2 or rings.shape[1] != world_size or len(rings) % m or not len(rings):
-        raise NoDecompositionError(f"expected a multiple of {m} rings of {world_size} ranks, got shape {rings.shape}")
-    is_ring = np.all(np.sort(rings, axis=1) == np.arange(world_size), axis=1)
-    if not is_ring.all():
-        ring = int(np.argmin(is_ring))
-        raise NoDecompositionError(f"ring {ring} does not visit each of the ranks 0..{world_size - 1} exactly once")
-    fold = len(rings) // m
-    successors = np.roll(rings, -1, axis=1)
-    inside = rings // m == successors // m
-    pairs = rings[inside].astype(np.int64) * m + successors[inside] % m
-    uses = np.bincount(pairs, minlength=world_size * m).reshape(world_size, m)
-    ranks = np.arange(world_size)
-    uses[ranks, ranks % m] = fold  # no rank sends to itself
-    if (uses != fold).any():
-        rank, local = map(int, np.argwhere(uses != fold)[0])
-        raise NoDecompositionError(
-            f"pair {rank} -> {rank - rank % m + local} is used {uses[rank, local]} times, expected {fold}"
-        )
-
-
 def _rail_aligned_rings(node_count: int, m: int) -> Int32Array:
     """Every ring follows the path that starts where it arrives; each node renames the ranks of the paths.
 
@@ -280,7 +208,7 @@ def _rail_aligned_rings(node_count: int, m: int) -> Int32Array:
     permutation of the second set is the inverse of that of the first, and all of them are powers of one permutation,
     so the rings of both sets close.
     """
-    if m in (3, 5):
+    if m in _IMPOSSIBLE:
         paths = two_fold_hamiltonian_paths(m)
     else:
         paths = hamiltonian_paths(m) if node_count % 2 == 0 else even_hamiltonian_paths(m)
@@ -292,7 +220,8 @@ def _rail_aligned_rings(node_count: int, m: int) -> Int32Array:
     # the permutation of every node: conjugates whose product is the identity
     every = closed + [ends_of_path, np.argsort(ends_of_path)] * ((node_count - len(closed)) // 2)
     for node, ends in enumerate(every):
-        new_name = _renaming(ends_of_path, ends)
+        new_name = np.empty(m, dtype=np.int64)  # turns `ends_of_path` into its conjugate `ends`
+        new_name[_along_cycles(ends_of_path)] = _along_cycles(ends)
         followed = new_name[paths[first_of_set + np.argsort(new_name)[local]]]
         rings[:, node] = followed + node * m
         local = followed[:, -1]
@@ -306,13 +235,6 @@ def _three_that_close(ends: npt.NDArray[np.integer]) -> list[npt.NDArray[np.inte
     head = _THREE_OF_SIX if m % 4 == 2 else _THREE_OF_SIX[:, :0]
     fours = [_THREE_OF_FOUR + first for first in range(head.shape[1], m, 4)]
     return list(np.hstack([head, *fours]))
-
-
-def _renaming(ends: npt.NDArray[np.integer], wanted: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """The renaming of ranks that turns the permutation ``ends`` into its conjugate ``wanted``."""
-    new_name = np.empty(len(ends), dtype=np.int64)
-    new_name[_along_cycles(ends)] = _along_cycles(wanted)
-    return new_name
 
 
 def _along_cycles(permutation: npt.NDArray[np.integer]) -> list[int]:

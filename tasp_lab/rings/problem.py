@@ -83,13 +83,8 @@ class RingProblem:
     @cached_property
     def is_uniform(self) -> bool:
         """Whether every arc has its own link and all have one bandwidth, so that only the digraph matters."""
-        return self.has_own_links and len(set(self.bandwidths)) == 1
-
-    @cached_property
-    def has_own_links(self) -> bool:
-        """Whether every arc has a link that no other arc uses."""
         constraints, arcs = self.uses.shape
-        return bool(constraints == arcs == self.uses.nnz)
+        return bool(constraints == arcs == self.uses.nnz) and len(set(self.bandwidths)) == 1
 
     @cached_property
     def relative_bandwidths(self) -> FloatArray:
@@ -101,10 +96,14 @@ class RingProblem:
         """Number of uses of each constraint by each ring, a sparse array (constraints, rings)."""
         return csr_array(self.uses @ self.hops(rings))
 
+    def arcs_of(self, rings: npt.NDArray[np.integer]) -> IntArray:
+        """The arc from each vertex of rings, an int array (..., world_size), to the next, in the same shape."""
+        arcs: IntArray = self.arc_at[rings, np.roll(rings, -1, axis=-1)]
+        return arcs
+
     def hops(self, rings: npt.NDArray[np.integer]) -> csr_array:
         """The arcs of each ring, a sparse array (arcs, rings)."""
-        arcs = self.arc_at[rings, np.roll(rings, -1, axis=1)]
-        count, n = rings.shape
+        arcs, (count, n) = self.arcs_of(rings), rings.shape
         columns = np.repeat(np.arange(count), n)
         return csr_array((np.ones(arcs.size), (arcs.ravel(), columns)), shape=(len(self.arcs), count))
 

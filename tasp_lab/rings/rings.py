@@ -86,26 +86,22 @@ class Decomposition:
             object.__setattr__(self, "shares", (Fraction(1, max(len(rings), 1)),) * len(rings))
         from tasp_lab.rings.complete_digraph import verify_cycles  # a ring in the order of ranks needs none of it
 
-        verify_cycles(self.rings, self.topology.world_size, self.fold)
-        if len(self.shares) != len(self.rings):
-            raise NoDecompositionError(f"{len(self.shares)} shares for {len(self.rings)} rings, expected one per ring")
+        verify_cycles(rings, self.topology.world_size, self.fold)
+        if len(self.shares) != len(rings):
+            raise NoDecompositionError(f"{len(self.shares)} shares for {len(rings)} rings, expected one per ring")
         if self.shares and (min(self.shares) <= 0 or sum(self.shares) != 1):
             raise NoDecompositionError(f"shares must be more than 0 and sum to 1, they sum to {sum(self.shares)}")
-        self._check_links()
+        successors = np.roll(rings, -1, axis=1)
+        if self.topology.is_complete or (linked := self.topology.have_routes(rings, successors)).all():
+            return
+        ring, position = np.argwhere(~linked)[0]
+        raise NoDecompositionError(
+            f"ring {ring} goes from rank {rings[ring, position]} to {successors[ring, position]}, but "
+            f"{self.topology.name} has no such link"
+        )
 
     def __repr__(self) -> str:
         return brief(self, self.topology.name, f"{len(self.rings)} rings of fold {self.fold}")
-
-    def _check_links(self) -> None:
-        if self.topology.is_complete:
-            return
-        successors = np.roll(self.rings, -1, axis=1)
-        missing = np.argwhere(~self.topology.have_routes(self.rings, successors))
-        for ring, position in missing[:1].tolist():
-            source, destination = self.rings[ring, position], successors[ring, position]
-            raise NoDecompositionError(
-                f"ring {ring} goes from rank {source} to {destination}, but {self.topology.name} has no such link"
-            )
 
     def to_dict(self) -> dict[str, object]:
         """The object of `--json`."""
@@ -195,12 +191,9 @@ def ring_limit_bytes_per_s(topology: Topology, reached: Fraction | int = 0) -> F
     return ring_cut(topology).bandwidth_bytes_per_s
 
 
-# Loads of rings on links, ports and shared capacities, and the rate that follows from them.
-#
 # Blocks circulate on all rings at once; each ring carries its share of every shard. The load of a link, port or shared
 # capacity is the sum of the shares of the rings that use it, counted once per hop. With shares that sum to one, the
 # rate of all rings together is the minimum of bandwidth over load: the bytes per second that each rank receives.
-
 
 ExactArray = npt.NDArray[Any]
 """Exact numbers: 64-bit integers, or Python objects (int, Fraction)."""
@@ -219,7 +212,7 @@ def constraint_loads(topology: Topology, rings: npt.NDArray[np.integer], weights
     """
     n = topology.world_size
     dtype = np.int64 if sum(weights) * n < 2**63 else np.object_
-    loads: ExactArray = np.zeros(len(topology.links) + len(topology.shared) + 1, dtype=dtype)  # the last is of none, -1
+    loads: ExactArray = np.zeros(len(topology.constraints) + 1, dtype=dtype)  # the last is of none, -1
     batch = max(1, _HOPS_PER_BATCH // n)
     for first in range(0, len(rings), batch):
         sources = rings[first : first + batch]
@@ -238,13 +231,10 @@ def loads_of_pairs(topology: Topology, of_pair: ExactArray) -> ExactArray:
     >>> loads_of_pairs(switch(2), np.array([[0, 3], [5, 0]]))
     array([3, 5, 5, 3])
     """
-    direct = topology.link_between
-    simple = (of_pair > 0) & (direct >= 0) & (not topology.shared)
-    loads: ExactArray = np.zeros(len(topology.links) + len(topology.shared), dtype=of_pair.dtype)
-    loads[direct[simple]] = of_pair[simple]
-    for source, destination in np.argwhere((of_pair > 0) & ~simple).tolist():
-        loads[list(topology.route(source, destination).constraints)] += of_pair[source, destination]
-    return loads
+    hops = np.nonzero(of_pair)
+    loads: ExactArray = np.zeros(len(topology.constraints) + 1, dtype=of_pair.dtype)
+    np.add.at(loads, topology.routes(*hops)[0], of_pair[hops][:, None])
+    return loads[:-1]
 
 
 def ring_rate_bytes_per_s(topology: Topology, rings: npt.NDArray[np.integer], shares: Sequence[Fraction]) -> Fraction:
@@ -259,16 +249,12 @@ def ring_rate_bytes_per_s(topology: Topology, rings: npt.NDArray[np.integer], sh
     loaded = np.flatnonzero(loads)
     of_shared = [float(shared.bandwidth_bytes_per_s) for shared in topology.shared]
     estimates = np.concatenate([topology.link_bandwidths_bytes_per_s, of_shared])[loaded] / loads[loaded].astype(float)
-    slowest = loaded[estimates <= estimates.min() * (1 + 1e-9)]
+    slowest = loaded[estimates <= estimates.min() * (1 + RELATIVE_TOLERANCE)]
     if topology.table.is_uniform and not topology.shared:
         slowest = slowest[[loads[slowest].argmax()]]  # all links have one bandwidth
-    count = len(topology.links)
-    exact = {
-        Fraction((topology.links[at] if at < count else topology.shared[at - count]).bandwidth_bytes_per_s) / load
-        for at, load in zip(slowest.tolist(), loads[slowest].tolist(), strict=True)
-    }
-    rate: Fraction = min(exact) * whole
-    return rate
+    at_most = zip(slowest.tolist(), loads[slowest].tolist(), strict=True)
+    rate: Fraction = min(Fraction(topology.constraints[at].bandwidth_bytes_per_s) / load for at, load in at_most)
+    return whole * rate
 
 
 def whole_weights(shares: Sequence[Fraction]) -> tuple[int, list[int]]:
@@ -282,12 +268,8 @@ def whole_weights(shares: Sequence[Fraction]) -> tuple[int, list[int]]:
     return sum(weights), weights
 
 
-# Splitting shards into chunks and lanes in proportion to the shares of rings.
-
-
 MAX_LANES_OF_SHARES = 128
 """Approximate maximum number of lanes for unequal shares. More lanes match the shares better but need more messages."""
-
 
 PAGE_BYTES, LOAD_BYTES = 4096, 16
 
@@ -332,12 +314,10 @@ def unit_bytes(size_bytes: int, smallest_share: Fraction) -> int:
     >>> [unit_bytes(size, Fraction(1, 7)) for size in (64 * 2**20, 2**20, 112, 96, 10**6 + 1)]
     [4096, 16, 16, 1, 1]
     """
-    fits = (
-        unit
-        for unit, least in MIN_UNITS.items()
-        if not size_bytes % unit and size_bytes * smallest_share >= unit * least
-    )
-    return next(fits, 1)
+    for unit, least in MIN_UNITS.items():
+        if not size_bytes % unit and size_bytes * smallest_share >= unit * least:
+            return unit
+    return 1
 
 
 def lanes_of(shares: Sequence[Fraction]) -> list[int]:

@@ -18,12 +18,11 @@ from random import Random
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings import cp_sat
 from tasp_lab.rings.complete_digraph import hamiltonian_cycles
-from tasp_lab.rings.cp_sat import Answer
 from tasp_lab.rings.factors import SWITCHING_OPERATIONS, disjoint_rings
 from tasp_lab.rings.fractional_packing import (
     PATCHING_OPERATIONS,
@@ -33,6 +32,7 @@ from tasp_lab.rings.fractional_packing import (
     improve,
     improvement_operations,
     integral_packing,
+    least_cost,
     with_exact_shares,
 )
 from tasp_lab.rings.problem import RingProblem
@@ -105,67 +105,26 @@ class RingSearch:
         Unless `strictly`, a faster link may be used more often, and a repeated ring is returned once with a larger
         share.
         """
-        notes = []
-        for count, capacities in self._equal_counts(fold):
-            rings, note = self._integral(count, capacities, fold, strictly=strictly)
-            if rings is not None:
-                return self._equal(rings, strictly=strictly), ""
-            notes.append(f"{count} rings of fold {fold}: {note}")
-        if notes:
-            return None, "; ".join(notes)
-        return None, f"no number of equal rings of fold {fold} adds up to {format_bandwidth(self.limit)}"
-
-    def _equal(self, rings: IntArray, *, strictly: bool) -> Decomposition:
-        """Equal rings that reach the limit; repetitions of a ring become one ring with a larger share."""
-        carry = f"carry {format_bandwidth(self.limit)}, as much as any rings can"
-        if self.problem.is_uniform or strictly:
-            fold = fold_of(rings)
-            times = "share no link" if fold == 1 else "use no link more than twice"
-            return Decomposition(self.topology, rings, fold, f"{len(rings)} rings that {times} {carry}")
-        distinct, times_found = np.unique(rings, axis=0, return_counts=True)
-        shares = tuple(Fraction(int(times), len(rings)) for times in times_found)
-        return Decomposition(self.topology, distinct, fold_of(distinct), f"{len(distinct)} rings {carry}", shares)
-
-    def _equal_counts(self, fold: int) -> Iterator[tuple[int, list[int]]]:
-        """Numbers of equal rings that would reach the limit, each with the capacity of every constraint in rings."""
-        bandwidths = self.problem.bandwidths
+        problem, carry = self.problem, f"carry {format_bandwidth(self.limit)}, as much as any rings can"
+        notes, bandwidths = [], problem.bandwidths
+        # Equal rings of a rate `unit` reach the limit if a whole number of them does.
         for unit in sorted({each / parts for each in bandwidths for parts in range(1, fold + 1)}, reverse=True):
             count = self.limit / unit
-            if count.denominator == 1 and (self.problem.is_uniform or count * len(self.problem.arcs) <= _MAX_CHOICES):
-                yield int(count), [int(bandwidth / unit) for bandwidth in bandwidths]
-
-    def _integral(
-        self, count: int, capacities: list[int], fold: int, *, strictly: bool = True
-    ) -> tuple[IntArray | None, str]:
-        """`count` rings within these capacities, or None and how the search ended."""
-        max_of_pair = fold if strictly else None
-        if self.listed is not None and len(self.listed) <= _MAX_COMBINED:
-            return integral_packing(self.problem, self.listed, capacities, count, max_of_pair), Answer.IMPOSSIBLE.value
-        large = count * len(self.problem.arcs) > _MAX_DECIDED
-        simple = self.problem.is_uniform and fold == 1
-        if simple:
-            rings = self._by_switching(
-                count, self.budget.half() if large else self.budget.at_most(SWITCHING_OPERATIONS)
-            )
-            if rings is not None:
-                return rings, ""
-        if large:
-            return None, f"{Answer.UNKNOWN.value}, too large for an exact search"
-        if cp_sat.is_installed():
-            budget = self.budget.half() if self.problem.is_uniform else self.budget.at_most(_CP_SAT_OPERATIONS)
-            self.budget.progress(f"searching for {count} rings of fold {fold} by CP-SAT, {_within(budget)}")
-            answer = cp_sat.rings_within(self.problem, capacities, count, budget, max_of_pair)
-            return (None, answer.value) if isinstance(answer, Answer) else (answer, "")
-        rings = self._by_switching(count, self.budget.half()) if simple else None
-        return rings, f"{Answer.UNKNOWN.value}; OR-tools, which could decide this, is not installed"
-
-    def _by_switching(self, count: int, budget: SearchBudget, linked: BoolArray | None = None) -> IntArray | None:
-        linked = self.problem.linked if linked is None else linked
-        self.budget.progress(f"searching for {count} link-disjoint rings by switching, {_within(budget)}")
-        n = self.problem.world_size
-        nearly_complete = linked.sum() > 0.8 * n * (n - 1) and n not in (4, 6)
-        start = hamiltonian_cycles(n).astype(np.int64) if nearly_complete else None
-        return disjoint_rings(linked, count, budget, start)
+            if count.denominator > 1 or not (problem.is_uniform or count * len(problem.arcs) <= _MAX_CHOICES):
+                continue
+            rings, note = self._integral(int(count), [int(each / unit) for each in bandwidths], fold, strictly=strictly)
+            if rings is None:
+                notes.append(f"{count} rings of fold {fold}: {note}")
+                continue
+            shares: tuple[Fraction, ...] = ()
+            if problem.is_uniform or strictly:
+                carry = f"that {'share no link' if fold_of(rings) == 1 else 'use no link more than twice'} {carry}"
+            else:
+                rings, times = np.unique(rings, axis=0, return_counts=True)
+                shares = tuple(Fraction(each, int(times.sum())) for each in times.tolist())
+            return Decomposition(self.topology, rings, fold_of(rings), f"{len(rings)} rings {carry}", shares), ""
+        none = f"no number of equal rings of fold {fold} adds up to {format_bandwidth(self.limit)}"
+        return None, "; ".join(notes) or none
 
     def max_disjoint(self) -> tuple[IntArray | None, bool]:
         """The most link-disjoint rings found on uniform links, and whether no more exist.
@@ -177,33 +136,71 @@ class RingSearch:
             rings, note = self._integral(count, [1] * len(self.problem.bandwidths), 1)
             if rings is not None:
                 return rings, proved
-            proved = proved and note == Answer.IMPOSSIBLE.value
+            proved = proved and note == cp_sat.IMPOSSIBLE
         return None, False
 
+    def _integral(
+        self, count: int, capacities: list[int], fold: int, *, strictly: bool = True
+    ) -> tuple[IntArray | None, str]:
+        """`count` rings within these capacities, or None and how the search ended."""
+        max_of_pair = fold if strictly else None
+        if self.listed is not None and len(self.listed) <= _MAX_COMBINED:
+            return integral_packing(self.problem, self.listed, capacities, count, max_of_pair), cp_sat.IMPOSSIBLE
+        large = count * len(self.problem.arcs) > _MAX_DECIDED
+        decides = cp_sat.is_installed() and not large
+        if self.problem.is_uniform and fold == 1:
+            part = self.budget.at_most(SWITCHING_OPERATIONS) if decides else self.budget.half()
+            rings = self._by_switching(count, part)
+            if rings is not None:
+                return rings, ""
+        if not decides:
+            why = ", too large for an exact search"
+            return None, cp_sat.NOT_FOUND + (why if large else "; OR-tools, which could decide this, is not installed")
+        part = self.budget.half() if self.problem.is_uniform else self.budget.at_most(_CP_SAT_OPERATIONS)
+        self.budget.progress(f"searching for {count} rings of fold {fold} by CP-SAT, {_within(part)}")
+        return cp_sat.rings_within(self.problem, capacities, count, part, max_of_pair)
+
+    def _by_switching(self, count: int, budget: SearchBudget) -> IntArray | None:
+        linked = self.problem.linked
+        self.budget.progress(f"searching for {count} link-disjoint rings by switching, {_within(budget)}")
+        n = self.problem.world_size
+        nearly_complete = linked.sum() > 0.8 * n * (n - 1) and n not in (4, 6)
+        start = hamiltonian_cycles(n).astype(np.int64) if nearly_complete else None
+        return disjoint_rings(linked, count, budget, start)
+
     def _with_shares(self, so_far: list[IntArray]) -> Iterator[Decomposition]:
+        problem, budget = self.problem, self.budget
         if self.listed is not None:
-            packing = best_packing(self.problem, self.listed)
-            yield self._packed(packing, self._costs(packing, self.listed).min(), f"all {len(self.listed)} rings")
+            packing = best_packing(problem, self.listed)
+            least = (problem.loads(self.listed).T @ packing.prices).min()
+            yield self._packed(packing, f"all {len(self.listed)} rings", float(least))
             return
         if so_far:
             few = self._with_few_beside(so_far)
             so_far.append(few.rings)
-            yield self._packed(few, 0.0, "known rings and rings added to them")
-        so_far = [*so_far, *self._over_fast_links()]
-        find = Patching(self.problem, Random(0))
-        self.budget.progress(f"joining cycles into rings, {_within(self.budget)}")
+            yield self._packed(few, "known rings and rings added to them")
+        find = Patching(problem, Random(0))
+        budget.progress(f"joining cycles into rings, {_within(budget)}")
         start = list(so_far)
-        for _ in range(2 * len(self.problem.linked)):
-            ring = find(np.zeros(len(self.problem.arcs)))
+        for _ in range(2 * problem.world_size):
+            ring = find(np.zeros(len(problem.arcs)))
             start += [] if ring is None else [ring[None]]
-            self.budget.spend(PATCHING_OPERATIONS * self.problem.world_size**2)
-            if not self.budget.allows_more():
+            budget.spend(PATCHING_OPERATIONS * problem.world_size**2)
+            if not budget.allows_more():
                 break
         if not start:
-            start = self._any_ring()
-        self.budget.progress(f"improving rings with shares, {_within(self.budget)}")
-        packing, least = self._improved(best_packing(self.problem, np.unique(np.concatenate(start), axis=0)), find)
-        yield self._packed(packing, least, "rings added one by one")
+            start = [self._any_ring()]
+        budget.progress(f"improving rings with shares, {_within(budget)}")
+        packing, rounds = best_packing(problem, np.unique(np.concatenate(start), axis=0)), 0
+        limit = float(self.limit) * (1 - RELATIVE_TOLERANCE)
+        while packing.rate_bytes_per_s < limit and rounds < _MAX_ROUNDS_WITHOUT_GAIN and budget.allows_more():
+            budget.spend(improvement_operations(problem, packing))
+            better = improve(problem, packing, find)
+            if better is None:
+                break
+            gained = better.rate_bytes_per_s > packing.rate_bytes_per_s * (1 + RELATIVE_TOLERANCE)
+            packing, rounds = better, 0 if gained else rounds + 1
+        yield self._packed(packing, "rings added one by one", least_cost(problem, problem.uses.T @ packing.prices))
 
     def _with_few_beside(self, so_far: list[IntArray]) -> Packing:
         """The fastest of the known rings, and rings over what they leave free, one by one while each adds to the rate.
@@ -227,69 +224,28 @@ class RingSearch:
             best = more
         return best
 
-    def _over_fast_links(self) -> list[IntArray]:
-        """Link-disjoint rings on the links of at least median bandwidth, if each pair has its own link."""
-        problem = self.problem
-        if not problem.has_own_links:
-            return []
-        median = sorted(problem.bandwidths)[len(problem.bandwidths) // 2]
-        bandwidth = (problem.uses.T @ problem.relative_bandwidths)[problem.arc_at]
-        fast = problem.linked & (bandwidth >= float(median / max(problem.bandwidths)) * (1 - RELATIVE_TOLERANCE))
-        most = int(min(fast.sum(axis=0).min(), fast.sum(axis=1).min()))
-        rings = self._by_switching(most, self.budget.at_most(SWITCHING_OPERATIONS), fast) if most else None
-        return [] if rings is None else [rings]
-
-    def _any_ring(self) -> list[IntArray]:
+    def _any_ring(self) -> IntArray:
         """One ring, by CP-SAT where it is installed, else by switching."""
-        budget = self.budget.half()
+        budget, problem, note = self.budget.half(), self.problem, ""
         if cp_sat.is_installed():
             self.budget.progress(f"searching for any ring by CP-SAT, {_within(budget)}")
-            ring, least = cp_sat.cheapest_ring(self.problem, np.zeros(len(self.problem.arcs)), budget)
-            if ring is not None:
-                return [ring[None]]
-            if least == float("inf"):
-                raise NoDecompositionError(f"{self.topology.name} has no ring at all: {self._why_none()}")
-        elif budget.left and (rings := self._by_switching(1, budget)) is not None:
-            return [rings]
+            unlimited = [problem.world_size] * len(problem.bandwidths)
+            ring, note = cp_sat.rings_within(problem, unlimited, 1, budget)
+        else:
+            ring = self._by_switching(1, budget) if budget.left else None
+        if ring is not None:
+            return ring
+        if note == cp_sat.IMPOSSIBLE:
+            raise NoDecompositionError(f"{self.topology.name} has no ring at all: {self._why_none()}")
         raise NoDecompositionError(
             f"{self.topology.name}: no ring was found within the search budget, nor proved impossible"
         )
 
-    def _improved(self, packing: Packing, find: Patching) -> tuple[Packing, float]:
-        """The best packing within the budget, and a lower bound of the cost of a ring at its prices (0 if unknown)."""
-        limit, without_gain = float(self.limit) * (1 - RELATIVE_TOLERANCE), 0
-        while packing.rate_bytes_per_s < limit and self.budget.allows_more():
-            self.budget.spend(improvement_operations(self.problem, packing))
-            better = improve(self.problem, packing, find) if without_gain < _MAX_ROUNDS_WITHOUT_GAIN else None
-            if better is None:
-                if not cp_sat.is_installed():
-                    return packing, 0.0
-                better, least = self._improved_exactly(packing)
-                if better is None:
-                    return packing, least
-            gained = better.rate_bytes_per_s > packing.rate_bytes_per_s * (1 + RELATIVE_TOLERANCE)
-            packing, without_gain = better, 0 if gained else without_gain + 1
-        return packing, 0.0
-
-    def _improved_exactly(self, packing: Packing) -> tuple[Packing | None, float]:
-        costs = self.problem.uses.T @ packing.prices
-        ring, least = cp_sat.cheapest_ring(self.problem, costs, self.budget)
-        if ring is None or self._costs(packing, ring[None])[0] > 1 - 1e-6:
-            return None, least
-        return best_packing(self.problem, np.concatenate([packing.pool, ring[None]])), least
-
-    def _costs(self, packing: Packing, rings: IntArray) -> np.ndarray:
-        """The cost of each ring at the prices of a packing."""
-        costs: np.ndarray = self.problem.loads(rings).T @ packing.prices
-        return costs
-
-    def _packed(self, packing: Packing, least: float, among: str) -> Decomposition:
-        """A packing as rings; `least` is a lower bound of the cost of a ring at its prices."""
-        limit = self.limit
-        if least > 0:
-            largest = float(max(self.problem.bandwidths))
-            by_prices = float(packing.prices @ self.problem.relative_bandwidths) * largest / least
-            limit = min(limit, Fraction(by_prices))
+    def _packed(self, packing: Packing, among: str, least: float = 0.0) -> Decomposition:
+        """A packing as rings; `least` is a lower bound of the cost of a ring at its prices, 0 if unknown."""
+        limit, largest = self.limit, float(max(self.problem.bandwidths))
+        if least > 0:  # all bandwidths together cost so much, so rings of this cost carry no more than
+            limit = min(limit, Fraction(float(packing.prices @ self.problem.relative_bandwidths) * largest / least))
         rings, shares = with_exact_shares(packing)
         reason = f"the best shares of {among}, by linear programming"
         return Decomposition(self.topology, rings, fold_of(rings), reason, shares, limit)

@@ -59,15 +59,13 @@ class SearchBudget:
     def allows_more(self) -> bool:
         """Whether operations remain; if not, the budget counts as having ended the search."""
         if not self.left:
-            self._run_out()
+            self.exhaust()
         return self.left > 0
 
     def exhaust(self) -> None:
         """Spend the remaining operations on work that they did not complete."""
         self.spend(self.left)
-        self._run_out()
-
-    def _run_out(self) -> None:
-        self.ran_out = True
-        if self._parent is not None and not self._is_capped:
-            self._parent._run_out()
+        budget: SearchBudget | None = self
+        while budget is not None:
+            budget.ran_out = True
+            budget = None if budget._is_capped else budget._parent

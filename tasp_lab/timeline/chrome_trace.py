@@ -46,24 +46,21 @@ def chrome_trace(timelines: Sequence[Timeline]) -> bytes:
 
 def _process(pid: int, timeline: Timeline) -> Iterator[Record]:
     name = f"{timeline.origin} {timeline.schedule} on {timeline.topology}"
-    yield _metadata("process_name", {"name": name}, pid)
-    yield _metadata("process_sort_index", {"sort_index": pid}, pid)
-    for tid, (name, events) in enumerate(_tracks(timeline), 1):
-        yield _metadata("thread_name", {"name": name}, pid, tid)
-        yield _metadata("thread_sort_index", {"sort_index": tid}, pid, tid)
-        for event in events:
-            yield _complete_event(event, pid, tid)
-
-
-def _tracks(timeline: Timeline) -> Iterator[tuple[str, list[Event]]]:
-    """The tracks of a timeline by rank and lane: names and events ordered by start."""
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     lanes: defaultdict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in timeline.events:
         lanes[event.rank, event.lane].append(event)
-    for (rank, lane), events in sorted(lanes.items()):
-        for index, track in enumerate(_without_overlap(events)):
-            of_lane = "compute" if lane == COMPUTE_LANE else f"lane {lane}"
-            yield f"rank {rank} {of_lane}{_track_suffix(index)}", track
+    tracks = (
+        (f"rank {rank} {'compute' if lane == COMPUTE_LANE else f'lane {lane}'}{_track_suffix(index)}", track)
+        for (rank, lane), events in sorted(lanes.items())
+        for index, track in enumerate(_without_overlap(events))
+    )
+    for tid, (name, track) in enumerate(tracks, 1):
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+        for event in track:
+            yield _complete_event(event, pid, tid)
 
 
 def _track_suffix(index: int) -> str:
@@ -86,18 +83,27 @@ def _without_overlap(events: list[Event]) -> list[list[Event]]:
     tracks: list[list[Event]] = []
     for event in sorted(events, key=lambda event: (_whole_ns(event.start_s), _whole_ns(event.end_s))):
         start_ns = _whole_ns(event.start_s)
-        free = (track for track in tracks if _whole_ns(track[-1].end_s) <= start_ns)
-        track = next(free, None)
+        track = next((track for track in tracks if _whole_ns(track[-1].end_s) <= start_ns), None)
         if track is None:
-            tracks.append([event])
-        else:
-            track.append(event)
+            tracks.append(track := [])
+        track.append(event)
     return tracks
+
+
+_CALLS = {ATTEND: "attend to", DIFFERENTIATE: "gradients of"}
+"""Descriptions of calls; those of other kernels begin with the name of the kernel."""
 
 
 def _complete_event(event: Event, pid: int, tid: int) -> Record:
     start_ns, end_ns = _whole_ns(event.start_s), _whole_ns(event.end_s)
-    what, args = _describe(event)
+    blocks = ", ".join(map(str, event.blocks))
+    if event.kind == SEND:
+        what = f"block{'s' * bool(event.others)} {blocks} to rank {event.peer}"
+        of_kind: Record = {"blocks": blocks, "peer": event.peer, "bytes": event.bytes}
+    else:
+        what = f"{_CALLS.get(event.kind, f'{event.kind} of')} block {event.block}"
+        of_kind = {"flops": event.flops}
+    waits = {"bound_by": event.bound_by, "waited_for": event.waited_for}
     return {
         "ph": "X",
         "name": f"step {event.step}: {what}",
@@ -106,32 +112,8 @@ def _complete_event(event: Event, pid: int, tid: int) -> Record:
         "tid": tid,
         "ts": start_ns / 1000,
         "dur": (end_ns - start_ns) / 1000,
-        "args": {
-            "step": event.step,
-            "block": event.block,
-            **args,
-            "bound_by": event.bound_by,
-            "waited_for": event.waited_for,
-        },
+        "args": {"step": event.step, "block": event.block, **of_kind, **waits},
     }
-
-
-_CALLS = {ATTEND: "attend to", DIFFERENTIATE: "gradients of"}
-"""Descriptions of calls; those of other kernels begin with the name of the kernel."""
-
-
-def _describe(event: Event) -> tuple[str, Record]:
-    """A description of the event, and the arguments specific to its kind."""
-    if event.kind != SEND:
-        return f"{_CALLS.get(event.kind, f'{event.kind} of')} block {event.block}", {"flops": event.flops}
-    numbers = ", ".join(map(str, event.blocks))
-    what = f"block{'s' * bool(event.others)} {numbers} to rank {event.peer}"
-    return what, {"blocks": numbers, "peer": event.peer, "bytes": event.bytes}
-
-
-def _metadata(name: str, args: Record, pid: int, tid: int | None = None) -> Record:
-    place = {"pid": pid} if tid is None else {"pid": pid, "tid": tid}
-    return {"ph": "M", "name": name, **place, "args": args}
 
 
 def _whole_ns(time_s: Number) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from tasp_lab.core.units import Number
 from tasp_lab.timeline.events import SEND, Event, Timeline
@@ -24,21 +23,36 @@ def critical_path(timeline: Timeline) -> list[tuple[str, Number]]:
     spent waiting for a buffer is reported as such. A host never waits, so an event that waited for its host begins the
     path: all time before it is that of the host. Requires explained events.
     """
-    return follow(timeline.events[-1] if timeline.events else None, _Index(timeline.events))
+    on_lane: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    delivered: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    to: dict[int, list[Event]] = defaultdict(list)
+    before: dict[int, Event | None] = {}
+    for event in sorted(timeline.events, key=lambda event: (event.start_s, event.step)):
+        lane = on_lane[event.rank, event.lane]
+        before[id(event)] = lane[-1] if lane else None
+        lane.append(event)
+    for event in timeline.events:
+        for block in event.blocks:
+            delivered[event.peer, block].append(event)
+        to[event.peer].append(event)
+
+    def delivering(event: Event) -> Event | None:
+        blocks = event.blocks if event.kind == SEND else ()
+        last = [_last_until(delivered[event.rank, block], event) for block in blocks]
+        latest = max(filter(None, last), key=lambda other: float(other.end_s), default=None)
+        return latest or _last_until(to[event.rank], event)
+
+    return follow(timeline.events[-1] if timeline.events else None, lambda event: before[id(event)], delivering)
 
 
-class Predecessors(Protocol):
-    """Finds the predecessors of an event."""
+def follow(
+    last: Event | None, previous: Callable[[Event], Event | None], delivering: Callable[[Event], Event | None]
+) -> list[tuple[str, Number]]:
+    """The critical path to the event that ends last, see `critical_path`.
 
-    def previous(self, event: Event) -> Event | None:
-        """The previous event on its lane."""
-
-    def delivering(self, event: Event) -> Event | None:
-        """The last event that delivered a block of it before it started; for a call, the last delivery of any."""
-
-
-def follow(last: Event | None, index: Predecessors) -> list[tuple[str, Number]]:
-    """The critical path to the event that ends last, see `critical_path`."""
+    `previous` gives the event before one on its lane; `delivering` the last event that delivered a block of it before
+    it started, for a call the last delivery of any.
+    """
     path: list[tuple[str, Number]] = []
     event = last
     with_latency = True
@@ -51,7 +65,7 @@ def follow(last: Event | None, index: Predecessors) -> list[tuple[str, Number]]:
         buffer_s = [part for part in event.spent if part[0] == "waiting for buffer"]
         blocked = any(what == "waiting for block" for what, _ in event.spent) and not buffer_s
         path += buffer_s
-        event, with_latency = (index.delivering(event), True) if blocked else (index.previous(event), False)
+        event, with_latency = (delivering(event), True) if blocked else (previous(event), False)
     return path[::-1]
 
 
@@ -75,33 +89,6 @@ def kind_of(what: str, topology: Topology) -> str:
         if word in what:
             return kind
     return what
-
-
-class _Index:
-    """Finds the predecessors of an event."""
-
-    def __init__(self, events: Sequence[Event]) -> None:
-        self._on_lane: dict[tuple[int, int], list[Event]] = defaultdict(list)
-        self._delivered: dict[tuple[int, int], list[Event]] = defaultdict(list)
-        self._to: dict[int, list[Event]] = defaultdict(list)
-        self._place: dict[int, int] = {}
-        for event in sorted(events, key=lambda event: (event.start_s, event.step)):
-            self._place[id(event)] = len(self._on_lane[event.rank, event.lane])
-            self._on_lane[event.rank, event.lane].append(event)
-        for event in events:
-            for block in event.blocks:
-                self._delivered[event.peer, block].append(event)
-            self._to[event.peer].append(event)
-
-    def previous(self, event: Event) -> Event | None:
-        at = self._place[id(event)]
-        return self._on_lane[event.rank, event.lane][at - 1] if at else None
-
-    def delivering(self, event: Event) -> Event | None:
-        blocks = event.blocks if event.kind == SEND else ()
-        delivered = [_last_until(self._delivered[event.rank, block], event) for block in blocks]
-        latest = max(filter(None, delivered), key=lambda other: float(other.end_s), default=None)
-        return latest or _last_until(self._to[event.rank], event)
 
 
 def _last_until(events: Sequence[Event], event: Event) -> Event | None:

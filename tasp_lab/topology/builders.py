@@ -53,9 +53,8 @@ def ring(world_size: int, bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, late
     >>> [link.name for link in ring(3).links]
     ['0->1', '1->2', '2->0']
     """
-    hops = [(rank, (rank + 1) % world_size) for rank in range(world_size)] if world_size > 1 else []
-    links = tuple(Link(a, b, bandwidth_bytes_per_s, latency_s) for a, b in hops)
-    return Topology(f"ring:{world_size}", world_size, links)
+    pairs = _circulant_pairs(world_size, (1,))
+    return _of_pairs(f"ring:{world_size}", world_size, pairs, bandwidth_bytes_per_s, latency_s)
 
 
 def bidirectional_ring(

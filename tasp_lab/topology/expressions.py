@@ -106,7 +106,7 @@ def _of_links(world_size: int, link_count: int, builder: Callable[..., Topology]
 
 
 def _circulant(match: re.Match[str]) -> Expression:
-    n, offsets = int(match[1]), tuple(int(offset) for offset in match[2].split(","))
+    n, offsets = int(match[1]), tuple(map(int, match[2].split(",")))
     return _of_links(n, n * len(offsets), builders.circulant, n, offsets)
 
 
@@ -131,15 +131,14 @@ def _fat_tree(match: re.Match[str]) -> Expression:
 
 
 def _sides(text: str) -> tuple[int, ...]:
-    return tuple(int(side) for side in text.split("x"))
+    return tuple(map(int, text.split("x")))
 
 
 def _nodes(match: re.Match[str]) -> Expression:
     u, m = int(match[1]), int(match[2])
     inside: builders.Inside = "switch" if "switch" in match[3] else "full-mesh"
-    network: builders.Network = "fabric"
-    if "rails" in match[3]:
-        network = "rails-only" if "rails-only" in match[3] else "rails"
+    networks: tuple[builders.Network, ...] = ("rails-only", "rails", "fabric")
+    network = next(each for each in networks if each in match[3] or each == "fabric")
     links = u * m * (2 if inside == "switch" else m - 1)
 
     def build(numbers: ExpressionDefaults) -> Topology:

@@ -35,7 +35,7 @@ from tasp_lab.topology.links import Link as Link
 from tasp_lab.topology.links import SharedCapacity as SharedCapacity
 from tasp_lab.topology.links import Switch as Switch
 from tasp_lab.topology.links import Vertex as Vertex
-from tasp_lab.topology.routing import Paths, RouteTable
+from tasp_lab.topology.routing import Paths
 from tasp_lab.topology.routing import Route as Route
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ class Topology:
             # Switches that are linked to each other are of one kind: decide for each such group.
             group = self._components(np.all(self.link_ends >= self.world_size, axis=1))
             for number in {int(group[at]) for at in missing}:
-                kind: SwitchKind = "network" if self._hold_nodes_together(group == number) else "node"
+                without = self._components(~np.any((group == number)[self.link_ends], axis=1))[: self.world_size]
+                splits = 1 < len(np.unique(without)) < self.world_size  # into groups that are not all of one rank
+                kind: SwitchKind = "network" if splits else "node"
                 kinds |= {str(self.vertices[at]): kind for at in missing if group[at] == number}
         return {name: kinds[name] for name in self.table.switches}
 
@@ -148,11 +150,6 @@ class Topology:
         kinds, shared = tuple(self.switch_kinds.values()), [each.links for each in self.shared]
         facts = self.world_size, kinds, self.node_of_rank, shared, self.table.is_uniform, len(self.vertices)
         return hashlib.sha256(repr(facts).encode() + ends).hexdigest()
-
-    def _hold_nodes_together(self, switches: BoolArray) -> bool:
-        """Whether removing these vertices splits the ranks into several groups, not all of one rank."""
-        node = self._components(~np.any(switches[self.link_ends], axis=1))[: self.world_size]
-        return 1 < len(np.unique(node)) < self.world_size
 
     def _components(self, links: BoolArray) -> IntArray:
         """The connected component of each vertex over the chosen links, a bool array (links,), in either direction."""
@@ -191,11 +188,7 @@ class Topology:
         wrong = (hops < 0).any(axis=0) | (hops >= self.world_size).any(axis=0) | (hops[0] == hops[1])
         for source, destination in hops[:, wrong].T[:1].tolist():
             self.route(source, destination)
-        return self._route_table.routes(*hops)
-
-    @cached_property
-    def _route_table(self) -> RouteTable:
-        return RouteTable(self, self._paths)
+        return self._paths.routes(*hops)
 
     def has_route(self, source: int, destination: int) -> bool:
         """Whether a route from one rank to the other exists."""
@@ -207,7 +200,7 @@ class Topology:
 
         Both are int arrays of one shape, which is that of the answer.
         """
-        flat = self._route_table.linked(sources.ravel().astype(np.int64), destinations.ravel().astype(np.int64))
+        flat = self._paths.linked(sources.ravel().astype(np.int64), destinations.ravel().astype(np.int64))
         return flat.reshape(sources.shape)
 
     def rank_pairs(self) -> Iterator[tuple[int, int]]:
@@ -255,14 +248,6 @@ class Topology:
         """The bandwidth of all links into each rank, exact."""
         return self.table.into_ranks_bytes_per_s
 
-    @cached_property
-    def link_between(self) -> npt.NDArray[np.int64]:
-        """Int array (world_size, world_size): the index of the link from rank `row` to rank `column`; -1: none."""
-        ranks = np.arange(self.world_size)
-        index = self.table.between(*np.broadcast_arrays(ranks[:, None], ranks))
-        index.setflags(write=False)
-        return index
-
     def crossings(self) -> Iterator[tuple[list[int], list[int]]]:
         """Ranks that have a link to some switches, and the ranks that these switches lead to.
 
@@ -281,9 +266,7 @@ class Topology:
 
     def is_nic(self, link: Link) -> bool:
         """Whether a link leads into or out of a network between nodes."""
-        return any(
-            isinstance(end, str) and self.switch_kinds[end] == "network" for end in (link.source, link.destination)
-        )
+        return "network" in {self.switch_kinds.get(str(end)) for end in (link.source, link.destination)}
 
     def map_links(self, change: Callable[[int, Link], Link], name: str | None = None) -> Topology:
         """The same graph with every link replaced by `change(index, link)`."""
@@ -452,10 +435,8 @@ def _check_connected(topology: Topology) -> None:
     component = topology.table.components
     for vertex, label in zip(topology.vertices, component.tolist(), strict=True):
         if label != component[0]:
-            raise TopologyError(
-                f"topology {topology.name!r} is not connected: "
-                f"no way from {_name(topology.vertices[0])} to {_name(vertex)} and back"
-            )
+            name = f"rank {vertex}" if isinstance(vertex, int) else f"switch {vertex!r}"
+            raise TopologyError(f"topology {topology.name!r} is not connected: no way from rank 0 to {name} and back")
 
 
 def _check_bandwidth(where: str, value: Number) -> None:
@@ -474,7 +455,3 @@ def _check_latency(where: str, value: Number) -> None:
 def _finite(value: Number) -> str:
     """The expectation to report for an infinite value or NaN; empty if the value is finite."""
     return "a finite number" if isinstance(value, float) and not math.isfinite(value) else ""
-
-
-def _name(vertex: Vertex) -> str:
-    return f"rank {vertex}" if isinstance(vertex, int) else f"switch {vertex!r}"

@@ -1,4 +1,4 @@
-"""Routes: `Paths` searches one at a time, `RouteTable` has those of many hops (pairs of ranks) as arrays."""
+"""Routes from rank to rank through switches: one by a search, those of many hops (pairs of ranks) as arrays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +16,10 @@ from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.core.errors import NoRouteError
 from tasp_lab.core.units import Number
 from tasp_lab.topology.components import strong_components
-from tasp_lab.topology.links import Linked, Vertex
+from tasp_lab.topology.links import Vertex
+
+if TYPE_CHECKING:
+    from tasp_lab.topology.graph import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,19 @@ class _Path:
 
 
 class Paths:
-    """The paths of a topology, and the links at each vertex that they are made of."""
+    """The routes of a topology, and what they are found with. Hops with a direct link need no search.
 
-    def __init__(self, topology: Linked) -> None:
+    Arrays `sources` and `destinations`, int (hops,), are ranks in range. Two hops are of the same *kind* if their
+    sources have links to the same switches with the same latencies, listed in the same order, and likewise their
+    destinations from switches. Hops of a kind pass the same switches: routes are ordered by number of links, latency
+    and order of listing, and the search depends on a rank through these links only. So one route is searched per kind,
+    and the others differ from it in the first and the last link; no table of all pairs of ranks is made. Of 8 ranks
+    behind one switch all 56 hops are of one kind: the route 0 -> switch -> 1 gives all others.
+    """
+
+    def __init__(self, topology: Topology) -> None:
         self._topology, self._links, self._world_size = topology, topology.links, topology.world_size
+        self._table = topology.table
         self._paths: dict[int, dict[Vertex, _Path]] = {}
 
     def crossings(self) -> Iterator[tuple[list[int], list[int]]]:
@@ -100,9 +113,9 @@ class Paths:
         return links
 
     @cached_property
-    def _links_out_of_switches(self) -> dict[Vertex, dict[Vertex, int]]:
+    def _links_out_of_switches(self) -> dict[int, dict[Vertex, int]]:
         """For each rank, the switches that have a link to it, with the link."""
-        links: dict[Vertex, dict[Vertex, int]] = defaultdict(dict)
+        links: dict[int, dict[Vertex, int]] = defaultdict(dict)
         for index, link in enumerate(self._links):
             if isinstance(link.source, str) and isinstance(link.destination, int):
                 links[link.destination][link.source] = index
@@ -118,7 +131,7 @@ class Paths:
                 raise NoRouteError(
                     f"topology {self._topology.name!r} has no rank {rank}, expected 0 to {self._world_size - 1}"
                 )
-        if (direct := self._topology.table.link(source, destination)) >= 0:
+        if (direct := self._table.link(source, destination)) >= 0:
             return (direct,)
         if source not in self._paths:
             self._paths[source] = self._paths_from([source])
@@ -155,11 +168,11 @@ class Paths:
 
     def min_latencies_into_ranks_s(self) -> tuple[Number, ...]:
         """The lowest latency of a route into each rank."""
-        if not self._topology.table.switches:
-            return self._topology.table.latencies_into_ranks_s
+        if not self._table.switches:
+            return self._table.latencies_into_ranks_s
         paths = self._paths_from(range(self._world_size), hops_per_link=0)
         least = []
-        for rank, direct_s in enumerate(self._topology.table.latencies_into_ranks_s):
+        for rank, direct_s in enumerate(self._table.latencies_into_ranks_s):
             last = self._links_out_of_switches[rank].items()
             through = (paths[switch].latency_s + self._links[link].latency_s for switch, link in last)
             least.append(min([direct_s, *through]))
@@ -174,25 +187,6 @@ class Paths:
         """The constraints of a route over these links: the links, and the shared capacities over any of them."""
         groups = {group for link in path for group in self._shared_of_link[link]} if self._topology.shared else ()
         return (*path, *sorted(groups))
-
-
-class RouteTable:
-    """Routes of many hops of a topology; `sources` and `destinations` are int arrays (hops,) of ranks, in range.
-
-    `Paths` finds one route by a search from its source; here are those of all hops of many rings, without a table of
-    all pairs of ranks. Hops with a direct link need no search.
-
-    Two hops are of the same *kind* if their sources have links to the same switches with the same latencies, listed in
-    the same order, and likewise their destinations from switches. Hops of a kind pass the same switches: routes are
-    ordered by number of links, latency and order of listing, and the search depends on a rank through these links
-    only. So one route is searched per kind, and the others differ from it in the first and the last link. Of 8 ranks
-    behind one switch all 56 hops are of one kind: the route 0 -> switch -> 1 gives all others.
-    """
-
-    def __init__(self, topology: Linked, search: Paths) -> None:
-        self._topology, self._search = topology, search
-        self._world_size = topology.world_size
-        self._table = topology.table
 
     @cached_property
     def _leaving(self) -> IntArray:
@@ -232,13 +226,9 @@ class RouteTable:
         rows = described[of_rank].reshape(len(of_rank), -1)
         return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
 
-    def links(self, sources: IntArray, destinations: IntArray) -> IntArray:
-        """The index of the direct link of each hop; -1: none."""
-        return self._table.between(sources, destinations)
-
     def linked(self, sources: IntArray, destinations: IntArray) -> BoolArray:
         """Whether each hop has a route, by a direct link or through switches."""
-        linked = self.links(sources, destinations) >= 0
+        linked = self._table.between(sources, destinations) >= 0
         others = np.flatnonzero(~linked & (sources != destinations))
         if len(others) and len(self._topology.vertices) > self._world_size:
             entries, exits = self._crossings
@@ -252,18 +242,18 @@ class RouteTable:
     def _crossings(self) -> tuple[IntArray, IntArray]:
         """The crossings that each rank enters, and those that lead to it; two int arrays as of `_by_rank`."""
         # Planes of switches that join the same ranks count once.
-        crossings = {(tuple(entries), tuple(exits)) for entries, exits in self._search.crossings()}
+        crossings = {(tuple(entries), tuple(exits)) for entries, exits in self.crossings()}
         entries, exits = zip(*sorted(crossings), strict=True)
         return _memberships(entries, self._world_size), _memberships(exits, self._world_size)
 
     def routes(self, sources: IntArray, destinations: IntArray) -> tuple[IntArray, FloatArray]:
         """The routes in the form of `Topology.routes`, for hops between different ranks."""
-        paths = self._paths(sources, destinations)
+        paths = self._links_of_routes(sources, destinations)
         return self._with_shared(paths), self._table.latencies_s(paths).sum(axis=1)
 
-    def _paths(self, sources: IntArray, destinations: IntArray) -> IntArray:
+    def _links_of_routes(self, sources: IntArray, destinations: IntArray) -> IntArray:
         """The links of each route in order, an int array (hops, most links of a route) padded with -1."""
-        direct = self.links(sources, destinations)
+        direct = self._table.between(sources, destinations)
         through = np.flatnonzero(direct < 0)
         if not len(through):
             return direct[:, None]
@@ -274,10 +264,10 @@ class RouteTable:
         return paths
 
     def _through_switches(self, sources: IntArray, destinations: IntArray) -> IntArray:
-        """`_paths` of hops without a direct link: one search per kind of hops."""
+        """`_links_of_routes` of hops without a direct link: one search per kind of hops."""
         kinds = self._kind_of_source[sources] * self._world_size + self._kind_of_destination[destinations]
         _, firsts, kind = np.unique(kinds, return_index=True, return_inverse=True)
-        models = [self._search.path(int(sources[at]), int(destinations[at])) for at in firsts]
+        models = [self.path(int(sources[at]), int(destinations[at])) for at in firsts]
         lengths = np.array([len(path) for path in models])
         table = np.array([[*path, *(-1,) * (lengths.max() - len(path))] for path in models])
         leaves_at = (self._leaving[sources[firsts]] == table[:, :1]).argmax(axis=1)
@@ -292,7 +282,7 @@ class RouteTable:
         """The constraints of routes with these links: the links and their shared capacities."""
         if not self._topology.shared:
             return paths
-        passed = [self._search.constraints_of(tuple(path[path >= 0].tolist())) for path in paths]
+        passed = [self.constraints_of(tuple(path[path >= 0].tolist())) for path in paths]
         most = max((len(constraints) for constraints in passed), default=1)
         return np.array([[*indices, *(-1,) * (most - len(indices))] for indices in passed]).reshape(-1, most)
 

@@ -36,7 +36,6 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Its FLOPs."""
         return 2 * self.rows * self.inner * self.columns * self.copies
 
 
@@ -143,8 +142,7 @@ class ShapeRows(NamedTuple):
     def joined(cls, parts: Sequence[ShapeRows]) -> ShapeRows:
         """The calls of all parts, one after another."""
         numbers: dict[Packing, int] = {(): 0}
-        nothing = (np.zeros(0, dtype=np.int64),) * (len(cls._fields) - 1)
-        columns = [nothing]
+        columns = [(np.zeros(0, dtype=np.int64),) * (len(cls._fields) - 1)]
         for part in parts:
             number = np.array([numbers.setdefault(each, len(numbers)) for each in part.packings])
             columns.append((*part[:-2], number[part.packing]))
@@ -181,14 +179,12 @@ def distinct_shapes(
     """
     *columns, packings = rows
     first, number = numbered(name, *columns)
-    found = zip(name[first].tolist(), *(column[first].tolist() for column in columns), strict=True)
-    return tuple(_shape(names[each], *row, packings[packing]) for each, *row, packing in found), number
-
-
-def _shape(name: KernelName, kind: int, *numbers: Any) -> KernelShape:
-    *sizes, packing = numbers
-    consists = {"products" if KINDS[kind] == "dense" else "packed": packing}
-    return KernelShape(name.kernel, KINDS[kind], name.passing, name.dtype, *sizes, **consists)
+    shapes = []
+    for at, kind, *sizes, packing in np.stack([name, *columns], axis=1)[first].tolist():
+        (kernel, passing, dtype), of_kind = names[at], KINDS[kind]
+        consists: dict[str, Any] = {"products" if of_kind == "dense" else "packed": packings[packing]}
+        shapes.append(KernelShape(kernel, of_kind, passing, dtype, *sizes, **consists))
+    return tuple(shapes), number
 
 
 def clip_band(

@@ -30,8 +30,6 @@ LAYER_KINDS: Mapping[str, AttentionKind] = {"L": "linear", "S": "softmax"}
 MAX_LAYERS = 1024
 """Maximum number of layers: more than any published model has, and few enough to be written out."""
 
-_PART = re.compile(r"(?:(\d+)x)?(.*)", re.ASCII | re.DOTALL)
-
 _EXPECTED = "a pattern such as LLSLLS or 4xLLLS"
 
 
@@ -48,9 +46,7 @@ def expand_layers(pattern: str, known: str = "LS") -> str:
         raise WorkloadError(f"layers: {pattern!r}, expected {_EXPECTED}")
     shown, found = f"layers {pattern[:40]!r}", ""
     for number, part in enumerate(pattern.split(","), start=1):
-        match = _PART.fullmatch(part)
-        assert match is not None, "anything may follow the count"
-        count, letters = match.groups()
+        count, letters = re.fullmatch("(?:([0-9]+)x)?(.*)", part, re.DOTALL).groups()  # type: ignore[union-attr]
         other = next((each for each in letters if each not in known), None)
         if other is not None:
             windowed = ", or W (softmax attention with a window)" if "W" in known else ""
@@ -59,9 +55,9 @@ def expand_layers(pattern: str, known: str = "LS") -> str:
             )
         if not letters:
             raise WorkloadError(f"{shown}: no layers in part {number}, expected {_EXPECTED}")
-        if count is not None and not count.strip("0"):
+        times = 1 if count is None else int(count.lstrip("0")[:9] or 0)  # of a longer count nine digits are too many
+        if not times:
             raise WorkloadError(f"{shown}: {count} times {letters[:40]}, expected 1 or more")
-        times = 1 if count is None else int(count.lstrip("0")[:9])
         if len(found) + times * len(letters) > MAX_LAYERS:
             raise WorkloadError(f"{shown}: too many layers, expected at most {MAX_LAYERS}")
         found += letters * times
@@ -180,13 +176,13 @@ class Workload:
         check_arguments(vars(self), arguments_of(Workload, WorkloadError))
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
-        for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "cached_keys", "window", "linear_kv_heads"):
+        for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys", "linear_kv_heads"):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, index(value))  # a plain int
-        for name in ("sequence", "batch", "heads", "kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise WorkloadError(f"{name.replace('_', ' ')}: {getattr(self, name)}, expected 1 or more")
+            if value is None:
+                continue
+            if value < 1 and name not in ("cached_keys", "linear_kv_heads"):
+                raise WorkloadError(f"{name.replace('_', ' ')}: {value}, expected 1 or more")
+            object.__setattr__(self, name, index(value))  # a plain int
         if self.sequence > MAX_POSITIONS:
             raise WorkloadError(f"sequence: {self.sequence} positions, expected at most {MAX_POSITIONS}")
         if self.heads % self.kv_head_count:
@@ -194,8 +190,6 @@ class Workload:
         if self.dtype not in ELEMENT_BYTES:
             raise WorkloadError(f"unknown dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}")
         mask = mask_named(self.mask)
-        if self.window is not None and self.window < 1:
-            raise WorkloadError(f"window: {self.window}, expected 1 or more")
         if self.window is not None and not (mask.is_causal and mask.is_of_order):
             raise WorkloadError(
                 f"window: {self.window} with the mask {self.mask}, expected a causal mask (--mask causal)"
@@ -219,42 +213,36 @@ class Workload:
         return f"Workload({', '.join(given)})"
 
     def _check_kind(self) -> None:
-        """Raise `WorkloadError` for an unknown kind of attention or decay, and for what the kind does not have."""
+        """Expand `layers`. Raise `WorkloadError` for an unknown kind or decay, and for what a kind cannot have."""
         for name, choice in (("kind", AttentionKind), ("decay", Decay)):
             if getattr(self, name) not in get_args(choice):
                 known = ", ".join(get_args(choice))
                 raise WorkloadError(f"unknown {name} {getattr(self, name)!r}, expected one of {known}")
-        self._check_layers()
+        linear = self.linear_kv_heads
+        if linear is not None and (self.kind != "hybrid" or linear < 1 or self.heads % linear):
+            raise WorkloadError(f"linear KV heads: {linear}, expected a divisor of the {self.heads} heads of a hybrid")
+        if self.layers and self.kind != "hybrid":
+            raise WorkloadError(f"layers {self.layers[:40]!r} of {self.kind} attention, expected kind 'hybrid'")
+        if self.kind == "hybrid" and not self.layers:
+            raise WorkloadError(f"a hybrid without layers, expected {_EXPECTED}")
+        object.__setattr__(self, "layers", expand_layers(self.layers) if self.layers else "")
         if self.kind == "softmax" and self.decay != "none":
             raise WorkloadError(f"decay {self.decay!r} of softmax attention, expected linear attention")
         if self.kind == "linear" and self.window is not None:
             raise WorkloadError(f"window: {self.window}, expected none for linear attention, whose state has no window")
-        if self.kind != "softmax" and self.dtype == WHAT_IF_DTYPE:
-            raise WorkloadError(f"dtype {self.dtype!r} of {self.kind} attention, expected softmax attention")
-        if self.kind != "softmax" and self.cached_keys:
-            of_kind = "linear attention" if self.kind == "linear" else "a hybrid"
-            raise WorkloadError(f"cached keys: {self.cached_keys}, expected none for {of_kind}")
-        mask = mask_named(self.mask)
-        if self.kind != "softmax" and not (mask.is_full or (mask.is_causal and mask.is_of_order)):
-            raise WorkloadError(f"mask {self.mask!r} of {self.kind} attention, whose states hold all keys or all keys "
-                                "before a position: expected full or causal")  # fmt: skip
+        mask, of_kind = mask_named(self.mask), "a hybrid" if self.kind == "hybrid" else "linear attention"
+        if self.kind != "softmax":
+            if self.dtype == WHAT_IF_DTYPE:
+                raise WorkloadError(f"dtype {self.dtype!r} of {self.kind} attention, expected softmax attention")
+            if self.cached_keys:
+                raise WorkloadError(f"cached keys: {self.cached_keys}, expected none for {of_kind}")
+            if not (mask.is_full or (mask.is_causal and mask.is_of_order)):
+                raise WorkloadError(f"mask {self.mask!r} of {self.kind} attention, whose states hold all keys or all "
+                                    "keys before a position: expected full or causal")  # fmt: skip
         if self.decay != "none" and not mask.is_causal:
             raise WorkloadError(
                 f"decay {self.decay!r} with a full mask has no agreed meaning, expected a causal mask or no decay"
             )
-
-    def _check_layers(self) -> None:
-        """Expand the pattern of a hybrid. Raise `WorkloadError` for none, and for one of another kind."""
-        linear = self.linear_kv_heads
-        if linear is not None and (self.kind != "hybrid" or linear < 1 or self.heads % linear):
-            raise WorkloadError(f"linear KV heads: {linear}, expected a divisor of the {self.heads} heads of a hybrid")
-        if self.kind != "hybrid":
-            if self.layers:
-                raise WorkloadError(f"layers {self.layers[:40]!r} of {self.kind} attention, expected kind 'hybrid'")
-            return
-        if not self.layers:
-            raise WorkloadError("a hybrid without layers, expected a pattern such as LLSLLS or 4xLLLS")
-        object.__setattr__(self, "layers", expand_layers(self.layers))
 
     def of(self, letter: str) -> Workload:
         """One layer of a hybrid: ``L``, linear attention with its decay, or ``S``, softmax attention with its window.
@@ -278,18 +266,14 @@ class Workload:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
-    def keys_seen(self) -> int | None:
-        """Maximum number of keys per query if the window limits it, else None."""
-        return self.window if self.window is not None and self.window < self.sequence else None
-
-    @property
     def visible(self) -> Mask:
         """The keys that a query attends to: the mask, within the window if that limits it.
 
         >>> Workload(sequence=8, mask="causal", window=3).visible.high
         2
         """
-        return mask_named(self.mask).within(self.keys_seen)
+        limits = self.window is not None and self.window < self.sequence
+        return mask_named(self.mask).within(self.window if limits else None)
 
     @property
     def queries(self) -> int:
@@ -373,9 +357,8 @@ def _whole_numbers(what: str, numbers: Iterable[int]) -> tuple[int, ...]:
     """Integers of any type, such as NumPy's, as plain ints, in an order that is given."""
     if not isinstance(numbers, Iterable) or isinstance(numbers, bytes | bytearray | Mapping | Set):
         raise WorkloadError(f"{what}s: {type(numbers).__name__}, expected a sequence of whole numbers")
-    whole = []
-    for number, value in enumerate(numbers):
+    found = tuple(numbers)
+    for number, value in enumerate(found):
         if not is_whole(value):
             raise WorkloadError(f"{what} {number}: a {type(value).__name__}, expected a whole number")
-        whole.append(index(value))
-    return tuple(whole)
+    return tuple(map(index, found))

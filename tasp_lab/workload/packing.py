@@ -51,44 +51,41 @@ def document_segments(
     [Segment(queries=2, keys=2, low=0, high=1), Segment(queries=2, keys=2, low=-1, high=1)]
     """
     all_keys = sum(each.length for each in keys)
-    if _all_see_all(queries, keys, mask, stride):
-        count = sum(each.length for each in queries)
-        stretch = _Stretch([range(each.first, each.first + each.length) for each in queries], count, 0, all_keys)
-        return [stretch.segment(keys)]
-    found: list[_Stretch] = []
-    for run in queries:
-        # Query i sees of a run of keys those from i - high to i - low, counted from the first of the run.
-        bands = [(*mask.band(run.position - each.position, 1, 1, stride), each.length) for each in keys]
-        lows = [(low, count) for low, _, count in bands] if mask.low is not None else None
-        highs = [(high + 1, count) for _, high, count in bands] if mask.high is not None else None
-        breaks = {0, run.length}
-        for limit, count in (lows or []) + (highs or []):
-            breaks |= {at for at in (limit, limit + count - 1, limit + count) if 0 < at < run.length}
-        for first, last in pairwise(sorted(breaks)):
-            (begin, end), (last_begin, last_end) = (
-                (_passed(query, highs) if highs else 0, _passed(query, lows) if lows is not None else all_keys)
-                for query in (first, last - 1)
-            )
-            if begin >= end:
-                continue
-            alone = last - first == 1  # then either is right: take what lets it join others
-            moves = (
-                highs is not None and (alone or last_begin > begin),
-                lows is not None and (alone or last_end > end),
-            )
-            stretch = _Stretch([range(run.first + first, run.first + last)], last - first, begin, end, *moves)
-            if not (found and found[-1].takes(stretch)):
-                found.append(stretch)
-    return [each.segment(keys) for each in found]
-
-
-def _all_see_all(queries: Sequence[Rows], keys: Sequence[Rows], mask: Mask, stride: int) -> bool:
-    """Whether every query sees every key."""
     last_query, last_key = (
         max(each.position + stride * (each.length - 1) for each in rows) for rows in (queries, keys)
     )
     nearest, farthest = queries[0].position - last_key, last_query - keys[0].position
-    return (mask.low is None or nearest >= mask.low) and (mask.high is None or farthest <= mask.high)
+    if (mask.low is None or nearest >= mask.low) and (mask.high is None or farthest <= mask.high):
+        rows = [range(each.first, each.first + each.length) for each in queries]
+        return [_segment(rows, 0, all_keys, (False, False), keys)]  # every query sees every key
+    # Stretches of queries: their rows, and the keys that the first one sees, from `begin` to `end`, either of which
+    # moves on by a key per query if it `moves`.
+    stretches: list[tuple[list[range], int, int, tuple[bool, bool]]] = []
+    for run in queries:
+        # Query i sees of a run of keys those from i - high to i - low, counted from the first of the run.
+        bands = [(*mask.band(run.position - each.position, 1, 1, stride), each.length) for each in keys]
+        lows = [(low, count) for low, _, count in bands] if mask.low is not None else []
+        highs = [(high + 1, count) for _, high, count in bands] if mask.high is not None else []
+        breaks = {0, run.length}
+        for limit, count in lows + highs:
+            breaks |= {at for at in (limit, limit + count - 1, limit + count) if 0 < at < run.length}
+        for first, last in pairwise(sorted(breaks)):
+            (begin, end), (last_begin, last_end) = (
+                (_passed(query, highs), _passed(query, lows) if lows else all_keys) for query in (first, last - 1)
+            )
+            if begin >= end:
+                continue
+            alone = last - first == 1  # then either is right: take what lets it join others
+            moves = bool(highs) and (alone or last_begin > begin), bool(lows) and (alone or last_end > end)
+            rows = [range(run.first + first, run.first + last)]
+            if stretches:
+                before, *seen, moved = stretches[-1]
+                count = sum(map(len, before))
+                if moves == moved and (begin, end) == (seen[0] + count * moves[0], seen[1] + count * moves[1]):
+                    before += rows
+                    continue
+            stretches.append((rows, begin, end, moves))
+    return [_segment(*each, keys) for each in stretches]
 
 
 def _passed(query: int, limits: Sequence[tuple[int, int]]) -> int:
@@ -96,39 +93,22 @@ def _passed(query: int, limits: Sequence[tuple[int, int]]) -> int:
     return sum(min(max(query - limit + 1, 0), count) for limit, count in limits)
 
 
-class _Stretch:
-    """Queries that see the keys from `begin` to `end`, either of which moves on by a key per query if it `moves`."""
-
-    def __init__(
-        self, rows: list[range], count: int, begin: int, end: int, begin_moves: bool = False, end_moves: bool = False
-    ) -> None:
-        self.rows, self.count, self.begin, self.end = rows, count, begin, end
-        self.moves = begin_moves, end_moves
-
-    def at(self, query: int) -> tuple[int, int]:
-        """The keys that a query sees, counted from the first query of the stretch."""
-        return self.begin + query * self.moves[0], self.end + query * self.moves[1]
-
-    def takes(self, other: _Stretch) -> bool:
-        """Take in the queries that follow, if the keys that they see move on in the same way."""
-        follows = self.moves == other.moves and self.at(self.count) == (other.begin, other.end)
-        if follows:
-            self.rows, self.count = self.rows + other.rows, self.count + other.count
-        return follows
-
-    def segment(self, keys: Sequence[Rows]) -> PackedSegment:
-        """The segment of these queries and all keys that they see."""
-        end = self.at(self.count - 1)[1]
-        count = end - self.begin
-        low = max(1 - (self.end - self.begin), 1 - count) if self.moves[1] else 1 - count
-        high = 0 if self.moves[0] else self.count - 1
-        ranges, before = list[range](), 0
-        for run in keys:
-            first, last = max(self.begin - before, 0), min(end - before, run.length)
-            if first < last:
-                ranges.append(range(run.first + first, run.first + last))
-            before += run.length
-        return PackedSegment(_joined(self.rows), _joined(ranges), Segment(self.count, count, low, high))
+def _segment(
+    rows: Sequence[range], begin: int, end: int, moves: tuple[bool, bool], keys: Sequence[Rows]
+) -> PackedSegment:
+    """The segment of the queries of a stretch and all keys that they see."""
+    queries = sum(map(len, rows))
+    last = end + (queries - 1) * moves[1]
+    count = last - begin
+    low = max(begin - end, -count) + 1 if moves[1] else 1 - count
+    high = 0 if moves[0] else queries - 1
+    ranges, before = list[range](), 0
+    for run in keys:
+        first, stop = max(begin - before, 0), min(last - before, run.length)
+        if first < stop:
+            ranges.append(range(run.first + first, run.first + stop))
+        before += run.length
+    return PackedSegment(_joined(rows), _joined(ranges), Segment(queries, count, low, high))
 
 
 def _joined(rows: Sequence[range]) -> tuple[range, ...]:

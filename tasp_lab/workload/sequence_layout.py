@@ -27,12 +27,12 @@ alone has them, and the positions with queries are balanced whatever the length 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -103,24 +103,22 @@ class SequenceLayout:
         spans = [span for each in self.spans for span in each]
         strides = {span.stride for span in spans}
         if len(strides) > 1 or any(span.count < 1 or span.stride < 1 for span in spans):
-            raise WorkloadError(
-                f"layout {self.name!r}: strides {sorted(strides)}, expected spans of one stride, not empty"
-            )
-        stride = min(strides, default=1)
+            raise WorkloadError(f"{what}: strides {sorted(strides)}, expected spans of one stride, not empty")
         for rank, each in enumerate(self.spans):
             if any(span.positions_end > after.start for span, after in pairwise(each)):
-                raise WorkloadError(f"layout {self.name!r}: the positions of rank {rank} are not in ascending order")
-        next_of = {start: start for start in range(min(stride, self.sequence))}
+                raise WorkloadError(f"{what}: the positions of rank {rank} are not in ascending order")
+        # Of each residue modulo the stride, a span begins where the one before it ends, and the last ends the sequence.
+        next_of = {start: start for start in range(min(self.stride, self.sequence))}
         for span in sorted(spans, key=attrgetter("start")):
-            if next_of.get(span.start % stride) != span.start:
-                raise WorkloadError(f"layout {self.name!r} does not hold position {span.start} exactly once")
-            next_of[span.start % stride] += stride * span.count
-        if any(end < self.sequence or end - stride >= self.sequence for end in next_of.values()):
-            raise WorkloadError(f"layout {self.name!r} does not hold each of {self.sequence} positions once")
+            if next_of.get(span.start % self.stride) != span.start:
+                raise WorkloadError(f"{what} does not hold position {span.start} exactly once")
+            next_of[span.start % self.stride] += self.stride * span.count
+        if any(end < self.sequence or end - self.stride >= self.sequence for end in next_of.values()):
+            raise WorkloadError(f"{what} does not hold each of {self.sequence} positions once")
         for number in (0, 1) if self.pieces else ():
             ends = sorted((piece[number], piece[number] + piece.length) for piece in self.pieces)
-            if [0, *(end for _, end in ends)] != [*(first for first, _ in ends), self.sequence] or stride > 1:
-                raise WorkloadError(f"layout {self.name!r}: pieces do not hold each of {self.sequence} positions once")
+            if [0, *(end for _, end in ends)] != [*(first for first, _ in ends), self.sequence] or self.stride > 1:
+                raise WorkloadError(f"{what}: pieces do not hold each of {self.sequence} positions once")
 
     @property
     def stride(self) -> int:
@@ -138,19 +136,13 @@ class SequenceLayout:
         ((Span(start=9, stride=1, count=3),), (Span(start=8, stride=1, count=1),))
         """
         return tuple(
-            tuple(_cut_before(span, first) for span in each if span.positions_end > first) for each in self.spans
+            tuple(
+                span.part(skipped, span.count - skipped)
+                for span in each
+                if (skipped := max(0, -((span.start - first) // span.stride))) < span.count
+            )
+            for each in self.spans
         )
-
-    def after(self, first: int) -> SequenceLayout:
-        """The layout of the positions from `first` on, counted from there.
-
-        >>> zigzag(12, 2).after(8).positions(0).tolist()
-        [1, 2, 3]
-        """
-        shards = [
-            [Span(span.start - first, span.stride, span.count) for span in each] for each in self.spans_from(first)
-        ]
-        return _layout(f"{self.name} after {first}" if first else self.name, self.sequence - first, shards)
 
     def length(self, rank: int) -> int:
         """The number of positions of a rank."""
@@ -184,10 +176,12 @@ class SequenceLayout:
         """The spans of positions, per rank, ascending: `spans`, cut at the ends of pieces."""
         if not self.pieces:
             return self.spans
-        return tuple(
-            tuple(Span(int(first), 1, int(count)) for first, count in _runs_of(self.positions(rank)))
-            for rank in range(self.world_size)
-        )
+        shards = []
+        for positions in map(self.positions, range(self.world_size)):
+            first = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+            counts = np.diff(np.append(first, len(positions)))
+            shards.append(tuple(map(Span, positions[first].tolist(), [1] * len(first), counts.tolist())))
+        return tuple(shards)
 
     def on_ranks(self, order: IntArray) -> SequenceLayout:
         """The layout in which rank ``order[i]`` holds what rank i holds here; `order` has each rank once.
@@ -201,27 +195,12 @@ class SequenceLayout:
         return SequenceLayout(f"{self.name} in another order", self.sequence, spans, self.pieces)
 
 
-def _runs_of(positions: IntArray) -> IntArray:
-    """The first of each run of adjacent positions and its length, an int array (runs, 2)."""
-    first = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
-    return np.stack([positions[first], np.diff(np.append(first, len(positions)))], axis=1)
+LayoutFunction = Callable[..., SequenceLayout]
+"""Distributes a sequence over ranks, as `contiguous` does with its parameters.
 
-
-def _cut_before(span: Span, first: int) -> Span:
-    """The positions of a span from `first` on."""
-    skipped = max(0, -((span.start - first) // span.stride))
-    return span.part(skipped, span.count - skipped)
-
-
-class LayoutFunction(Protocol):
-    """Distributes a sequence over ranks; the first `cached_keys` positions by themselves.
-
-    Raises `WorkloadError` if the documents do not match the sequence.
-    """
-
-    def __call__(
-        self, sequence: int, world_size: int, documents: Sequence[int] | None = None, cached_keys: int = 0
-    ) -> SequenceLayout: ...
+The first `cached_keys` positions are distributed by themselves. Raises `WorkloadError` if the documents do not match
+the sequence.
+"""
 
 
 def contiguous(
@@ -234,8 +213,8 @@ def contiguous(
     >>> [contiguous(7, 3, documents=(4, 3)).positions(rank).tolist() for rank in range(3)]
     [[0, 1, 4], [2, 5], [3, 6]]
     """
-    chunks = _chunks(sequence, world_size, cached_keys)
-    return _layout("contiguous", sequence, list(zip(*chunks, strict=True)), _dealt(sequence, world_size, documents))
+    shards = zip(*_chunks(sequence, world_size, cached_keys), strict=True)
+    return _layout("contiguous", sequence, shards, _dealt(sequence, world_size, documents))
 
 
 def zigzag(
@@ -246,7 +225,7 @@ def zigzag(
     >>> zigzag(12, 2, documents=(4, 8)).positions(0).tolist()
     [0, 3, 4, 5, 10, 11]
     """
-    parts_chunks = list(_chunks(sequence, 2 * world_size, cached_keys))
+    parts_chunks = _chunks(sequence, 2 * world_size, cached_keys)
     shards = [[chunks[at] for chunks in parts_chunks for at in (rank, -1 - rank)] for rank in range(world_size)]
     return _layout("zigzag", sequence, shards, _dealt(sequence, 2 * world_size, documents))
 
@@ -263,8 +242,7 @@ def striped(
         check_documents(documents, sequence)
     shards: list[list[Span]] = [[] for _ in range(world_size)]
     pairs = [0] * world_size
-    for start, length in _parts(sequence, cached_keys):
-        longer = _longer_chunks(start, length, world_size)
+    for start, length, longer in _parts(sequence, world_size, cached_keys):
         # The remainder positions are the last, so ranks with one come first; of equal ones, the busiest.
         order = sorted(range(world_size), key=lambda rank: (rank not in longer, -pairs[rank]))
         for offset, rank in enumerate(order):
@@ -278,23 +256,23 @@ LAYOUTS: Mapping[str, LayoutFunction] = {"contiguous": contiguous, "zigzag": zig
 """All layouts by name; masks name the one that balances their work (`tasp_lab.workload.mask`)."""
 
 
-def _parts(sequence: int, cached_keys: int) -> list[tuple[int, int]]:
-    """The first position and the length of what is distributed by itself: the cached prefix, and the rest."""
-    return [(0, cached_keys), (cached_keys, sequence - cached_keys)] if cached_keys else [(0, sequence)]
+def _parts(sequence: int, count: int, cached_keys: int) -> Iterator[tuple[int, int, set[int]]]:
+    """The cached prefix and the rest, each distributed by itself: first position, length, and the longer chunks.
+
+    Those have a remainder position, of `count` chunks; the prefix used as many of them as it has positions.
+    """
+    for start, end in ((0, cached_keys), (cached_keys, sequence)) if cached_keys else ((0, sequence),):
+        yield start, end - start, {(start + index) % count for index in range((end - start) % count)}
 
 
-def _chunks(sequence: int, count: int, cached_keys: int) -> Iterator[list[Span]]:
+def _chunks(sequence: int, count: int, cached_keys: int) -> list[list[Span]]:
     """The cached prefix and the rest, each split into contiguous chunks of about equal length."""
-    for start, length in _parts(sequence, cached_keys):
-        longer = _longer_chunks(start, length, count)
+    parts = []
+    for start, length, longer in _parts(sequence, count, cached_keys):
         lengths = [length // count + (chunk in longer) for chunk in range(count)]
-        starts = accumulate(lengths, initial=start)
-        yield [Span(*chunk) for chunk in zip(starts, repeat(1), lengths, strict=False)]
-
-
-def _longer_chunks(start: int, length: int, count: int) -> set[int]:
-    """The chunks, of `count`, with a remainder position; what lies before used `start` of them, modulo `count`."""
-    return {(start + index) % count for index in range(length % count)}
+        starts = list(accumulate(lengths, initial=start))[:-1]
+        parts.append([Span(*each) for each in zip(starts, [1] * count, lengths, strict=True)])
+    return parts
 
 
 def _dealt(sequence: int, count: int, documents: Sequence[int] | None) -> tuple[Piece, ...]:
@@ -317,6 +295,6 @@ def _dealt(sequence: int, count: int, documents: Sequence[int] | None) -> tuple[
 
 
 def _layout(
-    name: str, sequence: int, shards: Sequence[Sequence[Span]], pieces: tuple[Piece, ...] = ()
+    name: str, sequence: int, shards: Iterable[Iterable[Span]], pieces: tuple[Piece, ...] = ()
 ) -> SequenceLayout:
     return SequenceLayout(name, sequence, tuple(tuple(span for span in each if span.count) for each in shards), pieces)

@@ -165,7 +165,7 @@ def _lanes(packing: TreePacking, source: IntArray, destination: IntArray, root: 
     delay those of other roots, so that the port is never idle.
     """
     topology, n = packing.topology, packing.world_size
-    own_links = not topology.shared and bool((topology.link_between[source, destination] >= 0).all())
+    own_links = not topology.shared and bool((topology.table.between(source, destination) >= 0).all())
     columns = np.stack([source, (destination - source) % n, np.zeros_like(root) if own_links else root])
     found, column = np.unique(columns, axis=1, return_inverse=True)
     lanes: IntArray = np.arange(found.shape[1]) - np.searchsorted(found[0], found[0])

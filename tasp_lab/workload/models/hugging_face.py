@@ -1,7 +1,7 @@
 """Models of a ``config.json`` of Hugging Face's transformers: `model_of_config`.
 
-Each architecture is a class with the fields of its configuration that are sizes. Names, and the values of missing
-fields, are those of transformers (``src/transformers/models/*/configuration_*.py``); other fields are ignored.
+A new architecture is an entry of `_ARCHITECTURES`: the fields of its configuration that are read. Names, and the values
+of missing fields, are those of transformers (``src/transformers/models/*/configuration_*.py``).
 
 Not counted, as they cost next to nothing: sinks, softcaps, norms of heads beyond their parameters, biases of output
 projections and experts. Parts for images are ignored, as are layers that predict several tokens.
@@ -9,7 +9,8 @@ projections and experts. Parts for images are ignored, as are layers that predic
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,243 +19,102 @@ from tasp_lab.core.records import Count, converted
 from tasp_lab.workload.layer import MAX_LAYERS
 from tasp_lab.workload.models.model import MLP, Attention, Experts, Latent, Model
 
+_NUMBER = Annotated[int, msgspec.Meta(ge=0)]
 
-class _Dense(msgspec.Struct, frozen=True, kw_only=True):
-    """A dense architecture, whose layers are alike; others differ from it."""
-
-    biases: ClassVar[bool] = False
-    head_norms: ClassVar[bool] = False
-
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
-    num_attention_heads: Count
-    vocab_size: Count
-    num_key_value_heads: Count | None = None
-    head_dim: Count | None = None
-    sliding_window: Count | None = None
-    use_sliding_window: bool = False
-    attention_bias: bool = False
-    tie_word_embeddings: bool = False
-
-    @property
-    def mlp_width(self) -> int:
-        return self.intermediate_size
-
-    def attention(self) -> Attention:
-        heads = self.num_attention_heads
-        if self.use_sliding_window:
-            raise ModelError("use_sliding_window: true, expected false: windows in some layers of Qwen are not read")
-        if self.head_dim is None and self.hidden_size % heads:
-            raise ModelError(f"hidden_size {self.hidden_size} of {heads} heads, expected a multiple, or head_dim")
-        return Attention(
-            heads,
-            self.head_dim or self.hidden_size // heads,
-            self.num_key_value_heads,
-            biases=self.attention_bias or self.biases,
-            head_norms=self.head_norms,
-        )
-
-    def windows(self) -> tuple[int | str, int | None]:
-        """The layers of a `Model`, and its window."""
-        return self.num_hidden_layers, None
-
-    def experts(self) -> Experts | None:
-        return None
-
-
-class _Mistral(_Dense, frozen=True, kw_only=True):
-    num_key_value_heads: Count | None = 8
-    sliding_window: Count | None = 4096
-
-    def windows(self) -> tuple[int | str, int | None]:
-        return self.num_hidden_layers, self.sliding_window
-
-
-class _Qwen2(_Dense, frozen=True, kw_only=True):
-    biases: ClassVar[bool] = True
-    num_key_value_heads: Count | None = 32
-
-
-class _Qwen3(_Dense, frozen=True, kw_only=True):
-    head_norms: ClassVar[bool] = True
-    num_key_value_heads: Count | None = 32
-    head_dim: Count | None = 128
-
-
-class _Qwen3Moe(_Dense, frozen=True, kw_only=True):
-    head_norms: ClassVar[bool] = True
-    num_key_value_heads: Count | None = 4
-    num_experts: Count
-    num_experts_per_tok: Count
-    moe_intermediate_size: Count
-    decoder_sparse_step: Count = 1
-    mlp_only_layers: list[int] | None = None
-
-    def experts(self) -> Experts:
-        dense = sorted(self.mlp_only_layers or [])
-        if dense != list(range(len(dense))):
-            raise ModelError(f"mlp_only_layers: {dense}, expected the first layers, such as [0, 1], or none")
-        return Experts(
-            self.num_experts,
-            self.num_experts_per_tok,
-            self.moe_intermediate_size,
-            dense_layers=len(dense),
-            every=self.decoder_sparse_step,
-        )
-
-
-class _Mixtral(_Mistral, frozen=True, kw_only=True):
-    sliding_window: Count | None = None
-    num_local_experts: Count
-    num_experts_per_tok: Count
-
-    def experts(self) -> Experts:
-        return Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size)
-
-
-class _DeepseekV3(_Dense, frozen=True, kw_only=True):
-    q_lora_rank: Count
-    kv_lora_rank: Count
-    qk_nope_head_dim: Count
-    qk_rope_head_dim: Count
-    v_head_dim: Count
-    n_routed_experts: Count
-    n_shared_experts: Annotated[int, msgspec.Meta(ge=0)]
-    num_experts_per_tok: Count
-    moe_intermediate_size: Count
-    first_k_dense_replace: Annotated[int, msgspec.Meta(ge=0)]
-    moe_layer_freq: Literal[1] = 1
-
-    def attention(self) -> Attention:
-        return Attention(
-            self.num_attention_heads,
-            self.qk_nope_head_dim + self.qk_rope_head_dim,
-            value_dim=self.v_head_dim,
-            latent=Latent(self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim),
-        )
-
-    def experts(self) -> Experts:
-        return Experts(
-            self.n_routed_experts,
-            self.num_experts_per_tok,
-            self.moe_intermediate_size,
-            self.n_shared_experts,
-            self.first_k_dense_replace,
-            router_biases=True,
-        )
-
-
-class _GptOss(_Dense, frozen=True, kw_only=True):
-    num_key_value_heads: Count | None = 8
-    head_dim: Count | None = 64
-    sliding_window: Count | None = 128
-    layer_types: list[str] | None = None
-    attention_bias: bool = True
-    num_local_experts: Count
-    num_experts_per_tok: Count
-
-    def windows(self) -> tuple[int | str, int | None]:
-        return _mixed(self, self.layer_types, 2, self.sliding_window)
-
-    def experts(self) -> Experts:
-        return Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, router_biases=True)
-
-
-class _Gemma3(_Dense, frozen=True, kw_only=True):
-    """Published files leave out what is as in transformers, also numbers of heads."""
-
-    head_norms: ClassVar[bool] = True
-    vocab_size: Count = 262208
-    num_attention_heads: Count = 8
-    num_key_value_heads: Count | None = 4
-    head_dim: Count | None = 256
-    sliding_window: Count | None = 4096
-    sliding_window_pattern: Count = 6
-    layer_types: list[str] | None = None
-    tie_word_embeddings: bool = True
-    use_bidirectional_attention: bool | None = False
-
-    def windows(self) -> tuple[int | str, int | None]:
-        if self.use_bidirectional_attention:
-            raise ModelError("use_bidirectional_attention: true, expected false: windows are causal here")
-        return _mixed(self, self.layer_types, self.sliding_window_pattern, self.sliding_window)
-
-
-class _Llama4(_Dense, frozen=True, kw_only=True):
-    num_key_value_heads: Count | None = 8
-    head_dim: Count | None = 128
-    attention_chunk_size: Count | None = 8192
-    layer_types: list[str] | None = None
-    no_rope_layers: list[Literal[0, 1]] | None = None
-    no_rope_layer_interval: Count = 4
-    intermediate_size_mlp: Count
-    num_local_experts: Count
-    num_experts_per_tok: Count
-    interleave_moe_layer_step: Count = 1
-    moe_layers: list[int] | None = None
-
-    @property
-    def mlp_width(self) -> int:
-        return self.intermediate_size_mlp
-
-    def windows(self) -> tuple[int | str, int | None]:
-        chunk = self.attention_chunk_size
-        # A query sees the keys of its chunk before it, half a chunk on average: a window of so many keys has as many
-        # pairs of queries and keys over many chunks. Documents would be exact, but ranks would hold other positions
-        # than in layers without chunks.
-        window = None if chunk is None else (chunk + 1) // 2
-        by_rotary = ["chunked_attention" if each else "full_attention" for each in self.no_rope_layers or []]
-        return _mixed(self, self.layer_types or by_rotary, self.no_rope_layer_interval, window)
-
-    def experts(self) -> Experts:
-        step, count = self.interleave_moe_layer_step, self.num_hidden_layers
-        expected = list(range(step - 1, count, step))
-        if self.moe_layers is not None and self.moe_layers != expected:
-            raise ModelError(f"moe_layers: {self.moe_layers}, expected {expected} by interleave_moe_layer_step {step}")
-        return Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, shared=1, every=step)
-
-
-_LETTERS = {"full_attention": "S", "sliding_attention": "W", "chunked_attention": "W"}
-
-
-def _mixed(
-    sizes: _Dense, layer_types: list[str] | None, full_every: int, window: int | None
-) -> tuple[int | str, int | None]:
-    """The layers of a `Model` and its window, by the type of each layer; by default every so many have no window."""
-    count = sizes.num_hidden_layers
-    layer_types = layer_types or [
-        "sliding_attention" if number % full_every else "full_attention" for number in range(1, count + 1)
-    ]
-    if len(layer_types) != count:
-        raise ModelError(f"layer types: those of {len(layer_types)} layers, expected {count}, num_hidden_layers")
-    for each in layer_types:
-        if each not in _LETTERS:
-            raise ModelError(unknown("layer type", each, _LETTERS))
-    letters = "".join(_LETTERS[each] for each in layer_types)
-    if "W" not in letters:
-        return count, None
-    if window is None:
-        raise ModelError(f"{letters.count('W')} layers with a window, expected sliding_window or attention_chunk_size")
-    return letters if "S" in letters else count, window
-
-
-_ARCHITECTURES: dict[str, type[_Dense]] = {
-    "llama": _Dense,
-    "mistral": _Mistral,
-    "qwen2": _Qwen2,
-    "qwen3": _Qwen3,
-    "qwen3_moe": _Qwen3Moe,
-    "mixtral": _Mixtral,
-    "gpt_oss": _GptOss,
-    "deepseek_v3": _DeepseekV3,
-    "gemma3_text": _Gemma3,
-    "llama4_text": _Llama4,
+_TYPES: dict[str, Any] = {
+    "num_hidden_layers": Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)],
+    "num_key_value_heads": Count | None,
+    "head_dim": Count | None,
+    "sliding_window": Count | None,
+    "attention_chunk_size": Count | None,
+    "use_sliding_window": bool,
+    "attention_bias": bool,
+    "tie_word_embeddings": bool,
+    "use_bidirectional_attention": bool | None,
+    "layer_types": list[str] | None,
+    "mlp_only_layers": list[int] | None,
+    "moe_layers": list[int] | None,
+    "no_rope_layers": list[Literal[0, 1]] | None,
+    "n_shared_experts": _NUMBER,
+    "first_k_dense_replace": _NUMBER,
+    "moe_layer_freq": Literal[1],
 }
-"""The values of ``model_type`` that are read."""
+"""The types of fields; all others are a `Count`."""
+
+_COMMON: dict[str, Any] = {
+    **dict.fromkeys(
+        ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"), ...
+    ),
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "use_sliding_window": False,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+"""The fields of every architecture, with the value of one that is missing: ``...`` where it must not be."""
+
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {
+        "num_key_value_heads": 4,
+        **dict.fromkeys(("num_experts", "num_experts_per_tok", "moe_intermediate_size"), ...),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+    },
+    "mixtral": {
+        "num_key_value_heads": 8,
+        "sliding_window": None,
+        **dict.fromkeys(("num_local_experts", "num_experts_per_tok"), ...),
+    },
+    "gpt_oss": {
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "layer_types": None,
+        "attention_bias": True,
+        **dict.fromkeys(("num_local_experts", "num_experts_per_tok"), ...),
+    },
+    "deepseek_v3": {
+        **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ...),
+        **dict.fromkeys(("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"), ...),
+        "first_k_dense_replace": ...,
+        "moe_layer_freq": 1,
+    },
+    "gemma3_text": {  # published files leave out what is as in transformers, also numbers of heads
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "layer_types": None,
+        "tie_word_embeddings": True,
+        "use_bidirectional_attention": False,
+    },
+    "llama4_text": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_chunk_size": 8192,
+        "layer_types": None,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+        **dict.fromkeys(("intermediate_size_mlp", "num_local_experts", "num_experts_per_tok"), ...),
+        "interleave_moe_layer_step": 1,
+        "moe_layers": None,
+    },
+}
+"""The further fields of each ``model_type`` that is read, or other values of missing ones."""
+
+_BIASES, _HEAD_NORMS, _ROUTER_BIASES = {"qwen2"}, {"qwen3", "qwen3_moe", "gemma3_text"}, {"gpt_oss", "deepseek_v3"}
+"""Architectures that always have these; no field is about them."""
 
 _WITH_TEXT = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Architectures for images and text, and that of their ``text_config``."""
+
+_LETTERS = {"full_attention": "S", "sliding_attention": "W", "chunked_attention": "W"}
 
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")
 """Fields of quantized models: of Transformers (AWQ, GPTQ, FP8, bitsandbytes, compressed-tensors), an older one of
@@ -289,20 +149,105 @@ def model_of_config(config: Any, name: str) -> Model:
             what = f"model_type {architecture!r}, {expected_one_of(architecture, known)}"
         raise ModelError(f"{what}; others as a .toml file (docs/whole_steps.md)")
     _check_weights(architecture, config)
-    sizes = converted(config, _ARCHITECTURES[architecture])
-    experts, (layers, window) = sizes.experts(), sizes.windows()
+    sizes = msgspec.structs.asdict(converted(config, _record_of(architecture)))
+    experts = _experts(architecture, sizes)
+    layers, window = _layers(sizes)
     all_have_experts = experts is not None and experts.dense_layers == 0 and experts.every == 1
     return Model(
         f"{architecture} of {name}",
         "config.json",
         layers,
-        sizes.hidden_size,
-        msgspec.structs.replace(sizes.attention(), window=window),
-        sizes.vocab_size,
-        None if all_have_experts else MLP(sizes.mlp_width),
+        sizes["hidden_size"],
+        _attention(architecture, sizes, window),
+        sizes["vocab_size"],
+        None if all_have_experts else MLP(sizes.get("intermediate_size_mlp", sizes["intermediate_size"])),
         experts,
-        tied_embeddings=sizes.tie_word_embeddings,
+        tied_embeddings=sizes["tie_word_embeddings"],
         name=name,
+    )
+
+
+@cache
+def _record_of(architecture: str) -> type[msgspec.Struct]:
+    """A record with the fields of an architecture, which ignores all others."""
+    fields = [
+        (name, _TYPES.get(name, Count), msgspec.NODEFAULT if value is ... else value)
+        for name, value in (_COMMON | _ARCHITECTURES[architecture]).items()
+    ]
+    return msgspec.defstruct(architecture, fields, kw_only=True)
+
+
+def _attention(architecture: str, sizes: dict[str, Any], window: int | None) -> Attention:
+    heads, hidden_size = sizes["num_attention_heads"], sizes["hidden_size"]
+    if "kv_lora_rank" in sizes:
+        return Attention(
+            heads,
+            sizes["qk_nope_head_dim"] + sizes["qk_rope_head_dim"],
+            value_dim=sizes["v_head_dim"],
+            latent=Latent(sizes["q_lora_rank"], sizes["kv_lora_rank"], sizes["qk_rope_head_dim"]),
+        )
+    if sizes["use_sliding_window"]:
+        raise ModelError("use_sliding_window: true, expected false: windows in some layers of Qwen are not read")
+    if sizes["head_dim"] is None and hidden_size % heads:
+        raise ModelError(f"hidden_size {hidden_size} of {heads} heads, expected a multiple, or head_dim")
+    return Attention(
+        heads,
+        sizes["head_dim"] or hidden_size // heads,
+        sizes["num_key_value_heads"],
+        window=window,
+        biases=sizes["attention_bias"] or architecture in _BIASES,
+        head_norms=architecture in _HEAD_NORMS,
+    )
+
+
+def _layers(sizes: dict[str, Any]) -> tuple[int | str, int | None]:
+    """The layers of a `Model` and its window, by the type of each layer; by default every so many have no window."""
+    count, window, types = sizes["num_hidden_layers"], sizes.get("sliding_window"), sizes.get("layer_types")
+    if "layer_types" not in sizes:
+        return count, window
+    if sizes.get("use_bidirectional_attention"):
+        raise ModelError("use_bidirectional_attention: true, expected false: windows are causal here")
+    if chunk := sizes.get("attention_chunk_size"):
+        # A query sees the keys of its chunk before it, half a chunk on average: a window of so many keys has as many
+        # pairs of queries and keys over many chunks. Documents would be exact, but ranks would hold other positions
+        # than in layers without chunks.
+        window = (chunk + 1) // 2
+    if not types:
+        full_every = sizes.get("sliding_window_pattern") or sizes.get("no_rope_layer_interval") or 2
+        has_window = sizes.get("no_rope_layers") or [number % full_every for number in range(1, count + 1)]
+        types = ["sliding_attention" if each else "full_attention" for each in has_window]
+    if len(types) != count:
+        raise ModelError(f"layer types: those of {len(types)} layers, expected {count}, num_hidden_layers")
+    for each in types:
+        if each not in _LETTERS:
+            raise ModelError(unknown("layer type", each, _LETTERS))
+    letters = "".join(_LETTERS[each] for each in types)
+    if "W" not in letters:
+        return count, None
+    if window is None:
+        raise ModelError(f"{letters.count('W')} layers with a window, expected sliding_window or attention_chunk_size")
+    return letters if "S" in letters else count, window
+
+
+def _experts(architecture: str, sizes: dict[str, Any]) -> Experts | None:
+    count = next((sizes[name] for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in sizes), 0)
+    if not count:
+        return None
+    dense = sorted(sizes.get("mlp_only_layers") or range(sizes.get("first_k_dense_replace", 0)))
+    if dense != list(range(len(dense))):
+        raise ModelError(f"mlp_only_layers: {dense}, expected the first layers, such as [0, 1], or none")
+    every = sizes.get("decoder_sparse_step") or sizes.get("interleave_moe_layer_step") or 1
+    expected = list(range(every - 1, sizes["num_hidden_layers"], every))
+    if (named := sizes.get("moe_layers")) not in (None, expected):
+        raise ModelError(f"moe_layers: {named}, expected {expected} by interleave_moe_layer_step {every}")
+    return Experts(
+        count,
+        sizes["num_experts_per_tok"],
+        sizes.get("moe_intermediate_size", sizes["intermediate_size"]),
+        sizes.get("n_shared_experts", int(architecture == "llama4_text")),
+        len(dense),
+        every,
+        router_biases=architecture in _ROUTER_BIASES,
     )
 
 

@@ -54,8 +54,7 @@ class Attention(Record, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kv_head_count(self) -> int:
-        """The number of KV heads."""
-        return self.heads if self.kv_heads is None else self.kv_heads
+        return self.kv_heads or self.heads
 
     @property
     def passed_kv_heads(self) -> int:
@@ -65,7 +64,7 @@ class Attention(Record, frozen=True, forbid_unknown_fields=True):
     @property
     def value_size(self) -> int:
         """Elements per head of values."""
-        return self.head_dim if self.value_dim is None else self.value_dim
+        return self.value_dim or self.head_dim
 
 
 class Linear(Record, frozen=True, forbid_unknown_fields=True):
@@ -167,10 +166,11 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
         >>> load_model("deepseek-v3").expert_layers[:5]
         (False, False, False, True, True)
         """
-        experts, layers = self.experts, range(1, len(self.pattern) + 1)
-        if experts is None:
-            return (False,) * len(layers)
-        return tuple(number > experts.dense_layers and number % experts.every == 0 for number in layers)
+        experts = self.experts
+        return tuple(
+            experts is not None and number > experts.dense_layers and number % experts.every == 0
+            for number in range(1, len(self.pattern) + 1)
+        )
 
     @property
     def period(self) -> str:
@@ -180,9 +180,8 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
         >>> load_model("minimax-text-01").period, load_model("llama-3-8b").period
         ('LLLLLLLS', 'S')
         """
-        pattern = self.pattern
-        sizes = (size for size in range(1, len(pattern) + 1) if len(pattern) % size == 0)
-        return next(pattern[:size] for size in sizes if pattern == pattern[:size] * (len(pattern) // size))
+        # A text is a repetition of its first letters exactly if it is found again in itself twice, there.
+        return self.pattern[: (self.pattern * 2).index(self.pattern, 1)]
 
     @property
     def layer_head_dim(self) -> int:
@@ -212,14 +211,13 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
         Raises `WorkloadError` for values that a layer cannot have, and for unknown fields.
         """
         known = [each.name for each in fields(Workload)]
-        for name in changes:
-            if name not in known:
-                raise WorkloadError(unknown("field of a layer", name, known))
+        for name in (each for each in changes if each not in known):
+            raise WorkloadError(unknown("field of a layer", name, known))
         return Workload(**{"sequence": sequence, "batch": batch} | self.layer_values() | changes)
 
     def layer_values(self) -> dict[str, Any]:
         """The fields of a layer that follow from the model, by name; those of a plain layer are left out."""
-        attention, period = self.attention, self.period
+        attention, period, linear = self.attention, self.period, self.linear or Linear()
         values: dict[str, Any] = {
             "heads": attention.heads,
             "kv_heads": attention.passed_kv_heads,
@@ -230,9 +228,7 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
             values["window"] = attention.window
         if "L" not in period:
             return values
-        linear = self.linear or Linear()
-        values["decay"] = linear.decay
-        linear_kv_heads = linear.kv_heads or attention.heads
+        values["decay"], linear_kv_heads = linear.decay, linear.kv_heads or attention.heads
         if "S" not in period:
             return values | {"kind": "linear", "kv_heads": linear_kv_heads}
         return values | {"kind": "hybrid", "layers": period, "linear_kv_heads": linear_kv_heads}
@@ -240,22 +236,20 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
 
 def _check(model: Model) -> None:
     """Raise `ModelError` for parts that contradict each other or are missing."""
+    pattern, attention, experts, latent = model.pattern, model.attention, model.experts, model.attention.latent
     if not all(model.expert_layers) and model.mlp is None:
         raise ModelError("no [mlp], expected one for layers without experts")
-    if model.linear is not None and "L" not in model.pattern:
+    if model.linear is not None and "L" not in pattern:
         raise ModelError("[linear] in a model without linear layers, expected a pattern with L")
-    if "W" in model.pattern:
-        if model.attention.window is None:
-            raise ModelError("layers W without a window, expected window in [attention]")
-        if "S" not in model.pattern or "L" in model.pattern:
-            raise ModelError("layers W, expected S for the others: a window in all softmax layers is written without W")
-    if model.experts is not None:
-        if model.experts.every > len(model.pattern):
-            raise ModelError(f"experts in every {model.experts.every} of {len(model.pattern)} layers, expected in some")
-        if model.experts.active > model.experts.count:
-            raise ModelError(f"{model.experts.active} active experts of {model.experts.count}")
-        if model.experts.dense_layers > len(model.pattern):
-            raise ModelError(f"{model.experts.dense_layers} dense layers of {len(model.pattern)}")
-    latent = model.attention.latent
-    if latent is not None and latent.rope_dim >= model.attention.head_dim:
-        raise ModelError(f"rope_dim: {latent.rope_dim}, expected fewer than head_dim, {model.attention.head_dim}")
+    if "W" in pattern and attention.window is None:
+        raise ModelError("layers W without a window, expected window in [attention]")
+    if "W" in pattern and ("S" not in pattern or "L" in pattern):
+        raise ModelError("layers W, expected S for the others: a window in all softmax layers is written without W")
+    if experts is not None and experts.every > len(pattern):
+        raise ModelError(f"experts in every {experts.every} of {len(pattern)} layers, expected in some")
+    if experts is not None and experts.active > experts.count:
+        raise ModelError(f"{experts.active} active experts of {experts.count}")
+    if experts is not None and experts.dense_layers > len(pattern):
+        raise ModelError(f"{experts.dense_layers} dense layers of {len(pattern)}")
+    if latent is not None and latent.rope_dim >= attention.head_dim:
+        raise ModelError(f"rope_dim: {latent.rope_dim}, expected fewer than head_dim, {attention.head_dim}")

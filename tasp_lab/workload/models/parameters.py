@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from tasp_lab.workload.models.model import Experts, Linear, Model
+from tasp_lab.workload.models.model import Linear, Model
 
 
 class Parameters(NamedTuple):
@@ -54,8 +54,13 @@ def layer_parameters(model: Model) -> list[Parameters]:
 def layer_of(model: Model, letter: str, *, has_experts: bool) -> Parameters:
     """The parameters of a layer: attention, by its letter, and an MLP or experts, and a norm before each."""
     hidden = model.hidden_size
-    mlp = sum(inputs * outputs for inputs, outputs in mlp_matrices(model))
-    following = _of_experts(hidden, model.experts) if has_experts and model.experts else Parameters(mlp, mlp)
+    mlp, experts = sum(inputs * outputs for inputs, outputs in mlp_matrices(model)), model.experts
+    following = Parameters(mlp, mlp)
+    if has_experts and experts is not None:
+        one, router = 3 * hidden * experts.width, hidden * experts.count
+        stored, used = (each + experts.shared for each in (experts.count, experts.active))
+        biases = experts.count if experts.router_biases else 0
+        following = Parameters(stored * one + router + biases, used * one + router)
     return attention_parameters(model, letter) + following + Parameters(2 * hidden, 0)
 
 
@@ -112,10 +117,3 @@ def embedding_parameters(model: Model) -> Parameters:
     """The parameters of embedding and output. An embedding is looked up; the output is a matrix."""
     size = model.vocabulary * model.hidden_size
     return Parameters(size if model.tied_embeddings else 2 * size, size)
-
-
-def _of_experts(hidden: int, experts: Experts) -> Parameters:
-    one, router = 3 * hidden * experts.width, hidden * experts.count
-    biases = experts.count if experts.router_biases else 0
-    stored, used = (each + experts.shared for each in (experts.count, experts.active))
-    return Parameters(stored * one + router + biases, used * one + router)

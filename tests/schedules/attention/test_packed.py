@@ -87,5 +87,5 @@ def test_a_window_between_places_is_as_wide_as_one_of_positions(
         for key in range(max(0, query - window + 1), query + 1)
         if document[query] == document[key]
     ]
-    if layer.keys_seen is not None and task.layout.pieces:
+    if layer.visible.high is not None and task.layout.pieces:
         assert (task.visible.low, task.visible.high) == (0, max(apart))
