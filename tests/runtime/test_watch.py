@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.checks.hardware import RankInventory
-from runtime.checks.watch import CheckedGroup, End, Watch
-from tasp_lab.validation.gpu_steps import Outcome
+from runtime.ranks.watch import CheckedGroup, End, Watch
+from tests.gpu.hardware import RankInventory
 
 
 class Shared:
@@ -45,7 +44,6 @@ def groups(store: Shared) -> list[CheckedGroup]:
     [
         (1.5, 2.5),
         (RankInventory(0, "a", "GPU", peers_without_access=(1, 2)), RankInventory(1, "b")),
-        (Outcome({"time_s": 1.5, "rows": [{"bytes": 8}]}), Outcome({}, failure="too slow")),
         ([("sendrecv", 8, 1e-6)], []),
     ],
     ids=lambda value: type(value).__name__,

@@ -215,7 +215,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 Value = TypeVar("Value")
 
 _PATIENCE = timedelta(days=1)
-"""Waits end with the process: `runtime.checks.watch` has the limits."""
+"""Waits end with the process: `runtime.ranks.watch` has the limits."""
 
 
 class CheckedGroup:
