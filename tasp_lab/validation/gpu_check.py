@@ -270,13 +270,13 @@ class Session:
             self._save()
         return self.record
 
-    def report(self, end: End | None) -> None:
+    def report(self, end: End) -> None:
         """Write and show the record of a check that ends early; the step that runs has failed or is interrupted."""
         record = self.record
         if record.verdict == "passed":
-            print_line(f"tasp-lab: {end.message if end else 'ended'} after all steps had passed", sys.stderr)
+            print_line(f"tasp-lab: {end.message} after all steps had passed", sys.stderr)
             return
-        if end is not None and record.verdict == "running":
+        if record.verdict == "running":
             record.verdict = end.kind
             if record.steps and record.steps[-1].verdict == "running":
                 step = record.steps[-1]
@@ -296,17 +296,10 @@ class Session:
         import pytest
 
         folder = str(TESTS)
-        arguments = ["-c", os.devnull, "--rootdir", folder, "--confcutdir", folder, "-m", "gpu", "--capture", "no"]
+        arguments = ["-c", os.devnull, "--rootdir", folder, "--confcutdir", folder, "--disable-plugin-autoload"]
         arguments += [f"-pno:{name}" for name in ("cacheprovider", "terminal", "faulthandler", "warnings")]
-        name = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
-        before = os.environ.get(name)
-        os.environ[name] = "1"
-        try:
-            with one_thread():
-                code = pytest.main([*arguments, *map(str, files)], plugins=[self])
-        finally:
-            del os.environ[name]
-            os.environ |= {} if before is None else {name: before}
+        with one_thread():
+            code = pytest.main([*arguments, "-m", "gpu", "--capture", "no", *map(str, files)], plugins=[self])
         if self._error is not None:
             raise self._error
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
@@ -453,6 +446,7 @@ def gpu_check(
 KIB, MIB = 2**10, 2**20
 GATHERS = ("ring", "multi-ring", "direct")
 LAYERS = ("ring-attention", "zigzag-ring-attention", "tasp")
+COMPARED = ("schedule", "pass", "predicted_s", "measured_s", "measured_spread_s", "relative_error")
 
 
 def _compare(check: Check, numbers: dict[str, object]) -> str | None:
@@ -482,13 +476,10 @@ def _compare(check: Check, numbers: dict[str, object]) -> str | None:
         real = isinstance(work, Workload)
         trials = Trials(group.ranks, work, options, INSTANT, real, calibrated, nominal, repeats, "auto", check.progress)
         schedules = [each for name in names for each in build_schedules(name, topology, work, options=options)]
+        about = f"{work.sequence} positions, {work.mask}" if isinstance(work, Workload) else f"{work} bytes"
         for run in trials.run_all(schedules):
-            rows.append({
-                "schedule": run.prediction.schedule,
-                "work": f"{work.sequence} positions, {work.mask}" if isinstance(work, Workload) else f"{work} bytes",
-                "pass": run.to_dict().get("pass", ""), "predicted_s": float(run.prediction.time_s),
-                "measured_s": run.measured_s, "spread_s": run.measured_spread_s, "relative_error": run.relative_error,
-            })  # fmt: skip
+            row = {"pass": ""} | run.to_dict()
+            rows.append({"work": about} | {name: row[name] for name in COMPARED})
     return None
 
 
@@ -514,15 +505,12 @@ def gpu_check_one(
     machine, ranks : a machine, or so many ranks that are a full mesh; by default 4.
     schedules : names of those to run; by default all.
     seed : of the orders of ranks; equal seeds give equal orders on a host.
-    quick : whether to run less.
     minutes : measure, in this time, what one GPU settles of predictions (`tasp_lab.validation.measurements`), before
         the tests, of which none begins later; None measures nothing and has no limit.
-    output, progress, tests : see `gpu_check`.
-    show : called with the record when Ctrl-C ends the check.
+    quick, output, progress, show, tests : see `gpu_check`; the record is shown when Ctrl-C ends the check.
 
-    Raises `RunError` for fewer than 2 ranks, for another number than the machine has, for a negative seed, for
-    measurements without a GPU or without time, and without the tests; `ScheduleError` for an unknown schedule;
-    `OutputError` for a folder that cannot be written; and what loading a machine raises.
+    Raises what `gpu_check` raises but for torchrun; `ScheduleError` for an unknown schedule; and `RunError` for fewer
+    than 2 ranks, a negative seed, and measurements without a GPU or without time.
     """
     if ranks is not None and not 2 <= ranks <= 64:
         raise RunError(f"--ranks: {ranks}, expected 2 to 64")
@@ -546,21 +534,10 @@ def gpu_check_one(
     check_folder(folder)
     check = Check(device, chosen, quick, schedules=tuple(schedules), seed=seed, progress=progress)
     session = Session(check, Record(name, n, f"loopback, {device.type}", quick), folder, show)
-
-    def time_kernels(numbers: dict[str, object]) -> str | None:
-        if not check.on_gpu:
-            return "needs a GPU"
-        table = measured_table(progress)
-        write_whole(folder / TABLE_NAME, table.encode())
-        numbers |= {"table": TABLE_NAME, "rows": table.count("\n") - table.count("#") - 1}
-        return None
-
-    def environment(numbers: dict[str, object]) -> None:
-        numbers["environment"] = {**host_environment(), **gpu_libraries()}
-        numbers["device"] = device_name(device)
-
+    session.begin("environment", "The driver or torch cannot use the GPU; look at nvidia-smi.")
+    session.numbers["environment"] = {**host_environment(), "device": device_name(device), **gpu_libraries()}
+    session.end("passed")
     try:
-        session.run("environment", "The driver or torch cannot use the GPU; look at nvidia-smi.", environment)
         if minutes is not None:
             began_s, tables, shares = time.monotonic(), Tables(folder, device, name), 0.0
             session.ends_s = began_s + 60 * minutes
@@ -572,8 +549,20 @@ def gpu_check_one(
                     lambda numbers, each=each, ends_s=ends_s: measure(each, tables, ends_s, progress, numbers),  # type: ignore[misc]
                 )  # fmt: skip
         session.run_tests(files)
-        session.run("kernel times", "The GPU is shared or too hot.", time_kernels)
+        session.run(
+            "kernel times", "The GPU is shared or too hot.", lambda numbers: _time_kernels(check, folder, numbers)
+        )
     except KeyboardInterrupt:
         session.report(End("interrupted", "interrupted"))
         raise
     return session.finish()
+
+
+def _time_kernels(check: Check, folder: Path, numbers: dict[str, object]) -> str | None:
+    """Write a table of kernel times, which ``calibrate --kernels`` reads."""
+    if not check.on_gpu:
+        return "needs a GPU"
+    table = measured_table(check.progress)
+    write_whole(folder / TABLE_NAME, table.encode())
+    numbers |= {"table": TABLE_NAME, "rows": table.count("\n") - table.count("#") - 1}
+    return None

@@ -19,7 +19,8 @@ def session_of(config: pytest.Config) -> Session | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a GPU")
+    for marker in ("gpu: needs a GPU", "timeout: of pytest-timeout, where it is loaded"):
+        config.addinivalue_line("markers", marker)
 
 
 @pytest.fixture(scope="session")
