@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, NoReturn, TypeVar
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store  # whose `set` takes bytes, too, unlike its stub
 
 from runtime.executor.transports import default_device
 from runtime.ranks.torchrun import TorchrunRanks
@@ -97,7 +97,7 @@ class Watch:
         if store is None:
             self._end(end)
         with contextlib.suppress(Exception):  # its host may be gone
-            store.set(_failure(self._rank), msgspec.msgpack.encode((time.time(), message)))
+            store.set(_failure(self._rank), msgspec.msgpack.encode((time.time(), message)))  # type: ignore[arg-type]
         if self._rank == 0:
             self._end(end)
         with contextlib.suppress(Exception):
@@ -144,7 +144,7 @@ class Watch:
                     self._report(end)
                 with contextlib.suppress(Exception):
                     if self._store is not None:
-                        self._store.set(_WRITTEN, b"1")
+                        self._store.set(_WRITTEN, b"1")  # type: ignore[arg-type]
             elif self._store is None:
                 print_line(f"tasp-lab: {end.message}", sys.stderr)
             for stream in (sys.stdout, sys.stderr):
@@ -232,7 +232,7 @@ class CheckedGroup:
         What has another type inside a data class arrives as text.
         """
         self._told += 1
-        self.store.set(self._key(self.rank), msgspec.msgpack.encode(value, enc_hook=str))
+        self.store.set(self._key(self.rank), msgspec.msgpack.encode(value, enc_hook=str))  # type: ignore[arg-type]
         decoder = msgspec.msgpack.Decoder(type(value))
         return [
             value if rank == self.rank else decoder.decode(self.store.get(self._key(rank)))
