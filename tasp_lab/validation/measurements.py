@@ -16,9 +16,10 @@ from pathlib import Path
 
 from runtime.kernels.libraries import LIBRARIES, Case, KernelCall, Overlap, RankZero
 from runtime.kernels.timing import CallShape, Device, table_headers
-from tasp_lab.core.errors import RunError, TaspLabError, first_line
+from tasp_lab.core.errors import RunError
 from tasp_lab.core.files import write_whole
-from tasp_lab.core.progress import ProgressCallback, on_one_line
+from tasp_lab.core.progress import ProgressCallback
+from tasp_lab.validation.gpu_record import in_one_line
 
 DEFAULT_MINUTES = 15
 _KIB, _MIB = 2**10, 2**20
@@ -216,11 +217,3 @@ def measure(
     if failures:
         raise RunError(f"{len(failures)} failed: {failures[0]}")
     return "" if measured else "; ".join([*missing, *(["no time was left"] if late else [])])
-
-
-def in_one_line(error: BaseException) -> str:
-    """The error on one line, with the type of errors that are not ours."""
-    if isinstance(error, AssertionError):  # pytest adds lines that explain it
-        return first_line(error)
-    own = isinstance(error, TaspLabError)
-    return on_one_line(str(error) if own else f"{type(error).__name__}: {first_line(error)}")

@@ -16,7 +16,8 @@ from tasp_lab.core.errors import OutputError, RunError, ScheduleError
 from tasp_lab.machines.machine import Machine
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.validation import gpu_check as program
-from tasp_lab.validation.gpu_check import TESTS, Check, Record, Session, Step, check_folder, gpu_check_one
+from tasp_lab.validation.gpu_check import TESTS, Check, Session, gpu_check_one
+from tasp_lab.validation.gpu_record import Record, Step, check_folder
 
 CPU = torch.device("cpu")
 

@@ -32,7 +32,7 @@ from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
     from tasp_lab.validation.doctor import Examination
-    from tasp_lab.validation.gpu_check import Record
+    from tasp_lab.validation.gpu_record import Record
 
 
 def validate(
