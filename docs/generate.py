@@ -17,7 +17,7 @@ from pathlib import Path
 from cyclopts import App
 from cyclopts.argument import Argument
 
-from runtime.checks.measurements import KernelCall, Overlap, RankZero
+from runtime.kernels.libraries import KernelCall, Overlap, RankZero
 from tasp_lab.cli.app import app
 from tasp_lab.cli.options import schedules_help
 from tasp_lab.cli.process import main

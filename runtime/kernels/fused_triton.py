@@ -210,7 +210,7 @@ def _or(rows: Tensor | None, unused: Tensor) -> Tensor:
     return unused if rows is None else rows
 
 
-# A copy by as many programs as a message of NCCL has channels, to run beside attention (`runtime.checks.measurements`).
+# A copy by as many programs as a message of NCCL has channels, to run beside attention (`runtime.kernels.libraries`).
 #
 # NCCL's blocks have 544 threads; Triton's have powers of two, so these have 512.
 

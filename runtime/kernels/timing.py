@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -42,6 +43,29 @@ COLUMNS = ("pass", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim", 
 Call = Callable[[], object]
 """Queues the work that is timed."""
 
+Device = torch.device
+
+
+def the_device() -> Device:
+    """The current GPU, or the processor."""
+    return Device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_name(device: Device) -> str:
+    """The name of a GPU, else ``cpu``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """A context in which torch uses one thread of the host: tensors are small, and threads that wait take its cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
 
 class CallShape(NamedTuple):
     """The shape of an attention call; a causal mask ends at the bottom right."""
@@ -63,7 +87,7 @@ class CallShape(NamedTuple):
 
 def measured_table(progress: ProgressCallback) -> str:
     """A table of kernel times as text (`tasp_lab.measure.readers.kernel_table`), forward and backward."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = the_device()
     on_gpu = device.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     kernel = choose_kernel("auto", dtype, device, _HEAD_DIM)

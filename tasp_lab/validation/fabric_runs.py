@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,8 +17,7 @@ from tasp_lab.prediction.inputs import ComputeLike, parse_compute
 from tasp_lab.rings.options import RingOptions
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.registry import uses_rings
-from tasp_lab.topology.graph import Topology
-from tasp_lab.validation.fabrics import check_kernels, check_runs, default_scale, expected_fabric_s
+from tasp_lab.validation.fabrics import check_fabric, check_work, default_scale, expected_fabric_s
 from tasp_lab.validation.validate import Comparison, validate
 from tasp_lab.workload.layer import Workload
 
@@ -32,8 +31,8 @@ def check_best(
     if count < 0:
         raise QuantityError(f"measure: {count}, expected 0 or more")
     if count:
-        check_runs(scale, fabric, repeats)
-        check_kernels(work, parse_compute(compute), fabric)
+        check_fabric(fabric, scale, repeats=repeats)
+        check_work(work, parse_compute(compute), fabric)
 
 
 def run_best(
@@ -72,20 +71,27 @@ def run_best(
     groups: dict[AttentionOptions, dict[str, float]] = {}
     for each in {each.schedule: each for each in applying[:count] + single[:1]}.values():
         groups.setdefault(each.options, {})[each.schedule] = float(each.time_s)
-    _announce(groups, ranking.machine.topology, fabric, scale, repeats, progress)
+    topology, seconds = ranking.machine.topology, 0.0
+    for times_s in groups.values():  # each has a fabric, and how long all of them take is told before the first
+        full_speed_s = (repeats + 1) * sum(times_s.values())
+        used = default_scale(topology, full_speed_s) if scale is None else scale
+        seconds += expected_fabric_s(topology.scaled(used), full_speed_s / used)
+    runs = sum(map(len, groups.values()))
+    what = f"running {runs} schedule{'s' * (runs != 1)} on the {fabric} fabric, {repeats + 1} times each"
+    progress(f"{what}: about {seconds:.0f} s" if fabric == "emulated" else what)
     # the hosts of ranks are those of this computer; the kernel stays that of the stack
     compute = ranking.machine.compute
     compute = replace(compute, by_stack=False) if isinstance(compute, KernelCompute) else compute
     machine = replace(ranking.machine, comm_library=IDEAL, stack="", compute=compute)
     comparisons = tuple(
         validate(
-            machine, schedules=list(times_s),
+            machine, schedules=list(names),
             work=question.layer, options=used, decomposition=given[0] if given else None,
             compute=None if fabric == "emulated" else question.compute,
             fabric=fabric, scale=scale, repeats=repeats, progress=progress,
-            **(vars(rings) if any(map(uses_rings, times_s)) else {}),
+            **(vars(rings) if any(map(uses_rings, names)) else {}),
         )
-        for used, times_s in groups.items()
+        for used, names in groups.items()
     )  # fmt: skip
     return replace(
         ranking,
@@ -93,25 +99,6 @@ def run_best(
         fabric=comparisons,
         is_reporter=all(each.is_reporter for each in comparisons),
     )
-
-
-def _announce(
-    groups: Mapping[AttentionOptions, Mapping[str, float]],
-    topology: Topology,
-    fabric: FabricKind,
-    scale: float | None,
-    repeats: int,
-    progress: ProgressCallback,
-) -> None:
-    """Report how many schedules will be run, and how long that takes where it is known: each group has a fabric."""
-    seconds = 0.0
-    for times_s in groups.values():
-        full_speed_s = (repeats + 1) * sum(times_s.values())
-        used = default_scale(topology, full_speed_s) if scale is None else scale
-        seconds += expected_fabric_s(topology.scaled(used), full_speed_s / used)
-    runs = sum(map(len, groups.values()))
-    what = f"running {runs} schedule{'s' * (runs != 1)} on the {fabric} fabric, {repeats + 1} times each"
-    progress(f"{what}: about {seconds:.0f} s" if fabric == "emulated" else what)
 
 
 def _with_measurement(each: Answer, fabric: Iterable[Comparison]) -> Answer:

@@ -80,14 +80,10 @@ def default_scale(topology: Topology, nominal_s: float) -> float:
     return min(1.0, LINKS_BYTES_PER_S_PER_CORE * usable_cores() / sum(bandwidths), slow_enough)
 
 
-def check_backend(backend: BackendKind, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for NCCL on a fabric of processes that share no GPUs."""
-    if backend == "nccl" and fabric != "torchrun":
-        raise QuantityError(f"backend: the {fabric} fabric has gloo, expected nccl with the fabric torchrun only")
-
-
-def check_fabric(scale: float | None, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for an impossible scale, and `RunError` for a missing package."""
+def check_fabric(fabric: FabricKind, scale: float | None, backend: BackendKind = "auto", repeats: int = 1) -> None:
+    """Raise `QuantityError` for what a fabric does not have, and `RunError` for a missing package."""
+    if repeats < 1:
+        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
     if scale is not None and not 0 < scale <= 1:
         raise QuantityError(f"scale: {scale}, expected more than 0 and at most 1")
     if scale is not None and fabric != "emulated":
@@ -95,49 +91,40 @@ def check_fabric(scale: float | None, fabric: FabricKind) -> None:
     for module in ("torch", "pyroute2") if fabric == "emulated" else ("torch",):
         if importlib.util.find_spec(module) is None:
             raise RunError(f"running schedules needs {module}, which is not installed: pip install 'tasp-lab[runtime]'")
+    if backend == "nccl" and fabric != "torchrun":  # its processes share no GPUs
+        raise QuantityError(f"backend: the {fabric} fabric has gloo, expected nccl with the fabric torchrun only")
 
 
-def check_runs(scale: float | None, fabric: FabricKind, repeats: int) -> None:
-    """Raise `QuantityError` for an impossible scale or number of repeats, and `RunError` for a missing package."""
-    if repeats < 1:
-        raise QuantityError(f"repeat: {repeats}, expected 1 or more")
-    check_fabric(scale, fabric)
-
-
-def check_waits(work: Work, kernel: str, fabric: FabricKind) -> None:
-    """Raise `QuantityError` where kernel calls are not waits of the times of a kernel."""
-    if not isinstance(work, Workload) or fabric != "emulated":
-        raise QuantityError(
-            f"kernel {kernel!r}: the {fabric} fabric executes {'kernels' if isinstance(work, Workload) else 'none'}, "
-            "expected an attention layer on the emulated fabric, which waits as long as the kernel takes"
-        )
-
-
-def check_overrides(overrides: Sequence[str], rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for overrides of what does not determine a run."""
-    for each in (each for each in overrides if not each.startswith(LAYER)):
-        if fabric == "local":
-            raise QuantityError(f"override {each!r}: local processes share one medium, whatever the machine is")
-        real = rate == "real" or (rate is None and fabric != "emulated")
-        if (real and ".compute" in each) or (each.startswith("compute") and (real or rate is not None)):
-            raise QuantityError(f"override {each!r}: ranks do not compute at the machine's rate here, expected none")
-
-
-def check_kernels(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> None:
-    """Raise `QuantityError` for a layer that is only predicted, and where the kernels of a hybrid would be real.
-
-    Nothing makes inputs of layers of results.
-    """
+def check_work(
+    work: Work, rate: Rate, fabric: FabricKind, kernel: str | None = None, overrides: Sequence[str] = ()
+) -> None:
+    """Raise `QuantityError` for a layer that is only predicted, and for settings that do not determine a run."""
+    real, of_layer = is_real(work, rate, fabric), isinstance(work, Workload)
     if isinstance(work, Workload) and work.dtype == WHAT_IF_DTYPE:
         raise QuantityError(f"dtype {work.dtype!r}: is predicted only, expected one of bf16, fp16, fp32 on a fabric")
-    if isinstance(work, Workload) and work.kind == "hybrid" and is_real(work, rate, fabric):
+    if isinstance(work, Workload) and work.kind == "hybrid" and real:  # nothing makes inputs of layers of results
         raise QuantityError(
             f"compute: real kernels of a hybrid on the {fabric} fabric, expected timed:RATE; a model with such layers "
             "runs them: python -m experiments.train_gpt --layers"
         )
+    if kernel is not None and (not of_layer or fabric != "emulated"):
+        raise QuantityError(
+            f"kernel {kernel!r}: the {fabric} fabric executes {'kernels' if of_layer else 'none'}, "
+            "expected an attention layer on the emulated fabric, which waits as long as the kernel takes"
+        )
+    for each in (each for each in overrides if not each.startswith(LAYER)):
+        if fabric == "local":
+            raise QuantityError(f"override {each!r}: local processes share one medium, whatever the machine is")
+        executed = rate == "real" or (rate is None and fabric != "emulated")
+        if (executed and ".compute" in each) or (each.startswith("compute") and (executed or rate is not None)):
+            raise QuantityError(f"override {each!r}: ranks do not compute at the machine's rate here, expected none")
 
 
-def is_real(work: Work, rate: float | Literal["real"] | None, fabric: FabricKind) -> bool:
+Rate = float | Literal["real"] | None
+"""Of kernel calls: FLOP/s of timed waits, executed kernels, or what is usual on a fabric."""
+
+
+def is_real(work: Work, rate: Rate, fabric: FabricKind) -> bool:
     """Whether kernels are executed."""
     return isinstance(work, Workload) and (rate == "real" or (rate is None and fabric != "emulated"))
 
@@ -230,8 +217,7 @@ def measure_fabric(
 
     Raises `RunError` (a rank failed), `FabricError` (no namespaces) and `QuantityError` (an impossible scale).
     """
-    check_fabric(scale, fabric)
-    check_backend(backend, fabric)
+    check_fabric(fabric, scale, backend)
     inputs = {"machine": machine_inputs(machine, compute=False), "fabric": fabric, "scale": plain(scale)}
     topology = machine.topology
     if fabric == "emulated":

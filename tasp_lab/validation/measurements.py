@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from runtime.checks.measurements import LIBRARIES, Case, KernelCall, Overlap, RankZero
-from runtime.checks.one_device import Device
-from runtime.kernels.timing import CallShape, table_headers
+from runtime.kernels.libraries import LIBRARIES, Case, KernelCall, Overlap, RankZero
+from runtime.kernels.timing import CallShape, Device, table_headers
+from tasp_lab.core.errors import RunError
 from tasp_lab.core.files import write_whole
 from tasp_lab.core.progress import ProgressCallback
-from tasp_lab.validation.gpu_check import in_one_line
-from tasp_lab.validation.gpu_steps import Outcome
+from tasp_lab.validation.gpu_record import in_one_line
 
 DEFAULT_MINUTES = 15
 _KIB, _MIB = 2**10, 2**20
@@ -188,11 +187,12 @@ def measure(
     tables: Tables,
     ends_s: float,
     progress: ProgressCallback,
+    numbers: dict[str, object],
     clock_s: Callable[[], float] = time.monotonic,
-) -> Outcome:
-    """Measure until `ends_s` on the clock. What is missing, failed or found no time is in the numbers, by name.
+) -> str:
+    """Measure until `ends_s` on the clock. What is missing, failed or found no time is added to `numbers`, by name.
 
-    The outcome is skipped if nothing could be measured as libraries are missing, and failed if a case has failed.
+    Returns why nothing could be measured, else an empty text. Raises `RunError` if a case has failed.
     """
     missing: dict[str, None] = {}
     failures, late, measured = [], [], 0
@@ -211,10 +211,9 @@ def measure(
                 measured += 1
             except Exception as error:
                 failures.append(f"{case.label}: {in_one_line(error)}")
-    numbers: dict[str, object] = {"measured": measured}
+    numbers["measured"] = measured
     for name, found in (("missing", list(missing)), ("no_time_for", late), ("failed", failures)):
         numbers |= {name: found} if found else {}
     if failures:
-        return Outcome(numbers, failure=f"{len(failures)} failed: {failures[0]}")
-    why = [*missing, *(["no time was left"] if late else [])]
-    return Outcome(numbers, skipped="" if measured else "; ".join(why))
+        raise RunError(f"{len(failures)} failed: {failures[0]}")
+    return "" if measured else "; ".join([*missing, *(["no time was left"] if late else [])])

@@ -57,11 +57,8 @@ from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import (
     calibrate_ranks,
-    check_backend,
-    check_kernels,
-    check_overrides,
-    check_runs,
-    check_waits,
+    check_fabric,
+    check_work,
     default_scale,
     expected_fabric_s,
     fabric_constants,
@@ -279,14 +276,10 @@ def validate(
     check_call(validate, locals(), RUN_SETTINGS)
     names, question = as_names(schedules), question_of(machine, work, settings)
     work, options, kernel = question.work, question.options, question.kernel
-    check_runs(scale, fabric, repeats)
-    check_backend(backend, fabric)
+    check_fabric(fabric, scale, backend, repeats)
     check_names(names, work)
     rate = parse_compute(question.compute)
-    check_kernels(work, rate, fabric)
-    if kernel is not None:
-        check_waits(work, kernel, fabric)
-    check_overrides(question.overrides, rate, fabric)
+    check_work(work, rate, fabric, kernel, question.overrides)
     machine = chosen_machine(wires(machine), "auto", None if kernel is None else question.compute, kernel,
                              question.overrides, question.without_links, question.links, assumes=False)  # fmt: skip
     sought = are_sought(question.rings, names)

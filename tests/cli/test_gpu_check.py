@@ -8,17 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.ranks.torchrun import ON_GPUS
-from tasp_lab.validation.gpu_steps import HOST, STEPS, Context, Outcome, Step
 from tests.conftest import ROOT, Command
 from tests.support.ranks import as_if_by_torchrun
 from tests.support.signals import hear_interrupts
@@ -48,33 +45,73 @@ def test_all_steps_on_two_ranks(tmp_path: Path) -> None:
     record = json.loads(done.stdout)
     assert record == record_in(tmp_path / "record")
     assert (record["verdict"], record["world_size"], record["backend"]) == ("passed", 2, "gloo")
-    verdicts = {step["number"]: step["verdict"] for step in record["steps"]}
-    assert verdicts == {each.number: "skipped" if each.number in (4, 5, 6, 7) else "passed" for each in STEPS}
+    assert [step["number"] for step in record["steps"]] == list(range(15))
     steps = {step["name"]: step for step in record["steps"]}
-    assert all("needs a GPU" in steps[name]["message"] for name in ("clock", "calibration", "alignment", "overlap"))
-    assert all(row["time_s"] > 0 for row in steps["library ceiling"]["numbers"]["library"])
-    ran = steps["schedules"]["numbers"]
+    skipped = {step["name"] for step in record["steps"] if step["verdict"] == "skipped"}
+    assert {step["message"].partition(":")[0] for step in record["steps"] if step["name"] in skipped} == {"needs a GPU"}
+    assert skipped == {
+        "a merge moves bytes as fast as a copy", "the clock of the executor is that of the library",
+        "the calibrated bandwidth is that of the library", "shards that rings do not divide are as fast",
+        "kernels hide messages of normal and of high priority",
+    }  # fmt: skip
+    assert all(row["time_s"] > 0 for row in steps["the library delivers every byte"]["numbers"]["library"])
+    ran = steps["every schedule over every transport delivers every bit"]["numbers"]
     assert ran["runs"] == ran["schedules"] * len(ran["transports"]) * 2
     assert ran["transports"] == ["p2p", "batched", "all-to-all"]
-    lost = steps["lost ranks"]["numbers"]["losses"]
+    lost = steps["a rank that fails is named and no process is left"]["numbers"]["losses"]
     assert [(each["how"], each["named"], each["orphans"]) for each in lost] == [("raise", True, 0), ("kill", True, 0)]
-    table = steps["table"]["numbers"]["predicted_and_measured"]
+    table = steps["predicted and measured times"]["numbers"]["predicted_and_measured"]
     assert {"ring", "multi-ring", "ring-attention", "tasp"} <= {row["schedule"] for row in table}
     text = (tmp_path / "record" / "gpu-check.txt").read_text()
-    assert all(step.proves in text for step in STEPS)
+    assert all(step["name"] in text and step["if_it_fails"].endswith(".") for step in record["steps"])
+
+
+FAULTY = """
+import os, signal, threading, pytest, torch
+import torch.distributed as dist
+from tests.cli.test_gpu_check import children_of_ours, interrupt_when
+from tests.gpu.conftest import check, group, numbers
+from tests.gpu.lost_ranks import lose_rank
+
+pytestmark = pytest.mark.gpu
+
+def test_first():
+    pass
+
+def test_fault(check, group, numbers):
+    "It does not work."
+    {fault}
+
+def test_last():
+    pass
+"""
+
+FAULTS = {
+    # all ranks get to the end of the step, rank 1 with a failure
+    "fails": "numbers['error'] = 0.25; group.gather(0); assert not group.rank, 'wrong by 0.25'",
+    # rank 1 raises while rank 0 waits for it in a call of the library
+    "raises": "assert 1 // (1 - group.rank); dist.all_reduce(torch.ones(1))",
+    "hangs": "group.store.get('never')",
+    # Ctrl-C on all ranks, in a call that returns no more
+    "is interrupted": "os.kill(os.getpid(), signal.SIGINT); group.store.get('never')",
+    # Ctrl-C while rank 0 has started a group of its own
+    "is interrupted with a group": "group.rank and group.store.get('never'); threading.Thread("
+    "target=interrupt_when, args=(children_of_ours,), daemon=True).start(); lose_rank('kill', 'gloo', 2, 60)",
+}
 
 
 @pytest.mark.distributed
 def test_one_rank_checks_what_needs_no_other(tmp_path: Path) -> None:
-    assert as_if_by_torchrun(checked_on_rank, 1, str(tmp_path), "") == [(0, "")]
-    record = record_in(tmp_path)
-    alone = [step["number"] for step in record["steps"] if step["verdict"] == "passed"]
-    assert alone == [0, 2, 3, 8]
-    assert all(step["message"] == "needs 2 ranks" for step in record["steps"] if step["number"] not in alone)
+    assert as_if_by_torchrun(checked_on_rank, 1, str(tmp_path), "as it is") == [(0, "")]
+    steps = {step["name"]: step for step in record_in(tmp_path)["steps"]}
+    messages = {step["message"] for step in steps.values() if step["verdict"] == "skipped"}
+    assert messages == {"needs 2 ranks", "needs a GPU"}
+    assert {step["verdict"] for step in steps.values()} == {"passed", "skipped"}
+    assert steps["training on all ranks has the losses of one process"]["verdict"] == "passed"
 
 
 def checked_on_rank(folder: str, how: str) -> tuple[int, str]:
-    """On a rank: exit code and errors of a check with a faulty step in place of the second."""
+    """On a rank: exit code and errors of a check in which the second of three tests is faulty."""
     import tasp_lab.validation.gpu_check as program
     from tasp_lab.cli.process import main
 
@@ -83,10 +120,14 @@ def checked_on_rank(folder: str, how: str) -> tuple[int, str]:
         import torch.distributed as dist
 
         dist.init_process_group = no_library
-    elif how:
-        faulty = replace(STEPS[2], run=FAULTS[how])
-        sizes = HOST._replace(step_limit_s=1.0) if how == "hangs" else HOST
-        program.gpu_check.__kwdefaults__ |= {"steps": (STEPS[0], faulty, STEPS[1]), "sizes": sizes}
+    elif how != "as it is":
+        tests = Path(folder, "test_planted.py")
+        if os.environ["RANK"] == "0":
+            tests.write_text(FAULTY.replace("{fault}", FAULTS[how]))
+        while not tests.exists() or not tests.read_text():
+            time.sleep(0.01)
+        limit_s = 1.0 if how == "hangs" else None
+        program.gpu_check.__kwdefaults__ |= {"tests": (str(tests),), "limit_s": limit_s}
     os.chdir(folder)
     try:
         main(["gpu-check", "--backend", "gloo", "--output", folder])
@@ -102,47 +143,9 @@ def no_library(*arguments: object, **keywords: object) -> None:
     raise dist.DistBackendError("NCCL error: unhandled cuda error\nLast error:\nno memory")
 
 
-def fails(context: Context) -> Outcome:
-    """All ranks get to the end of the step, rank 1 with a failure."""
-    return Outcome({"error": 0.25}, failure="wrong by 0.25" if context.group.rank else "")
-
-
-def raises(context: Context) -> Outcome:
-    """Rank 1 raises while rank 0 waits for it in a call of the library."""
-    import torch
-    import torch.distributed as dist
-
-    if context.group.rank:
-        raise ValueError("no such kernel\nat all")
-    dist.all_reduce(torch.ones(1))
-    return Outcome({})
-
-
-def hangs(context: Context) -> Outcome:
-    context.group.store.get("never")
-    return Outcome({})
-
-
-def is_interrupted(context: Context) -> Outcome:
-    """Ctrl-C on all ranks, in a call that returns no more."""
-    os.kill(os.getpid(), signal.SIGINT)
-    return hangs(context)
-
-
-def is_interrupted_with_a_group(context: Context) -> Outcome:
-    """Ctrl-C while rank 0 has started a group of its own."""
-    from runtime.checks.lost_ranks import lose_rank
-
-    if context.group.rank:
-        return hangs(context)
-    threading.Thread(target=interrupt_when, args=(children_of_ours,), daemon=True).start()
-    lose_rank("kill", "gloo", 2, 60)
-    return hangs(context)
-
-
 def children_of_ours() -> bool:
     """Whether this process has started ranks; their numbers are noted."""
-    found = processes("runtime.checks.lost_ranks")
+    found = processes("tests.gpu.lost_ranks")
     if len(found) < 3:  # torchrun and two ranks
         return False
     Path("children").write_text(" ".join(map(str, found)))
@@ -176,32 +179,26 @@ def interrupt_when(condition: Callable[[], bool]) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-FAULTS = {
-    "fails": fails, "raises": raises, "hangs": hangs, "is interrupted": is_interrupted,
-    "is interrupted with a group": is_interrupted_with_a_group,
-}  # fmt: skip
-
-
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
-        ("fails", 2, "gpu-check: step 2, kernels, failed: rank 1: wrong by 0.25"),
-        ("raises", 2, "gpu-check: step 2, kernels, failed: rank 1: ValueError: no such kernel"),
-        ("hangs", 2, "gpu-check: step 2, kernels, failed: step 2, kernels, did not end in time"),
-        ("is interrupted", 130, "gpu-check: step 2, kernels, interrupted: interrupted"),
+        ("fails", 2, "gpu-check: step 2, fault, failed: rank 1: wrong by 0.25"),
+        ("raises", 2, "gpu-check: step 2, fault, failed: rank 1: ZeroDivisionError: "),
+        ("hangs", 2, "gpu-check: step 2, fault, failed: step 2, fault, did not end in time"),
+        ("is interrupted", 130, "gpu-check: step 2, fault, interrupted: interrupted"),
     ],
 )
 def test_the_first_failure_ends_it_with_a_record(how: str, code: int, told: str, tmp_path: Path) -> None:
     assert as_if_by_torchrun(checked_on_rank, 2, str(tmp_path), how) == [code, code]
     record = record_in(tmp_path)
-    assert [step["number"] for step in record["steps"]] == [0, 2], "the last step does not run"
+    assert [step["name"] for step in record["steps"]] == ["join", "first", "fault"], "the last step does not run"
     last = record["steps"][-1]
     assert record["verdict"] == last["verdict"] == ("interrupted" if code == 130 else "failed")
     assert record["error"].startswith(told)
     assert last["numbers"] == {"error": 0.25} if how == "fails" else not last["numbers"]
     text = (tmp_path / "gpu-check.txt").read_text()
-    assert ("what it means: A kernel of this torch" in text) == (code == 2)
+    assert ("what it means: It does not work." in text) == (code == 2)
 
 
 @pytest.mark.distributed
@@ -242,11 +239,11 @@ def test_ctrl_c_while_ranks_join(tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT | place, preexec_fn=hear_interrupts,
     )  # fmt: skip
     assert process.stderr is not None
-    assert any("step 0: inventory" in line for line in process.stderr)
+    assert any("step 0: join" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert told.startswith("tasp-lab: gpu-check: step 0, inventory, interrupted: interrupted; record: ")
+    assert told.startswith("tasp-lab: gpu-check: step 0, join, interrupted: interrupted; record: ")
     assert record_in(tmp_path)["verdict"] == "interrupted"
 
 
@@ -258,7 +255,7 @@ def test_ctrl_c_under_torchrun(tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, preexec_fn=hear_interrupts,
     )  # fmt: skip
     assert process.stderr is not None
-    assert any("step 3: schedules" in line for line in process.stderr)
+    assert any("step 7: every schedule" in line for line in process.stderr)
     group = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
@@ -266,7 +263,7 @@ def test_ctrl_c_under_torchrun(tmp_path: Path) -> None:
     assert_gone(group)
     record = record_in(tmp_path)
     assert record["verdict"] == "interrupted"
-    assert [step["verdict"] for step in record["steps"]] == ["passed", "passed", "passed", "interrupted"]
+    assert [step["verdict"] for step in record["steps"]] == ["passed"] * 6 + ["skipped", "interrupted"]
 
 
 # bad input
@@ -314,9 +311,3 @@ def test_more_ranks_than_gpus_is_one_line(command: Command, started: None, monke
     assert told.startswith("tasp-lab: 2 ranks on this host, but torch ")
     assert "sees 1 GPU here" in told
     assert told.endswith("expected a GPU for each rank, or --backend gloo to use gloo on CPUs instead")
-
-
-def test_steps_are_numbered_and_say_what_to_do() -> None:
-    assert [step.number for step in STEPS] == list(range(11))
-    assert len({step.name for step in STEPS}) == len(STEPS)
-    assert all(isinstance(step, Step) and step.proves and step.if_it_fails.endswith(".") for step in STEPS)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from runtime.executor.copies import Copies
 from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Streams
-from runtime.trials.in_process import run_in_process
 from runtime.trials.patterns import PatternTrial
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import ComputeRate
@@ -27,6 +26,7 @@ from tasp_lab.schedules.attention.backward import DATAFLOWS
 from tasp_lab.timeline.events import DIFFERENTIATE
 from tasp_lab.workload.layer import Workload
 from tests.schedules.attention.test_backward import Case, cases_of
+from tests.support.one_device import run_in_process
 from tests.support.schedules import assert_every_transfer_once, task_of
 
 COMPUTE = ComputeRate(1e12)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from runtime import attention, attention_with_lse
 from runtime.kernels.registry import KERNELS
 from runtime.sequence_parallel.sharding import shard
-from runtime.trials.in_process import run_in_process
 from tasp_lab.core.choices import Dtype
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.schedule.schedule import Schedule
@@ -22,6 +21,7 @@ from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedules.attention.test_cached_prefix import schedules
+from tests.support.one_device import run_in_process
 from tests.support.rank_layers import layer_of
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.systems import schedules_for

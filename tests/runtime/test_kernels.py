@@ -602,22 +602,3 @@ def test_the_gpu_operators_take_our_arguments(operator: partials.Compute, band: 
     assert found.out.shape == q.shape
     assert found.lse.shape == q.shape[:3]
     assert found.lse.dtype == torch.float32
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA or ROCm")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("group", [1, 4])
-@pytest.mark.parametrize(("low", "high"), [(-999, 999), (0, 999), (1, 999), (-40, 30), (-200, -90), (50, 60)])
-def test_kernels_agree_on_a_gpu(dtype: torch.dtype, head_dim: int, group: int, low: int, high: int) -> None:
-    for queries, keys in [(256, 256), (131, 257), (257, 131), (1, 40)]:
-        case = Case(2, queries, keys, 2, group, head_dim, low, high)
-        q, k, v = (x.cuda() for x in case.tensors(dtype))
-        expected = case.attend(KERNELS["reference"], q, k, v)
-        for kernel in KERNELS.values():
-            if kernel.supports(dtype, q.device, head_dim) is None:
-                found = case.attend(kernel, q, k, v)
-                # float32 products may use the tensor cores' 10 bits
-                assert error(found.out, expected.out) < (2e-3 if dtype == torch.float32 else 2**-6), kernel.name
-                assert (found.lse.exp() - expected.lse.exp()).norm() <= 5e-3 * expected.lse.exp().norm(), kernel.name

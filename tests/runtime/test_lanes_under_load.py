@@ -15,18 +15,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from runtime.checks.delays import DelayedWork, delay_messages
 from runtime.executor import executor as executors
-from runtime.executor.executor import Executor
 from runtime.executor.loopback import Board, Loopback
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep
-from runtime.trials.patterns import fill, verify
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Work, Workload
+from tests.gpu.delays import DelayedTrial
 
 LIMIT_S = 60.0
 RANKS = 4
@@ -99,13 +97,9 @@ def run_rank(schedule: Schedule, rank: int, board: Board, ahead: int, how: str, 
 
     loopback = Loopback(board, rank, ahead, whole_steps=False)
     loopback.short_bytes = 0 if how == "lanes" else 1 << 30
-    delay_messages(loopback, delay)
-    work = DelayedWork(schedule, rank, device, delay)
-    executor = Executor(schedule, rank, loopback, work, device, as_bytes=True)
-    fill(executor, work)
-    work.expect(executor.part.calls)
-    executor.prepare()
-    assert isinstance(executor.strategy, PerStep if how == "steps" else PerLane)
-    executor.run()
-    work.verify_all_reads()
-    verify(executor, work)
+    trial = DelayedTrial(schedule, rank, loopback, device, delay)
+    trial.set_up()
+    trial.executor.prepare()
+    assert isinstance(trial.executor.strategy, PerStep if how == "steps" else PerLane)
+    trial.executor.run()
+    trial.check()

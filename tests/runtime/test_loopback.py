@@ -7,11 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.checks.planted import FAULTS, NO_PLACE, report
 from runtime.executor.executor import Executor
-from runtime.executor.loopback import GARBAGE, Board, Loopback, QueuedStreams, run_together
+from runtime.executor.loopback import GARBAGE, Board, Loopback
 from runtime.executor.messages import Message
-from runtime.trials.in_process import run_on_one_device
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -19,6 +17,8 @@ from tasp_lab.schedules.build import build_schedules, collective
 from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
+from tests.support.device_faults import FAULTS, NO_PLACE, report
+from tests.support.one_device import QueuedStreams, run_on_one_device, run_together
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.executor.copies import Copies
-from runtime.trials.in_process import run_in_process
 from sim.host import busy_s
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import ComputeRate
@@ -18,6 +17,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
+from tests.support.one_device import run_in_process
 from tests.support.schedules import parts
 from tests.support.tile_times import TileTimes
 from tests.support.worlds import WORLDS

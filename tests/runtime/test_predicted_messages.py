@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.trials.in_process import run_in_process
 from sim.simulate import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
@@ -21,6 +20,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either
 from tests.sim.test_engine_against_reference import gossips
+from tests.support.one_device import run_in_process
 
 RANKS = 4
 NO_TIME = ComputeRate(1e15)

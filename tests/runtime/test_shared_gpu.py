@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.checks import shared_gpu
-from runtime.checks.groups import Ended
-from runtime.checks.shared_gpu import SCHEDULES, Shared, reason_against, share
+from tests.gpu import shared_gpu
+from tests.gpu.groups import Ended
+from tests.gpu.shared_gpu import SCHEDULES, Shared, reason_against, share
 
 GPU = torch.device("cuda", 0)
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.checks.hardware import RankInventory
-from runtime.checks.watch import CheckedGroup, End, Watch
-from tasp_lab.validation.gpu_steps import Outcome
+from runtime.ranks.watch import CheckedGroup, End, Watch
+from tests.gpu.hardware import RankInventory
 
 
 class Shared:
@@ -45,7 +44,6 @@ def groups(store: Shared) -> list[CheckedGroup]:
     [
         (1.5, 2.5),
         (RankInventory(0, "a", "GPU", peers_without_access=(1, 2)), RankInventory(1, "b")),
-        (Outcome({"time_s": 1.5, "rows": [{"bytes": 8}]}), Outcome({}, failure="too slow")),
         ([("sendrecv", 8, 1e-6)], []),
     ],
     ids=lambda value: type(value).__name__,
@@ -79,7 +77,7 @@ def test_a_pickle_in_the_store_is_not_run(tmp_path: Path) -> None:
     watch = Watch(0, 2, lambda end: None)
     watch.connect(store)
     store.set("gpu-check/failed/1", pickle.dumps(Hostile(made)))
-    assert watch._first_failure() == End("failed", "rank 1: failed, and its message cannot be read", 1)
+    assert watch._first_failure() == End("failed", "rank 1: failed, and its message cannot be read")
     assert not made.exists()
 
 
@@ -89,4 +87,4 @@ def test_the_first_failure_is_told_with_the_others() -> None:
     watch.connect(store)
     store.set("gpu-check/failed/2", msgspec.msgpack.encode((1.0, "too hot")))
     store.set("gpu-check/failed/1", msgspec.msgpack.encode((2.0, "lost rank 2")))
-    assert watch._first_failure() == End("failed", "rank 2: too hot; then rank 1: lost rank 2", 2)
+    assert watch._first_failure() == End("failed", "rank 2: too hot; then rank 1: lost rank 2")

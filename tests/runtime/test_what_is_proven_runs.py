@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.trials.in_process import run_in_process
 from tests.support.mutations import mutants, valid
+from tests.support.one_device import run_in_process
 from tests.support.small_schedules import SCHEDULES
 from tests.support.world import World
 

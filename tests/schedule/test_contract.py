@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runtime.trials.in_process import run_in_process
 from sim import simulate
 from sim.bounds import least
 from tasp_lab.core.errors import ScheduleError
@@ -28,6 +27,7 @@ from tasp_lab.schedules.collectives.kinds import KINDS
 from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, ScheduleSpec
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
+from tests.support.one_device import run_in_process
 from tests.support.small_schedules import SCHEDULES
 from tests.support.systems import passes_of, schedules_for, token_ring
 

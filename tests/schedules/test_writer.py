@@ -87,7 +87,7 @@ LAYERS = [
     ],
 )
 def test_attention_is_that_of_float64(name: str, passes: str, layer: Workload) -> None:
-    from runtime.trials.in_process import run_in_process
+    from tests.support.one_device import run_in_process
 
     options = AttentionOptions(passes)  # type: ignore[arg-type]
     if name == "chunked-ulysses":
@@ -113,7 +113,7 @@ SCANNED = Workload(67, batch=2, heads=4, kv_heads=2, head_dim=8, dtype="fp32", m
 @pytest.mark.parametrize("documents", [None, (13, 30, 24), (1, 1, 62, 3)])
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 8])
 def test_a_tree_scan_is_that_of_float64(decay: Decay, documents: tuple[int, ...] | None, n: int) -> None:
-    from runtime.trials.in_process import run_in_process
+    from tests.support.one_device import run_in_process
 
     for built in build_schedules(
         TREE_SCAN, full_mesh(n), replace(SCANNED, decay=decay, documents=documents), options=BOTH

@@ -126,7 +126,7 @@ def test_both_engines_agree_and_no_bound_is_beaten(program: Program, layer: Work
 @given(programs(), st.sampled_from([None, (5, 20, 8)]))
 def test_the_executor_runs_any_program(program: Program, documents: tuple[int, ...] | None) -> None:
     """Ranks are threads; results and gradients are compared with the reference on one process."""
-    from runtime.trials.in_process import run_in_process
+    from tests.support.one_device import run_in_process
 
     layer = Workload(33, heads=4, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", documents=documents)
     for schedule in build(program, "found", full_mesh(program.ranks), layer, BOTH):

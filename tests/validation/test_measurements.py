@@ -20,18 +20,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.checks import measurements
-from runtime.checks.measurements import LIBRARIES, RINGS, Case, KernelCall, Library, Overlap, RankZero
+from runtime.kernels import libraries
+from runtime.kernels.libraries import LIBRARIES, RINGS, Case, KernelCall, Library, Overlap, RankZero
 from runtime.kernels.timing import CallShape
 from tasp_lab.core.errors import RunError
 from tasp_lab.measure.accuracy.kernel import evaluate_kernel
 from tasp_lab.measure.calibrate_kernels import calibrate_kernels
 from tasp_lab.measure.readers import find_all_tables
 from tasp_lab.measure.readers.kernel_table import attention_shape, read_kernel_table
-from tasp_lab.validation import one_gpu
-from tasp_lab.validation.gpu_steps import Outcome, Step
+from tasp_lab.validation import gpu_check
+from tasp_lab.validation.gpu_check import gpu_check_one
 from tasp_lab.validation.measurements import COLUMNS, DEFAULT_MINUTES, MEASUREMENTS, Measurement, Tables, measure
-from tasp_lab.validation.one_gpu import ONE_STEPS, gpu_check_one
 
 CPU = torch.device("cpu")
 SHAPE = CallShape(2, 4, 2, 16, 64, 64, True)
@@ -45,8 +44,11 @@ def of(*cases: Case) -> Measurement:
     return Measurement("some calls", "how fast?", "nothing", 1, cases)
 
 
-def run(folder: Path, *cases: Case, told: list[str] | None = None) -> Outcome:
-    return measure(of(*cases), tables_in(folder), time.monotonic() + 600, ([] if told is None else told).append)
+def run(folder: Path, *cases: Case, told: list[str] | None = None) -> tuple[dict[str, object], str]:
+    """What was measured, and why nothing was."""
+    numbers: dict[str, object] = {}
+    progress = ([] if told is None else told).append
+    return numbers, measure(of(*cases), tables_in(folder), time.monotonic() + 600, progress, numbers)
 
 
 def cells(path: Path) -> list[dict[str, str]]:
@@ -91,8 +93,7 @@ def test_tables_of_calls_are_read_by_calibrate_and_accuracy(
 ) -> None:
     shapes = [SHAPE._replace(queries=length, keys=length) for length in (64, 128, 192, 256, 320)]
     calls = [KernelCall("flash-attention-2", shape, passing) for shape in shapes for passing in ("fwd", "bwd")]
-    outcome = run(tmp_path, *calls)
-    assert (outcome.numbers, outcome.failure, outcome.skipped) == ({"measured": 10}, "", "")
+    assert run(tmp_path, *calls) == ({"measured": 10}, "")
     path = tmp_path / "flash-attention-2.csv"
     table = read_kernel_table(path)
     expected = [
@@ -146,19 +147,19 @@ def test_times_are_microseconds_of_the_pass_that_is_named(tmp_path: Path, monkey
 def test_the_time_of_another_kernel_is_not_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what should be cuDNN runs torch's flash operator, as torch does where cuDNN refuses a call."""
     monkeypatch.setitem(LIBRARIES, "cudnn", replace(LIBRARIES["torch-sdpa"], runs="cudnn"))
-    outcome = run(tmp_path, KernelCall("cudnn", SHAPE, "fwd"), KernelCall("torch-sdpa", SHAPE, "fwd"))
-    assert "1 failed: cudnn 2x4/2x16 64x64 causal fwd: " in outcome.failure
-    assert outcome.failure.endswith(", expected a kernel of cudnn")
-    assert outcome.numbers["measured"] == 1
+    told = "1 failed: cudnn 2x4/2x16 64x64 causal fwd: .*, expected a kernel of cudnn$"
+    with pytest.raises(RunError, match=told):
+        run(tmp_path, KernelCall("cudnn", SHAPE, "fwd"), KernelCall("torch-sdpa", SHAPE, "fwd"))
+    assert (tmp_path / "torch-sdpa.csv").exists()
     assert not (tmp_path / "cudnn.csv").exists()
 
 
 def test_what_is_missing_is_one_line_that_names_what_to_install(tmp_path: Path) -> None:
     told: list[str] = []
     calls = [KernelCall("flash-attention-3", SHAPE, passing) for passing in ("fwd", "bwd")]
-    outcome = run(tmp_path, *calls, told=told)
-    assert told == [f"not measured: {outcome.skipped}"]
-    assert outcome.skipped.startswith("flash-attention-3: it runs on cuda, not cpu; install the folder hopper of")
+    _, skipped = run(tmp_path, *calls, told=told)
+    assert told == [f"not measured: {skipped}"]
+    assert skipped.startswith("flash-attention-3: it runs on cuda, not cpu; install the folder hopper of")
     assert list(tmp_path.iterdir()) == []
     missing = {name: each.missing(name, SHAPE, CPU) for name, each in (*LIBRARIES.items(), *RINGS.items())}
     assert all(line.count("\n") == 0 and "; install " in line for line in missing.values() if line)
@@ -188,11 +189,12 @@ class Slow:
 def test_what_found_no_time_is_named_and_what_failed_does_not_end_it(tmp_path: Path) -> None:
     clock = [0.0]
     cases = [Slow(label, clock) for label in "abcde"]
-    outcome = measure(of(*cases), tables_in(tmp_path), 3.0, lambda line: None, lambda: clock[0])
-    assert outcome.numbers == {"measured": 2, "no_time_for": ["d", "e"], "failed": ["b: no such call"]}
+    numbers: dict[str, object] = {}
+    with pytest.raises(RunError, match="1 failed: b: no such call"):
+        measure(of(*cases), tables_in(tmp_path), 3.0, lambda line: None, numbers, lambda: clock[0])
+    assert numbers == {"measured": 2, "no_time_for": ["d", "e"], "failed": ["b: no such call"]}
     assert cells(tmp_path / "times.csv") == [{"label": "a"}, {"label": "c"}]
-    late = measure(of(*cases), tables_in(tmp_path), 0.0, lambda line: None, lambda: clock[0])
-    assert (late.skipped, late.failure) == ("no time was left", "")
+    assert measure(of(*cases), tables_in(tmp_path), 0.0, lambda _: None, {}, lambda: clock[0]) == "no time was left"
 
 
 # Rank 0 of several
@@ -201,7 +203,7 @@ def test_what_found_no_time_is_named_and_what_failed_does_not_end_it(tmp_path: P
 @pytest.mark.parametrize(("variant", "ranks"), [("alltoall", 2), ("allgather", 4)])
 def test_torch_on_rank_0_makes_a_call_per_block(variant: str, ranks: int, tmp_path: Path) -> None:
     case = RankZero("torch", SHAPE._replace(kv_heads=4), variant, ranks)
-    assert run(tmp_path, case).failure == ""
+    assert run(tmp_path, case)[0]["measured"] == 1
     assert not dist.is_initialized()
     (row,) = cells(tmp_path / "rank-0.csv")
     assert (row["library"], row["variant"], row["ranks"], row["pass"]) == ("torch", variant, str(ranks), "fwd")
@@ -233,11 +235,11 @@ def test_both_passes_of_a_ring_are_timed_and_profiled(tmp_path: Path, monkeypatc
     module = ModuleType("ring_flash_attn")
     module.zigzag_ring_flash_attn_func = ring_of_tests  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ring_flash_attn", module)
-    measurements._import_error.cache_clear()
+    libraries._import_error.cache_clear()
     try:
-        assert run(tmp_path, RankZero("ring-flash-attn", SHAPE, "zigzag_ring")).failure == ""
+        run(tmp_path, RankZero("ring-flash-attn", SHAPE, "zigzag_ring"))
     finally:
-        measurements._import_error.cache_clear()
+        libraries._import_error.cache_clear()
     assert [row["pass"] for row in cells(tmp_path / "rank-0.csv")] == ["fwd", "bwd"]
     calls = {(row["pass"], row["kernel"]): int(row["calls"]) for row in cells(tmp_path / "gpu-kernels.csv")}
     flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -278,7 +280,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_transformer_engine_gets_lengths_of_all_ranks(engine: list[dict[str, Any]]) -> None:
-    with measurements.first_of(8):
+    with libraries.first_of(8):
         calls = RINGS["transformer-engine"].calls("p2p thd", SHAPE._replace(batch=1), 8, CPU)
     assert calls.keys() == {"fwd", "bwd"}
     calls["bwd"]()
@@ -295,7 +297,7 @@ def test_a_packed_call_has_its_own_lengths_and_a_dense_one_none(engine: list[dic
     packed = engine[-1]
     assert (packed["cu_seqlens_q"], packed["cu_seqlens_kv"]) == ([0, 32, 64], [0, 64, 128])
     assert (packed["attn_mask_type"], packed["group"], packed["q"]) == ("padding", (), (64, 4, 16))
-    measurements.transformer_engine(SHAPE, CPU, "bshd")
+    libraries.transformer_engine(SHAPE, CPU, "bshd")
     assert (engine[-1]["attn_mask_type"], engine[-1]["q"]) == ("causal", (2, 64, 4, 16))
     assert "cu_seqlens_q" not in engine[-1]
 
@@ -393,11 +395,11 @@ def test_a_copy_is_timed_from_when_it_is_ready(
     kernels = ModuleType("runtime.kernels.fused_triton")
     kernels.launch_copy = lambda into, source, count: (blocks.append((into.nbytes, count)), gpu.copy())  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "runtime.kernels.fused_triton", kernels)
-    monkeypatch.setattr(measurements, "dtype_on", lambda device: torch.float32)
+    monkeypatch.setattr(libraries, "dtype_on", lambda device: torch.float32)
     for name in ("time_s", "batch_s"):  # the device of tensors is the processor, that of times is not
-        timed = getattr(measurements, name)
+        timed = getattr(libraries, name)
         on_gpu = SimpleNamespace(type="cuda")
-        monkeypatch.setattr(measurements, name, lambda *call, timed=timed, on=on_gpu: timed(*call[:-1], on))
+        monkeypatch.setattr(libraries, name, lambda *call, timed=timed, on=on_gpu: timed(*call[:-1], on))
     (row,) = Overlap("torch-sdpa", SHAPE, 16, 4096, delay_us, high).rows(CPU)["overlap"]
     assert set(blocks) == {(4096, 16)}
     times = {name: float(row[name]) for name in row if str(name).endswith("_us") and name != "delay_us"}
@@ -432,38 +434,36 @@ def copy_in_the_interpreter() -> None:
 # The whole check
 
 
-def test_measurements_follow_the_inventory_and_leave_their_time_to_the_next(
+def test_measurements_come_first_and_leave_their_time_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr(one_gpu, "the_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(one_gpu.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H200")
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(gpu_check, "measured_table", lambda _: pytest.fail("no time was left"))
     ends: list[float] = []
     began: list[str] = []
 
-    def measured(measurement: Measurement, tables: Tables, ends_s: float, progress: object) -> Outcome:
+    def measured(
+        measurement: Measurement, tables: Tables, ends_s: float, progress: object, numbers: dict[str, object]
+    ) -> str:
         ends.append(ends_s)
         began.append(measurement.name)
-        clock[0] += 10
-        return Outcome({})
+        clock[0] += 60 * DEFAULT_MINUTES if measurement is MEASUREMENTS[-1] else 10
+        return ""
 
-    def over(_: object) -> Outcome:
-        clock[0] = 100 + 60 * DEFAULT_MINUTES
-        return Outcome({})
-
-    monkeypatch.setattr(one_gpu, "measure", measured)
-    own = [Step(0, "first", "that", "It.", lambda _: Outcome({})), Step(1, "second", "that", "It.", over),
-           Step(2, "third", "that", "It.", lambda _: pytest.fail("it ran"))]  # fmt: skip
-    record = gpu_check_one(ranks=2, minutes=DEFAULT_MINUTES, output=tmp_path, steps=own)
-    names = [each.name for each in MEASUREMENTS]
-    assert [step.step.name for step in record.steps] == ["first", *names, "second", "third"]
-    assert [step.step.number for step in record.steps][1:-2] == [len(ONE_STEPS) + n for n in range(len(names))]
+    monkeypatch.setattr(gpu_check, "measure", measured)
+    (tmp_path / "test_late.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_late(): pytest.fail('it ran')\n")
+    tests = (str(tmp_path / "test_late.py"),)
+    record = gpu_check_one(ranks=2, minutes=DEFAULT_MINUTES, output=tmp_path, tests=tests)
+    assert began == [each.name for each in MEASUREMENTS]
+    assert [step.name for step in record.steps] == ["environment", *began, "late", "kernel times"]
     assert ends[0] == 100 + 60 * MEASUREMENTS[0].minutes
     assert [later - sooner for sooner, later in pairwise(ends)] == pytest.approx(
         [60 * each.minutes for each in MEASUREMENTS[1:]]
     )
-    last = record.steps[-1]
-    assert (last.verdict, last.message) == ("skipped", "no time was left")
+    assert [(each.verdict, each.message) for each in record.steps[-2:]] == [("skipped", "no time was left")] * 2
 
 
 @pytest.mark.parametrize(("minutes", "message"), [(0, "--minutes: 0, expected more than 0"), (15, "needs a GPU")])

@@ -31,7 +31,7 @@ from tasp_lab.core.errors import ProfileError, RunError
 from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
-    from tasp_lab.validation.gpu_check import Record
+    from tasp_lab.validation.gpu_record import Record
 
 
 def validate(
@@ -143,8 +143,8 @@ def gpu_check(
     if minutes is not None and not measure:
         raise RunError("--minutes: only with --measure, see tasp-lab gpu-check --help")
     if one:
+        from tasp_lab.validation.gpu_check import gpu_check_one
         from tasp_lab.validation.measurements import DEFAULT_MINUTES
-        from tasp_lab.validation.one_gpu import gpu_check_one
 
         if backend != "auto":
             raise RunError(f"--backend {backend}: with --one no process is joined, expected none")

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.trials.in_process import run_in_process
 from sim.array.engine import run
 from sim.bounds.collectives import collective_bound_s
 from sim.event.engine import simulate
@@ -43,6 +42,7 @@ from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.cuts import ranks_behind
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
 from tests.sim.test_engine_against_reference import uneven_topologies
+from tests.support.one_device import run_in_process
 from tests.support.strategies import complete_topologies, exact_bandwidths, exact_latencies
 
 world_sizes = st.integers(2, 9)

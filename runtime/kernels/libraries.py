@@ -23,10 +23,18 @@ import torch
 import torch.distributed as dist
 
 from runtime.kernels.registry import KERNELS
-from runtime.kernels.timing import Call, CallShape, batch_s, kernel_calls, random_operands, time_s, wait_on_gpu
+from runtime.kernels.timing import (
+    Call,
+    CallShape,
+    Device,
+    batch_s,
+    kernel_calls,
+    random_operands,
+    time_s,
+    wait_on_gpu,
+)
 from tasp_lab.core.errors import RunError, first_line
 
-Device = torch.device
 Calls = Mapping[str, Call]
 """The calls of the passes ``fwd`` and ``bwd``."""
 

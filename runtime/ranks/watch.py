@@ -15,21 +15,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType, TracebackType
-from typing import Literal, NoReturn, Protocol, TypeVar
+from types import FrameType
+from typing import Literal, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store  # whose `set` takes bytes, too, unlike its stub
 
 from runtime.executor.transports import default_device
 from runtime.ranks.torchrun import TorchrunRanks
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.progress import print_line
-
-EndKind = Literal["failed", "interrupted"]
 
 FAILED, INTERRUPTED = 2, 130
 """Exit codes."""
@@ -45,21 +43,11 @@ _WRITING_S = 20.0
 """How long a failing rank waits for the reporter to write the record."""
 
 
-class Store(Protocol):
-    """What is used of `torch.distributed.Store`."""
+class End(NamedTuple):
+    """Why a check ends early."""
 
-    def set(self, key: str, value: bytes) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-
-
-@dataclass(frozen=True)
-class End:
-    """Why a check ends early; `rank` is the first rank that failed, None for a signal or a time limit."""
-
-    kind: EndKind
+    kind: Literal["failed", "interrupted"]
     message: str
-    rank: int | None = None
 
 
 class Watch:
@@ -68,10 +56,10 @@ class Watch:
     Parameters
     ----------
     rank, world_size : this rank; rank 0 reports.
-    report : called on rank 0 before the process ends, with None if the record has the failure already.
+    report : called on rank 0 before the process ends.
     """
 
-    def __init__(self, rank: int, world_size: int, report: Callable[[End | None], None]) -> None:
+    def __init__(self, rank: int, world_size: int, report: Callable[[End], None]) -> None:
         self._rank, self._world_size, self._report = rank, world_size, report
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._store: Store | None = None
@@ -85,9 +73,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left.set()
         self._thread.join()
         signal.set_wakeup_fd(self._wakeup)
@@ -107,16 +93,13 @@ class Watch:
 
     def fail(self, message: str, store: Store | None) -> NoReturn:
         """End the check on all ranks because of this one. The store is one that the main thread may use."""
+        end = End("failed", _of_rank(self._rank, message))
         if store is None:
-            self._end(End("failed", _of_rank(self._rank, message), self._rank))
+            self._end(end)
         with contextlib.suppress(Exception):  # its host may be gone
-            store.set(_failure(self._rank), msgspec.msgpack.encode((time.time(), message)))
-        self.leave(store)
-
-    def leave(self, store: Store) -> NoReturn:
-        """End this process after a failure that is in the record or in the store."""
+            store.set(_failure(self._rank), msgspec.msgpack.encode((time.time(), message)))  # type: ignore[arg-type]
         if self._rank == 0:
-            self._end(None)
+            self._end(end)
         with contextlib.suppress(Exception):
             until = time.monotonic() + _WRITING_S
             while time.monotonic() < until and not store.check([_WRITTEN]):
@@ -135,7 +118,7 @@ class Watch:
                 told = "ended by SIGTERM: another rank died (see the output of torchrun), or the job was cancelled"
                 self._end(End("failed", told))
             elif self._rank == 0 and self._has_failures():
-                self._end(None)
+                self._end(End("failed", "another rank has failed"))
             elif self._rank and self._has(_WRITTEN):  # the reporter has ended the check
                 os._exit(FAILED)
             elif time.monotonic() > self._deadline_s:
@@ -149,10 +132,10 @@ class Watch:
             return self._store is not None and self._store.check([key])
         return False
 
-    def _end(self, end: End | None) -> NoReturn:
+    def _end(self, end: End) -> NoReturn:
         """End this process. Failures in the store are reported before any other reason but Ctrl-C."""
         with self._ending:  # never released: the first reason is reported
-            interrupted = end is not None and end.kind == "interrupted"
+            interrupted = end.kind == "interrupted"
             if self._rank == 0:
                 if not interrupted and self._has_failures():
                     time.sleep(_GRACE_S)
@@ -161,8 +144,8 @@ class Watch:
                     self._report(end)
                 with contextlib.suppress(Exception):
                     if self._store is not None:
-                        self._store.set(_WRITTEN, b"1")
-            elif end is not None and self._store is None:
+                        self._store.set(_WRITTEN, b"1")  # type: ignore[arg-type]
+            elif self._store is None:
                 print_line(f"tasp-lab: {end.message}", sys.stderr)
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
@@ -178,7 +161,7 @@ class Watch:
                 found.append((at_s, rank, message))
         (_, rank, message), *others = sorted(found)
         also = "".join(f"; then {_of_rank(other, told)}" for _, other, told in others[:3])
-        return End("failed", _of_rank(rank, message) + also, rank)
+        return End("failed", _of_rank(rank, message) + also)
 
 
 def _of_rank(rank: int, message: str) -> str:
@@ -215,7 +198,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 Value = TypeVar("Value")
 
 _PATIENCE = timedelta(days=1)
-"""Waits end with the process: `runtime.checks.watch` has the limits."""
+"""Waits end with the process: `runtime.ranks.watch` has the limits."""
 
 
 class CheckedGroup:
@@ -249,7 +232,7 @@ class CheckedGroup:
         What has another type inside a data class arrives as text.
         """
         self._told += 1
-        self.store.set(self._key(self.rank), msgspec.msgpack.encode(value, enc_hook=str))
+        self.store.set(self._key(self.rank), msgspec.msgpack.encode(value, enc_hook=str))  # type: ignore[arg-type]
         decoder = msgspec.msgpack.Decoder(type(value))
         return [
             value if rank == self.rank else decoder.decode(self.store.get(self._key(rank)))
@@ -268,7 +251,6 @@ class CheckedGroup:
 
 def store_of_group() -> Store:
     """A connection of its own to the store of the default process group; its waits have no limit of their own."""
-    store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+    store: Store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
     store.set_timeout(_PATIENCE)
-    found: Store = store
-    return found
+    return store

@@ -1,6 +1,6 @@
 """Faults that are planted in a run of ranks on one device, to show that the run finds them.
 
-Each is a function from a schedule and a device to the line by which `runtime.trials.in_process.run_on_one_device`
+Each is a function from a schedule and a device to the line by which `tests.support.one_device.run_on_one_device`
 reports it; None if the fault is not found.
 """
 
@@ -18,10 +18,10 @@ from runtime.executor.executor import Executor
 from runtime.executor.loopback import Loopback
 from runtime.executor.messages import Message, Wait
 from runtime.executor.per_step import AFTER, FINISH, JOIN, POST, PerStep
-from runtime.trials.in_process import run_on_one_device
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
+from tests.support.one_device import run_on_one_device
 
 RANK = 1
 """The rank whose fault it is."""

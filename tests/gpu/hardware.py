@@ -19,10 +19,10 @@ from hashlib import sha256
 import torch
 import torch.distributed as dist
 
-from runtime.checks.watch import CheckedGroup
 from runtime.executor.messages import Group, reason_of
 from runtime.kernels.timing import batch_s
 from runtime.ranks.torchrun import HIGH_PRIORITY, TorchrunRanks
+from runtime.ranks.watch import CheckedGroup
 from tasp_lab.core.errors import RunError
 
 _TOPOLOGY_COMMANDS = (("nvidia-smi", "topo", "-m"), ("rocm-smi", "--showtopo"), ("amd-smi", "topology"))

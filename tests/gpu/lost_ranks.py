@@ -12,20 +12,19 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
-import torch
-
-from runtime.checks.groups import Ended, be_member, run_group
-from runtime.executor.transports import default_device, make_transport
-from runtime.ranks.torchrun import TorchrunRanks, join
-from runtime.trials.patterns import PatternTrial
+from runtime.executor.executor import Executor
+from runtime.protocol.jobs import RunSchedule
+from runtime.ranks.torchrun import join
 from tasp_lab.core.choices import BackendKind
 from tasp_lab.core.errors import RunError
 from tasp_lab.core.progress import print_line
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
+from tests.gpu.groups import Ended, be_member, run_group
 
-MODULE = "runtime.checks.lost_ranks"
+MODULE = "tests.gpu.lost_ranks"
 RAISED = "raised on purpose by gpu-check"
 SHARD_BYTES = 2**20
 ROUNDS_BEFORE = 3
@@ -78,26 +77,20 @@ def _is_named(how: str, rank: int, output: str) -> bool:
 
 
 def _run_rank(how: str, backend: str) -> None:
-    with join("gloo" if backend == "gloo" else "nccl") as joined:
-        _run_until_lost(joined, how)
+    """Run a schedule as `validate` does, again and again; in the last run the last rank fails behind the barrier."""
 
+    def fail(executor: Executor) -> NoReturn:
+        print_line(f"failing {time.time()}", sys.stdout)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RunError(f"rank {executor.part.rank}: {RAISED}")
 
-def _run_until_lost(ranks: TorchrunRanks, how: str) -> None:
-    rank, n = ranks.rank, ranks.world_size
-    transport = make_transport("auto", 60)
-    trial = PatternTrial(collective("ring", full_mesh(n), SHARD_BYTES), rank, transport, device=default_device())
-    for number in range(ROUNDS_BEFORE + 1):
-        trial.set_up(checked=True)
-        trial.executor.prepare()
-        if number == ROUNDS_BEFORE and rank == n - 1:
-            print_line(f"failing {time.time()}", sys.stdout)
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise RunError(f"rank {rank}: {RAISED}")
-        trial.executor.run()
-        if trial.executor.memory.is_cuda:
-            torch.cuda.synchronize()
-        trial.check()
+    with join("gloo" if backend == "gloo" else "nccl") as ranks:
+        job = RunSchedule(collective("ring", full_mesh(ranks.world_size), SHARD_BYTES), "auto", ROUNDS_BEFORE, 1)
+        ranks.perform(job, 60)
+        if ranks.rank == ranks.world_size - 1:
+            Executor.run_timed = fail  # type: ignore[method-assign, assignment]
+        ranks.perform(job, 60)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ from functools import partial
 
 import torch
 
-from runtime.checks.watch import CheckedGroup
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import streams_for
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
-from runtime.trials.patterns import PatternWork, fill, verify
+from runtime.ranks.watch import CheckedGroup
+from runtime.trials.patterns import PatternTrial, PatternWork
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
 
@@ -96,35 +96,44 @@ class DelayedWork(PatternWork):
             self.verify_reads(row, operands)
 
 
+class DelayedTrial(PatternTrial):
+    """A trial of one rank whose calls are delayed, and its checks after the run."""
+
+    def __init__(self, schedule: Schedule, rank: int, transport: Transport, device: torch.device, delay: Delay) -> None:
+        delay_messages(transport, delay)
+        self.work = DelayedWork(schedule, rank, device, delay)
+        self.executor = Executor(schedule, rank, transport, self.work, device, as_bytes=True)
+
+    def set_up(self, checked: bool = True) -> None:
+        super().set_up(checked)
+        self.work.expect(self.executor.part.calls)
+
+    def check(self) -> None:
+        self.work.verify_all_reads()
+        super().check()
+
+
 class DelayedRuns:
     """Runs of a schedule over a transport on this rank."""
 
     def __init__(self, group: CheckedGroup, schedule: Schedule, transport: Transport) -> None:
         self._group, self._delay = group, _no_delay
-
-        def delay() -> None:
-            self._delay()
-
-        delay_messages(transport, delay)
-        self._work = DelayedWork(schedule, group.rank, group.device, delay)
-        self._executor = Executor(schedule, group.rank, transport, self._work, group.device, as_bytes=True)
+        self._trial = DelayedTrial(schedule, group.rank, transport, group.device, lambda: self._delay())
 
     def run(self, seed: int | None) -> None:
         """One run, with random delays unless the seed is None, and its check. Raises `RunError`."""
-        device = self._group.device
+        device, executor = self._group.device, self._trial.executor
         self._delay = _no_delay
-        fill(self._executor, self._work)
-        self._work.expect(self._executor.part.calls)
+        self._trial.set_up()
         if seed is not None:
             self._delay = random_delays(seed * self._group.world_size + self._group.rank, device)
-        self._executor.prepare(streams_for(device, timed=True))
+        executor.prepare(streams_for(device, timed=True))
         self._group.barrier()
         self._delay()
-        self._executor.run()
+        executor.run()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        self._work.verify_all_reads()
-        verify(self._executor, self._work)
+        self._trial.check()
 
 
 def _no_delay() -> None:

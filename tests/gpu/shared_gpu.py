@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from runtime.checks.groups import be_member, run_group
 from runtime.executor.messages import Message, Wait
 from runtime.executor.transports import TRANSPORTS, Batched
 from runtime.protocol.jobs import RunSchedule
@@ -28,8 +27,9 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
+from tests.gpu.groups import be_member, run_group
 
-MODULE = "runtime.checks.shared_gpu"
+MODULE = "tests.gpu.shared_gpu"
 RANKS = 2
 SCHEDULES = ("ring-attention", "zigzag-ring-attention", "tasp", "ulysses")
 LIMIT_S = 300.0

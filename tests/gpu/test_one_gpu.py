@@ -1,9 +1,10 @@
-"""What needs a GPU: one is enough. Chosen by ``pytest -m gpu``."""
+"""Attention, graphs and streams of a single process on a GPU."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import patch
@@ -22,27 +23,34 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.fixture
-def group() -> Iterator[None]:
+def alone() -> Iterator[None]:
+    """A process group of this rank alone."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", sorted(CIRCULATIONS))
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_in_a_world_of_one(group: None, name: str, dtype: torch.dtype, causal: bool) -> None:
-    q, k, v = (torch.randn(2, 300, heads, 64, device="cuda").to(dtype) for heads in (8, 2, 2))
-    out, lse = attention_with_lse(q, k, v, schedule=name, causal=causal)
-    expected = KERNELS["reference"].attend(q, k, v, scale=0.125, low=0 if causal else -299, high=299)
-    allowed = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5}[dtype]
-    assert (out.double() - expected.out).norm() <= allowed * expected.out.norm()
-    assert (lse.transpose(1, 2).double() - expected.lse).norm() <= allowed * expected.lse.norm()
+ALLOWED = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5}
 
 
-@pytest.mark.parametrize("name", ["zigzag-ring-attention", "tasp"])
-def test_a_graph_of_a_prepared_layer_has_the_bits_of_its_calls(group: None, name: str) -> None:
-    """Both passes are captured after a call of each, and replayed with other inputs."""
+def test_attention_in_a_world_of_one_agrees_with_float64(alone: None) -> None:
+    """A pass of a single rank is wrong on this GPU. A fault of tasp-lab; send the record."""
+    for name, dtype, causal in product(sorted(CIRCULATIONS), ALLOWED, (False, True)):
+        q, k, v = (torch.randn(2, 300, heads, 64, device="cuda").to(dtype) for heads in (8, 2, 2))
+        out, lse = attention_with_lse(q, k, v, schedule=name, causal=causal)
+        expected = KERNELS["reference"].attend(q, k, v, scale=0.125, low=0 if causal else -299, high=299)
+        case = f"{name}, {dtype}, causal: {causal}"
+        assert (out.double() - expected.out).norm() <= ALLOWED[dtype] * expected.out.norm(), case
+        assert (lse.transpose(1, 2).double() - expected.lse).norm() <= ALLOWED[dtype] * expected.lse.norm(), case
+
+
+def test_a_graph_of_a_prepared_layer_has_the_bits_of_its_calls(alone: None) -> None:
+    """Both passes are captured after a call of each, and replayed with other inputs. A fault of tasp-lab."""
+    for name in ("zigzag-ring-attention", "tasp"):
+        check_graph(name)
+
+
+def check_graph(name: str) -> None:
     inputs = [torch.randn(1, 512, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 2, 2)]
     leaves, dout = [each.requires_grad_() for each in inputs], torch.randn_like(inputs[0])
     layer = prepare(*leaves, schedule=name, causal=True)
@@ -69,7 +77,9 @@ def test_a_graph_of_a_prepared_layer_has_the_bits_of_its_calls(group: None, name
 
 
 def test_streams_order_what_they_are_told_to() -> None:
-    """A copy on the communication stream waits for a kernel, and a kernel for the copy, without the host."""
+    """A copy on the communication stream waits for a kernel, and a kernel for the copy, without the host. A fault of
+    tasp-lab.
+    """
     streams = CudaStreams(timed=True)
     source, target = torch.zeros(2**26, device="cuda"), torch.zeros(2**26, device="cuda")
     streams.begin()
@@ -88,7 +98,7 @@ def test_streams_order_what_they_are_told_to() -> None:
 
 
 def test_a_copy_runs_beside_attention() -> None:
-    """Kernel and copy between host and GPU on their streams take less than one after the other."""
+    """Kernel and copy between host and GPU on their streams take as long as one after the other. The GPU is shared."""
     q = torch.randn(1, 16384, 16, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
     host = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(2**28, dtype=torch.uint8, device="cuda")
@@ -139,6 +149,7 @@ def one_of_two(rank: int, folder: str) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.timeout(300)
 def test_a_rank_that_waits_on_its_gpu_ends_when_the_other_one_fails(tmp_path: Path) -> None:
+    """A failing job would hang. A fault of tasp-lab; send the record."""
     context = get_context("spawn")
     waiting, failing = ranks = [context.Process(target=one_of_two, args=(rank, str(tmp_path))) for rank in range(2)]
     for each in ranks:

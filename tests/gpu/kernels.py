@@ -38,7 +38,7 @@ def masks(rows: int) -> tuple[Mask, ...]:
     """The kinds of masks that schedules make, on blocks of up to `rows` positions; some rows attend to no key.
 
     >>> [mask.name for mask in masks(300)]
-    ['full', 'causal', 'strictly causal', 'window', 'half', 'odd']
+    ['full', 'causal', 'strictly causal', 'window', 'half', 'odd', 'ahead', 'behind', 'row']
     """
     half, odd = rows // 2, rows - 1
     return (
@@ -48,6 +48,9 @@ def masks(rows: int) -> tuple[Mask, ...]:
         Mask("window", rows, rows, 0, rows // 3),
         Mask("half", half, rows, -rows, half),
         Mask("odd", odd, rows, -(rows // 5), odd // 2),
+        Mask("ahead", rows, odd, -(2 * rows // 3), -(rows // 3)),
+        Mask("behind", odd, rows, rows // 5, rows // 4),
+        Mask("row", 1, rows // 7, -1, rows),
     )
 
 

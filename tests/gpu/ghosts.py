@@ -32,30 +32,6 @@ Peers = Literal["nothing", "copies", "nccl"]
 """Messages take no time; are copies on the device; or are NCCL's, from this rank to itself."""
 
 
-Device = torch.device
-
-
-def the_device() -> Device:
-    """The current GPU, or the processor."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """A context in which torch uses one thread of the host: tensors are small, and threads that wait take its cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def reserved_bytes(device: Device) -> int:
-    """What torch has reserved of a GPU's memory."""
-    return torch.cuda.memory_reserved(device)
-
-
 @contextlib.contextmanager
 def with_peers() -> Iterator[list[Peers]]:
     """The kinds of peers that there are; for NCCL, a process group of this rank alone lasts as long as the context."""
