@@ -41,7 +41,7 @@ from tasp_lab.machines.overrides.override import has_nics
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.flags import Flags, flags_of
-from tasp_lab.planning.search import Candidate, Context, Found, Ranked, Search, Setting, describe, promise, simulated
+from tasp_lab.planning.search import Candidate, Found, Rankings, Search, Setting, describe, promise, simulated
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.inputs import (
     ComputeLike,
@@ -616,7 +616,7 @@ def _would_fit(
         setting = on(more)
 
 
-def _bought(asked: tuple[_Change, StepPrediction, Sequence[StepPrediction], dict[Context, Ranked | str]]) -> Bought:
+def _bought(asked: tuple[_Change, StepPrediction, Sequence[StepPrediction], Rankings]) -> Bought:
     """What a change buys over the recommended step; further steps, and rankings of schedules, are those as is."""
     change, best, steps, rankings = asked
     if change.setting is None or not change.plans:

@@ -49,6 +49,14 @@ ALONE = "ulysses"
 """The attention schedule of context groups of one rank, which exchange nothing: all are equal there."""
 
 
+Schedules = tuple[tuple[str, int], ...]
+"""Attention schedules with their buffers in bytes, the recommended one first."""
+
+Rankings = dict[tuple[Workload, int, int], Schedules | str]
+"""The schedules by what their ranking depends on: the layer of a context group, its distance in ranks, and its ranks.
+Where none applies, the reason."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """Where and how steps are predicted.
@@ -125,7 +133,7 @@ class Search:
     executor: Executor | None = None
     workers: int = 1
     count: CountCallback = lambda done, total, what: None
-    rankings: dict[Context, Ranked | str] = field(default_factory=dict)
+    rankings: Rankings = field(default_factory=dict)
 
     def run(self, plans: Iterable[StepPlan], known: Sequence[StepPrediction] = ()) -> Found:
         """Search these layouts; `known` are steps of others, which bounds are compared with, too."""
@@ -223,15 +231,7 @@ def divided(plan: StepPlan) -> int:
     return plan.layout.tp * (plan.layout.cp or 1) * plan.layout.pp
 
 
-Ranked = tuple[tuple[str, int], ...]
-"""Attention schedules with their buffers in bytes, the recommended one first."""
-
-
-Context = tuple[Workload, int, int]
-"""What a ranking of attention schedules depends on: the layer of a context group, its distance in ranks, its ranks."""
-
-
-def _context(plan: StepPlan) -> Context:
+def _context(plan: StepPlan) -> tuple[Workload, int, int]:
     return plan.layer, plan.layout.tp, plan.layout.cp or 1
 
 
@@ -248,7 +248,7 @@ def simulated(task: tuple[Setting, StepPlan]) -> StepPrediction | MemoryUse | st
     return step.memory if step.fits is False else step
 
 
-def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:
+def ranked_schedules(task: tuple[Setting, StepPlan]) -> Schedules | str:
     """The attention schedules of a context group, ranked by one layer alone; the reason where none applies."""
     (setting, plan), names = task, task[0].schedules
     cp, layer = plan.layout.cp or 1, plan.layer
