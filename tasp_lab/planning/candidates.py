@@ -1,7 +1,7 @@
 """All ways to train a model on so many GPUs, and closed-form bounds of their time: what `plan` searches.
 
     for each in candidates(load_model("llama-3-8b"), 131072, 2**20, ranks=16, domain=8):
-        print(each.layout, bounds_of(each, machine, rates).least_s)
+        print(each.layout, bounds_of(each, Speeds.of(machine, rates, each.layer)))
 
 A candidate is a `StepPlan` without a schedule. Of layouts that differ in their order alone only the usual one is
 enumerated: tensor groups inside an NVLink domain, then context, data and pipeline parallelism.
@@ -10,8 +10,8 @@ enumerated: tensor groups inside an NVLink domain, then context, data and pipeli
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
@@ -99,19 +99,8 @@ def candidates(
                     if interleave > 1 and (pp == 1 or microbatches % pp or pp * interleave > len(model.pattern)):
                         continue
                     for checkpointing in checkpointings:
-                        layout = Layout(
-                            tp,
-                            cp,
-                            pp,
-                            dp,
-                            zero,
-                            interleave,
-                            microbatches,
-                            checkpointing,
-                            logit_chunks,
-                            offload,
-                            overlap=True,
-                        )
+                        layout = Layout(tp, cp, pp, dp, zero, interleave, microbatches, checkpointing, logit_chunks,
+                                        offload, overlap=True)  # fmt: skip
                         yield StepPlan(model, sequence, "", layout, batch, TRAINS, matrix_dtype)
 
 
@@ -153,62 +142,22 @@ def domain_of(topology: Topology) -> int:
 # -------------------------------------------------------------------------------------------------------- bounds
 
 
-class Bounds(NamedTuple):
-    """Seconds of a step in closed form.
+class Speeds(NamedTuple):
+    """What bounds need of a machine.
 
     Attributes
     ----------
-    least_s : a lower bound: kernel calls at the highest rates there are, recomputation, pipeline bubbles, and the
-        messages of tensor groups, between which nothing is computed.
-    expected_s : `least_s` with other messages at the bandwidth of their links where kernel calls cannot hide them. It
-        decides what is simulated first, nothing else.
-    """
-
-    least_s: float
-    expected_s: float
-
-
-class Network(NamedTuple):
-    """Bytes per second into a rank: over all of its links, and from other nodes while all ranks of a node receive."""
-
-    inside: float
-    across: float
-
-    @classmethod
-    def of(cls, topology: Topology) -> Network:
-        """That of a topology.
-
-        >>> from tasp_lab.topology.builders import nodes
-        >>> Network.of(nodes(2, 4, "switch", nic_bandwidth_bytes_per_s=1, link_bandwidth_bytes_per_s=50))
-        Network(inside=51.0, across=1.0)
-        """
-        inside = float(max(topology.bandwidths_into_ranks_bytes_per_s, default=0))
-        n, domain = topology.world_size, domain_of(topology)
-        pairs = [(rank, (rank + domain) % n) for rank in range(n)]
-        used: dict[int, int] = {}
-        for pair in pairs:
-            for constraint in topology.route(*pair).constraints if n > domain and topology.has_route(*pair) else ():
-                used[constraint] = used.get(constraint, 0) + 1
-        rates = [float(topology.constraints[each].bandwidth_bytes_per_s) / count for each, count in used.items()]
-        return cls(inside, min(rates, default=inside))
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """What bounds need of a machine.
-
-    Parameters
-    ----------
     matrices, forward, backward : the highest rates of matrix products and of attention, in FLOP/s.
     memory : bytes per second of element-wise work; 0 if it takes no time.
-    network, domain : see `Network` and `domain_of`.
+    inside, across, domain : see `network_of` and `domain_of`.
     """
 
     matrices: float
     forward: float
     backward: float
     memory: float
-    network: Network
+    inside: float
+    across: float
     domain: int
 
     @classmethod
@@ -219,13 +168,33 @@ class Speeds:
             float(compute.attention.rate(layer.dtype, passing, "softmax", layer.head_dim).flops_per_s or math.inf)
             for passing in ("forward", "backward")
         )
-        rates = compute.rates
-        matrices, memory = rates.highest_flops_per_s, float(rates.memory_bytes_per_s or math.inf)
-        return cls(matrices, forward, backward, memory, Network.of(machine.topology), domain_of(machine.topology))
+        matrices, memory = compute.rates.highest_flops_per_s, float(compute.rates.memory_bytes_per_s or math.inf)
+        return cls(matrices, forward, backward, memory, *network_of(machine.topology), domain_of(machine.topology))
 
 
-def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
-    """The bounds of a candidate.
+def network_of(topology: Topology) -> tuple[float, float]:
+    """Bytes per second into a rank: over all of its links, and from other nodes while all ranks of a node receive.
+
+    >>> from tasp_lab.topology.builders import nodes
+    >>> network_of(nodes(2, 4, "switch", nic_bandwidth_bytes_per_s=1, link_bandwidth_bytes_per_s=50))
+    (51.0, 1.0)
+    """
+    inside = float(max(topology.bandwidths_into_ranks_bytes_per_s, default=0))
+    n, domain = topology.world_size, domain_of(topology)
+    used = Counter[int]()
+    for rank in range(n) if n > domain else ():
+        pair = rank, (rank + domain) % n
+        used.update(topology.route(*pair).constraints if topology.has_route(*pair) else ())
+    rates = [float(topology.constraints[each].bandwidth_bytes_per_s) / count for each, count in used.items()]
+    return inside, min(rates, default=inside)
+
+
+def bounds_of(plan: StepPlan, speeds: Speeds) -> tuple[float, float]:
+    """Seconds of a step in closed form: a lower bound, and what is expected.
+
+    The bound has kernel calls at the highest rates there are, recomputation, pipeline bubbles, and the messages of
+    tensor groups, between which nothing is computed. What is expected has the other messages besides, at the bandwidth
+    of their links where kernel calls cannot hide them. It decides what is simulated first, nothing else.
 
     Stage s starts once the first micro-batch went through the parts of the model before it, and these end their
     backward passes behind its last one. So a step takes at least ``m w(s) + sum of w(c), c < s``, where m is the
@@ -236,16 +205,14 @@ def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
     work = {kind: _layer_s(plan, kind, speeds) for kind in set(kinds_of(model))}
     tensor_s, context_s, state_s = _message_s(plan, speeds)
     tokens = plan.sequence * plan.batch / (layout.cp or 1) / layout.tp
-    output_s = _cost_s(
-        _training(output_matrix(model))._replace(moved_bytes=sum(plan.software.loss_bytes) * model.vocabulary),
-        tokens,
-        speeds,
-    )
+    output = _training(output_matrix(model))
+    output = output._replace(moved_bytes=sum(plan.software.loss_bytes) * model.vocabulary)
+    output_s = _cost_s(output, tokens, speeds)
 
     def step_s(messages: bool) -> float:
         of_layer = {
-            kind: each.total_s + tensor_s + (context_s(each.attention_s) if messages else 0.0)
-            for kind, each in work.items()
+            kind: attention_s + other_s + tensor_s + (context_s(attention_s) if messages else 0.0)
+            for kind, (attention_s, other_s) in work.items()
         }
         gathered_s = state_s if messages and layout.zero == 3 else 0.0
         of_part = {kinds: sum(of_layer[kind] for kind in kinds) for kinds in set(plan.parts)}
@@ -259,42 +226,28 @@ def bounds_of(plan: StepPlan, speeds: Speeds) -> Bounds:
         )
 
     once_s = 0.0 if layout.zero == 3 else state_s * max(map(len, plan.parts)) * layout.interleave
-    return Bounds(step_s(False), step_s(True) + once_s)
+    return step_s(False), step_s(True) + once_s
 
 
-class _LayerWork(NamedTuple):
-    attention_s: float
-    total_s: float
-
-
-def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> _LayerWork:
-    """The least time of a layer, both passes of a micro-batch, at a rank."""
-    layout, layer = plan.layout, plan.layer_of(kind.letter)
+def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> tuple[float, float]:
+    """The least time of a layer, both passes of a micro-batch, at a rank: of attention, and of all else."""
+    layout, layer, model, work = plan.layout, plan.layer_of(kind.letter), plan.model, plan.element_wise
     cp = layout.cp or 1
-    model = plan.model
-    work = plan.element_wise
     cost = before_attention(model, kind, work).plus(output_projection(model)).plus(behind_projection(model, kind, work))
-    whole = (cost,)
-    again = {"none": (), "selective": (repeated_selectively(model, kind, work),)}.get(layout.checkpointing, whole)
+    again = {"none": (), "selective": (repeated_selectively(model, kind, work),)}.get(layout.checkpointing, (cost,))
     cost = reduce(Cost.plus, again, _training(cost))
     attention_s = 0.0
     if kind.letter != "L":
-        flops = _pairs(layer) * layer.flops_per_pair / cp
+        low, high = layer.visible.band(0, layer.sequence, layer.sequence)
+        pairs = int(pairs_in_band(low, high, layer.sequence, layer.sequence))  # of one head and sequence
+        flops = pairs * layer.flops_per_pair / cp
         attention_s = flops * (1 + layout.repeats_layers) / speeds.forward + 2.5 * flops / speeds.backward
-    return _LayerWork(
-        attention_s, attention_s + _cost_s(cost, layer.sequence * layer.batch / cp / layout.tp, speeds)
-    )  # fmt: skip
+    return attention_s, _cost_s(cost, layer.sequence * layer.batch / cp / layout.tp, speeds)
 
 
 def _training(cost: Cost) -> Cost:
     """Work forward and backward."""
     return cost.plus(cost.backward("inputs", "weights"))
-
-
-def _pairs(layer: Workload) -> int:
-    """Pairs of a query and a key that it attends to, of one head and sequence."""
-    low, high = layer.visible.band(0, layer.sequence, layer.sequence)
-    return int(pairs_in_band(low, high, layer.sequence, layer.sequence))
 
 
 def _cost_s(cost: Cost, tokens: float, speeds: Speeds) -> float:
@@ -307,12 +260,12 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
     States without FSDP are those of a whole step.
     """
     layout, layer, model = plan.layout, plan.layer, plan.model
-    cp, tp, network = layout.cp or 1, layout.tp, speeds.network
+    cp, tp = layout.cp or 1, layout.tp
     passes = 2 + layout.repeated
     # a gather and a sum around attention, and around the MLP; inputs of both again (arXiv:2205.05198, section 4.2.2)
     hidden_bytes = ELEMENT_BYTES * model.hidden_size * plan.sequence * plan.batch / cp
-    tensor_s = (4 * passes + 2) * hidden_bytes * (tp - 1) / tp / network.inside if tp > 1 else 0.0
-    rate = network.inside if tp * cp <= speeds.domain else network.across
+    tensor_s = (4 * passes + 2) * hidden_bytes * (tp - 1) / tp / speeds.inside if tp > 1 else 0.0
+    rate = speeds.inside if tp * cp <= speeds.domain else speeds.across
     # keys go around a ring, backward with their gradients; or heads are exchanged, and nothing hides that
     ring_s = (passes + 1) * layer.kv_bytes_per_position * plan.sequence * (cp - 1) / cp / rate
     moved = 2 * layer.query_bytes_per_position + layer.kv_bytes_per_position
@@ -326,6 +279,6 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
     kinds = kinds_of(model)
     size = sum(stored_parameters(model, kind) for kind in kinds) / len(kinds) / tp
     moved_bytes = (2 * PARAMETER_BYTES if layout.zero == 3 else PARAMETER_BYTES) + GRADIENT_BYTES
-    inside_s = size * moved_bytes * (beside - 1) / beside / network.inside
-    across_s = size * moved_bytes / beside / network.across if sharing > beside else 0.0
+    inside_s = size * moved_bytes * (beside - 1) / beside / speeds.inside
+    across_s = size * moved_bytes / beside / speeds.across if sharing > beside else 0.0
     return tensor_s, context_s, max(inside_s, across_s)

@@ -41,7 +41,7 @@ from tasp_lab.machines.overrides.override import has_nics
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.flags import Flags, flags_of
-from tasp_lab.planning.search import Context, Found, Ranked, Search, Setting, TooLarge, describe, promise, simulated
+from tasp_lab.planning.search import Candidate, Found, Rankings, Search, Setting, describe, promise, simulated
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.inputs import (
     ComputeLike,
@@ -58,7 +58,7 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import Rival, is_measured, paired_errors, setting_of
-from tasp_lab.prediction.recommend import TIE
+from tasp_lab.prediction.rank import TIE, Odds
 from tasp_lab.prediction.step_results import LESS_CHECKED, LOGIT_CHUNKS, StepPrediction
 from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, of_machine, step_rates, with_memory
@@ -253,7 +253,7 @@ class Bought(NamedTuple):
     def record(self) -> dict[str, Any]:
         """The object of ``--json``."""
         layout = None if self.step is None else describe(self.step.plan)
-        per_gpu = None if self.step is None else self.step.tokens_per_s / self.step.ranks
+        per_gpu = None if self.step is None else _per_gpu(self.step)
         return {"change": self.change, "layout": layout, "tokens_per_s_per_gpu": per_gpu,
                 "over_as_is": self.share or None, "reason": self.reason}  # fmt: skip
 
@@ -302,9 +302,7 @@ class Plan(Report):
     @property
     def flags(self) -> list[Flags]:
         """The flags of the recommended layout in each library."""
-        step = self.best
-        sequences = self.batch_tokens // self.sequence
-        return flags_of(step.plan, sequences)
+        return flags_of(self.best.plan, self.batch_tokens // self.sequence)
 
     @cached_property
     def expected_regret(self) -> float:
@@ -313,8 +311,7 @@ class Plan(Report):
         By the errors of ratios of attention schedules (`tasp_lab.prediction.paired`), as those of layouts were not
         measured.
         """
-        rivals = [_rival(each) for each in self.steps]
-        return float(paired_errors().expected_regrets(rivals, setting_of(self.setting.machine))[0])
+        return Odds([_rival(each) for each in self.steps], setting_of(self.setting.machine)).expected_regrets[0]
 
     @property
     def is_decided(self) -> bool:
@@ -353,7 +350,7 @@ class Plan(Report):
         found = self.found
         left = f", {len(found.left)} were not simulated (--simulations)" if found.left else ""
         lines = [
-            f"Use {describe(step.plan)}: {format_four_digits(step.tokens_per_s / step.ranks)} tokens/s per GPU{mfu}, "
+            f"Use {describe(step.plan)}: {format_four_digits(_per_gpu(step))} tokens/s per GPU{mfu}, "
             f"{format_size_about(step.memory.total)}{room} per GPU.",
             f"{'Decided' if self.is_decided else 'Open'}: expected regret {format_regret(self.expected_regret)} over "
             f"{len(self.steps)} simulated layouts{faster}.",
@@ -416,24 +413,21 @@ class Plan(Report):
         rows = []
         for step in self.steps:
             mfu = "" if step.mfu is None else f"{step.mfu:.1%}"
-            rows.append((format_four_digits(step.tokens_per_s / step.ranks), format_time(step.time_s), mfu,
+            rows.append((format_four_digits(_per_gpu(step)), format_time(step.time_s), mfu,
                          format_size_about(step.memory.total), describe(step.plan)))  # fmt: skip
         title = (
             f"{self.model.name}, {format_count(self.sequence)} positions, {format_count(self.batch_tokens)} tokens per "
             f"step, on {self.setting.machine.topology.name}"
         )
-        columns = ("tokens/s per GPU", "step", "MFU", "memory", "layout")
-        return Table(title, columns, rows, texts=(4,))
+        return Table(title, ("tokens/s per GPU", "step", "MFU", "memory", "layout"), rows, texts=(4,))
 
     def _memory_table(self) -> Table:
         memory = self.best.memory
-        rows = [
-            (name.replace("_", " "), format_size_about(size)) for name, size in memory._asdict().items() if size
-        ]  # fmt: skip
-        rows.append(("all", format_size_about(memory.total)))
-        if self.setting.rates.capacity_bytes is not None:
-            rows.append(("context and communication library", format_size_about(RESERVED_BYTES)))
-            rows.append(("the GPU has", format_size_about(self.setting.rates.capacity_bytes)))
+        parts = {name.replace("_", " "): size for name, size in memory._asdict().items() if size}
+        parts["all"] = memory.total
+        if (capacity_bytes := self.setting.rates.capacity_bytes) is not None:
+            parts |= {"context and communication library": RESERVED_BYTES, "the GPU has": capacity_bytes}
+        rows = [(name, format_size_about(size)) for name, size in parts.items()]
         return Table("Memory of the fullest GPU", ("part", "size"), rows)
 
     def _too_large_table(self) -> Table:
@@ -478,38 +472,31 @@ class Plan(Report):
         return [{"layout": describe(each.plan), "memory_bytes": each.memory.total} for each in smallest]
 
 
+def _fits(found: Plan) -> bool:
+    return found.fits
+
+
 PLAN_COLUMNS: tuple[Column[Plan], ...] = (
-    Column("layouts", "how many there are", lambda found: found.found.layouts),
-    Column("too_large", "those that do not fit", lambda found: len(found.found.too_large)),
-    Column("slower_by_bounds", "those that bounds exclude", lambda found: found.found.bounded),
-    Column("left", "those that were neither excluded nor simulated", lambda found: len(found.found.left)),
-    Column(
-        "expected_regret",
-        "of the recommended one over those that were simulated",
-        lambda found: found.expected_regret,
-        when=lambda found: found.fits,
-    ),
-    Column(
-        "least_left_over_best",
-        "least time of a layout that is left, by its bound, over that of the recommended one; null if none is left",
-        lambda found: found.least_left if found.found.left else None,
-        when=lambda found: found.fits,
-    ),
-    Column(
-        "tokens_per_s_per_gpu",
-        "of the recommended layout",
-        lambda found: found.best.tokens_per_s / found.best.ranks,
-        when=lambda found: found.fits,
-    ),
-    Column("mfu", "likewise, or null", lambda found: found.best.mfu, when=lambda found: found.fits),
-)
+    Column("layouts", "how many there are", lambda plan: plan.found.layouts),
+    Column("too_large", "those that do not fit", lambda plan: len(plan.found.too_large)),
+    Column("slower_by_bounds", "those that bounds exclude", lambda plan: plan.found.bounded),
+    Column("left", "those that were neither excluded nor simulated", lambda plan: len(plan.found.left)),
+    Column("expected_regret", "of the recommended one over those that were simulated", when=_fits),
+    Column("least_left_over_best", "least time of a layout that is left, by its bound, over that of the recommended "
+           "one; null if none is left", lambda plan: plan.least_left if plan.found.left else None, when=_fits),
+    Column("tokens_per_s_per_gpu", "of the recommended layout", lambda plan: _per_gpu(plan.best), when=_fits),
+    Column("mfu", "likewise, or null", lambda plan: plan.best.mfu, when=_fits),
+)  # fmt: skip
 """What the object of ``plan --json`` and the rows of studies have; those with `when` only if a layout fits."""
 
 
 def plan_fields(found: Plan) -> dict[str, Any]:
     """The values of `PLAN_COLUMNS`."""
-    known = (each for each in PLAN_COLUMNS if each.when is None or each.when(found))
-    return {each.name: each.of(found) for each in known}
+    return {each.name: each.of(found) for each in PLAN_COLUMNS if each.when is None or each.when(found)}
+
+
+def _per_gpu(step: StepPrediction) -> float:
+    return step.tokens_per_s / step.ranks
 
 
 def _signed(share: float) -> str:
@@ -522,16 +509,13 @@ def _signed(share: float) -> str:
 
 
 def _rival(step: StepPrediction) -> Rival:
-    exposed_s, measured = (
-        step.times.exposed_s + step.times.pipeline_s,
-        is_measured(step.plan.schedule, step.machine, "both"),
-    )
-    return Rival.of(step.plan.schedule, step.time_s, exposed_s, measured=measured)
+    times, measured = step.times, is_measured(step.plan.schedule, step.machine, "both")
+    return Rival.of(step.plan.schedule, step.time_s, times.exposed_s + times.pipeline_s, measured=measured)
 
 
-def _varied(too_large: Sequence[TooLarge]) -> list[TooLarge]:
+def _varied(too_large: Sequence[Candidate]) -> list[Candidate]:
     """The smallest layouts, one of each product of degrees."""
-    found: dict[tuple[object, ...], TooLarge] = {}
+    found: dict[tuple[object, ...], Candidate] = {}
     for each in too_large:
         layout = each.plan.layout
         found.setdefault((layout.tp, layout.cp, layout.pp, layout.dp), each)
@@ -634,7 +618,7 @@ def _would_fit(
         setting = on(more)
 
 
-def _bought(asked: tuple[_Change, StepPrediction, Sequence[StepPrediction], dict[Context, Ranked | str]]) -> Bought:
+def _bought(asked: tuple[_Change, StepPrediction, Sequence[StepPrediction], Rankings]) -> Bought:
     """What a change buys over the recommended step; further steps, and rankings of schedules, are those as is."""
     change, best, steps, rankings = asked
     if change.setting is None or not change.plans:
@@ -648,7 +632,7 @@ def _bought(asked: tuple[_Change, StepPrediction, Sequence[StepPrediction], dict
     if not found.steps:
         return Bought(change.name, None, reason="no layout fits")
     step = found.fastest
-    return Bought(change.name, step, step.tokens_per_s / step.ranks / (best.tokens_per_s / best.ranks))
+    return Bought(change.name, step, _per_gpu(step) / _per_gpu(best))
 
 
 def _faster_kernel(setting: Setting, best: StepPrediction) -> tuple[str, Setting] | None:

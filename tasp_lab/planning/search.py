@@ -12,9 +12,10 @@ depend on the workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple
 
 from tasp_lab.core.choices import MatrixDtype
@@ -23,11 +24,11 @@ from tasp_lab.core.progress import CountCallback
 from tasp_lab.core.workers import in_order
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.stack import load_stack
-from tasp_lab.planning.candidates import Bounds, Speeds, bounds_of
+from tasp_lab.planning.candidates import Speeds, bounds_of
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import ComputeLike
 from tasp_lab.prediction.predict_step import context_machine, predict_step
-from tasp_lab.prediction.recommend import TIE
+from tasp_lab.prediction.rank import TIE, Bar, Outcome, rank
 from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
@@ -44,10 +45,16 @@ ROUND = 2
 CONTEXT_STACKS = ("megatron", "torch")
 """Those that train with tensor and pipeline parallelism: NeMo has the context parallelism of Megatron-Core."""
 
-DEGREES = ("tp", "cp", "pp", "dp")
-
 ALONE = "ulysses"
 """The attention schedule of context groups of one rank, which exchange nothing: all are equal there."""
+
+
+Schedules = tuple[tuple[str, int], ...]
+"""Attention schedules with their buffers in bytes, the recommended one first."""
+
+Rankings = dict[tuple[Workload, int, int], Schedules | str]
+"""The schedules by what their ranking depends on: the layer of a context group, its distance in ranks, and its ranks.
+Where none applies, the reason."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +76,16 @@ class Setting:
     matrix_rate: ComputeLike | None = None
 
 
-class TooLarge(NamedTuple):
-    """A layout that does not fit, and its memory."""
-
-    plan: StepPlan
-    memory: MemoryUse
-
-
 class Candidate(NamedTuple):
-    """A layout with its bounds and its memory without attention buffers, of the stage that needs most."""
+    """A layout with its memory, without attention buffers unless they exceed a GPU; and its bounds, if it fits.
+
+    `least_s` and `expected_s` are those of `bounds_of`.
+    """
 
     plan: StepPlan
-    bounds: Bounds
     memory: MemoryUse
+    least_s: float = 0.0
+    expected_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Found:
     """
 
     steps: tuple[StepPrediction, ...]
-    too_large: tuple[TooLarge, ...] = ()
+    too_large: tuple[Candidate, ...] = ()
     refused: tuple[str, ...] = ()
     layouts: int = 0
     bounded: int = 0
@@ -113,11 +117,7 @@ class Found:
     @property
     def least_left_s(self) -> float:
         """No layout that was left can take less; infinite if none was left."""
-        return min((each.bounds.least_s for each in self.left), default=math.inf)
-
-
-def no_count(done: int, total: int, what: str) -> None:
-    """No-op callback."""
+        return min((each.least_s for each in self.left), default=math.inf)
 
 
 @dataclass
@@ -132,59 +132,51 @@ class Search:
     every: bool = False
     executor: Executor | None = None
     workers: int = 1
-    count: CountCallback = no_count
-    rankings: dict[Context, Ranked | str] = field(default_factory=dict)
+    count: CountCallback = lambda done, total, what: None
+    rankings: Rankings = field(default_factory=dict)
 
     def run(self, plans: Iterable[StepPlan], known: Sequence[StepPrediction] = ()) -> Found:
         """Search these layouts; `known` are steps of others, which bounds are compared with, too."""
         fits, too_large = self.candidates(plans)
-        layouts = len(fits) + len(too_large)
-        steps, refused, total = list(known), list[str](), self.simulations or len(fits)
-        queue, done, bounded, late = list(fits), 0, 0, dict[int, float]()
-        while queue and (self.simulations is None or done < self.simulations):
-            kept = self._not_excluded(queue, steps)
-            bounded, queue = bounded + len(queue) - len(kept), kept
-            size = ROUND if self.simulations is None else min(ROUND, self.simulations - done)
-            queue.sort(key=lambda each: promise(each, late.get(_alike(each.plan), 1.0)))
-            chosen, queue = queue[:size], queue[size:]
+        layouts, total = len(fits) + len(too_large), self.simulations or len(fits)
+        steps, refused, late, done = list(known), list[str](), dict[int, float](), count()
+
+        def simulate(chosen: Sequence[Candidate], _: Bar) -> Iterator[Outcome[StepPrediction | None]]:
             self._rank([each.plan for each in chosen])
-            tasks = list[tuple[Setting, StepPlan]]()
+            scheduled = dict[StepPlan, Candidate]()
             for each in chosen:
                 plan = self._with_schedule(each.plan)
-                if isinstance(plan, str):
-                    refused.append(plan)
-                elif isinstance(plan, MemoryUse):
-                    too_large.append(TooLarge(each.plan, plan))
+                if isinstance(plan, StepPlan):
+                    self.count(next(done), total, describe(plan))
+                    scheduled[plan] = each
                 else:
-                    self.count(done, total, describe(plan))
-                    done += 1
-                    tasks.append((self.setting, plan))
-            bounds = {replace(each.plan, schedule=""): each.bounds for each in chosen}
-            for (_, plan), result in zip(tasks, in_order(simulated, tasks, self.executor, self.workers), strict=True):
-                if isinstance(result, str):
-                    refused.append(result)
-                elif isinstance(result, MemoryUse):
-                    too_large.append(TooLarge(plan, result))
-                else:
+                    leave_out(each.plan, plan)
+            tasks = [(self.setting, plan) for plan in scheduled]
+            results = in_order(simulated, tasks, self.executor, self.workers)
+            for (plan, each), result in zip(scheduled.items(), results, strict=True):
+                if isinstance(result, StepPrediction):
+                    late[_alike(plan)] = min(result.time_s / each.expected_s, late.get(_alike(plan), math.inf))
                     steps.append(result)
-                    ratio = result.time_s / bounds[replace(plan, schedule="")].expected_s
-                    late[_alike(plan)] = min(ratio, late.get(_alike(plan), math.inf))
-        self.count(total, total, "")
-        kept = self._not_excluded(queue, steps)
-        bounded, queue = bounded + len(queue) - len(kept), kept
-        return Found(
-            tuple(sorted(steps, key=lambda step: step.time_s)),
-            tuple(sorted(too_large, key=lambda each: (each.memory.total, divided(each.plan)))),
-            tuple(refused),
-            layouts,
-            bounded,
-            tuple(queue),
-        )
+                    yield Outcome(result, result.time_s)
+                else:
+                    leave_out(plan, result)
+                    yield Outcome(None)
 
-    def _not_excluded(self, queue: list[Candidate], steps: Sequence[StepPrediction]) -> list[Candidate]:
-        """The layouts whose bound is not above the fastest of these steps."""
-        best_s = min((each.time_s for each in steps), default=math.inf)
-        return queue if self.every else [each for each in queue if each.bounds.least_s <= (1 + TIE) * best_s]
+        def leave_out(plan: StepPlan, why: MemoryUse | str) -> None:
+            if isinstance(why, str):
+                refused.append(why)
+            else:
+                too_large.append(Candidate(plan, why))
+
+        ranked = rank(
+            fits, simulate, margin=1 + TIE, bound=lambda each: 0.0 if self.every else each.least_s,
+            order=lambda each: promise(each, late.get(_alike(each.plan), 1.0)), size=ROUND, most=self.simulations,
+            least_s=min((each.time_s for each in known), default=math.inf),
+        )  # fmt: skip
+        self.count(total, total, "")
+        too_large.sort(key=lambda each: (each.memory.total, divided(each.plan)))
+        return Found(tuple(sorted(steps, key=lambda step: step.time_s)), tuple(too_large), tuple(refused), layouts,
+                     len(ranked.beyond), tuple(ranked.left))  # fmt: skip
 
     def _rank(self, plans: Sequence[StepPlan]) -> None:
         """Rank the attention schedules of the context groups of these layouts, unless that was done before."""
@@ -204,17 +196,17 @@ class Search:
         name = next(fitting, None)
         return min(needed.values(), key=sum) if name is None else replace(plan, schedule=name)
 
-    def candidates(self, plans: Iterable[StepPlan]) -> tuple[list[Candidate], list[TooLarge]]:
+    def candidates(self, plans: Iterable[StepPlan]) -> tuple[list[Candidate], list[Candidate]]:
         """The layouts that fit without attention buffers, with their bounds; and the others."""
         speeds: Speeds | None = None
-        fits, too_large = list[Candidate](), list[TooLarge]()
+        fits, too_large = list[Candidate](), list[Candidate]()
         for plan in plans:
             memory = least_memory(plan)
             if self.setting.rates.holds(memory.total) is False:
-                too_large.append(TooLarge(plan, memory))
+                too_large.append(Candidate(plan, memory))
                 continue
             speeds = speeds or Speeds.of(self.setting.machine, self.setting.rates, plan.layer)
-            fits.append(Candidate(plan, bounds_of(plan, speeds), memory))
+            fits.append(Candidate(plan, memory, *bounds_of(plan, speeds)))
         return fits, too_large
 
 
@@ -229,7 +221,7 @@ def promise(candidate: Candidate, late: float = 1.0) -> tuple[float, ...]:
     Where that is within `TIE`, what divides a sequence least, and so has the fewest messages, then what needs little
     memory.
     """
-    expected_s = late * candidate.bounds.expected_s
+    expected_s = late * candidate.expected_s
     tied = math.floor(math.log(expected_s) / math.log1p(TIE))
     return tied, divided(candidate.plan), expected_s, candidate.memory.total
 
@@ -239,15 +231,7 @@ def divided(plan: StepPlan) -> int:
     return plan.layout.tp * (plan.layout.cp or 1) * plan.layout.pp
 
 
-Ranked = tuple[tuple[str, int], ...]
-"""Attention schedules with their buffers in bytes, the recommended one first."""
-
-
-Context = tuple[Workload, int, int]
-"""What a ranking of attention schedules depends on: the layer of a context group, its distance in ranks, its ranks."""
-
-
-def _context(plan: StepPlan) -> Context:
+def _context(plan: StepPlan) -> tuple[Workload, int, int]:
     return plan.layer, plan.layout.tp, plan.layout.cp or 1
 
 
@@ -255,24 +239,16 @@ def simulated(task: tuple[Setting, StepPlan]) -> StepPrediction | MemoryUse | st
     """The step of a layout; its memory where it does not fit; the reason where there is none."""
     setting, plan = task
     try:
-        step = predict_step(
-            setting.machine,
-            plan.model,
-            plan.sequence,
-            plan.schedule,
-            layout=plan.layout,
-            batch=plan.batch,
-            matrix_dtype=setting.matrix_dtype,
-            matrix_rate=setting.matrix_rate,
-            layers=LAYERS,
-        )
+        step = predict_step(setting.machine, plan.model, plan.sequence, plan.schedule, layout=plan.layout,
+                            batch=plan.batch, matrix_dtype=setting.matrix_dtype, matrix_rate=setting.matrix_rate,
+                            layers=LAYERS)  # fmt: skip
     except TaspLabError as error:
         return first_line(error)
     step = replace(step, rates=setting.rates)  # of a change, GPUs have other memory than those of the machine
     return step.memory if step.fits is False else step
 
 
-def ranked_schedules(task: tuple[Setting, StepPlan]) -> Ranked | str:
+def ranked_schedules(task: tuple[Setting, StepPlan]) -> Schedules | str:
     """The attention schedules of a context group, ranked by one layer alone; the reason where none applies."""
     (setting, plan), names = task, task[0].schedules
     cp, layer = plan.layout.cp or 1, plan.layer
@@ -312,7 +288,9 @@ def describe(plan: StepPlan) -> str:
     'tp 2 x cp 4 x dp 2, ulysses, FSDP, 3 micro-batches, full checkpointing'
     """
     layout = plan.layout
-    degrees = " x ".join(f"{each} {getattr(layout, each)}" for each in DEGREES if getattr(layout, each) != 1)
+    degrees = " x ".join(
+        f"{each} {getattr(layout, each)}" for each in ("tp", "cp", "pp", "dp") if getattr(layout, each) != 1
+    )
     shared = (layout.cp or 1) * (layout.dp or 1) > 1
     found = [
         degrees or "1 GPU",

@@ -47,15 +47,16 @@ from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.kept import build_once, keep_steps
 from tasp_lab.prediction.paired import Rival, is_measured, paired_errors, setting_of
 from tasp_lab.prediction.provenance import sha256
 from tasp_lab.prediction.question import PreparedMachine, Question, prepared
+from tasp_lab.prediction.rank import Bar, Outcome, rank
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
 from tasp_lab.rings.rings import Decomposition
-from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, OPTIONS, AttentionOptions
-from tasp_lab.schedules.build import build_schedules, check_schedules, followed, order_of_names
+from tasp_lab.schedules.build import build_schedules, check_schedules
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, busbw_bytes_per_s
 from tasp_lab.schedules.registry import (
     NOT_APPLICABLE,
@@ -98,13 +99,6 @@ MANY_EVENTS = 20_000
 
 MANY_EXPLAINED = 5_000
 """With more transfers than this, `Answer.bottleneck` is just ``compute`` or ``communication``."""
-
-MOST_KEPT = 12
-"""Schedules that are kept for the next questions."""
-
-MANY_KEPT, MOST_KEPT_AT_ONCE = 200_000, 4_000_000
-"""Steps of a schedule with more transfers are kept only until the next such one is built, as they take some 60 bytes
-per transfer; if all passes have more than the second number, steps are made anew each time they are needed."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -153,8 +147,8 @@ class PassAnswer:
         return self.timeline.time_s
 
     def on(self, machine: Machine) -> PassAnswer:
-        """The same schedule on another machine."""
-        return PassAnswer(machine, self.schedule, self.work, self.options, self.engine)
+        """The same schedule on another machine, its time alone."""
+        return PassAnswer(machine, self.schedule, self.work, self.options, self.engine, progress=self.progress)
 
     @property
     def passing(self) -> Pass:
@@ -184,17 +178,14 @@ class PassAnswer:
     @cached_property
     def communication_s(self) -> Number:
         """The time of the same schedule with instant compute."""
-        return self._time_s(replace(self.machine, compute=INSTANT))
+        return self.on(replace(self.machine, compute=INSTANT)).time_s
 
     @cached_property
     def contention_s(self) -> Number | None:
         """By how much the time would be less without contention; None if messages slow nothing."""
         if not self.machine.contention.slows:
             return None
-        return self.time_s - self._time_s(replace(self.machine, contention=NONE))
-
-    def _time_s(self, machine: Machine) -> Number:
-        return simulate(self.schedule, machine, self.engine, events=False, progress=self.progress).time_s
+        return self.time_s - self.on(replace(self.machine, contention=NONE)).time_s
 
     @cached_property
     def bound_s(self) -> Number:
@@ -224,11 +215,6 @@ class PassAnswer:
         return int(memory_bytes(self.schedule).max())
 
     @cached_property
-    def flops(self) -> list[int]:
-        """The FLOPs of each rank."""
-        return _flops_by_rank(self.schedule)
-
-    @cached_property
     def spent(self) -> Mapping[str, float]:
         """The seconds of the critical path by what they were spent on."""
         from tasp_lab.timeline.critical_path import time_by_kind
@@ -248,26 +234,10 @@ class PassAnswer:
     @property
     def compute_flops_per_s(self) -> Number | None:
         """The FLOP/s of the busiest rank; the rate itself where it is the same for all calls of equal ranks."""
-        rate, busy = self.rate, self.busy_s
-        busiest = max(range(len(busy)), key=lambda rank: busy[rank])
-        varies = rate.kernel or self.machine.rank_speeds
-        return self.flops[busiest] / busy[busiest] if varies and busy[busiest] else rate.flops_per_s
-
-    @property
-    def dataflow(self) -> Dataflow | None:
-        """What circulates in a backward pass of softmax attention, if one side does."""
-        from tasp_lab.schedules.attention.backward import dataflow_of
-        from tasp_lab.schedules.attention.task import AttentionTask
-
-        task = self.schedule.task
-        return dataflow_of(self.schedule) if isinstance(task, AttentionTask) and task.is_backward else None
-
-    @property
-    def gradient_dtype(self) -> str | None:
-        """The dtype of gradients that are sent, None forward; of a hybrid that of softmax layers, if there are any."""
-        from tasp_lab.schedules.hybrid.stack import gradient_dtype_of
-
-        return gradient_dtype_of(self.schedule)
+        rate, busy_s = self.rate, self.compute_s
+        if not busy_s or not (rate.kernel or self.machine.rank_speeds):
+            return rate.flops_per_s
+        return flops_by_rank(self.schedule)[self.busy_s.index(busy_s)] / busy_s
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -374,17 +344,17 @@ class Answer:
     @property
     def topology(self) -> str:
         """The name of the topology."""
-        return self._machine.topology.name
+        return self._topology.name
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return self._machine.topology.world_size
+        return self._topology.world_size
 
     @property
-    def _machine(self) -> Machine:
+    def _topology(self) -> Topology:
         assert self.machine is not None, "the machine exists"
-        return self.machine
+        return self.machine.topology
 
     @property
     def applies(self) -> bool:
@@ -435,7 +405,8 @@ class Answer:
     @cached_property
     def interval(self) -> Interval | None:
         """The time of a real machine in 90 of 100 cases; None where it was not asked for."""
-        return _sum_of([each.interval for each in self.passes])
+        known = [each.interval for each in self.passes if each.interval is not None]
+        return reduce(add, known) if known and len(known) == len(self.passes) else None
 
     @property
     def time_low_s(self) -> float | None:
@@ -530,7 +501,7 @@ class Answer:
     @property
     def link_bytes(self) -> int:
         """The bytes on the link that all transfers together occupy longest."""
-        return busiest_link_bytes((each.link_bytes for each in self.passes), self._machine.topology)
+        return busiest_link_bytes((each.link_bytes for each in self.passes), self._topology)
 
     @property
     def buffer_bytes(self) -> int:
@@ -565,7 +536,7 @@ class Answer:
     @property
     def flops(self) -> int:
         """The FLOPs of all ranks."""
-        return sum(sum(each.flops) for each in self.passes)
+        return sum(sum(flops_by_rank(each.schedule)) for each in self.passes)
 
     @property
     def rates(self) -> dict[str, ComputeRate]:
@@ -581,18 +552,24 @@ class Answer:
         rates = [each.compute_flops_per_s for each in self.passes]
         if len(set(rates)) == 1 or None in rates:
             return rates[0]
-        flops = [sum(each.flops) for each in self.passes]
+        flops = [sum(flops_by_rank(each.schedule)) for each in self.passes]
         return sum(flops) / sum(count / rate for count, rate in zip(flops, rates, strict=True) if rate is not None)
 
     @property
     def dataflow(self) -> Dataflow | None:
-        """The dataflow of the backward pass, if one side circulates."""
-        return self.passes[-1].dataflow
+        """What circulates in the backward pass of softmax attention, if one side does."""
+        from tasp_lab.schedules.attention.backward import dataflow_of
+        from tasp_lab.schedules.attention.task import AttentionTask
+
+        last = self.passes[-1].schedule
+        return dataflow_of(last) if isinstance(last.task, AttentionTask) and last.task.is_backward else None
 
     @property
     def gradient_dtype(self) -> str | None:
-        """The dtype of gradients that are sent; None in a forward pass."""
-        return self.passes[-1].gradient_dtype
+        """The dtype of gradients that are sent, None forward; of a hybrid that of softmax layers, if there are any."""
+        from tasp_lab.schedules.hybrid.stack import gradient_dtype_of
+
+        return gradient_dtype_of(self.passes[-1].schedule)
 
     @property
     def bottleneck(self) -> str:
@@ -617,11 +594,6 @@ class Answer:
             return self.passes[0].timeline
         both = f"{self.schedule} {PASS_NAMES['both']}"
         return reduce(partial(one_after_the_other, schedule=both), (each.timeline for each in self.passes))
-
-
-def _sum_of(intervals: Sequence[Interval | None]) -> Interval | None:
-    known = [each for each in intervals if each is not None]
-    return reduce(add, known) if known and len(known) == len(intervals) else None
 
 
 def together(forward: Answer, backward: Answer) -> Answer:
@@ -668,11 +640,6 @@ class Candidate:
     search_complete: bool | None = None
     bounds_s: dict[Schedule, float] = field(default_factory=dict)
 
-    @property
-    def transfers(self) -> int:
-        """The number of transfers of all passes."""
-        return sum(each.transfers for each in self.passes)
-
     @cached_property
     def least_s(self) -> float:
         """A time that these very passes do not fall below."""
@@ -711,13 +678,16 @@ class Built:
 
         Without a `detail` events are kept of schedules with few.
         """
-        first, *others = self.candidates
         timelines: dict[Schedule, Timeline] = {}
-        best = self._simulated(first, detail, progress, timelines)
-        for other in others:
-            if other.least_s < float(best.time_s):
-                best = min(best, self._simulated(other, detail, progress, timelines), key=lambda found: found.time_s)
-        return best
+
+        def simulate(chosen: Sequence[Candidate], _: Bar) -> Iterator[Outcome[Answer]]:
+            for each in chosen:
+                found = self._simulated(each, detail, progress, timelines)
+                yield Outcome(found, float(found.time_s))
+
+        # below 1: what is as fast at best is not simulated
+        ranked = rank(self.candidates, simulate, margin=1 - 1e-12, bound=lambda each: each.least_s, size=1)
+        return min(ranked.answers, key=lambda found: found.time_s)
 
     def on_changed(self, change: Callable[[Machine], Machine]) -> Built:
         """The same schedules on a changed machine, of which others may be the fastest there."""
@@ -822,41 +792,39 @@ def build(
     a schedule object may be of several kinds, as AllGather and SendRecv are the same on two ranks.
     """
     on = prepared(question) if on is None else on
-    work, schedule = question.work, question.schedule
+    work, schedule, options = question.work, question.schedule, question.options
     if isinstance(work, Workload):
         if question.overrides:
             from tasp_lab.machines.overrides import overridden_layer
 
             work = overridden_layer(work, question.overrides)
-        question.options.check_layer(work)
-    machine = on.machine_for(work, question.name, question.options.passes)
+        options.check_layer(work)
+    machine = on.machine_for(work, question.name, options.passes)
     if not isinstance(schedule, str):
         objects = schedule if isinstance(schedule, tuple) else (schedule,)
-        asked: tuple[Pass, ...] = (question.options.passes,)
-        if len(objects) > 1 and asked == ("both",):
-            asked = ("forward", "backward")
+        both = len(objects) > 1 and options.passes == "both"
+        asked: tuple[Pass, ...] = ("forward", "backward") if both else (options.passes,)
         if len(objects) != len(asked):
             raise ScheduleError(f"{len(objects)} schedules, expected one for each of the passes: {', '.join(asked)}")
         for each, passing in zip(objects, asked, strict=True):
             kind = check_schedules([each], work, passing)
             each.check_routes(machine.topology)
-        return Built(question, on, work, (Candidate(objects, machine, question.options),), collective or kind)
+        return Built(question, on, work, (Candidate(objects, machine, options),), collective or kind)
     check_names([schedule], work)
     rings: Sequence[Decomposition | None] = on.rings(progress) if uses_rings(schedule) else [None]
     if (ranks := machine.topology.world_size) >= MANY_RANKS:
         progress(f"building {schedule} for {ranks:,} ranks; this may take a while")
-    make = build_once if is_own(schedule) else _build
-    candidates: list[Candidate] = []
-    bounds_s: dict[Schedule, float] = {}
-    errors: list[TaspLabError] = []
-    for found, options in product(rings, _ways(question, machine)):
+    candidates, errors, bounds_s = list[Candidate](), list[TaspLabError](), dict[Schedule, float]()
+    for around, way in product(rings, _ways(question, machine)):
+        given = schedule, machine.topology, work, around, way
         try:
-            passes = make(schedule, machine.topology, work, found, options)
+            # what builds a schedule of a user may change between two questions
+            passes = build_once(*given) if is_own(schedule) else keep_steps(build_schedules(*given))
         except NOT_APPLICABLE as error:  # such as a dataflow that needs links in both directions
             errors.append(error)
             continue
-        complete = None if found is None else found.search_complete
-        candidates.append(Candidate(passes, machine, options, complete, bounds_s))
+        complete = None if around is None else around.search_complete
+        candidates.append(Candidate(passes, machine, way, complete, bounds_s))
     if not candidates:
         raise errors[0]
     return Built(question, on, work, _by_bound(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
@@ -886,74 +854,6 @@ def _are_ranks_alike(topology: Topology) -> bool:
     """Whether all groups of ranks are as good: in one node, whose links are equal."""
     one_node = topology.is_complete and len(set(topology.node_of_rank)) == 1
     return one_node and (topology.table.is_mesh or np.ptp(topology.link_bandwidths_bytes_per_s) == 0)
-
-
-def _build(
-    name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
-) -> tuple[Schedule, ...]:
-    """The passes of a schedule, see `_with_kept_steps`."""
-    return _with_kept_steps(build_schedules(name, topology, work, rings, options))
-
-
-def _with_kept_steps(passes: tuple[Schedule, ...]) -> tuple[Schedule, ...]:
-    """The passes, whose steps are kept unless there are too many: several numbers follow from them."""
-    transfers = sum(each.transfers for each in passes)
-    if transfers > MANY_KEPT:
-        while _large:
-            _large.pop().forget()
-    for each in passes:
-        if isinstance(each.steps, LazySteps) and (each.transfers <= MANY_KEPT or transfers <= MOST_KEPT_AT_ONCE):
-            each.steps.keep()
-            if each.transfers > MANY_KEPT:
-                _large.append(each.steps)
-    return passes
-
-
-_large: list[LazySteps] = []
-"""The steps of the last large schedule, which are kept until the next one is built."""
-
-
-def build_once(
-    name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
-) -> tuple[Schedule, ...]:
-    """The passes of a schedule: questions that differ in numbers of the machine alone often have the same.
-
-    The last ones are kept.
-    """
-    searched = rings is None and uses_rings(name)
-    around = None if rings is None else (rings.rings.tobytes(), rings.shares, rings.fold)
-    key = name, topology if searched else followed(name, topology, options), work, around, options
-    passes = _kept.pop(key, None) or _of_parts(name, topology, work, rings, options)
-    _kept[key] = passes  # the last one used is the last one
-    if len(_kept) > MOST_KEPT:
-        del _kept[next(iter(_kept))]
-    return passes
-
-
-def _of_parts(
-    name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
-) -> tuple[Schedule, ...]:
-    """The passes of a schedule, of parts that it shares with other values of its options.
-
-    Two dataflows have one forward pass; groups of other ranks are other names of ranks, where nothing but their number
-    matters.
-    """
-    if not isinstance(work, Workload) or work.kind != "softmax":
-        return _build(name, topology, work, rings, options)
-    if options.passes == "both" and options.dataflow in ("rotate-kv", "rotate-q"):
-        backward = replace(options, passes="backward")
-        parts = (build_once(name, topology, work, rings, each) for each in (options.forward_only, backward))
-        return reduce(add, parts)
-    order = None if options.groups == "consecutive" else order_of_names(name, topology, options)
-    if order is None:
-        return _build(name, topology, work, rings, options)
-    from tasp_lab.schedules.attention.rank_order import on_ranks  # families alone have groups
-
-    consecutive = build_once(name, topology, work, rings, replace(options, groups="consecutive"))
-    return _with_kept_steps(tuple(on_ranks(each, order) for each in consecutive))
-
-
-_kept: dict[object, tuple[Schedule, ...]] = {}
 
 
 def answer(
@@ -1014,16 +914,12 @@ def answers(
     """
     if workers < 1:
         raise QuantityError(f"workers: {workers}, expected 1 or more")
-    return _answers(questions, detail, workers, progress)
-
-
-def _answers(
-    questions: Iterable[Question], detail: Detail | None, workers: int, progress: ProgressCallback
-) -> Iterator[Answer]:
     if workers == 1:
-        for question in questions:
-            yield answer(question, detail, progress=progress)
-        return
+        return (answer(question, detail, progress=progress) for question in questions)
+    return _answers_of_processes(questions, detail, workers)
+
+
+def _answers_of_processes(questions: Iterable[Question], detail: Detail | None, workers: int) -> Iterator[Answer]:
     from tasp_lab.core.workers import in_order, processes  # a single prediction starts no process
 
     with processes(workers) as executor:
@@ -1077,6 +973,7 @@ def one_after_the_other(first: Timeline, second: Timeline, schedule: str) -> Tim
 
 
 @OncePerSchedule
-def _flops_by_rank(schedule: Schedule) -> list[int]:
+def flops_by_rank(schedule: Schedule) -> list[int]:
+    """The FLOPs of each rank."""
     flops: list[int] = schedule.flops().sum(axis=0).tolist()
     return flops

@@ -180,12 +180,6 @@ def compute_of_passes(answers: Iterable[Answer]) -> dict[str, object] | None:
     }
 
 
-def used_constants(machine: Machine, answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:
-    """The constants of a machine, of its host and of the compute rates that answers of one work follow from."""
-    of_machine = machine_constants(machine.parameters.values())
-    return of_machine + host_constants(machine.host) + layer_constants(answers)
-
-
 def layer_constants(answers: Iterable[Answer]) -> tuple[UsedConstant, ...]:
     """The compute rates of the passes of a layer; none of a collective."""
     first = whole(answers)
@@ -220,7 +214,8 @@ def provenance_of(
         **more,
         **overrides_inputs(question.overrides),
     }
-    return Provenance(inputs, used_constants(machine, answers), engines, search_complete)
+    constants = (*machine_constants(machine.parameters.values()), *host_constants(machine.host))
+    return Provenance(inputs, constants + layer_constants(answers), engines, search_complete)
 
 
 def interval_line(interval: Interval) -> str:
@@ -247,24 +242,16 @@ def explanation_parts(timeline: Timeline, topology: Topology) -> list[Part]:
     parts = [(what, s) for what, s in time_by_kind(timeline, topology) if s / whole_s >= MIN_SHARE]
     path = [(what, format_time(s), f"{s / whole_s:.1%}") for what, s in parts]
     went = Table(f"where the time of {timeline.schedule} went", ("critical path", "time", "share of time"), path)
-    return [
-        went,
-        *([TILES_AND_WAVES] if any(what == PARTS["waves_s"] for what, *_ in path) else []),
-        *_contention(timeline),
-    ]
-
-
-def _contention(timeline: Timeline) -> list[Part]:
-    """What kernel calls lose to messages in flight; nothing without contention."""
+    found: list[Part] = [went, *([TILES_AND_WAVES] if PARTS["waves_s"] in dict(parts) else [])]
     calls = [event for event in timeline.events if event.kind != SEND]
     lost = [float(seconds) for event in calls for what, seconds in event.spent if what == CONTENTION]
-    if not lost:
-        return []
-    took_s = sum(float(event.end_s - event.start_s) for event in calls)
-    return [
-        f"contention: {len(lost)} of {len(calls)} kernel calls lose {format_time(sum(lost) / len(lost))} on average to "
-        f"messages in flight, {sum(lost) / took_s:.1%} of the time of all calls"
-    ]
+    if lost:
+        took_s = sum(float(event.end_s - event.start_s) for event in calls)
+        found.append(
+            f"contention: {len(lost)} of {len(calls)} kernel calls lose {format_time(sum(lost) / len(lost))} on "
+            f"average to messages in flight, {sum(lost) / took_s:.1%} of the time of all calls"
+        )
+    return found
 
 
 LIBRARY_VERSIONS = {"nccl": "NCCL 2.29", "rccl": "RCCL 2.27"}

@@ -10,16 +10,14 @@ pair, because re-layouts occur in stacks only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_double
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, repeat, zip_longest
+from itertools import chain, zip_longest
 from math import inf
-from multiprocessing.sharedctypes import RawValue
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from sim.simulate import Engine
-from tasp_lab.core.choices import AttentionKind, Pass, Preference
+from tasp_lab.core.choices import AttentionKind, Preference
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError, WorkloadError, of_type
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
@@ -62,8 +60,9 @@ from tasp_lab.prediction.question import (
     question_of,
     with_machine,
 )
-from tasp_lab.prediction.recommend import NEAR, Recommendation
-from tasp_lab.prediction.tune import SEARCHED, axes_of, most_trials, search
+from tasp_lab.prediction.rank import NEAR, Bar, Outcome, rank
+from tasp_lab.prediction.recommend import Recommendation
+from tasp_lab.prediction.tune import SEARCHED, axes_of, search, trials
 from tasp_lab.prediction.versus import Versus, change_name, changed_question, versus_table
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import AnySchedule, attention_layout, check_schedules, names_in
@@ -97,8 +96,6 @@ COMPUTES: Mapping[AttentionKind, str] = {
 
 FASTEST = 3
 """Schedules of each kind of layer that are stacked."""
-
-Found = TypeVar("Found")
 
 TimeOf = Callable[[Workload, str], float | None]
 """The time of a schedule of a single layer in seconds; None if it does not apply."""
@@ -171,49 +168,40 @@ def compare(
     on = prepare(asked)
     machine, world_size = on.machine_for(work), on.machine.topology.world_size
     question = with_machine(asked, on.machine)
-    alone = _names_alone(work, world_size) if schedules is None else {}
     chosen: Sequence[AnySchedule]
-    chosen = layer_names_on(world_size, work, variants=tune) if schedules is None else as_schedules(schedules)
+    alone: dict[AttentionKind, list[str]] = {}
     left_out = 0
-    if schedules is None and machine.stack:
-        every, chosen = chosen, _shipped(machine.stack, names_in(chosen), work, world_size, options.passes)
-        alone = {
-            kind: _shipped(machine.stack, names, work, world_size, options.passes) for kind, names in alone.items()
-        }
-        left_out = len(every) - len(chosen)
+    if schedules is None:
+        chosen, left_out = _shipped(machine.stack, layer_names_on(world_size, work, variants=tune), work, on, options)
+        for letter, kind in LAYER_KINDS.items() if work.kind == "hybrid" else ():
+            if letter in work.layers:
+                alone[kind], _ = _shipped(machine.stack, layer_names_on(world_size, work.of(letter)), work, on, options)
+    else:
+        chosen = as_schedules(schedules)
     check_schedules(chosen, work, options.passes)
     _find_rings(on, asked.rings, [*names_in(chosen), *chain(*alone.values())], progress)
     count = count or count_lines(progress)
     choice = _choice(question, on, alone, count, progress) if alone else None
     chosen = chosen if choice is None else choice.names
     if tune:
-        _announce_tuning(names_in(chosen), options, progress)
+        names = names_in(chosen)
+        most, plural = sum(trials(axes_of(name, options)) for name in names), "" if len(names) == 1 else "s"
+        progress(f"tuning {len(names)} schedule{plural}: combinations of options to simulate: at most {most}")
     questions = [replace(question, schedule=each) for each in chosen]
-    settled: list[Answer] = []
-    if screen and schedules is None and choice is None and not tune:
-        answers, settled = _screened(questions, on, count, jobs)
-    else:
-        there = (
-            {}
-            if tune
-            else {each.question.name: replace(each, first=None, expected_regret=None, is_tied=False) for each in known}
-        )
-        asked_now = [each for each in questions if each.name not in there]
-        answers = _deal(lambda each: _answer(each, on, tune), asked_now, on, count, jobs)
-        answers += [there[each.name] for each in questions if each.name in there]
+    screens = screen and schedules is None and choice is None and not tune
+    there = {} if tune else {each.question.name: each for each in known}
+    new = [each for each in questions if each.name not in there]
+    answers, settled = _simulated(new, on, tune, screens, count, jobs)
+    answers += [there[each.name] for each in questions if each.name in there]
     answers.sort(key=lambda each: (not each.applies, is_too_large(each), each.time_s))
     recommendation = None
     if applying := [each for each in answers if each.applies]:
         fitting = tuple(each for each in applying if not is_too_large(each))
         recommendation = Recommendation(fitting or tuple(applying), prefer, on, tuple(settled))
-        regrets = chain(recommendation.expected_regrets, repeat(None))
-        tied = chain(recommendation.tied, repeat(False))
-        answers = [
-            replace(each, first=None if each is applying[0] else applying[0], expected_regret=next(regrets),
-                    is_tied=next(tied))
-            if each.applies else each
-            for each in answers
-        ]  # fmt: skip
+        odds = zip_longest(applying, recommendation.expected_regrets, recommendation.odds.tied)
+        ranked = [replace(each, first=None if each is applying[0] else applying[0], expected_regret=regret,
+                          is_tied=bool(tied)) for each, regret, tied in odds]  # fmt: skip
+        answers[: len(ranked)] = ranked  # those that do not apply are last
     provenance = provenance_of(asked, chosen, machine, answers, rings=True, search_complete=on.search_complete,
                                more={"searched": plain(SEARCHED)} if tune else {})  # fmt: skip
     others = []
@@ -228,58 +216,20 @@ def compare(
                    versus=tuple(others), settled=tuple(settled), left_out=left_out, model=model)  # fmt: skip
 
 
-def _shipped(stack: str, names: Sequence[str], work: Workload, ranks: int, passes: Pass) -> list[str]:
-    """The schedules that a stack runs for a layer. Raises `ScheduleError` if there are none."""
-    reasons = {name: load_stack(stack).refusal(name, work, ranks, passes) for name in names}
+def _shipped(
+    stack: str, names: Sequence[str], work: Workload, on: PreparedMachine, options: AttentionOptions
+) -> tuple[list[str], int]:
+    """The schedules that a stack runs for a layer, and how many others there are; of no stack all.
+
+    Raises `ScheduleError` if it runs none.
+    """
+    ranks, passes = on.machine.topology.world_size, options.passes
+    reasons = {name: load_stack(stack).refusal(name, work, ranks, passes) if stack else "" for name in names}
     found = [name for name, why in reasons.items() if not why]
-    if not found:
+    if stack and not found:
         limited = next((why for why in reasons.values() if "does not ship" not in why), "")
         raise ScheduleError(limited or f"the stack {stack} ships no schedule of this layer")
-    return found
-
-
-def _screened(
-    questions: Sequence[Question], on: PreparedMachine, count: CountCallback, jobs: int
-) -> tuple[list[Answer], list[Answer]]:
-    """The answers; and those that a bound settled, since it is more than a margin above the least time that fits.
-
-    Single rings are always simulated: speed-ups are over the fastest of them.
-    """
-    collective = not any(isinstance(each.work, Workload) for each in questions)
-    margin = (1 + NEAR) * paired_errors().margin(setting_of(on.machine), measured=collective)
-    best_s = RawValue("d", inf) if jobs > 1 else c_double(inf)  # of all processes; an update may be lost
-
-    def answer_of(question: Question) -> tuple[Answer, Answer | None]:
-        """The answer, and what it is if a bound settles it; only that if the bound is beyond the margin already."""
-        start = replace(question, options=options_for(question.name, question.options))
-        try:
-            built = build(start, on)
-        except NOT_APPLICABLE as error:
-            return refusal(start, error, on), None
-        settled = None if question.name in SINGLE_RINGS else built.settled()
-        if settled is not None and settled.rank_s > margin * best_s.value:
-            return settled, settled
-        found = built.answer()
-        if not is_too_large(found):
-            best_s.value = min(best_s.value, float(found.time_s))
-        return found, settled
-
-    # Alternately a family of groups, which has few messages, so that a short time is known soon that others are beyond;
-    # and another schedule, lest one of the longest simulations begins last.
-    families = [number for number, each in enumerate(questions) if ":" in each.name]
-    others = [number for number, each in enumerate(questions) if ":" not in each.name]
-    pairs = zip_longest(reversed(families), others)
-    order = [number for pair in pairs for number in pair if number is not None]
-    dealt = _deal(answer_of, [questions[number] for number in order], on, count, jobs)
-    found = [result for _, result in sorted(zip(order, dealt, strict=True), key=lambda each: each[0])]
-    # which ones were simulated depends on the order, what is shown does not
-    least_s = min(
-        (float(each.time_s) for each, _ in found if each.status == "ok" and not is_too_large(each)), default=inf
-    )
-    is_settled = [settled is not None and settled.rank_s > margin * least_s for _, settled in found]
-    answers = [each for (each, _), left_out in zip(found, is_settled, strict=True) if not left_out]
-    settled = [each for (_, each), left_out in zip(found, is_settled, strict=True) if left_out and each is not None]
-    return answers, sorted(settled, key=lambda each: each.rank_s)
+    return found, len(names) - len(found)
 
 
 def is_too_large(answer: Answer) -> bool:
@@ -287,45 +237,60 @@ def is_too_large(answer: Answer) -> bool:
     return answer.status == "ok" and answer.fits is False
 
 
-def _deal(
-    function: Callable[[Question], Found], questions: Sequence[Question], on: PreparedMachine, count: CountCallback,
-    jobs: int,
-) -> list[Found]:  # fmt: skip
-    """What `function` finds for each question, in this process and copies of it."""
-    total, work = len(questions), questions[0].work if questions else 0
-    shared = [on, on.machine, on.machine.topology, on.uncertainty_for(work), work]
-    found = deal(function, questions, jobs, shared, lambda number: count(number, total, questions[number].name))
-    count(total, total, "")
-    return found
+def _simulated(
+    questions: Sequence[Question], on: PreparedMachine, tune: bool, screens: bool, count: CountCallback, jobs: int
+) -> tuple[list[Answer], list[Answer]]:
+    """The answers; and those that a bound settled, since it is more than a margin above the least time that fits."""
+    place = {each.name: number for number, each in enumerate(questions)}
+    # Alternately a family of groups, which has few messages, so that a short time is known soon that others are beyond;
+    # and another schedule, lest one of the longest simulations begins last.
+    families, others = [name for name in place if ":" in name], [name for name in place if ":" not in name]
+    turns = [name for pair in zip_longest(reversed(families), others) for name in pair if name is not None]
+
+    def answer_all(questions: Sequence[Question], bar: Bar) -> list[Outcome[Answer]]:
+        total, work = len(questions), questions[0].work
+        shared = [on, on.machine, on.machine.topology, on.uncertainty_for(work), work]
+        found = deal(lambda each: _outcome(each, on, bar, tune, screens), questions, jobs, shared,
+                     lambda number: count(number, total, questions[number].name))  # fmt: skip
+        count(total, total, "")
+        return found
+
+    if not screens:
+        return rank(questions, answer_all).answers, []
+    margin = (1 + NEAR) * paired_errors().margin(setting_of(on.machine))
+    ranked = rank(questions, answer_all, margin=margin, order=lambda each: turns.index(each.name), shared=jobs > 1)
+    answers, settled = (sorted(each, key=lambda found: place[found.schedule]) for each in ranked[:2])
+    return answers, sorted(settled, key=lambda each: each.rank_s)
 
 
-def _answer(question: Question, on: PreparedMachine, tune: bool) -> Answer:
-    """The answer for a schedule with those of the options that apply to it; with `tune` with the best options."""
-    if not isinstance(question.schedule, str):
-        return _unless_refused(replace(question, options=AttentionOptions(question.options.passes)), on)
+def _outcome(
+    question: Question, on: PreparedMachine, bar: Bar, tune: bool = False, screens: bool = False
+) -> Outcome[Answer]:
+    """The answer for a schedule with those of the options that apply to it; with `tune` with the best options.
+
+    Raises an error that is no matter of the schedule.
+    """
     name, options = question.schedule, question.options
-    start = replace(question, options=options_for(name, options))
-    if not tune:
-        return _unless_refused(start, on)
-    times_s: dict[str, float] = {}
-
-    def time_s(changed: AttentionOptions) -> float:
-        return build(replace(question, options=changed), on).time_s(times_s)
-
+    untuned_s: float | None = None
+    applying = options_for(name, options) if isinstance(name, str) else AttentionOptions(options.passes)
+    start = replace(question, options=applying)
     try:
-        tuned = search(time_s, start.options, axes_of(name, options))
+        if tune and isinstance(name, str):
+            times_s: dict[str, float] = {}
+            tuned = search(lambda each: build(replace(question, options=each), on).time_s(times_s), applying,
+                           axes_of(name, options))  # fmt: skip
+            start, untuned_s = replace(question, options=tuned.options), tuned.untuned_s
+        built = build(start, on)
+        # single rings are always simulated: speed-ups are over the fastest of them
+        settled = built.settled() if screens and name not in SINGLE_RINGS else None
+        if settled is not None and bar.excludes(settled.rank_s):
+            return Outcome(settled, bound_s=settled.rank_s)
+        found = replace(built.answer(), untuned_s=untuned_s)
     except NOT_APPLICABLE as error:
-        return refusal(start, error, on)
-    found = _unless_refused(replace(question, options=tuned.options), on)
-    return replace(found, untuned_s=tuned.untuned_s)
-
-
-def _unless_refused(question: Question, on: PreparedMachine) -> Answer:
-    """The answer. Raises an error that is no matter of the schedule."""
-    found = answer(question, on=on)
-    if found.error is not None and not isinstance(found.error, NOT_APPLICABLE):
-        raise found.error
-    return found
+        return Outcome(refusal(start, error, on))
+    time_s = inf if is_too_large(found) else float(found.time_s)
+    bar.lower(time_s)  # at once, for those of this round that are still to be answered
+    return Outcome(found, time_s, 0.0 if settled is None else settled.rank_s, settled)
 
 
 def _find_rings(on: PreparedMachine, rings: Rings, names: Sequence[str], progress: ProgressCallback) -> None:
@@ -372,20 +337,6 @@ def compare_kinds(
     )
 
 
-def _announce_tuning(names: Sequence[str], options: AttentionOptions, progress: ProgressCallback) -> None:
-    trials = sum(most_trials(axes_of(name, options)) for name in names)
-    plural = "" if len(names) == 1 else "s"
-    progress(f"tuning {len(names)} schedule{plural}: combinations of options to simulate: at most {trials}")
-
-
-def _names_alone(work: Workload, world_size: int) -> dict[AttentionKind, list[str]]:
-    """The schedules of the layers of a hybrid, by kind; none of another layer."""
-    if work.kind != "hybrid":
-        return {}
-    letters = [letter for letter in LAYER_KINDS if letter in work.layers]
-    return {LAYER_KINDS[letter]: layer_names_on(world_size, work.of(letter)) for letter in letters}
-
-
 def _choice(
     question: Question,
     on: PreparedMachine,
@@ -400,8 +351,7 @@ def _choice(
 
     def time_of(layer: Workload, name: str) -> float | None:
         count(next(numbers), total, f"one layer by {name}")
-        options = options_for(name, question.options)
-        found = _unless_refused(replace(question, schedule=name, work=layer, options=options), on)
+        found = _outcome(replace(question, schedule=name, work=layer), on, Bar()).answer
         return float(found.time_s) if found.applies else None
 
     choice = choose_stacks(work, on.machine.topology, alone, question.options, time_of)
@@ -518,34 +468,34 @@ class Ranking(Report):
 
     def parts(self) -> list[Part]:
         found: list[Part] = []
-        first = self.best
-        found += [self._none_fits] if self._none_fits else []
-        found += self._decision
+        best, applying = self.best, self._applying
+        too_large = [each for each in applying if is_too_large(each)]
+        if applying and len(too_large) == len(applying):
+            least, too_large = min(applying, key=lambda each: each.memory_bytes), []
+            size = format_size_about(least.memory_bytes)
+            found.append(f"No schedule fits into a GPU: {least.schedule} needs {size}, the least.")
+        if self.recommendation is not None:
+            # the software it is for follows what to use and how sure that is
+            lines = self.recommendation.lines()
+            model = [self._model_does_not_fit] if self._model_does_not_fit else []
+            found += [*lines[:2], *model, *software_of(self.recommendation.answer), *lines[2:]]
         found += [versus_table(self.versus)] if self.versus else []
-        if first.applies:
-            title = title_of(first, f"{first.topology}, {ranks_text(first)}{software(self.machine)}")
-            rows = [*self._applying, *self.settled]
-            found.append(table_of(title, "ranking", rows, lambda _: self.single_ring))
-            found += [self._too_large] if self._too_large else []
-            found += [self._settled_line] if self.settled else []
-            found += [self._left_out_line] if self.left_out else []
-            found += self.machine.changes
-            found += [] if self.choice is None else [str(self.choice)]
-            found += assumptions(first)
-            found += [] if first.interval is None else [interval_line(first.interval)]
+        if best.applies:
+            title = title_of(best, f"{best.topology}, {ranks_text(best)}{software(self.machine)}")
+            found.append(table_of(title, "ranking", [*applying, *self.settled], lambda _: self.single_ring))
+            if too_large:
+                found.append(f"do not fit into a GPU: {', '.join(each.schedule for each in too_large)}")
+            if count := len(self.settled):
+                beyond = f"at least {self.settled[0].rank_s / float(best.time_s):.2f} times the time of {best.schedule}"
+                rows = "the last row" if count == 1 else f"the last {count} rows"
+                found.append(f"not simulated, as bounds are {beyond}: {rows}")
+            if self.left_out:
+                stack = f"as {self.machine.stack} does not run them for this layer"
+                found.append(f"left out, {stack}: {self.left_out} schedules")
+            found += [*self.machine.changes, *([] if self.choice is None else [str(self.choice)]), *assumptions(best)]
+            found += [] if best.interval is None else [interval_line(best.interval)]
         refused = [each for each in self.candidates if not each.applies]
-        if refused:
-            found.append(refused_table(refused))
-        return found
-
-    @property
-    def _decision(self) -> list[str]:
-        """The recommendation; the software it is for follows the first two lines, what to use and how sure that is."""
-        if self.recommendation is None:
-            return []
-        lines = self.recommendation.lines()
-        too_large = [self._model_does_not_fit] if self._model_does_not_fit else []
-        return [*lines[:2], *too_large, *software_of(self.recommendation.answer), *lines[2:]]
+        return [*found, *([refused_table(refused)] if refused else [])]
 
     @cached_property
     def _model_does_not_fit(self) -> str:
@@ -570,64 +520,23 @@ class Ranking(Report):
             f"{format_size_about(usable)} per GPU; ask tasp-lab plan for a layout that does."
         )
 
-    @property
-    def _none_fits(self) -> str:
-        """That no schedule fits into the memory of a GPU, and what the smallest one needs; empty if one does."""
-        if not self._applying or not all(map(is_too_large, self._applying)):
-            return ""
-        least = min(self._applying, key=lambda each: each.memory_bytes)
-        return (
-            f"No schedule fits into a GPU: {least.schedule} needs {format_size_about(least.memory_bytes)}, the least."
-        )
 
-    @property
-    def _too_large(self) -> str:
-        """Which schedules do not fit into the memory of a GPU beside some that do; empty if all fit, or none."""
-        names = [each.schedule for each in self._applying if is_too_large(each)]
-        return "" if self._none_fits or not names else f"do not fit into a GPU: {', '.join(names)}"
-
-    @property
-    def _settled_line(self) -> str:
-        """How many schedules were not simulated, and why."""
-        times, count = self.settled[0].rank_s / float(self.best.time_s), len(self.settled)
-        rows = "the last row" if count == 1 else f"the last {count} rows"
-        return f"not simulated, as bounds are at least {times:.2f} times the time of {self.best.schedule}: {rows}"
-
-    @property
-    def _left_out_line(self) -> str:
-        """How many schedules the stack does not run."""
-        return f"left out, as {self.machine.stack} does not run them for this layer: {self.left_out} schedules"
-
-
-@dataclass(frozen=True, repr=False)
-class Rankings(Report, Sequence[Ranking]):
+class Rankings(Report, tuple[Ranking, ...]):
     """A ranking for each kind of attention."""
-
-    items: tuple[Ranking, ...]
-
-    @overload
-    def __getitem__(self, index: int) -> Ranking: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Ranking, ...]: ...
-    def __getitem__(self, index: int | slice) -> Ranking | tuple[Ranking, ...]:
-        return self.items[index]
-
-    def __len__(self) -> int:
-        return len(self.items)
 
     @property
     def is_reporter(self) -> bool:
         """False on the ranks of a torchrun group that leave the output to rank 0."""
-        return all(each.is_reporter for each in self.items)
+        return all(each.is_reporter for each in self)
 
     def to_dict(self) -> dict[str, object]:
-        return {"parts": [each.to_dict() for each in self.items]}
+        return {"parts": [each.to_dict() for each in self]}
 
     def records(self) -> list[dict[str, object]]:
-        return [row for each in self.items for row in each.records()]
+        return [row for each in self for row in each.records()]
 
     def parts(self) -> list[Part]:
-        return [part for each in self.items for part in each.parts()]
+        return [part for each in self for part in each.parts()]
 
 
 @dataclass(frozen=True)
@@ -643,9 +552,8 @@ class StackChoice:
     @property
     def stacked(self) -> Mapping[AttentionKind, tuple[str, ...]]:
         """The schedules of each kind that are in a stack, the fastest first."""
-        sides = [names_of(name) for name in self.names]
-        used = {"linear": {each.linear for each in sides}, "softmax": {each.softmax for each in sides}}
-        return {kind: tuple(name for name, _ in rows if name in used[kind]) for kind, rows in self.alone.items()}
+        used = {getattr(names_of(stack), kind) for stack in self.names for kind in ("linear", "softmax")}
+        return {kind: tuple(name for name, _ in rows if name in used) for kind, rows in self.alone.items()}
 
     def to_dict(self) -> dict[str, object]:
         """The field `layer_schedules` of ``--json``."""
@@ -681,18 +589,16 @@ def choose_stacks(
     """
     alone: dict[AttentionKind, tuple[tuple[str, float | None], ...]] = {}
     chosen: dict[str, list[str]] = {}
-    published = names_of(LASP_2H)
     for letter, kind in LAYER_KINDS.items():
         if letter not in work.layers:
-            chosen[letter] = [published.of(letter)]
+            chosen[letter] = [names_of(LASP_2H).of(letter)]
             continue
-        layer = work.of(letter)
-        times_s = {name: time_of(layer, name) for name in names[kind]}
-        rows = sorted(times_s.items(), key=lambda row: inf if row[1] is None else row[1])
-        alone[kind] = tuple(rows)
-        applying = [name for name, time_s in rows if time_s is not None]
+        rows = [(name, time_of(work.of(letter), name)) for name in names[kind]]
+        alone[kind] = tuple(sorted(rows, key=lambda row: inf if row[1] is None else row[1]))
+        applying = [name for name, time_s in alone[kind] if time_s is not None]
         chosen[letter] = applying[:FASTEST]
         if letter == "S" and "L" in work.layers:
+            # re-layouts occur in stacks only, so a slower layer without one may make the faster stack
             chosen[letter] += [name for name in applying if not _moves(name, work, topology, options)][:1]
     stacks = [f"{linear}+{softmax}" for linear in chosen["L"] for softmax in chosen["S"]]
     return StackChoice(alone, tuple(dict.fromkeys([*stacks, LASP_2H])))

@@ -1,9 +1,8 @@
-"""The interval of a predicted time, and what two of them say about an order. Needs no simulator."""
+"""The interval of a predicted time. Needs no simulator."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,11 +94,8 @@ class Interval:
         if self.is_exact:
             return self.time_s
         centres = self._log_times() + math.log(self.residual.middle)
-        return math.exp(quantile(centres, self._spread, share))
-
-    @property
-    def _spread(self) -> float:
-        return self.residual.beside if len(self.samples_s) else self.residual.spread
+        spread = self.residual.beside if len(self.samples_s) else self.residual.spread
+        return math.exp(quantile(centres, spread, share))
 
     def _log_times(self) -> FloatArray:
         return np.log(np.atleast_1d(self.samples_s if len(self.samples_s) else np.float64(self.time_s)))
@@ -113,20 +109,12 @@ class Interval:
 
     def over(self, other: Interval) -> tuple[float, float, float]:
         """This time over another: 5, 50 and 95 %. On the same samples, beside what each schedule has of its own."""
-        centres, spread = self._paired(other)
-        low, middle, high = (math.exp(quantile(centres, spread, share)) for share in (0.05, 0.5, 0.95))
-        return low, middle, high
-
-    def first_is_faster(self, other: Interval) -> float:
-        """The probability that this time is less than another."""
-        centres, spread = self._paired(other)
-        return float(_below(0.0, centres, spread))
-
-    def _paired(self, other: Interval) -> tuple[FloatArray, float]:
         one, two = self._log_times(), other._log_times()
         if len(one) != len(two):
             one, two = np.array([math.log(self.time_s)]), np.array([math.log(other.time_s)])
-        return one - two, math.hypot(self.residual.own, other.residual.own)
+        spread = math.hypot(self.residual.own, other.residual.own)
+        low, middle, high = (math.exp(quantile(one - two, spread, share)) for share in (0.05, 0.5, 0.95))
+        return low, middle, high
 
 
 def residual_interval(time_s: float, regime: Regime, without: str, samples_s: FloatArray | None = None) -> Interval:
@@ -144,21 +132,10 @@ def quantile(centres: ArrayLike, spread: float, share: float) -> float:
     if not spread:
         return float(np.quantile(found, share))
     low, high, values = float(found.min()) - 9 * spread, float(found.max()) + 9 * spread, found.ravel().tolist()
+    scale = 1 / (spread * math.sqrt(2))
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _share_below(middle, values, spread) < share else (low, middle)
+        # without arrays, which take longer than the few centres
+        below = sum(math.erfc((centre - middle) * scale) for centre in values) / (2 * len(values))
+        low, high = (middle, high) if below < share else (low, middle)
     return (low + high) / 2
-
-
-def _below(value: float, centres: FloatArray, spread: float) -> float:
-    """The probability that a mixture is below a value."""
-    if not spread:
-        equal = abs(centres - value) < EQUAL
-        return float(((centres < value) & ~equal).mean() + equal.mean() / 2)
-    return _share_below(value, centres.tolist(), spread)
-
-
-def _share_below(value: float, centres: Sequence[float], spread: float) -> float:
-    """That of a mixture with a spread; without arrays, which take longer than the few centres."""
-    scale = 1 / (spread * math.sqrt(2))
-    return sum(math.erfc((centre - value) * scale) for centre in centres) / (2 * len(centres))

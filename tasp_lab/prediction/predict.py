@@ -39,11 +39,12 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.question import SETTINGS, Question, are_sought, prepare, question_of, with_machine
-from tasp_lab.prediction.recommend import NEAR, RINGS, TunedRing, has_few_channels, tuned_ring
+from tasp_lab.prediction.rank import NEAR
+from tasp_lab.prediction.recommend import RINGS, TunedRing, has_few_channels, tuned_ring
 from tasp_lab.schedules.build import check_schedules, names_in
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
 from tasp_lab.schedules.registry import COLLECTIVES, NOT_APPLICABLE, options_for, uses_rings
-from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
+from tasp_lab.timeline.events import CONTENTION, SEND, Event
 from tasp_lab.workload.layer import Workload
 
 
@@ -188,11 +189,10 @@ class Predictions(Report, Sequence[Answer]):
         }
 
     def _fields(self, each: Answer) -> dict[str, object]:
-        explained = self.explain and not each.is_sum
-        explanation = explanation_fields(each) if explained else {}
+        explanation = explanation_fields(each) if self.explain and not each.is_sum else {}
         if self.explain and each.is_all and each.computes:
-            found = self._tuned_ring(each)
-            explanation |= {"tuned_ring": None if found is None else found.to_dict()}
+            ring = self._tuned_rings.get(each)
+            explanation["tuned_ring"] = None if ring is None else ring.to_dict()
         return fields_of(each, view_of(each), self.explain) | {"status": "ok", "reason": None} | explanation
 
     def _refused_fields(self, each: Answer) -> dict[str, object]:
@@ -205,19 +205,21 @@ class Predictions(Report, Sequence[Answer]):
         rows += map(self._refused_fields, self.refused)
         return [flat(row) | {"library": self.library} for row in rows]
 
-    def _tuned_ring(self, each: Answer) -> TunedRing | None:
-        """What remains of the gain of a schedule over single rings."""
-        if each.layer.kind != "softmax" or not has_few_channels(self.machine):
-            return None
-        return tuned_ring(each, self._rings)
+    @cached_property
+    def _tuned_rings(self) -> dict[Answer, TunedRing | None]:
+        """What remains of the gain of each schedule of softmax attention over single rings."""
+        compared = [each for each in self.items if each.is_all and each.computes and each.layer.kind == "softmax"]
+        return {each: tuned_ring(each, self._rings) for each in compared if has_few_channels(self.machine)}
 
     @cached_property
     def _rings(self) -> list[Answer]:
         """All single rings; those that were not asked are predicted, without an interval."""
-        asked = {found.schedule: found for found in self.items if found.is_all}
-        question = replace(self.question, sampling=None)
-        options = {name: options_for(name, question.options) for name in RINGS}
-        return [asked.get(name) or answer(replace(question, schedule=name, options=options[name])) for name in RINGS]
+        known = {found.schedule: found for found in self.items if found.is_all}
+        given = self.question.options
+        asked = [
+            replace(self.question, sampling=None, schedule=name, options=options_for(name, given)) for name in RINGS
+        ]
+        return [known.get(each.name) or answer(each) for each in asked]
 
     def _cliff(self, each: Answer) -> str:
         """A line about a size or version near a library's call where the library takes something else."""
@@ -241,8 +243,8 @@ class Predictions(Report, Sequence[Answer]):
         if self.explain:
             for each in self.items:
                 parts += [] if each.is_sum else explanation_parts(each.timeline, self.machine.topology)
-                if each.is_all and each.computes and (found := self._tuned_ring(each)) is not None:
-                    parts.append(found.line)
+                if (ring := self._tuned_rings.get(each)) is not None:
+                    parts.append(ring.line)
         if self.refused:
             parts.append(refused_table(self.refused))
         return parts
@@ -259,65 +261,57 @@ def explanation_fields(found: Answer) -> dict[str, object]:
     from tasp_lab.timeline.critical_path import time_by_kind
 
     spent = time_by_kind(found.timeline, found.passes[0].machine.topology)
+    sends = [event for event in found.timeline.events if event.kind == SEND]
+    calls = [event for event in found.timeline.events if event.kind != SEND]
     explained: dict[str, object] = {
         "explanation": [{"kind": kind, "seconds": seconds} for kind, seconds in spent],
-        "transfers": _transfers(found.timeline),
+        "transfers": [
+            _event_fields(each, "step", "rank", "peer", "lane", "block", "bytes", "bound_by", "waited_for", "blocks")
+            | {"spent": [{"what": what, "seconds": float(s)} for what, s in each.spent]}
+            for each in sends
+        ],
     }
-    return explained | ({"calls": _calls(found.timeline)} if found.computes else {})
+    if found.computes:
+        explained["calls"] = [
+            _event_fields(each, "step", "rank", "flops", "waited_for")
+            | {"contention_s": float(dict(each.spent).get(CONTENTION, 0))}
+            for each in calls
+        ]
+    return explained
 
 
-def _transfers(timeline: Timeline) -> list[dict[str, object]]:
-    names = ("step", "rank", "peer", "lane", "block", "bytes", "bound_by", "waited_for")
-    return [
-        {name: getattr(event, name) for name in names}
-        | {"blocks": list(event.blocks), "start_s": float(event.start_s), "end_s": float(event.end_s)}
-        | {"spent": [{"what": what, "seconds": float(seconds)} for what, seconds in event.spent]}
-        for event in timeline.events
-        if event.kind == SEND
-    ]
-
-
-def _calls(timeline: Timeline) -> list[dict[str, object]]:
-    names = ("step", "rank", "flops", "waited_for")
-    return [
-        {name: getattr(event, name) for name in names}
-        | {"start_s": float(event.start_s), "end_s": float(event.end_s)}
-        | {"contention_s": float(dict(event.spent).get(CONTENTION, 0))}
-        for event in timeline.events
-        if event.kind != SEND
-    ]
+def _event_fields(event: Event, *names: str) -> dict[str, object]:
+    found = {name: list(event.blocks) if name == "blocks" else getattr(event, name) for name in names}
+    return found | {"start_s": float(event.start_s), "end_s": float(event.end_s)}
 
 
 # Rankings of collectives: `compare` of sizes instead of layers.
 
 
-@dataclass(frozen=True, repr=False)
-class CollectiveRankings(Report):
+class CollectiveRankings(Report, tuple[Predictions, ...]):
     """The predictions of each collective, the fastest first."""
 
-    items: tuple[Predictions, ...]
-
     def to_dict(self) -> dict[str, object]:
-        parts = [
-            {"collective": each[0].collective, "fastest": each[0].schedule} | each.to_dict() for each in self.items
-        ]
-        return {"parts": parts}
+        return {
+            "parts": [{"collective": each[0].collective, "fastest": each[0].schedule} | each.to_dict() for each in self]
+        }
 
     def records(self) -> list[dict[str, object]]:
-        return [row for each in self.items for row in each.records()]
+        return [row for each in self for row in each.records()]
 
     def parts(self) -> list[Part]:
-        return [part for each in self.items for part in (_line(each), *each.parts())]
+        return [part for each in self for part in (_line(each), *each.parts())]
 
 
 def _line(found: Predictions) -> str:
     """Which schedule is the fastest, and by how much."""
     first, *others = found
+    fastest = f"{first.collective}: {first.schedule} is the"
     near = sum(each.time_s <= (1 + NEAR) * first.time_s for each in found)
     if near > 1:
-        return f"{first.collective}: {first.schedule} is the fastest ({near} schedules are within {NEAR:.0%})."
+        return f"{fastest} fastest ({near} schedules are within {NEAR:.0%})."
     if not others:
-        return f"{first.collective}: {first.schedule} is the only one that applies."
+        return f"{fastest} only one that applies."
     faster = format_speed(float(others[0].time_s / first.time_s), f"the next, {others[0].schedule}")
     return f"{first.collective}: {first.schedule} is {faster}."
 
@@ -344,7 +338,7 @@ def compare_collectives(
     Raises what `predict` raises for schedules that are given, and `ScheduleError` if nothing applies.
 
     >>> found = compare_collectives("full-mesh:4", "1MiB", ["ring", "multi-ring"])
-    >>> [each.schedule for each in found.items[0]]
+    >>> [each.schedule for each in found[0]]
     ['multi-ring', 'ring']
     """
     if schedules is not None:
@@ -354,17 +348,15 @@ def compare_collectives(
         by_kind.setdefault(str(spec.kind), []).append(name)
     rankings, reasons = [], []
     for names in by_kind.values():
-        if len(names) == 1:  # nothing to compare with
-            continue
-        try:
-            rankings.append(_ranked(predict(machine, names, size, progress=progress, **settings)))
-        except NOT_APPLICABLE as error:
-            reasons.append(str(error))
+        if len(names) > 1:
+            try:
+                rankings.append(_ranked(predict(machine, names, size, progress=progress, **settings)))
+            except NOT_APPLICABLE as error:
+                reasons.append(str(error))
     if not rankings:
         raise ScheduleError(reasons[0])
-    return CollectiveRankings(tuple(rankings))
+    return CollectiveRankings(rankings)
 
 
 def _ranked(found: Predictions) -> Predictions:
-    items: Sequence[Any] = sorted(found, key=lambda each: each.time_s)
-    return replace(found, items=tuple(items))
+    return replace(found, items=tuple(sorted(found, key=lambda each: float(each.time_s))))

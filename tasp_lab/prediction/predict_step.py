@@ -45,7 +45,8 @@ from tasp_lab.prediction.provenance import (
     overrides_inputs,
 )
 from tasp_lab.prediction.question import Question
-from tasp_lab.prediction.recommend import TIE, Recommendation
+from tasp_lab.prediction.rank import TIE
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
 from tasp_lab.prediction.training_step.costs import (
     BACKWARD,

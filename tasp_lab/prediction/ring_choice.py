@@ -20,7 +20,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tasp_lab.core.arrays import Int32Array, IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.rings.closed_forms import closed_forms
 from tasp_lab.rings.decompose import decompose
@@ -92,14 +92,5 @@ def ring_candidates(
     best = max(known, key=lambda each: each.rate_bytes_per_s, default=None)
     if best is None or best.rate_bytes_per_s < (1 - CLOSE_ENOUGH) * ring_limit_bytes_per_s(topology):
         best = find(topology)
-    return _different([best, *(each for each in known if 2 * each.rate_bytes_per_s >= best.rate_bytes_per_s)])
-
-
-def _different(found: Sequence[Decomposition]) -> list[Decomposition]:
-    """Each decomposition once."""
-
-    def key(each: Decomposition) -> tuple[bytes, tuple[Fraction, ...]]:
-        rings: Int32Array = each.rings
-        return rings.tobytes(), each.shares
-
-    return list({key(each): each for each in reversed(found)}.values())[::-1]
+    found = [best, *(each for each in known if 2 * each.rate_bytes_per_s >= best.rate_bytes_per_s)]
+    return list({(each.rings.tobytes(), each.shares): each for each in reversed(found)}.values())[::-1]  # each once

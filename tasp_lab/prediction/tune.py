@@ -4,18 +4,17 @@ Dtypes of messages are not varied: they change the numbers that a layer computes
 what it sends: ``kv-and-q-rings`` sends results only if queries travel, by default in the layer's dtype.) An option that
 is given with another value than its default stays.
 
-Up to `MAX_TRIALS` combinations are all tried. With more, one option after the other is set to its best value until none
-improves (coordinate descent), with at most as many trials; that may end in a local minimum. The result is
-deterministic.
+All combinations are tried: no schedule has more than 60.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from itertools import product
-from math import inf, prod
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, OPTIONS, AttentionOptions
@@ -28,9 +27,6 @@ NOT_SEARCHED = tuple(name for name, option in OPTIONS.items() if not option.trie
 """The fields that say what to compute, and in which precision it is sent; those of which every prediction takes the
 fastest value; and the direction, of which `auto` is within about 1 % of the best."""
 
-MAX_TRIALS = 64
-"""Combinations of options that are tried of a schedule."""
-
 EQUAL = 1e-9
 """Times that differ by this share are equal: both engines agree to it."""
 
@@ -38,8 +34,7 @@ Axes = Mapping[str, Sequence[object]]
 """The values of fields to try."""
 
 
-@dataclass(frozen=True)
-class Tuned:
+class Tuned(NamedTuple):
     """The best options, their time, and that of the options with which the search began, in seconds."""
 
     options: AttentionOptions
@@ -61,13 +56,13 @@ def axes_of(name: str, options: AttentionOptions) -> Axes:
     return {field: values for field, values in found.items() if len(values) > 1}
 
 
-def most_trials(axes: Axes) -> int:
+def trials(axes: Axes) -> int:
     """The largest number of combinations that `search` tries.
 
-    >>> most_trials({"trim": (True, False), "buffers": (2, 3, 4)}), most_trials({"buffers": range(1000)})
-    (6, 64)
+    >>> trials({"trim": (True, False), "buffers": (2, 3, 4)})
+    6
     """
-    return min(MAX_TRIALS, prod(len(values) for values in axes.values()))
+    return prod(len(values) for values in axes.values())
 
 
 def search(time_s: Callable[[AttentionOptions], float], start: AttentionOptions, axes: Axes) -> Tuned:
@@ -81,46 +76,15 @@ def search(time_s: Callable[[AttentionOptions], float], start: AttentionOptions,
     axes : the fields to vary, see `axes_of`.
     """
     times = {start: time_s(start)}
-
-    def time_of(options: AttentionOptions) -> float:
-        if options not in times:
-            try:
+    for values in product(*axes.values()):
+        options = _changed(start, dict(zip(axes, values, strict=True)))
+        if options is not None and options not in times:
+            with suppress(*NOT_APPLICABLE):
                 times[options] = time_s(options)
-            except NOT_APPLICABLE:
-                times[options] = inf
-        return times[options]
-
-    if prod(len(values) for values in axes.values()) <= MAX_TRIALS:
-        for combination in product(*axes.values()):
-            options = _changed(start, dict(zip(axes, combination, strict=True)))
-            if options is not None:
-                time_of(options)
-    else:
-        _descend(time_of, start, axes, times)
     shortest_s = min(times.values())
     close = (options for options, seconds in times.items() if seconds <= (1 + EQUAL) * shortest_s)
     best = min(close, key=lambda options: sum(getattr(options, each) != getattr(start, each) for each in axes))
     return Tuned(best, times[best], times[start])
-
-
-def _descend(
-    time_of: Callable[[AttentionOptions], float],
-    start: AttentionOptions,
-    axes: Axes,
-    times: Mapping[AttentionOptions, float],
-) -> None:
-    """Coordinate descent from `start`, as long as there are fewer than `MAX_TRIALS` times."""
-    best, before = start, None
-    while best != before:
-        before = best
-        for field, values in axes.items():
-            for options in (_changed(best, {field: value}) for value in values):
-                if options is None:
-                    continue
-                if len(times) == MAX_TRIALS:
-                    return
-                if time_of(options) < (1 - EQUAL) * time_of(best):
-                    best = options
 
 
 def _changed(options: AttentionOptions, values: Mapping[str, Any]) -> AttentionOptions | None:

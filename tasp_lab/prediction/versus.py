@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.tables import Table
 from tasp_lab.core.units import format_factor, format_time
 from tasp_lab.machines.machine import Machine
@@ -95,12 +94,13 @@ class Versus:
 
     def to_dict(self) -> dict[str, object]:
         """An object of the field `versus` of ``--json``; numbers are null if no schedule applies."""
-        applies = self.answer is not None
+        found = self.answer
+        applies = found is not None
         return {
             "change": self.change,
-            "topology": None if self.answer is None else self.answer.topology,
-            "schedule": None if self.answer is None else self.answer.schedule,
-            "time_s": None if self.answer is None else float(self.answer.time_s),
+            "topology": found.topology if found else None,
+            "schedule": found.schedule if found else None,
+            "time_s": float(found.time_s) if found else None,
             "ratio": self.ratio if applies else None,
             "ratio_low": self.low if applies else None,
             "ratio_high": self.high if applies else None,
@@ -135,12 +135,26 @@ def changed_question(
 def ratio_of(changed: Answer, base: Answer) -> tuple[float, float, float]:
     """The time of an answer over that of another one, and the 5 and 95 % points of the ratio."""
     ratio = float(changed.time_s / base.time_s)
-    same = changed.schedule == base.schedule and ratio == 1.0
-    if same or all(setting_of(each.passes[0].machine) == "exact" for each in (changed, base)):
+    machines = [each.passes[0].machine for each in (changed, base)]
+    settings = [setting_of(each) for each in machines]
+    if (changed.schedule == base.schedule and ratio == 1.0) or settings == ["exact", "exact"]:
         return ratio, ratio, ratio
     intervals = [_interval(each) for each in (changed, base)]
-    centres, sampled = _centres(ratio, intervals)
-    spread = _spread(changed, base, intervals, sampled)
+    samples_s = [np.zeros(0) if each is None else each.samples_s for each in intervals]
+    are_sampled = 0 < len(samples_s[0]) == len(samples_s[1])
+    centres = np.array([math.log(ratio)])
+    if are_sampled:  # common samples, around the ratio that is predicted
+        logs = np.log(samples_s[0] / samples_s[1])
+        centres = logs - np.median(logs) + math.log(ratio)
+    kernels_and_network = [(each.accelerator, each.comm_library.name) for each in machines]
+    if kernels_and_network[0] == kernels_and_network[1]:  # their errors are shared
+        one, two = changed.rival, base.rival
+        if changed.schedule == base.schedule:  # and the own error of a schedule is in both times
+            one = one._replace(time_s=two.time_s)
+        spread = max(paired_errors().spread(one, two, setting) for setting in settings)
+    else:
+        residuals = [each.residual for each in intervals if each is not None]
+        spread = math.hypot(*(each.beside if are_sampled else each.spread for each in residuals))
     low, high = (math.exp(quantile(centres, spread, share)) for share in (0.05, 0.95))
     return ratio, min(low, ratio), max(high, ratio)
 
@@ -152,46 +166,12 @@ def _interval(found: Answer) -> Interval | None:
     return found.interval
 
 
-def _centres(ratio: float, intervals: Sequence[Interval | None]) -> tuple[FloatArray, bool]:
-    """The logarithms of the ratio in common samples, around the predicted one; and whether there are samples."""
-    samples_s = [np.zeros(0) if each is None else each.samples_s for each in intervals]
-    one, two = samples_s
-    if not len(one) or len(one) != len(two):
-        return np.array([math.log(ratio)]), False
-    logs = np.log(one / two)
-    return logs - np.median(logs) + math.log(ratio), True
-
-
-def _spread(changed: Answer, base: Answer, intervals: Sequence[Interval | None], sampled: bool) -> float:
-    """The standard deviation of the logarithm of the ratio beside samples."""
-    machines = [each.passes[0].machine for each in (changed, base)]
-    if _are_alike(*machines):
-        one, two = changed.rival, base.rival
-        if changed.schedule == base.schedule:
-            # the own error of a schedule is in both times
-            one = one._replace(time_s=two.time_s)
-        return max(paired_errors().spread(one, two, setting_of(each)) for each in machines)
-    known = [each.residual for each in intervals if each is not None]
-    return math.hypot(*(each.beside if sampled else each.spread for each in known))
-
-
-def _are_alike(one: Machine, two: Machine) -> bool:
-    """Whether errors of kernels and the network are shared."""
-    return (one.accelerator, one.comm_library.name) == (two.accelerator, two.comm_library.name)
-
-
 def versus_table(found: Sequence[Versus]) -> Table:
     """The table of changes."""
-    rows = [
-        (
-            each.change,
-            "-" if each.answer is None else each.answer.schedule,
-            "-" if each.answer is None else format_time(float(each.answer.time_s)),
-            each.text,
-            each.reason or each.bottleneck,
-        )
-        for each in found
-    ]
+    rows = []
+    for each in found:
+        named = ("-", "-") if each.answer is None else (each.answer.schedule, format_time(float(each.answer.time_s)))
+        rows.append((each.change, *named, each.text, each.reason or each.bottleneck))
     base = found[0].base
     title = f"what each change buys, over {base.schedule} as is, {format_time(float(base.time_s))}"
     return Table(title, ("change", "schedule", "time", "change of the time", "bottleneck"), rows, (0, 1, 3, 4))

@@ -24,7 +24,7 @@ from tasp_lab.core.units import format_count, format_regret, format_size_about, 
 from tasp_lab.machines.stack import shipping
 from tasp_lab.prediction.interval import TIE
 from tasp_lab.prediction.paired import Rival, paired_errors, quantile_t
-from tasp_lab.prediction.recommend import CostsOf, choose
+from tasp_lab.prediction.rank import CostsOf, choose
 from tasp_lab.study.point import COLUMNS, OF_PLANS, POINT_COLUMNS, PREDICTED, STATUSES
 from tasp_lab.study.where import Expression
 from tasp_lab.workload.layer import Workload

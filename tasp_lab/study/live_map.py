@@ -5,7 +5,7 @@
 
 The grid has the predictions of all points as compact arrays: logarithms of times and of expected regrets, as unsigned
 16-bit numbers in base64. Between points ``live_map.js`` interpolates them linearly, in the logarithms of lengths and of
-factors. It chooses as `tasp_lab.prediction.recommend.choose` does, among the same regrets and by the same order.
+factors. It chooses as `tasp_lab.prediction.rank.choose` does, among the same regrets and by the same order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.prediction.interval import DECIDED
-from tasp_lab.prediction.recommend import TIE, by_costs
+from tasp_lab.prediction.rank import TIE, by_costs
 from tasp_lab.study.axis import factor_text
 from tasp_lab.study.frames import (
     costs_of,

@@ -22,6 +22,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 from threading import active_count
 from typing import Any, NamedTuple
@@ -326,21 +327,20 @@ class _Search:
             is_faster = named is None or one.time_s < named.time_s
             if is_faster and one.fits is not False:
                 choices.append((one, built_from))
-        if named is not None:
-            choices.append((named, None))
-        best, program = self._least_regret(choices)
-        if best is None:
+        choices += [] if named is None else [(named, None)]
+        if not choices:
             raise ScheduleError(f"no schedule was found in {self.spent} simulated passes, and none that has a name "
                                 f"{self._why_none()}")  # fmt: skip
+        others = [each for each in self.applying if each.schedule != self.named_name]
+        regrets = Recommendation((*(each for each, _ in choices), *others)).expected_regrets
+        regret, (best, program) = min(zip(regrets, choices, strict=False), key=itemgetter(0))
+        best = replace(best, expected_regret=regret)
         if program is None:
-            named = best  # with its expected regret
-            name = named.question.schedule
+            named, name, default = best, best.question.schedule, AttentionOptions()
             assert isinstance(name, str), "compare ranked names"
-            options = {
-                key: value for key, value in vars(named.options).items()
-                if key not in ("passes", "gradient_dtype", "result_dtype")
-                and value != getattr(AttentionOptions(), key)
-            }  # fmt: skip
+            computed = ("passes", "gradient_dtype", "result_dtype")
+            options = {key: value for key, value in vars(best.options).items()
+                       if key not in computed and value != getattr(default, key)}  # fmt: skip
             program = Program(known=Known(name, options), question=question)
         return Found(self.question, program, best, named, self.ranking, self.spent, self.effort, self.interrupted)
 
@@ -358,16 +358,6 @@ class _Search:
         schedules = build(program, self.name, self.machine.topology, self.work, self.options)
         found = build_question(replace(self.question, schedule=schedules), self.on).answer(detail)
         return replace(found, applying=APPLYING)
-
-    def _least_regret(self, choices: Sequence[tuple[Answer, Program | None]]) -> tuple[Answer | None, Program | None]:
-        """The choice with the least expected regret, over common samples of the errors of all schedules."""
-        if not choices:
-            return None, None
-        answers = [each for each, _ in choices]
-        others = [each for each in self.applying if each.schedule != self.named_name]
-        regrets = Recommendation((*answers, *others), on=self.on).expected_regrets
-        number = min(range(len(choices)), key=lambda each: (regrets[each], each))
-        return replace(answers[number], expected_regret=regrets[number]), choices[number][1]
 
 
 def _room_bytes(one: Answer) -> int | None:

@@ -13,7 +13,8 @@ from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.compare import Ranking, compare
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.question import Question
-from tasp_lab.prediction.recommend import TIE, Recommendation
+from tasp_lab.prediction.rank import TIE
+from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.workload.layer import Workload
 
 LAYER = Workload(16384, heads=16, kv_heads=8, mask="causal")
@@ -58,8 +59,8 @@ def test_a_tie_is_open_only_if_others_may_be_faster(ranking: Ranking) -> None:
     assert found is not None
     copies = Recommendation(tuple(replace(found.answer) for _ in range(2)))
     assert copies.verdict == "decided"
-    assert copies.tied == [True, True]
-    assert Recommendation(found.answers[:1]).tied == [False]
+    assert copies.odds.tied == [True, True]
+    assert Recommendation(found.answers[:1]).odds.tied == [False]
     assert found.regret_beyond_near <= found.expected_regret
     ties = found.regret_beyond_near <= DECIDED and not found.overturned
     assert found.verdict == ("decided" if found.is_decided else "tie" if ties else "open")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.prediction import answer as evaluator
-from tasp_lab.prediction.answer import build_once
+from tasp_lab.prediction import kept as evaluator
+from tasp_lab.prediction.kept import build_once
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import Step

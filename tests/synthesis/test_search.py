@@ -12,7 +12,7 @@ import pytest
 import tasp_lab
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.prediction import compare as comparison
-from tasp_lab.prediction.answer import answer
+from tasp_lab.prediction.answer import build
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.synthesis.search import frames
 from tasp_lab.topology.builders import nodes
@@ -213,9 +213,7 @@ def test_what_is_known_is_not_predicted_again(monkeypatch: pytest.MonkeyPatch) -
     known = tasp_lab.compare("full-mesh:4", LAYER, names[:2]).candidates
     without = tasp_lab.compare("full-mesh:4", LAYER, names)
     asked: list[str] = []
-    monkeypatch.setattr(
-        comparison, "answer", lambda question, on: asked.append(question.name) or answer(question, on=on)
-    )
+    monkeypatch.setattr(comparison, "build", lambda question, on: asked.append(question.name) or build(question, on))
     found = tasp_lab.compare("full-mesh:4", LAYER, names, known=known)
     assert asked == names[2:]
     assert found.records() == without.records()

@@ -32,9 +32,9 @@ from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.profiles import machine_with
 from tasp_lab.measure.readers import LayerRow, LayerTable
 from tasp_lab.measure.readers.kernel_table import PASSES, attention_flops
-from tasp_lab.prediction.answer import build_once
 from tasp_lab.prediction.inputs import with_compute, with_host
 from tasp_lab.prediction.interval import residual_interval
+from tasp_lab.prediction.kept import build_once
 from tasp_lab.prediction.paired import layouts_of, setting_of
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
