@@ -16,16 +16,18 @@ bandwidth over the total cost of the cheapest tree of each root.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray, frozen
+from tasp_lab.core.arrays import FloatArray, IntArray, Table, frozen
 from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
+from tasp_lab.core.compiled import call, compilable, table
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.rings.problem import RingProblem
@@ -54,60 +56,154 @@ def cheapest_tree(costs: FloatArray, root: int) -> IntArray:
     >>> cheapest_tree(np.array([[9.0, 9, 5], [9, 9, 1], [9, 1, 9]]), 0)
     array([0, 2, 0])
     """
-    n = len(costs)
-    # Parts are ranks, then contracted cycles, of which there are fewer. `cost[a, b]` is what the cheapest hop into part
-    # a from part b adds, and `hop[a, b]` which it is, as source * n + destination. Only parts outside the tree have
-    # such hops; the tree is the part of its root. Part a was `entered` by a hop that `added` so much, and is `whole` or
-    # in a cycle.
-    cost, hop = np.full((2 * n, 2 * n), np.inf), np.zeros((2 * n, 2 * n), dtype=np.int64)
-    cost[:n, :n], hop[:n, :n] = costs.T, np.arange(n) * n + np.arange(n)[:, None]
-    np.fill_diagonal(cost, np.inf)
-    entered, added, whole = np.zeros(2 * n, dtype=np.int64), np.zeros(2 * n), np.arange(2 * n)
-    outside = (np.arange(2 * n) < n) & (np.arange(2 * n) != root)
-    cycles: list[list[int]] = []
+    growth = _Growth.of(costs, root)
+    call(grow, growth, len(costs), root, fast=len(costs) > _FEW)
+    return _parents_of(growth, len(costs), root)
 
-    def merge_hops_out_of(parts: list[int], together: int) -> None:
-        rows = np.flatnonzero(outside)
-        block = cost[rows[:, None], parts]
-        cheapest = block.argmin(axis=1)
-        cost[rows[:, None], parts] = np.inf
-        cost[rows, together] = block[np.arange(len(rows)), cheapest]
-        hop[rows, together] = hop[rows, np.array(parts)[cheapest]]
 
-    for rank in range(n):
-        path = [root, rank]
-        while outside[part := path[-1]]:
-            new = n + len(cycles)
-            before = int(cost[part, :new].argmin())
-            entered[part], added[part] = hop[part, before], cost[part, before]
-            if not outside[before]:
-                merge_hops_out_of(path, root)
-                outside[path] = False
-            elif before not in path:
-                path.append(before)
+_FEW = 24
+"""So many ranks take Python no longer than loading machine code."""
+
+
+class _Growth(NamedTuple):
+    """Ranks and contracted cycles of them, of a tree that grows; part k below the number of ranks is rank k.
+
+    Attributes
+    ----------
+    cost, hop : arrays (parts * parts,), row by row: what the cheapest hop into a part from another one adds, and which
+        it is, as source * ranks + destination. Only parts `is_outside` the tree have such hops; the tree is the part of
+        its root.
+    parts : a table: whether each part `is_outside`; the hop by which it was `entered`, and the cost that this `added`;
+        the cycle that it became part of (`whole`, or -1), and its own, the parts from `first` on in `members`.
+    path : int array (1 + parts,), the root, and the parts that lead to the rank that is to be joined.
+    members : int array (parts,), the parts of contracted cycles.
+    counts : int array (2,), how many parts there are, and how many of them are members of others.
+    """
+
+    cost: FloatArray
+    hop: IntArray
+    parts: Table
+    path: IntArray
+    members: IntArray
+    counts: IntArray
+
+    @classmethod
+    def of(cls, costs: FloatArray, root: int) -> _Growth:
+        """The root alone."""
+        n = len(costs)
+        cost, hop = np.full((2 * n, 2 * n), np.inf), np.zeros((2 * n, 2 * n), dtype=np.int64)
+        cost[:n, :n] = costs.T
+        np.fill_diagonal(cost, np.inf)
+        hop[:n, :n] = np.arange(n) * n + np.arange(n)[:, None]
+        parts = table(2 * n, added="f8", entered="i8", is_outside="i4", whole="i4", first="i4", end="i4")
+        parts["is_outside"][:n], parts["whole"] = np.arange(n) != root, -1
+        path, members = np.zeros((2, 2 * n + 1), dtype=np.int64)
+        return cls(cost.ravel(), hop.ravel(), parts, path, members, np.array([n, 0]))
+
+
+def grow(growth: _Growth, ranks: int, root: int) -> None:
+    """Join all ranks to the tree of the root."""
+    path, parts = growth.path, growth.parts
+    path[0] = root
+    for rank in range(ranks):
+        path[1], end = rank, 2
+        while parts[path[end - 1]].is_outside:
+            before = _enter(growth, path[end - 1], 2 * ranks)
+            at = end - 1
+            while at > 0 and path[at] != before:
+                at -= 1
+            if at > 0:
+                path[at], end = _contract(growth, at, end, 2 * ranks), at + 1
+            elif parts[before].is_outside:
+                path[end] = before
+                end += 1
             else:
-                cycle = path[path.index(before) :]
-                block = cost[cycle, :new] - added[cycle, None]
-                cheapest = block.argmin(axis=0)
-                cost[new, :new], hop[new, :new] = block.min(axis=0), hop[np.array(cycle)[cheapest], np.arange(new)]
-                cost[new, cycle] = np.inf
-                whole[cycle], outside[cycle], outside[new] = new, False, True
-                merge_hops_out_of(cycle, new)
-                cycles.append(cycle)
-                path = [*path[: -len(cycle)], new]
+                _leave(growth, 0, end, root, 2 * ranks)
+                for place in range(1, end):
+                    parts[path[place]].is_outside = False
 
-    # Where a hop enters a contracted cycle, the hop of the cycle to that place is dropped.
-    parents = np.arange(n)
-    found = [(part, int(entered[part])) for part in range(n + len(cycles)) if whole[part] == part != root]
-    while found:
-        part, into = found.pop()
-        if part < n:
-            parents[part] = into // n
+
+@compilable
+def _enter(growth: _Growth, part: int, width: int) -> int:
+    """Enter a part by its cheapest hop; returns the part from which it comes."""
+    before = 0
+    for other in range(growth.counts[0]):
+        if growth.cost[part * width + other] < growth.cost[part * width + before]:
+            before = other
+    growth.parts[part].entered = growth.hop[part * width + before]
+    growth.parts[part].added = growth.cost[part * width + before]
+    return before
+
+
+@compilable
+def _contract(growth: _Growth, first: int, end: int, width: int) -> int:
+    """Make the cycle from `first` to `end` of the path one part; returns it."""
+    part, parts, path, cost = growth.counts[0], growth.parts, growth.path, growth.cost
+    growth.counts[0] += 1
+    for other in range(part):
+        cheapest, least = path[first], math.inf
+        for place in range(first, end):
+            entered = cost[path[place] * width + other] - parts[path[place]].added
+            if entered < least:
+                cheapest, least = path[place], entered
+        cost[part * width + other] = least
+        growth.hop[part * width + other] = growth.hop[cheapest * width + other]
+    parts[part].first, parts[part].is_outside = growth.counts[1], True
+    for place in range(first, end):
+        member = path[place]
+        cost[part * width + member] = math.inf
+        parts[member].whole, parts[member].is_outside = part, False
+        growth.members[growth.counts[1]] = member
+        growth.counts[1] += 1
+    parts[part].end = growth.counts[1]
+    _leave(growth, first, end, part, width)
+    return int(part)
+
+
+@compilable
+def _leave(growth: _Growth, first: int, end: int, whole: int, width: int) -> None:
+    """Hops out of the parts from `first` to `end` of the path now come from one."""
+    path, cost = growth.path, growth.cost
+    for part in range(growth.counts[0]):
+        if not growth.parts[part].is_outside:
             continue
-        inside = into % n
+        cheapest, least = whole, math.inf
+        for place in range(first, end):
+            if cost[part * width + path[place]] < least:
+                cheapest, least = path[place], cost[part * width + path[place]]
+            cost[part * width + path[place]] = math.inf
+        growth.hop[part * width + whole] = growth.hop[part * width + cheapest]
+        cost[part * width + whole] = least
+
+
+def _parents_of(growth: _Growth, ranks: int, root: int) -> IntArray:
+    """The tree: where a hop enters a contracted cycle, the hop of the cycle to that place is dropped."""
+    parents, (entered, whole, first, end) = (
+        np.arange(ranks),
+        (growth.parts[name].tolist() for name in ("entered", "whole", "first", "end")),
+    )
+    found = [(part, entered[part]) for part in range(growth.counts[0]) if whole[part] < 0 and part != root]
+    while found:
+        part, hop = found.pop()
+        if part < ranks:
+            parents[part] = hop // ranks
+            continue
+        inside = hop % ranks
         while whole[inside] != part:
-            inside = int(whole[inside])
-        found += [(each, into if each == inside else int(entered[each])) for each in cycles[part - n]]
+            inside = whole[inside]
+        members = growth.members[first[part] : end[part]].tolist()
+        found += [(each, hop if each == inside else entered[each]) for each in members]
+    return parents
+
+
+def distant_ancestors(parents: IntArray) -> IntArray:
+    """The ancestor of each rank after at least as many hops as there are ranks: a root, or a rank on a cycle.
+
+    >>> distant_ancestors(np.array([0, 0, 1]))
+    array([0, 0, 0])
+    """
+    for _ in range(len(parents).bit_length()):
+        parents = parents[parents]
     return parents
 
 
@@ -182,20 +278,7 @@ class TreePacking:
         if parents.shape != (len(self.shares), n):
             raise NoDecompositionError(f"parents have the shape {parents.shape}, expected {(len(self.shares), n)}")
         for tree, row in enumerate(parents):
-            if not 0 <= row.min() <= row.max() < n:
-                raise NoDecompositionError(f"tree {tree} has a parent that is not a rank, expected 0 to {n - 1}")
-            roots = np.flatnonzero(row == np.arange(n))
-            if len(roots) != 1:
-                raise NoDecompositionError(f"tree {tree} has {len(roots)} roots, expected 1")
-            ancestors = row
-            for _ in range(n.bit_length()):  # after n hops or more: the root, or a rank on a cycle
-                ancestors = ancestors[ancestors]
-            for rank in np.flatnonzero(ancestors != roots)[:1]:
-                raise NoDecompositionError(f"tree {tree} does not lead from its root {roots[0]} to rank {rank}")
-        linked = self.topology.linked_pairs | np.eye(n, dtype=np.bool_)
-        for tree, rank in np.argwhere(~linked[parents, np.arange(n)])[:1].tolist():
-            where = f"from rank {parents[tree, rank]} to {rank}"
-            raise NoDecompositionError(f"tree {tree} goes {where}, but {self.topology.name} has no such link")
+            self._check_tree(f"tree {tree}", row)
         totals = dict.fromkeys(range(n), Fraction(0))
         for tree, (root, share) in enumerate(zip(self.roots.tolist(), self.shares, strict=True)):
             if share <= 0:
@@ -204,6 +287,19 @@ class TreePacking:
         for root, total in totals.items():
             if total != 1:
                 raise NoDecompositionError(f"the shares of the trees from rank {root} sum to {total}, expected 1")
+
+    def _check_tree(self, name: str, parents: IntArray) -> None:
+        ranks = np.arange(len(parents))
+        if not 0 <= parents.min() <= parents.max() < len(parents):
+            raise NoDecompositionError(f"{name} has a parent that is not a rank, expected 0 to {len(parents) - 1}")
+        roots = np.flatnonzero(parents == ranks)
+        if len(roots) != 1:
+            raise NoDecompositionError(f"{name} has {len(roots)} roots, expected 1")
+        for rank in np.flatnonzero(distant_ancestors(parents) != roots)[:1]:
+            raise NoDecompositionError(f"{name} does not lead from its root {roots[0]} to rank {rank}")
+        for rank in np.flatnonzero((parents != ranks) & ~self.topology.linked_pairs[parents, ranks])[:1]:
+            where = f"from rank {parents[rank]} to {rank}"
+            raise NoDecompositionError(f"{name} goes {where}, but {self.topology.name} has no such link")
 
     @property
     def world_size(self) -> int:
@@ -221,13 +317,19 @@ class TreePacking:
         return np.array([tree_depths(row) for row in self.parents])
 
     @cached_property
-    def rate_bytes_per_s(self) -> Fraction:
-        """Bytes/s that every rank receives over all trees together; 0 for one rank. Exact."""
+    def loads(self) -> dict[int, Fraction]:
+        """The load of each of `Topology.constraints` in shards, by its number; idle constraints are left out."""
         of_pair: ExactArray = np.zeros((self.world_size,) * 2, dtype=np.object_)
         np.add.at(of_pair, (self.parents, np.arange(self.world_size)), np.array(self.shares, dtype=np.object_)[:, None])
         np.fill_diagonal(of_pair, 0)
-        loads, constraints = loads_of_pairs(self.topology, of_pair), self.topology.constraints
-        rates = (Fraction(constraints[at].bandwidth_bytes_per_s) / loads[at] for at in np.flatnonzero(loads).tolist())
+        loads = loads_of_pairs(self.topology, of_pair)
+        return {constraint: loads[constraint] for constraint in np.flatnonzero(loads).tolist()}
+
+    @cached_property
+    def rate_bytes_per_s(self) -> Fraction:
+        """Bytes/s that every rank receives over all trees together; 0 for one rank. Exact."""
+        constraints = self.topology.constraints
+        rates = (Fraction(constraints[at].bandwidth_bytes_per_s) / load for at, load in self.loads.items())
         return (self.world_size - 1) * min(rates, default=Fraction(0))
 
     @property
@@ -309,7 +411,7 @@ class _Search:
 
     def _program(self, cost_of_trees: list[float], cost_of_rate: float, min_rate: float) -> OptimizeResult:
         """The cheapest packing of at least `min_rate`: the rate of each tree, then that per root."""
-        loads, of_root = np.array(list(self._loads.values())).T, self._of_root().astype(np.float64)
+        loads, of_root = self._all_loads(), self._of_root()
         self._budget.spend(loads.size)
         from scipy.optimize import linprog
 
@@ -323,9 +425,13 @@ class _Search:
             method="highs",
         )
 
-    def _of_root(self) -> BoolArray:
-        """Whether a rank is the root of a tree, an array (ranks, trees)."""
-        return np.equal(self.trees, np.arange(self._problem.world_size)).T
+    def _all_loads(self) -> FloatArray:
+        """The load of each tree on each constraint, an array (constraints, trees)."""
+        return np.array(list(self._loads.values())).T
+
+    def _of_root(self) -> FloatArray:
+        """1 where a rank is the root of a tree, an array (ranks, trees)."""
+        return np.equal(self.trees, np.arange(self._problem.world_size)).T.astype(np.float64)
 
     def _is_done(self) -> bool:
         return self.rate >= self.limit * (1 - RELATIVE_TOLERANCE) or not self._budget.allows_more()
@@ -344,7 +450,7 @@ class _Search:
     def _improve(self) -> bool:
         """Lower the limit and add the trees that are cheaper than all others of their root; returns whether any are."""
         costs = self._loads_of_arc @ self._prices
-        paid = np.where(self._of_root(), self._prices @ np.array(list(self._loads.values())).T, np.inf).min(axis=1)
+        paid = np.where(self._of_root() > 0, self._prices @ self._all_loads(), np.inf).min(axis=1)
         cheapest = [self._cheapest(root, costs) for root in range(len(paid))]
         self._budget.spend(len(paid) ** 3)
         needed = np.array([costs[self._arcs_of(tree)].sum() for tree in cheapest])

@@ -18,6 +18,7 @@ from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import Machine
+from tasp_lab.rings import tree_packing
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE
 from tasp_lab.rings.tree_packing import TreePacking, cheapest_tree, pack_trees, tree_depths
@@ -132,6 +133,17 @@ def random_costs(n: int, seed: int, whole: bool) -> FloatArray:
     costs = random.integers(0, 4, (n, n)).astype(float) if whole else random.exponential(size=(n, n))
     costs[(random.random((n, n)) < 0.4) & (np.arange(n)[:, None] + 1 != np.arange(n))] = np.inf
     return costs
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 40), st.integers(0, 2**32 - 1), st.booleans())
+def test_trees_are_the_same_compiled_or_not(n: int, seed: int, whole: bool) -> None:
+    costs, found = random_costs(n, seed, whole), []
+    for few in (0, 40):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tree_packing, "_FEW", few)
+            found.append(cheapest_tree(costs, 0).tolist())
+    assert found[0] == found[1]
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1), st.booleans())
