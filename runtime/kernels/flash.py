@@ -14,14 +14,13 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn import attention as implementations
 
-from runtime.kernels.partials import Band, Gradients, Kernel, Partial, Rows, window
+from runtime.kernels.partials import Band, Flash, Gradients, Kernel, Lengths, Partial, window
 from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
@@ -31,41 +30,6 @@ OLDEST = (2, 6, 3)
 
 TRITON_ON_AMD = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 """flash-attn's variable that chooses the Triton backend instead of the compiled one."""
-
-
-class Lengths(NamedTuple):
-    """Sequences one after another: int32 cumulative lengths of queries and of keys, and the longest of each."""
-
-    queries: Tensor
-    keys: Tensor
-    longest_queries: int
-    longest_keys: int
-
-
-@dataclass(frozen=True)
-class Flash:
-    """How one implementation is called.
-
-    Parameters
-    ----------
-    forward : of q, k, v, scale, band and lengths, which are None of dense tensors: the result and its log-sum-exp,
-        [batch, heads, queries] or [heads, rows].
-    backward : of the gradient of the result, q, k, v, the result, its contiguous log-sum-exp, scale, band and lengths:
-        the gradients of q, k and v.
-    """
-
-    forward: Callable[..., tuple[Tensor, Tensor]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
-        """Attention over a non-empty band, of dense tensors."""
-        out, lse = self.forward(q, k, v, scale, band, None)
-        return Partial(out, lse.transpose(1, 2))
-
-    def differentiate(self, rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
-        """Gradients over a non-empty band, of dense tensors."""
-        dout, q, out, lse = rows
-        return Gradients(*self.backward(dout, q, k, v, out, lse.transpose(1, 2).contiguous(), scale, band, None))
 
 
 def gpu_head_dim(head_dim: int, most: int = 256) -> str | None:

@@ -19,8 +19,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from runtime.kernels.flash import Flash, Lengths
-from runtime.kernels.partials import Band, Gradients, Partial, Rows, constant, lse_dtype, rows_contiguous, trim, window
+from runtime.kernels.partials import (
+    Band,
+    Flash,
+    Gradients,
+    Lengths,
+    Partial,
+    Rows,
+    constant,
+    lse_dtype,
+    rows_contiguous,
+    trim,
+    window,
+)
 from runtime.kernels.registry import Kernel
 from tasp_lab.workload.packing import PackedSegment
 

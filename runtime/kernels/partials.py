@@ -14,12 +14,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from runtime.kernels.flash import Flash
 
 Tensor = torch.Tensor
 
@@ -157,6 +154,41 @@ Compute = Callable[[Tensor, Tensor, Tensor, float, Band], Partial]
 
 Differentiate = Callable[[Rows, Tensor, Tensor, float, Band], Gradients]
 """Gradients of rows, k and v over a non-empty band; all are trimmed to it."""
+
+
+class Lengths(NamedTuple):
+    """Sequences one after another: int32 cumulative lengths of queries and of keys, and the longest of each."""
+
+    queries: Tensor
+    keys: Tensor
+    longest_queries: int
+    longest_keys: int
+
+
+@dataclass(frozen=True)
+class Flash:
+    """How one implementation is called.
+
+    Parameters
+    ----------
+    forward : of q, k, v, scale, band and lengths, which are None of dense tensors: the result and its log-sum-exp,
+        [batch, heads, queries] or [heads, rows].
+    backward : of the gradient of the result, q, k, v, the result, its contiguous log-sum-exp, scale, band and lengths:
+        the gradients of q, k and v.
+    """
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Partial:
+        """Attention over a non-empty band, of dense tensors."""
+        out, lse = self.forward(q, k, v, scale, band, None)
+        return Partial(out, lse.transpose(1, 2))
+
+    def differentiate(self, rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
+        """Gradients over a non-empty band, of dense tensors."""
+        dout, q, out, lse = rows
+        return Gradients(*self.backward(dout, q, k, v, out, lse.transpose(1, 2).contiguous(), scale, band, None))
 
 
 @dataclass(eq=False)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,10 +15,7 @@ from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
 from tasp_lab.core.errors import NoRouteError
 from tasp_lab.core.units import Number
 from tasp_lab.topology.components import strong_components
-from tasp_lab.topology.links import Vertex
-
-if TYPE_CHECKING:
-    from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.links import Linked, Vertex
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class Paths:
     behind one switch all 56 hops are of one kind: the route 0 -> switch -> 1 gives all others.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Linked) -> None:
         self._topology, self._links, self._world_size = topology, topology.links, topology.world_size
         self._table = topology.table
         self._paths: dict[int, dict[Vertex, _Path]] = {}
