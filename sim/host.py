@@ -76,9 +76,9 @@ def messages_under(schedule: Schedule, machine: Machine) -> MessageDependencies:
 
 def _after_calls(schedule: Schedule, derived: MessageDependencies) -> list[Edges]:
     """Messages wait for calls at both ends: keys for those of their step, the second half of sums for the next ones."""
-    moved = derived.messages
-    waits = [(np.flatnonzero(_reads_beside(schedule, derived)), 0), (np.flatnonzero(_second_sums(schedule, moved)), 1)]
-    follows = _follows_sums(schedule, derived)
+    moved, second = derived.messages, _second_sums(schedule, derived.messages)
+    waits = [(np.flatnonzero(_reads_beside(schedule, derived)), 0), (np.flatnonzero(second), 1)]
+    follows = _follows_sums(schedule, derived, second)
     edges = []
     for which, later in waits:
         for end in (moved.source, moved.destination):
@@ -88,17 +88,25 @@ def _after_calls(schedule: Schedule, derived: MessageDependencies) -> list[Edges
     return edges
 
 
-def _follows_sums(schedule: Schedule, derived: MessageDependencies) -> BoolArray:
-    """Whether each operation is a call that waits for sums of the step before, so that the sums have left by then."""
+def _follows_sums(schedule: Schedule, derived: MessageDependencies, second: BoolArray) -> BoolArray:
+    """Whether each operation is a call that waits for sums of the step before, so that the sums have left by then.
+
+    It waits for them to arrive, or for the memory of the `second` half of them, which otherwise wait for the call.
+    """
+    edges, steps = derived.edges, derived.messages.step
+    latest = np.full(len(derived), -2)  # the last step of sums that each operation waits for
+    for sums, events, last in (
+        (_is_sum(schedule, derived.messages), edges.event == ARRIVED, derived.first_buffer),
+        (second, edges.event == SENT, len(derived)),
+    ):
+        into = np.flatnonzero((edges.before < derived.first_call) & events & (edges.after < last))
+        into = into[sums[edges.before[into]]]
+        np.maximum.at(latest, edges.after[into], steps[edges.before[into]])
+    freed = np.flatnonzero(edges.before >= derived.first_buffer)
+    np.maximum.at(latest, edges.after[freed], latest[edges.before[freed]])
     found = np.zeros(len(derived), dtype=bool)
-    arrives = (derived.edges.event == ARRIVED) & (derived.edges.before < derived.first_call)
-    before, after = derived.edges.before[arrives], derived.edges.after[arrives]
-    is_sum = (
-        _is_sum(schedule, derived.messages)[before] & (after >= derived.first_call) & (after < derived.first_buffer)
-    )
-    call = after[is_sum]
-    last = derived.calls.step[call - derived.first_call] == derived.messages.step[before[is_sum]] + 1
-    found[call[last]] = True
+    calls = slice(derived.first_call, derived.first_buffer)
+    found[calls] = latest[calls] == derived.calls.step - 1
     return found
 
 

@@ -28,7 +28,7 @@ from tasp_lab.prediction.question import Question
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective
-from tasp_lab.schedules.registry import attention_names_on
+from tasp_lab.schedules.registry import attention_names_on, options_of
 from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.builders import full_mesh, ring, switch
 from tasp_lab.workload.kernel_shapes import KernelShape
@@ -56,8 +56,10 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
     """A pass of a small layer on four ranks, under a host model whose messages and calls wait for one another."""
     layer, name = draw(attention_layers(packed=False)), draw(st.sampled_from(NAMES))
     topology = draw(st.sampled_from([full_mesh, switch]))(4, Fraction(64), Fraction(0))
+    tried = {"buffers": [2, 3, 4], "tail_chunks": [1, 2, 4], "trim": [False, True]}
+    options = {each: draw(st.sampled_from(tried[each])) for each in tried if each in options_of(name)}
     try:
-        passes = attention_schedules(name, topology, layer, None, AttentionOptions("both"))
+        passes = attention_schedules(name, topology, layer, None, AttentionOptions("both", **options))
     except ScheduleError:
         passes = attention_schedules("ring-attention", topology, layer, None, AttentionOptions("both"))
     separate = draw(st.sampled_from([(), ("backward",), ("forward", "backward")]))
@@ -125,6 +127,14 @@ def test_where_messages_wait_for_a_share_of_calls_no_stack_is_needed(
     for engine in ("simpy", "array"):
         found = simulate(schedule, machine, engine).time_s  # type: ignore[arg-type]
         assert float(found) == pytest.approx(float(call_s + (n - 1) * step_s))
+
+
+def test_sums_do_not_wait_for_a_call_that_needs_their_memory() -> None:
+    """With two buffers a rank makes its next results where the last ones lie until they have left."""
+    options = AttentionOptions("forward", buffers=2, tail_chunks=4)
+    question = Question("mi300x-4", "zigzag-token-ring", Workload(8192, heads=8, mask="causal"), options)
+    exact, array = (answer(replace(question, engine=engine)).time_s for engine in ("simpy", "array"))
+    assert float(exact) == pytest.approx(float(array), rel=1e-9)
 
 
 def test_messages_of_rccl_wait_unless_that_is_changed() -> None:
