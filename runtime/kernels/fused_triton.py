@@ -17,6 +17,11 @@ Tensor = torch.Tensor
 ELEMENTS = 2048
 """Elements that a program holds of each tensor: 16 per thread of four warps."""
 
+ITEMS = ["items"]
+"""What a kernel is not compiled anew for: Triton would for 1 and for multiples of 16, in the middle of a training whose
+sequences are ragged. Strides are told apart, since what is known of them makes loads wide.
+"""
+
 
 @triton.jit
 def _items(items, batch, heads, size, block_items: tl.constexpr, block_size: tl.constexpr):
@@ -43,7 +48,7 @@ def _row_of(rows, position, mask, has_rows: tl.constexpr):
     return position
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ITEMS)
 def _merge(
     out, lse, part, part_lse, rows, part_rows, items, batch, heads, size,
     out_p, out_b, out_h, lse_p, lse_b, lse_h, part_p, part_b, part_h, part_lse_p, part_lse_b, part_lse_h,
@@ -105,7 +110,7 @@ def _add_one(
     tl.store(into + place, new.to(into.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ITEMS)
 def _add(
     into, part, second_into, second_part, rows, part_rows, items, batch, heads, size,
     into_p, into_b, into_h, part_p, part_b, part_h, into_p2, into_b2, into_h2, part_p2, part_b2, part_h2,
@@ -140,7 +145,7 @@ def launch_add(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ITEMS)
 def _inner_products(
     dout, out, delta, items, batch, heads, size, dout_p, dout_b, dout_h, out_p, out_b, out_h, delta_p, delta_b, delta_h,
     block_items: tl.constexpr, block_size: tl.constexpr,
@@ -165,7 +170,7 @@ def launch_inner_products(dout: Tensor, out: Tensor) -> Tensor:
     return delta
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ITEMS)
 def _stand_in(
     dout, delta, out, items, batch, heads, size, dout_p, dout_b, dout_h, delta_p, delta_b, delta_h, out_p, out_b, out_h,
     block_items: tl.constexpr, block_size: tl.constexpr,
