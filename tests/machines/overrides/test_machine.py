@@ -284,7 +284,7 @@ def test_bad_overrides_are_refused_in_one_line(text: str, overrides: list[str], 
 
 
 def test_a_single_text_is_no_sequence_of_overrides() -> None:
-    with pytest.raises(OverrideError, match="expected a sequence of texts"):
+    with pytest.raises(OverrideError, match="expected a list of texts"):
         predict("h100-8", "ring", MIB, overrides="link.bandwidth=x2")
 
 
