@@ -11,6 +11,7 @@ import pkgutil
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,6 +23,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 import tasp_lab
+from docs.generate import with_site_parts
 from tasp_lab.cli.app import app
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Table
@@ -78,9 +80,15 @@ def rows_of(document: Document) -> list[Document]:
     return [row for row in rows if isinstance(row, dict)]
 
 
+@cache
+def guides() -> str:
+    """All guides, as the site has them."""
+    return with_site_parts("".join(each.read_text() for each in (ROOT / "docs").glob("*.md")))
+
+
 def undocumented(document: Document) -> list[str]:
     """The fields of an object and of its rows that the guides do not have."""
-    text = "".join(each.read_text() for each in (ROOT / "docs").glob("*.md"))
+    text = guides()
     fields = dict.fromkeys(name for each in (document, *rows_of(document)) for name in each)
     return [name for name in fields if f"`{name}`" not in text and name not in OWN_AXES]
 
