@@ -23,10 +23,6 @@ from tasp_lab.schedules.registry import NOT_APPLICABLE, options_of
 SEARCHED: Mapping[str, Sequence[object]] = {name: option.tried for name, option in OPTIONS.items() if option.tried}
 """The values that are tried of each searched field of `AttentionOptions`, where it applies to a schedule."""
 
-NOT_SEARCHED = tuple(name for name, option in OPTIONS.items() if not option.tried)
-"""The fields that say what to compute, and in which precision it is sent; those of which every prediction takes the
-fastest value; and the direction, of which `auto` is within about 1 % of the best."""
-
 EQUAL = 1e-9
 """Times that differ by this share are equal: both engines agree to it."""
 
