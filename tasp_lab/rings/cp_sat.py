@@ -55,9 +55,7 @@ def rings_within(
     >>> rings_within(four, [1] * 12, 2, SearchBudget(10**7))[0].shape
     (2, 4)
     """
-    with deferred_interrupts():  # SIGINT during the import would become an `ImportError`
-        from ortools.sat.python import cp_model
-
+    cp_model = _import_cp_model()
     model, arcs = cp_model.CpModel(), problem.arcs.tolist()
     chosen: list[list[Any]] = [[model.new_bool_var("") for _ in arcs] for _ in range(count)]
     for ring in chosen:
@@ -79,10 +77,16 @@ def rings_within(
     return rings_of(np.array([heads[tails.argsort()] for tails, heads in (each.T for each in hops)])), ""
 
 
+def _import_cp_model() -> Any:
+    """The module ``cp_model`` of OR-tools, of which SIGINT during the import would make an `ImportError`."""
+    with deferred_interrupts():
+        from ortools.sat.python import cp_model
+    return cp_model
+
+
 def _solve(model: cp_model.CpModel, budget: SearchBudget) -> tuple[cp_model.CpSolver, Any]:
     """Solve in a thread, so that SIGINT is handled at once."""
-    from ortools.sat.python import cp_model
-
+    cp_model = _import_cp_model()
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = budget.left / _OPERATIONS_PER_UNIT
     solver.parameters.num_workers = _WORKERS
