@@ -144,6 +144,16 @@ class SequenceLayout:
             for each in self.spans
         )
 
+    def after(self, first: int) -> SequenceLayout:
+        """The layout of the positions from `first` on, counted from there: that of new positions after a prefix.
+
+        >>> zigzag(12, 2).after(8).positions(0).tolist()
+        [1, 2, 3]
+        """
+        shards = ((Span(span.start - first, span.stride, span.count) for span in each)
+                  for each in self.spans_from(first))  # fmt: skip
+        return _layout(f"{self.name} after {first}" if first else self.name, self.sequence - first, shards)
+
     def length(self, rank: int) -> int:
         """The number of positions of a rank."""
         return sum(span.count for span in self.spans[rank])
