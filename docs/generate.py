@@ -241,8 +241,8 @@ def generated(text: str) -> str:
 def with_site_parts(text: str) -> str:
     """A page of the site with the parts that only the site has.
 
-    >>> with_site_parts("*Made with the site (`make site`): linear attention.*")[:35]
-    '| schedule | what moves, forward |\\n|-'
+    >>> with_site_parts("*Made with the site (`make site`): linear attention.*")[:34]
+    '| schedule | what moves, forward |'
     """
     return _SITE_PART.sub(lambda match: PARTS[match[1]](), text)
 

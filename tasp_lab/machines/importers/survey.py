@@ -178,8 +178,8 @@ class Given:
     def constant(self, default: Constant) -> Constant:
         """The constant with the given value, or else the default.
 
-        >>> Given(link_bandwidth="50GB/s").constant(Constant("link_bandwidth", "25GB/s", "a data sheet"))
-        Constant(name='link_bandwidth', value='50GB/s', source='given to the import', interval=None)
+        >>> Given(link_bandwidth="50GB/s").constant(Constant("link_bandwidth", "25GB/s", "a data sheet")).value
+        '50GB/s'
         """
         text: str | None = getattr(self, default.name)
         if text is None:
