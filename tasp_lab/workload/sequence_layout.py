@@ -251,14 +251,10 @@ def striped(
     if documents is not None:
         check_documents(documents, sequence)
     shards: list[list[Span]] = [[] for _ in range(world_size)]
-    pairs = [0] * world_size
     for start, length, longer in _parts(sequence, world_size, cached_keys):
-        # The remainder positions are the last, so ranks with one come first; of equal ones, the busiest.
-        order = sorted(range(world_size), key=lambda rank: (rank not in longer, -pairs[rank]))
-        for offset, rank in enumerate(order):
-            count = len(range(offset, length, world_size))
-            shards[rank].append(Span(start + offset, world_size, count))
-            pairs[rank] += count * (offset + 1) + world_size * count * (count - 1) // 2
+        # The remainder positions are the last, so ranks with one come first.
+        for offset, rank in enumerate(sorted(range(world_size), key=lambda rank: rank not in longer)):
+            shards[rank].append(Span(start + offset, world_size, len(range(offset, length, world_size))))
     return _layout("striped", sequence, shards)
 
 

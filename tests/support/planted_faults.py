@@ -128,9 +128,9 @@ FAULTS = (
         ("tests/workload", "tests/schedules"),
     ),
     Fault(
-        "layout: the busiest rank gets the next remainder",
-        "(rank not in longer, -pairs[rank])",
-        "(rank not in longer, pairs[rank])",
+        "layout: stripes of what follows a prefix begin at the first rank, whoever has a remainder",
+        "key=lambda rank: rank not in longer",
+        "key=lambda rank: rank",
         ("tests/workload", "tests/schedules"),
     ),
     Fault(

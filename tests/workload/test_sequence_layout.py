@@ -52,6 +52,17 @@ def test_shards_differ_by_one_position_at_most(name: str, sequence: int, world_s
     assert max(lengths) - min(lengths) <= 1
 
 
+@given(st.sampled_from(["contiguous", "striped"]), sequences, world_sizes, st.data())
+def test_a_cached_prefix_is_even_and_so_is_what_follows_it(
+    name: str, sequence: int, world_size: int, data: st.DataObject
+) -> None:
+    """By themselves, and together: remainders of the second part go to ranks that had none of the first."""
+    cached = data.draw(st.integers(0, sequence))
+    shards = held(LAYOUTS[name](sequence, world_size, cached_keys=cached))
+    assert spread([len(shard) for shard in shards]) <= 1
+    assert spread([sum(position < cached for position in shard) for shard in shards]) <= 1
+
+
 @given(sequences, world_sizes)
 def test_zigzag_stretches_differ_by_one_position_at_most(sequence: int, world_size: int) -> None:
     """And so do the shards, each of them one stretch of the front half and one of the back half."""
