@@ -242,6 +242,14 @@ def test_selective_checkpointing_repeats_what_it_does_not_keep(name: str) -> Non
         assert kept(model, kind) == sum(outputs for _, outputs in shapes[::2])
 
 
+@pytest.mark.parametrize("ranks", [3, 5, 7, 11])
+def test_shards_are_as_small_as_they_can_be_and_cover_all_states(ranks: int) -> None:
+    model = small_model()
+    found = memory_use(plan_of(model, ranks=ranks), 0, 1)
+    for size, of_parameter in ((found.parameters, 4), (found.gradients, 4), (found.optimizer, 8)):
+        assert size == -(-of_parameter * parameter_count(model) // ranks)
+
+
 def test_memory_grows_with_the_positions_of_a_rank() -> None:
     plan = plan_of(small_model())
     assert attention_buffers(phases_of(plan, exact_machine(2)).passes.values()) > 0
