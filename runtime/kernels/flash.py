@@ -91,14 +91,19 @@ CAN_REGISTER = hasattr(implementations, "activate_flash_attention_impl")
 """Whether this release of torch lets other implementations register, as that of our tests does."""
 
 
+_activated: set[str] = set()
+
+
 def _use(implementation: str | None) -> None:
-    """Let torch's operators be those of an implementation, None for its own FlashAttention-2."""
-    if not CAN_REGISTER or implementations.current_flash_attention_impl() == implementation:
+    """Let torch's operators be those of an implementation, None for what they are without our kernels."""
+    current = implementations.current_flash_attention_impl() if CAN_REGISTER else implementation
+    if current == implementation:
         return
-    if implementation is None:
-        implementations.restore_flash_attention_impl()
-    else:
+    if implementation is not None:
         implementations.activate_flash_attention_impl(implementation)
+        _activated.add(implementation)
+    elif current in _activated:  # one that the program has chosen stays
+        implementations.restore_flash_attention_impl()
 
 
 def _torch_lengths(q: Tensor, k: Tensor, lengths: Lengths | None) -> tuple[Tensor | None, Tensor | None, int, int]:

@@ -177,7 +177,7 @@ def _packed(
 
 
 def _cumulative_lengths(starts: tuple[int, ...], batch: int, device: torch.device) -> Tensor:
-    """Of the sequences of all of a batch."""
+    """Where each sequence begins, those of one batch entry after those of another, and where the last one ends."""
     rows = starts[-1] - starts[0]
     firsts = [start - starts[0] + rows * entry for entry in range(batch) for start in starts[:-1]]
     return constant((*firsts, rows * batch), torch.int32, device)

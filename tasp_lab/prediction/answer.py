@@ -147,7 +147,7 @@ class PassAnswer:
         return self.timeline.time_s
 
     def on(self, machine: Machine) -> PassAnswer:
-        """The same schedule on another machine, its time alone."""
+        """The answer for this schedule on another machine, simulated for its time only."""
         return PassAnswer(machine, self.schedule, self.work, self.options, self.engine, progress=self.progress)
 
     @property

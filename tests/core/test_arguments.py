@@ -35,7 +35,7 @@ OTHERS: list[Any] = [
 
 WHOLE = ("sequence", "batch", "heads", "head_dim", "cached_keys", "kv_heads", "linear_kv_heads", "window")
 COUNTS = ("sequence", "cached_keys")
-"""Those that may be texts."""
+"""The arguments that may be given as texts, such as 64Ki."""
 
 
 @pytest.mark.parametrize(

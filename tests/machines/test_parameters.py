@@ -87,7 +87,7 @@ def test_a_communicator_per_pair_has_the_changed_numbers(name: str, factor: floa
 
 
 def libraries_of(machine: Machine) -> list[ChannelLibrary | None]:
-    """Those of all ranks, and of a pair of each kind."""
+    """The library of the communicator of all ranks, then that of each kind of pair."""
     assert isinstance(machine.comm_library, GroupLibrary)
     return [machine.comm_library.world, *(kind.library for kind in machine.comm_library.kinds)]
 

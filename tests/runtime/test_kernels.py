@@ -516,6 +516,7 @@ class Implementations:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.activated: list[str | None] = [None]
+        patch.setattr(flash, "_activated", set())
         patch.setattr(flash.implementations, "current_flash_attention_impl", lambda: self.activated[-1])
         patch.setattr(flash.implementations, "activate_flash_attention_impl", self.activated.append)
         patch.setattr(flash.implementations, "restore_flash_attention_impl", lambda: self.activated.append(None))
@@ -545,6 +546,15 @@ def test_the_flash_attention_of_torch_is_asked_for_the_right_window(case: Case) 
         for name in ("sdpa", "flash-attn-3", "flash-attn-3", "flash-attn-4", "sdpa"):
             assert_close(case.attend(KERNELS[name], q, k, v), expected)
     assert found.activated in ([None], [None, "FA3", "FA4", None]), "the first where no key is seen"
+
+
+def test_an_implementation_that_the_program_has_activated_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Implementations(monkeypatch)
+    as_on_gpus(monkeypatch)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", torch_operator)
+    found.activated.append("FA4")
+    Case().attend(KERNELS["sdpa"], *Case().tensors())
+    assert found.activated == [None, "FA4"]
 
 
 def cudnn_operator(query, key, value, bias, compute_lse, dropout_p, causal, *, scale):  # type: ignore[no-untyped-def]
