@@ -37,41 +37,9 @@ chromium:
 		>/dev/null 2>&1 \
 	|| echo "Chromium is missing (as root: apt-get install chromium): tests of reports are skipped, in CI they fail"
 
-# The long tables, written to experiments/results and experiments/benchmarks/results.
+# All committed tables anew, which takes hours; prints which figures moved. One of them: python -m experiments NAME.
 experiments: $(INSTALLED)
-	$(BIN)/python -m experiments.tables.all_gather
-	$(BIN)/python -m experiments.tables.decomposition --measure
-	$(BIN)/python -m experiments.tables.attention_curve
-	$(BIN)/python -m experiments.tables.contention
-	$(BIN)/python -m experiments.tables.other_kernels
-	$(BIN)/python -m experiments.tables.passes
-	$(BIN)/python -m experiments.tables.layer_errors
-	$(BIN)/python -m experiments.tables.dtypes
-	$(BIN)/python -m experiments.tables.training
-	$(BIN)/python -m experiments.tables.hybrids
-	$(BIN)/python -m experiments.tables.search
-	$(BIN)/python -m experiments.tables.search_optimum
-	$(BIN)/python -m experiments.tables.dropped_dependencies
-	-$(BIN)/python -m experiments.tables.astra_sim
-	$(BIN)/python -m experiments.tables.schedules_on_the_fabric
-	$(BIN)/python -m experiments.tables.ranking_on_the_fabric
-	$(BIN)/python -m experiments.tables.linear_on_the_fabric
-	$(BIN)/python -m experiments.tables.found_on_the_fabric
-	$(BIN)/python -m experiments.reproductions all
-	$(BIN)/python -m experiments.tables.whole_steps
-	$(BIN)/python -m experiments.accuracy.report
-	$(BIN)/python -m experiments.accuracy.step_curve
-	$(BIN)/python -m experiments.accuracy.fabric
-	$(BIN)/python -m experiments.benchmarks.commands
-	$(BIN)/python -m experiments.benchmarks.scale
-	$(BIN)/python -m experiments.benchmarks.structure
-	$(BIN)/python -m experiments.benchmarks.executor_cost
-	$(BIN)/python -m experiments.benchmarks.agreement_cost
-	$(BIN)/python -m experiments.benchmarks.helper_kernels
-	$(BIN)/python -m experiments.benchmarks.tuned_ring
-	$(BIN)/python -m experiments.benchmarks.beside_others
-	$(BIN)/python -m experiments.benchmarks.study_speed
-	$(BIN)/python -m experiments.benchmarks.peers
+	$(BIN)/python -m experiments
 
 # The documents as a site that opens from disk: site/index.html.
 site: $(INSTALLED)

@@ -1,46 +1,48 @@
 """Time and memory of whole commands, as users call them: the process from its start to its end.
 
-``python -m experiments.benchmarks.commands`` runs each command in a process of its own, with bytecode kept as that of
-an installed package is. The first rows are what any command, and any prediction, takes at least. Results:
-``experiments/benchmarks/results/commands.json``, ``.md``.
+``python -m experiments.benchmarks.commands [PAGE ...]`` runs each command of ``commands.toml`` in a process of its own,
+with bytecode kept as that of an installed package is, and writes ``experiments/benchmarks/results/PAGE.md`` and
+``.json``.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from experiments.common import Record, machine_record, markdown_table, write_record
-from tasp_lab.core.files import write_whole
+import tomli_w
 
-LAYER = "--seq 1Mi --heads 32 --kv-heads 8 --mask causal --pass both"
-COMMANDS = (
-    "--help",
-    "predict full-mesh:2 --schedule ring --shard-bytes 1MiB",
-    "predict full-mesh:4096 --schedule ring --shard-bytes 1MiB",
-    "predict mi300x-8 --schedule tasp --seq 16Ki",
-    "predict h100-8 --schedule tasp --seq 16Ki",
-    *(f"predict h100-{nodes}x8 {LAYER} --schedule zigzag-ring-attention" for nodes in (8, 16, 32, 128)),
-    *(f"predict h100-{nodes}x8 {LAYER} --schedule tasp" for nodes in (8, 16, 32)),
-    f"predict gb200-nvl72 {LAYER} --schedule tasp",
-    f"compare h100-8 {LAYER}",
-    f"compare h100-4x8 {LAYER}",
-    f"compare h100-32x8 {LAYER}",
-    "decompose gb200-nvl72",
-    "accuracy",
-)
-REPEATS = 5
+from experiments.common import Formats, Record, read_record, table, write_page, write_record
+from tasp_lab import load_study
+
 SHORT_S = 30.0
 """Commands that take longer are run once."""
 
 RESULTS = Path(__file__).parent / "results"
+CASES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+PAGES = ("commands", "scale", "study_speed")
 BYTECODE = Path(tempfile.gettempdir()) / "tasp-lab-bytecode"
+
+COLUMNS: Formats = {
+    "command": lambda row: f"`{row['command']}`",
+    "s": "{seconds:.2f}",
+    "CPU s": "{cpu_s:.2f}",
+    "peak MB": lambda row: f"{row['peak_bytes'] / 1e6:,.0f}",
+}
+RANKS: Formats = {"ranks": "{ranks:,}", "exponent": lambda row: f"{row['exponent']:.2f}" if row["exponent"] else ""}
+POINTS: Formats = {
+    "points": "{points:,}",
+    "CPU ms per point": lambda row: f"{1e3 * row['cpu_s'] / row['points']:.0f}",
+}
 
 
 class Run(NamedTuple):
@@ -51,49 +53,88 @@ class Run(NamedTuple):
     peak_bytes: int
 
 
-def main() -> None:
-    """Run all commands and write the table."""
-    rows: list[Record] = []
-    for command in COMMANDS:
-        runs = [run_command(command)]
-        while len(runs) < REPEATS and runs[0].seconds < SHORT_S:
-            runs.append(run_command(command))
-        middle = {name: statistics.median(getattr(run, name) for run in runs) for name in Run._fields}
-        rows.append({"command": command, **middle, "repeats_s": [run.seconds for run in runs]})
-        print(command, middle, flush=True)
-    write_record(RESULTS / "commands.json", {"repeats": REPEATS, "rows": rows})
-    empty_s = rows[1]["seconds"]
-    cells = [
-        [f"`tasp-lab {row['command']}`", f"{row['seconds']:.2f}", f"{row['seconds'] / empty_s:.1f}",
-         f"{row['cpu_s']:.2f}", f"{row['peak_bytes'] / 1e6:.0f}"]
-        for row in rows
-    ]  # fmt: skip
-    made = machine_record()
-    head = (
-        f"Whole commands, medians of {REPEATS} runs, of one where it takes more than {SHORT_S:g} s, made by "
-        f"`python -m experiments.benchmarks.commands` on {made['cores']} cores ({made['processor']}, {made['date']}). "
-        "The empty `predict` is the second row."
-    )
-    table = markdown_table(("command", "s", "over an empty predict", "CPU s", "peak MB"), cells)
-    write_whole(RESULTS / "commands.md", f"{head}\n\n{table}\n".encode())
+def main(names: Iterable[str]) -> None:
+    """Time the commands of these pages, by default of all, and write them."""
+    for name in list(names) or PAGES:
+        rows: list[Record] = []
+        for row in CASES[name]["rows"]:
+            rows.append(_study(**row) if "study" in row else _command(row, CASES[name]["runs"]))
+            print(rows[-1], flush=True)
+        write_record(RESULTS / f"{name}.json", {"rows": list(with_exponents(rows))})
+        write_page(RESULTS / f"{name}.md", page(name, read_record(RESULTS / f"{name}.json")))
 
 
-def run_command(command: str) -> Run:
+def _command(row: Mapping[str, Any], most: int) -> Record:
+    """The medians of several runs of a command."""
+    arguments = row["command"].format(layer=CASES["layer"])
+    runs = [run_command(arguments.split())]
+    while len(runs) < most and runs[0].seconds < SHORT_S:
+        runs.append(run_command(arguments.split()))
+    return {**row, "command": arguments, **_medians(runs), "runs_s": [run.seconds for run in runs]}
+
+
+def _study(study: str, options: str) -> Record:
+    """One run of a study, from an empty folder."""
+    question = {"study": {"name": study}, **CASES["studies"][study]}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{study}.toml"
+        file.write_bytes(tomli_w.dumps(question).encode())
+        run = run_command(["study", "run", str(file), "--output", f"{folder}/run", *options.split(), "--yes"])
+    command = f"study run {study}.toml {options}"
+    return {"command": command, "points": load_study(question).count, **_medians([run])}
+
+
+def _medians(runs: Iterable[Run]) -> Record:
+    return dict(zip(Run._fields, map(statistics.median, zip(*runs, strict=True)), strict=True))
+
+
+def run_command(arguments: Iterable[str]) -> Run:
     """Run a command in a process of its own. Raises `SystemExit` if it fails."""
-    started_s = time.perf_counter()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    started_s = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasp_lab.cli", *command.split()],
+        [sys.executable, "-m", "tasp_lab.cli", *arguments],
         stdout=subprocess.DEVNULL,
-        env=environment | {"PYTHONPYCACHEPREFIX": str(BYTECODE)},
+        env=environment | {"PYTHONPYCACHEPREFIX": str(BYTECODE), "OMP_NUM_THREADS": "1"},
     )
+    # Not getrusage of all children: its peak memory is that of the largest child so far.
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started_s
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"tasp-lab {command}: exit code {process.returncode}")
+        raise SystemExit(f"tasp-lab {' '.join(arguments)}: exit code {process.returncode}")
     return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
+def with_exponents(rows: Iterable[Record]) -> Iterator[Record]:
+    """Rows with the exponent of processor time against ranks, from the row before if that has fewer ranks.
+
+    >>> [row["exponent"] for row in with_exponents([{"ranks": 8, "cpu_s": 1.0}, {"ranks": 16, "cpu_s": 4.0}])]
+    [None, 2.0]
+    """
+    before: Record = {}
+    for row in rows:
+        if "ranks" in row:
+            grows = before.get("ranks", math.inf) < row["ranks"]
+            exponent = math.log(row["cpu_s"] / before["cpu_s"], row["ranks"] / before["ranks"]) if grows else None
+            yield (before := row | {"exponent": exponent})
+        else:
+            yield row
+
+
+def page(name: str, record: Record) -> str:
+    """The page of a record."""
+    case, rows, made = CASES[name], record["rows"], record["machine"]
+    columns = {**COLUMNS, **(RANKS if "ranks" in rows[0] else {}), **(POINTS if "points" in rows[0] else {})}
+    runs = "one run each" if case["runs"] == 1 else f"medians of {case['runs']} runs, one above {SHORT_S:g} s"
+    head = (
+        f"Whole commands of `tasp-lab`, {runs}, made by `python -m experiments.benchmarks.commands {name}` on "
+        f"{made['cores']} cores ({made['processor']}, Python {made['python']}, {made['date']})."
+    )
+    if "ranks" in rows[0]:
+        head += " The exponent is that of processor time against ranks, from the row above."
+    return f"# {case['title']}\n\n{head}\n\n{table(rows, columns)}\n{case.get('notes', '')}"
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

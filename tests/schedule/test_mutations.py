@@ -1,7 +1,7 @@
 """The proof against real numbers: what is wrong after a change of a valid schedule must be refused, without exception.
 
 An executor of numbers, which shares no code with the proof, judges every changed schedule. Harmless changes may be
-accepted or refused. Here a sample of each kind of change is judged; ``python -m experiments.tables.mutations`` judges
+accepted or refused. Here a sample of each kind of change is judged; ``python -m experiments.tables.campaigns`` judges
 all of them. ``pytest -s`` prints the counts.
 """
 
