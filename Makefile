@@ -6,16 +6,24 @@ INSTALLED := .venv/.installed
 WORKERS ?= 2
 SIMGRID := python3-simgrid libsimgrid-dev
 
-.PHONY: lab test check simgrid chromium experiments site clean
+.PHONY: lab test test-all check pytest simgrid chromium experiments site clean
 
 # The main job: a mesh and a switch, predicted, run and compared.
 lab: $(INSTALLED)
 	$(BIN)/python -m experiments.lab
 
-# Lint, types, layers, then every test but those that need a GPU; those that measure time run by themselves.
-test: $(INSTALLED) check simgrid chromium
-	$(BIN)/pytest -n $(WORKERS) -m "not gpu and not alone"
+# Lint, types and layers beside every test but those that need a GPU; those that measure time run by themselves, last.
+# Property tests draw a fifth of their examples, and two notebooks run.
+test: $(INSTALLED) simgrid chromium
+	$(MAKE) --jobs 2 check pytest
 	$(BIN)/pytest -m alone $$(grep -rl --include="test_*.py" pytest.mark.alone tests)
+
+# The same with all examples and all notebooks.
+test-all:
+	TASP_LAB_TESTS=all $(MAKE) test
+
+pytest: $(INSTALLED)
+	$(BIN)/pytest -n $(WORKERS) -m "not gpu and not alone"
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -39,21 +39,34 @@ os.environ.pop("COLUMNS", None)  # workers of pytest have 80, and tables are as 
 ROOT = Path(__file__).parent.parent
 
 
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """A warning of CUDA, NCCL or their packages is shown, but does not fail what needs a GPU. CI has fewer examples."""
+IS_FULL = os.environ.get("TASP_LAB_TESTS") == "all"
+"""Whether all examples of property tests are drawn and all notebooks run, as by ``make test-all``."""
+
+QUICK_NOTEBOOKS = ("01_the_idea.ipynb", "11_your_own_schedule.ipynb")
+LEAST_EXAMPLES = 3
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A warning of CUDA, NCCL or their packages is shown, but does not fail what needs a GPU."""
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))
-    if "CI" in os.environ:
+    if not IS_FULL:
         for function in {getattr(item, "function", None) for item in items}:
             _draw_fewer(function)
+        named = {Path(each.partition("::")[0]).name for each in config.args}
+        left_out = [item for item in items if item.path.suffix == ".ipynb"
+                    and item.path.name not in (*QUICK_NOTEBOOKS, *named)]  # fmt: skip
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _draw_fewer(function: Any) -> None:
-    """A third of the examples of a property test: they are half of the time of all tests."""
+    """A fifth of the examples of a property test: all of them are half of the time of all tests."""
     used = getattr(function, "_hypothesis_internal_use_settings", None)
-    if used is not None and used.max_examples > 6:
-        function._hypothesis_internal_use_settings = settings(used, max_examples=used.max_examples // 3)
+    if used is not None:
+        fewer = max(used.max_examples // 5, min(used.max_examples, LEAST_EXAMPLES))
+        function._hypothesis_internal_use_settings = settings(used, max_examples=fewer)
 
 
 Tell = Callable[..., tuple[int, str, str]]
