@@ -268,6 +268,7 @@ def rows(path: str) -> list[dict[str, str]]:
     ("document", "results", "least"),
     [
         ("README.md", "experiments/results/all_gather.md", 6),
+        ("README.md", "experiments/ranking_benchmark/leaderboard.md", 4),
         ("docs/decomposition.md", "experiments/results/decompositions.md", 6),
     ],
 )
