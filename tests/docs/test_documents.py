@@ -20,7 +20,7 @@ from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.columns import COLUMNS
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.registry import SCHEDULES
-from tests.conftest import ROOT, Command
+from tests.conftest import IS_FULL, ROOT, Command
 from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, redirected, shown
 from tests.measure.fit.test_fit_profile import H100, log, table
 from tests.measure.fit.test_leave_one_out import csv
@@ -96,7 +96,15 @@ def test_documents_show_what_the_command_prints(
     assert printed.startswith(output.rstrip())
 
 
-NOT_RUN = {
+NOT_RUN: dict[tuple[str, str], str] = (
+    {}
+    if IS_FULL
+    else {
+        ("README.md", "plan"): "takes half a minute",
+        ("README.md", "search"): "takes half a minute",
+    }
+)
+NOT_RUN |= {
     ("attention.md", ""): "takes minutes: long layers on many schedules; tests/cli/test_attention.py runs short ones",
     ("README.md", "compare"): "takes ten seconds; tests/cli runs short ones",
     ("README.md", "study"): "takes minutes; tests/study runs studies",
