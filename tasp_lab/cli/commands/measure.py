@@ -44,7 +44,7 @@ def accuracy(
             group=MACHINE, help="The machine of tables and logs that do not name one: h100-8, h100 or my.toml:2x8."
         ),
     ] = None,
-    plot: Annotated[Path | None, plot("measured and predicted times")] = None,
+    plot: Annotated[Path | None, plot("the errors of predictions")] = None,
     pairs: Annotated[
         bool,
         option(
@@ -77,11 +77,9 @@ def accuracy(
     with Progress(lines_only=json) as shown:
         found = report.accuracy(*paths, profile=profile, sampling=chosen, pairs=pairs, jobs=workers, count=shown.count)
     if plot is not None:
-        from tasp_lab.plots.accuracy import draw_rows, draw_tables
+        from tasp_lab.plots.accuracy import draw_tables
 
-        collectives = [table for table in found if table.rows and table.kind == "collective"]
-        only = len(collectives) == sum(bool(table.rows) for table in found)
-        write_picture(draw_tables(collectives) if only else draw_rows(found), plot)
+        write_picture(draw_tables(found), plot)
     tell(found, json, wide=wide)
 
 
