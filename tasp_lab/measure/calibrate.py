@@ -32,18 +32,8 @@ from tasp_lab.measure.fit.fit_profile import Calibrated, Finding, candidates, ch
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.inputs import table_inputs
 from tasp_lab.measure.profiles import choose, choose_for
-from tasp_lab.measure.readers import (
-    MeasuredTable,
-    PairTable,
-    find_tables,
-    parse_nccl_tests,
-    parse_p2p_bandwidth,
-    parse_transfer_bench,
-)
-from tasp_lab.measure.readers.file_position import check_is_text, read_text
+from tasp_lab.measure.readers import EXPECTED, MeasuredTable, PairTable, read_files
 from tasp_lab.prediction.provenance import Provenance, machine_constants, plain, sha256
-
-_EXPECTED = "a CSV table (.csv), or a log of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest"
 
 
 def calibrate(
@@ -75,7 +65,9 @@ def calibrate(
     read = Measurements.read(measurements, profile, fit, by_rings=algorithm == "ring", in_place=in_place)
     if not read.cases:
         if not read.of_pairs:
-            why = [f"{figure.file}: {figure.what}, {figure.note}" for figure in read.figures] + list(read.left_out)
+            why = [f"{figure['file']}: {figure['what']}, {figure['note']}" for figure in read.figures] + list(
+                read.left_out
+            )
             raise FitError(f"these measurements identify no constant: {'; '.join(why) or 'there are none'}")
         return _fitted(read, Calibrated(read.start, read.of_pairs))
     for line in read.left_out:
@@ -177,74 +169,47 @@ def _errors(predict: Simulated, profile: Profile, measured_s: FloatArray, suffix
     }
 
 
-@dataclass(frozen=True)
-class PairFigure:
-    """Median of one table's `count` figures, with the interval of 95 % of them, in SI units.
-
-    `what` is the table's kind, or ``latency``. `constant` is the constant that it identifies, None for information
-    only; `note` describes how the figures were measured.
-    """
-
-    file: str
-    what: str
-    unit: str
-    constant: str | None
-    note: str
-    count: int
-    value: float
-    low: float
-    high: float
+Figure = Mapping[str, Any]
+"""The median ``value`` of the figures of a table of pairs, with ``low`` and ``high`` ends of the interval of 95 % of
+them, in SI units; ``constant`` is the one that it identifies, None where the profile has none of them."""
 
 
-def pair_figures(table: PairTable, profile: Profile) -> list[PairFigure]:
-    """Figures of a table of pairs on a machine of this profile.
+def pair_figure(table: PairTable, profile: Profile) -> Figure:
+    """What a table of pairs tells of a machine of this profile.
 
-    One transfer at a time identifies `link_payload`, all at once `link_many_payload`. Transfers in both directions,
-    those through host memory, and latencies are for information: the tools measure the latency of a waiting kernel, not
-    of a wire.
-
-    Raises `FitError` for more GPUs than a node of the profile has, and for a figure above the rate of its links.
+    One transfer at a time identifies `link_payload`, all at once `link_many_payload`. Raises `FitError` for more GPUs
+    than a node of the profile has, and for a figure above the rate of its links.
     """
     count = len(table.bandwidth_bytes_per_s)
     if count > profile.ranks_per_node:
         raise FitError(f"{table.name}: {count} GPUs, but a node of {profile.name} has {profile.ranks_per_node}")
-    within_a_gpu = np.eye(count, dtype=bool)
-    values = np.where(within_a_gpu, np.nan, table.bandwidth_bytes_per_s)
-    constant: str | None = None
-    note = "several transfers at once"
-    if table.peer_to_peer is False:
-        note = "without peer access, through the host's memory"
-    elif table.kind == "unidirectional" or (table.kind == "transfers" and np.isfinite(values).sum() == 1):
-        constant, note = "link_payload", "one transfer at a time"
-    elif table.kind == "all-to-all":
+    values = np.where(np.eye(count, dtype=bool), np.nan, table.bandwidth_bytes_per_s)
+    constant, note = "link_payload", "one transfer at a time"
+    if table.kind == "all-to-all":
         port = "link" if profile.inside == "full-mesh" else "GPU's port"
         constant, note = "link_many_payload", f"each {port}, all transfers at once"
         values = np.nansum(values, axis=1) if profile.inside == "switch" else values
-    constant = constant if constant in profile.parameters else None
-    measured: list[tuple[str, str, str | None, str, FloatArray]]
-    measured = [(table.kind, "bytes/s", constant, note, values)]
-    if table.latency_s is not None:
-        latencies = np.where(within_a_gpu, np.nan, table.latency_s)
-        measured.append(("latency", "s", None, "of a kernel that waits, not of the link", latencies))
-    figures = []
-    for what, unit, of_constant, how, matrix in measured:
-        if len(known := matrix[np.isfinite(matrix)]):
-            low, middle, high = np.quantile(known, [0.025, 0.5, 0.975]).tolist()
-            figures.append(PairFigure(table.name, what, unit, of_constant, how, len(known), middle, low, high))
-    line = profile.parameters.numbers["link_bandwidth"]
-    if constant and figures and figures[0].value > line:
-        found, carried = (CONSTANTS["link_bandwidth"].format(value, 4) for value in (figures[0].value, line))
+    known = values[np.isfinite(values)]
+    if not len(known):
+        raise FitError(f"{table.name}: no bandwidth between two GPUs")
+    low, middle, high = np.quantile(known, [0.025, 0.5, 0.975]).tolist()
+    line, is_known = profile.parameters.numbers["link_bandwidth"], constant in profile.parameters
+    if is_known and middle > line:
+        found, carried = (CONSTANTS["link_bandwidth"].format(value, 4) for value in (middle, line))
         raise FitError(f"{table.name}: {found} between GPUs, but links of {profile.name} carry {carried}")
-    return figures
+    return {
+        "file": table.name, "what": table.kind, "unit": "bytes/s", "constant": constant if is_known else None,
+        "note": note, "count": len(known), "value": middle, "low": low, "high": high,
+    }  # fmt: skip
 
 
-def pair_findings(figures: Iterable[PairFigure], profile: Profile) -> tuple[Finding, ...]:
+def pair_findings(figures: Iterable[Figure], profile: Profile) -> tuple[Finding, ...]:
     """The constants that these figures identify; of several figures of a constant, the last."""
     found = {}
     for each in figures:
-        if name := each.constant:
-            before, origin = profile.parameters.numbers[name], f"{Path(each.file).name} ({each.note})"
-            found[name] = Finding(name, before, each.value, each.low, each.high, origin=origin)
+        if name := each["constant"]:
+            before, origin = profile.parameters.numbers[name], f"{Path(each['file']).name} ({each['note']})"
+            found[name] = Finding(name, before, each["value"], each["low"], each["high"], origin=origin)
     return tuple(found.values())
 
 
@@ -263,7 +228,7 @@ class Measurements:
     start: Profile
     cases: tuple[Case, ...]
     left_out: tuple[str, ...]
-    figures: tuple[PairFigure, ...]
+    figures: tuple[Figure, ...]
     of_pairs: tuple[Finding, ...]
     provenance: Provenance
 
@@ -272,20 +237,23 @@ class Measurements:
         cls, files: Sequence[Path | str], profile: str | None, names: Sequence[str], *, by_rings: bool, in_place: bool
     ) -> Measurements:
         """Read the measurements in files and folders; the parameters are those of `calibrate`."""
-        tables, pairs = _read([Path(each) for each in dict.fromkeys(map(str, files))], in_place)
+        names_of_files = dict.fromkeys(map(str, files))
+        read = read_files(map(Path, names_of_files), in_place=in_place)
+        tables = [each for each in read if isinstance(each, MeasuredTable)]
+        pairs = [each for each in read if isinstance(each, PairTable)]
+        if not tables and not pairs:
+            raise TableError(f"{', '.join(names_of_files)}: no measurement in it, expected {EXPECTED}")
         choice = choose(profile) if profile is not None else choose_for(tables)
         profile_, parameters = choice.profile, choice.profile.parameters
         left_out: list[str] = []
         cases = cases_of(tables, choice, by_rings=by_rings, progress=left_out.append)
-        figures = tuple(figure for table in pairs for figure in pair_figures(table, profile_))
+        figures = tuple(pair_figure(table, profile_) for table in pairs)
         of_pairs = tuple(each for each in pair_findings(figures, profile_) if not names or each.name in names)
         inputs = {
             "profile": {"name": profile_.name, "sha256": sha256(plain(tuple(parameters.values())))},
             "size": choice.size,
             "tables": [table_inputs(table) for table in tables],
-            "pairs": [
-                {"file": Path(each.name).name, "sha256": sha256(plain(replace(each, name="")))} for each in pairs
-            ],
+            "pairs": [{"file": Path(each.name).name, "sha256": sha256(plain(each[1:]))} for each in pairs],
             "fit": list(names),
             "by_rings": by_rings,
         }
@@ -313,27 +281,6 @@ def _today() -> str:
     return datetime.date.today().isoformat()
 
 
-def _read(paths: Sequence[Path], in_place: bool) -> tuple[list[MeasuredTable], list[PairTable]]:
-    """Read the tables of collectives and of pairs in files and folders."""
-    tables: list[MeasuredTable] = []
-    pairs: list[PairTable] = []
-    for path in paths:
-        if path.is_dir() or path.suffix.lower() == ".csv":
-            tables += find_tables([path], in_place=in_place)
-            continue
-        check_is_text(path)
-        text, name = read_text(path), str(path)
-        if runs := parse_nccl_tests(text, name, in_place=in_place):
-            tables += runs
-        elif found := parse_p2p_bandwidth(text, name) + parse_transfer_bench(text, name):
-            pairs += found
-        else:
-            raise TableError(f"{path}: no measurement in it, expected {_EXPECTED}")
-    if not tables and not pairs:
-        raise TableError(f"{', '.join(map(str, paths))}: no measurement in it, expected {_EXPECTED}")
-    return tables, pairs
-
-
 def _fitted(read: Measurements, found: Calibrated, acceptances: tuple[Acceptance, ...] = ()) -> Fitted[Calibrated]:
     """A profile fitted to measurements in files; without tables of collectives there is no acceptance."""
     sources = {each.name: each.source for each in found.profile.parameters.values()}
@@ -357,12 +304,11 @@ def _fitted(read: Measurements, found: Calibrated, acceptances: tuple[Acceptance
         }
         for number, case in enumerate(found.cases)
     ]  # fmt: skip
-    figures = [vars(figure) for figure in read.figures]
     document = {
         "profile": found.profile.name, "library": found.profile.library,
         "accepted": all(each.accepted for each in acceptances),
         "acceptance": acceptances[0].to_dict() if acceptances else None, "constants": constants, "tables": tables,
-        "pairs": figures, "notes": list(read.left_out), "provenance": read.provenance.to_dict(),
+        "pairs": list(read.figures), "notes": list(read.left_out), "provenance": read.provenance.to_dict(),
     }  # fmt: skip
     unknown: dict[tuple[str, str], list[str]] = {}  # one row for all constants with the same reason
     for each in found.findings:
@@ -372,7 +318,7 @@ def _fitted(read: Measurements, found: Calibrated, acceptances: tuple[Acceptance
     unchanged = [{"names": texts, "why": why, "needs": needs} for (why, needs), texts in unknown.items()]
     fitted = [vars(finding) for finding in found.findings if finding.identifiable]
     parts: list[Part] = [
-        *Table.of("pairs", figures, _PAIRS, (0, 1, 6)),
+        *Table.of("pairs", read.figures, _PAIRS, (0, 1, 6)),
         *Table.of(f"{found.profile.name}: fitted parameters", fitted, _FITTED, (0, 5)),
         *Table.of("not identified", unchanged, _UNCHANGED, (0, 1, 2)),
         *Table.of("predicted against measured", tables, _ERRORS, (0, 1, 2)),
@@ -386,8 +332,7 @@ def _fitted(read: Measurements, found: Calibrated, acceptances: tuple[Acceptance
 
 def _text(field: str) -> Callable[[Mapping[str, Any]], str]:
     """A field of a constant, or of a figure of pairs, in its unit."""
-    of_unit = {"s": "link_latency", "bytes/s": "link_bandwidth"}
-    return lambda row: CONSTANTS[row["name"] if "name" in row else of_unit[row["unit"]]].format(row[field], 4)
+    return lambda row: CONSTANTS[row.get("name", "link_bandwidth")].format(row[field], 4)
 
 
 _PAIRS: Formats = {

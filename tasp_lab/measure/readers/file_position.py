@@ -93,25 +93,19 @@ def quoted(text: str) -> str:
     return ascii(text if len(text) <= 40 else text[:37] + "...")
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, must_be_text: bool = False) -> str:
     """The text of a file without terminal colours; invalid UTF-8 becomes replacement characters.
 
-    Raises `TableError` if it cannot be read.
+    Raises `TableError` if it cannot be read and, if it `must_be_text`, if it is empty or is none.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig", errors="replace")
+        text = _ESCAPE.sub("", path.read_bytes().decode("utf-8-sig", errors="replace"))
     except (OSError, ValueError) as error:
         raise TableError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return _ESCAPE.sub("", text)
-
-
-def check_is_text(path: Path) -> None:
-    """Raise `TableError` for a file that cannot be read, is empty or is no text."""
-    text = read_text(path)
-    if not text.strip():
-        raise TableError(f"{path}: is empty, expected a table of measurements")
-    if "\0" in text:
-        raise TableError(f"{path}: is no text, expected a table of measurements")
+    if must_be_text and (not text.strip() or "\0" in text):
+        what = "is no text" if text.strip() else "is empty"
+        raise TableError(f"{path}: {what}, expected a table of measurements")
+    return text
 
 
 _HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:(?:\s+(.*?))?\s*")

@@ -16,7 +16,7 @@ from tasp_lab.measure.fit.cases import Simulated, cases_of
 from tasp_lab.measure.fit.fit_profile import Calibrated
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.profiles import Choice
-from tasp_lab.measure.readers import MeasuredTable, read_nccl_tests
+from tasp_lab.measure.readers import MeasuredTable, find_tables
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import ROOT, Command
 from tests.measure.fit.test_fit_profile import H100, SIZES, made, table
@@ -105,7 +105,7 @@ def test_a_machine_whose_protocols_are_all_slow_is_found() -> None:
 
 
 def test_a_slower_machine_is_found() -> None:
-    cases = cases_of(read_nccl_tests(SAMPLES / "h100-8-all_gather-slow.log"), Choice(H100, "8"))
+    cases = cases_of(find_tables([SAMPLES / "h100-8-all_gather-slow.log"]), Choice(H100, "8"))
     found = fit_profile(H100, cases, Simulated(H100, cases), date="2026-01-15")
     before, after = (np.abs(found.errors(times_s)[0]).mean() for times_s in (found.before_s, found.after_s))
     assert after < before / 4
