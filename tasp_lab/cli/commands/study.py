@@ -29,7 +29,7 @@ def check(
     /,
     *,
     estimate: Annotated[
-        bool, Parameter(group=RUN, help="Estimate the run time, by one point of each machine, variant and schedule.")
+        bool, Parameter(group=RUN, help="Estimate the run time, by some points of each schedule.")
     ] = True,
     json: Json = False,
 ) -> None:
