@@ -79,8 +79,8 @@ def write_layers(found: AccuracyReport) -> None:
         source: {
             Path(each.table.name).stem: {
                 **summary(each.errors),
-                "ranking_right": each.ranking_right,
-                "ranking_groups": each.ranking_groups,
+                "ranking_right": each.ranking[0],
+                "ranking_groups": each.ranking[1],
                 "rows": [row.record() for row in each.rows if row.relative_error is not None],
             }
             for each in tables
