@@ -161,7 +161,11 @@ class Library:
 
 def _of_ours(name: str, install: str, runs: str) -> Library:
     kernel = KERNELS[name]
-    return Library(kernel.supports, lambda *call: kernel_calls(kernel, *call, dtype_on(call[-1])), install, runs)
+
+    def calls(shape: CallShape, device: Device) -> Calls:
+        return kernel_calls(kernel, shape, device, dtype_on(device))
+
+    return Library(kernel.supports, calls, install, runs)
 
 
 def _import(*modules: str) -> Callable[..., str | None]:

@@ -19,8 +19,7 @@ from tasp_lab.measure.profiles import Choice
 from tasp_lab.measure.readers import MeasuredTable, find_tables
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import ROOT, Command
-from tests.measure.fit.test_fit_profile import H100, SIZES, made, table
-from tests.measure.fit.test_leave_one_out import csv
+from tests.measure.fit.test_fit_profile import H100, SIZES, csv, made, table
 
 SAMPLES = ROOT / "tests" / "measure" / "readers" / "samples"
 """Logs in the format of nccl-tests of plausible machines, made for these tests: slow at small and medium sizes."""
@@ -237,6 +236,6 @@ def test_times_that_no_machine_has_are_not_written(command: Command) -> None:
     assert not (command.folder / "my.toml").exists()
 
 
-@pytest.mark.parametrize("options", [(), ("--fabric", "local", "--output", "my.toml"), ("--judge",)])
+@pytest.mark.parametrize("options", [(), ("--fabric", "local", "--output", "my.toml")])
 def test_force_without_a_file_to_write(command: Command, options: tuple[str, ...]) -> None:
     assert "--force" in command.refused("calibrate", "full-mesh:2", "--force", *options)

@@ -337,6 +337,22 @@ def test_broken_profiles_other_families_and_unnamed_machines_are_refused(folder:
     assert "nothing to calibrate from" in refused()
 
 
+def csv(table: MeasuredTable, profile: str) -> str:
+    head = f"# profile: {profile}\n# collective: {table.collective}\n# ranks: {table.ranks}\n# algorithm: ring\n"
+    return head + "size_B,time_us\n" + "".join(f"{row.size_bytes},{row.time_s * 1e6!r}\n" for row in table.rows)
+
+
+def test_profiles_of_one_name_that_differ_are_two_machines(tmp_path: Path) -> None:
+    for name, rate in (("all_gather", 300e9), ("reduce_scatter", 200e9)):
+        (folder := tmp_path / name).mkdir()
+        (folder / f"{name}.csv").write_text(csv(made(name, sizes=SIZES[::3]), "my.toml"))  # type: ignore[arg-type]
+        (folder / "my.toml").write_text(
+            profile_document(H100.with_parameters(with_numbers(H100.parameters, {"ring_rate": rate})))
+        )
+    with pytest.raises(FitError, match=r"'my\.toml' differs from that of .*all_gather\.csv, expected one machine"):
+        calibrate_files(tmp_path)
+
+
 def pairs(kind: Kind, values: FloatArray) -> PairTable:
     return PairTable("pairs.log", kind, values)
 
