@@ -186,6 +186,7 @@ class AccuracyReport(View, Sequence[TableAccuracy]):
     """Measured tables beside their predictions, a sequence of `TableAccuracy`."""
 
     tables: tuple[TableAccuracy, ...]
+    provenance: Provenance
 
     @overload
     def __getitem__(self, index: int) -> TableAccuracy: ...
@@ -221,7 +222,7 @@ def _report(tables: Sequence[TableAccuracy], notes: Sequence[str], with_pairs: b
         *Table.of("measured times inside intervals of 90 %", coverage, COVERAGE_COLUMNS),
         *notes,
     ]
-    report = AccuracyReport({}, list(map(flat, documents)), parts, tuple(tables))
+    report = AccuracyReport({}, list(map(flat, documents)), parts, tuple(tables), _provenance(tables))
     whole = {
         "left_out": left_out,
         "median_relative_error": report.median_relative_error,
@@ -230,7 +231,7 @@ def _report(tables: Sequence[TableAccuracy], notes: Sequence[str], with_pairs: b
         "decisions_by_source": decisions,
         "tables": documents,
         "notes": list(notes),
-        "provenance": _provenance(tables).to_dict(),
+        "provenance": report.provenance.to_dict(),
     }
     return replace(report, document=whole)
 
