@@ -204,6 +204,11 @@ class AccuracyReport(View, Sequence[TableAccuracy]):
         means = [float(abs(table.errors).mean()) for table in self.tables if table.in_scope]
         return median(means) if means else None
 
+    @property
+    def coverage(self) -> list[dict[str, Any]]:
+        """How many measured times intervals hold, regime by regime."""
+        return coverage_of(self.tables)
+
 
 def _report(tables: Sequence[TableAccuracy], notes: Sequence[str], with_pairs: bool) -> AccuracyReport:
     """`notes` are about guessed machines; `with_pairs` adds the pairs of rows of tables of layers to the dictionary."""
