@@ -129,7 +129,7 @@ def report(folder: StudyFolder, *, where: str | None = None, baseline: str | Non
     covered = selected(folder, where, baseline)
     axes, frame = winners_of(covered)
     view = winner_table(covered, axes, frame)
-    rows, unanswered, told = covered.rows, records_of(covered.unanswered), folder.provenance()
+    rows, unanswered, told = covered.rows, records_of(covered.unanswered), folder.provenance
     winners, constants = records_of(frame), told.get("constants", ())
     tables = {
         "winners": page_table(winners, winner_columns(covered, axes)),
