@@ -88,8 +88,8 @@ def batches(points: Iterable[Point]) -> Iterator[list[Point]]:
     equal, and what follows from them is found once.
     """
     of_layer: dict[Workload, list[list[Point]]] = {}
-    for (_, layer), group in groupby(points, key=lambda point: (point.on, point.layer)):
-        of_layer.setdefault(layer, []).append(list(group))
+    for (_, layer), rivals in groupby(points, key=lambda point: (point.on, point.layer)):
+        of_layer.setdefault(layer, []).append(list(rivals))
     for same in of_layer.values():
         batch: list[Point] = []
         for group in [*same, []]:  # the last one ends the batch
