@@ -177,7 +177,7 @@ class TableAccuracy:
     @property
     def profile(self) -> str | None:
         """The machine that the table names."""
-        return self.table.headers.get("profile") or None
+        return self.table.profile
 
     @property
     def what(self) -> str:

@@ -1,4 +1,4 @@
-"""A position in a text file, with parsers whose errors name it, and CSV files of measurements.
+"""A position in a text file, with parsers whose errors name it; CSV files and tables of measurements.
 
 A CSV file has headers ``# key: value``, column names and rows of cells.
 """
@@ -9,8 +9,9 @@ import csv
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from tasp_lab.core.errors import QuantityError, TableError
 from tasp_lab.core.units import parse_size_bytes
@@ -149,6 +150,24 @@ class CsvText:
             if len(cells) != len(columns):
                 raise place.error(f"{len(cells)} cells", f"{len(columns)}, one per column")
             yield place, dict(zip(columns, cells, strict=True))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A table of measurements: its file, and the run if a file has several; and the headers of the file, those that are
+    repeated joined by line breaks."""
+
+    name: str
+    headers: Mapping[str, str]
+
+    @property
+    def profile(self) -> str | None:
+        """The machine that the table names."""
+        return self.headers.get("profile") or None
+
+    def on(self, profile: str) -> Self:
+        """The table as one of a machine, by name."""
+        return replace(self, headers={**self.headers, "profile": profile})
 
 
 def parse_csv(text: str, name: str) -> CsvText:

@@ -309,7 +309,7 @@ class _Reader:
             headers["groups"] = str(len(groups)) if len(groups) > 1 else ""
         headers = {key: text for key, text in headers.items() if text or key == "gpu"}
         reason = ", ".join(filter(None, reasons))
-        return MeasuredTable(name, profile, collective, ranks, headers, rows, reason, tuple(warnings))
+        return MeasuredTable(name, headers, collective, ranks, rows, reason, tuple(warnings))
 
     def _rows(self) -> tuple[tuple[Row, ...], list[str]]:
         rows, empty = [], 0

@@ -126,7 +126,7 @@ def test_a_held_out_row_does_not_judge_itself(tmp_path: Path) -> None:
     for name, measured in (("as_is", rows), ("slower", slower)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "all_gather.csv").write_text(
-            csv(MeasuredTable("", "", "all_gather", 8, {}, tuple(measured)), "h100-8")
+            csv(MeasuredTable("", {}, "all_gather", 8, tuple(measured)), "h100-8")
         )
         found.append(calibrate(tmp_path / name, fit=["ring_rate"]).result)
     part = folds(len(rows))[1]

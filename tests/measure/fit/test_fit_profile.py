@@ -54,7 +54,7 @@ def table(
 ) -> MeasuredTable:
     rows = tuple(Row(size_bytes, float(time_s)) for size_bytes, time_s in zip(sizes, times_s, strict=True))
     ranks = int(np.prod([int(part) for part in size.split("x")]))
-    return MeasuredTable(f"{collective}.csv", f"h100-{size}", collective, ranks, {}, rows)
+    return MeasuredTable(f"{collective}.csv", {"profile": f"h100-{size}"}, collective, ranks, rows)
 
 
 def made(collective: NcclTestsName, noise: float = 0.0, sizes: Sequence[int] = SIZES, seed: int = 0) -> MeasuredTable:
@@ -424,6 +424,6 @@ def test_ranks_that_run_are_calibrated(command: Command) -> None:
 
 
 def test_a_table_without_a_collective_says_so() -> None:
-    incomplete = MeasuredTable("a.csv", "h100-8", None, 8, {}, (), "no header 'collective'")
+    incomplete = MeasuredTable("a.csv", {"profile": "h100-8"}, None, 8, (), "no header 'collective'")
     with pytest.raises(TableError, match=r"a\.csv: no header 'collective'"):
         cases_of([incomplete], Choice(H100, ""))
