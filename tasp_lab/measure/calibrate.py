@@ -115,6 +115,7 @@ def calibrate(
     # the rows of all tables, one table after the other, so that each fit has all tables and sizes
     held_out_s, too_few = held_out(every, without, progress)
     fitted = {finding.name for finding in found.findings if finding.identifiable}
+    # what tables of collectives identify replaces what those of pairs told of the same constant
     kept = tuple(finding for finding in of_pairs if finding.name not in fitted)
     others = tuple(finding for finding in found.findings if finding.name not in {each.name for each in kept})
     acceptance = Acceptance.of(times_s, before_s, found.after_s, held_out_s, too_few)

@@ -105,6 +105,7 @@ def one_point_at(points: Iterable[Point], at: str = "") -> list[Point]:
     does, and where points differ in more than their schedule.
     """
     left = points_at(points, at)
+    # a study with variants asks every question several times; who names none means the machine as it is
     left = [point for point in left if point.label("variant") == AS_IS] or left
     for name in label_names(left):
         values = dict.fromkeys(str(point.label(name)) for point in left)

@@ -265,6 +265,6 @@ def ranking(rows: Iterable[MeasuredRow]) -> tuple[float | None, int]:
             measured_s[row.schedule] = min(measured_s.get(row.schedule, time_s), time_s)
             predicted_s[row.schedule] = row.predicted_s or 0.0
         limit_s = (1 + TIE) * min(measured_s.values())
-        if max(measured_s.values()) > limit_s:
+        if max(measured_s.values()) > limit_s:  # else all are in a tie, and any pick is right
             right.append(measured_s[min(predicted_s, key=lambda name: predicted_s[name])] <= limit_s)
     return (sum(right) / len(right) if right else None), len(right)

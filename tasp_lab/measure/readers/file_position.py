@@ -91,6 +91,7 @@ class FilePosition:
 
 def quoted(text: str) -> str:
     """Text for an error message: quoted, on one line, and truncated."""
+    # ascii, since a cell of a file that is no table may have control characters
     return ascii(text if len(text) <= 40 else text[:37] + "...")
 
 
