@@ -31,7 +31,7 @@ from tasp_lab.measure.accuracy import AccuracyReport, TableAccuracy, accuracy, o
 from tasp_lab.measure.accuracy.layer import check_row, row_run
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, summary
 from tasp_lab.measure.readers import LayerTable
-from tasp_lab.plots.accuracy import draw_rows, draw_tables
+from tasp_lab.plots.accuracy import draw_tables
 from tasp_lab.plots.timelines import render
 
 FOLDER = Path(__file__).parent
@@ -79,8 +79,8 @@ def write_layers(found: AccuracyReport) -> None:
         source: {
             Path(each.table.name).stem: {
                 **summary(each.errors),
-                "ranking_right": each.ranking_right,
-                "ranking_groups": each.ranking_groups,
+                "ranking_right": each.ranking[0],
+                "ranking_groups": each.ranking[1],
                 "rows": [row.record() for row in each.rows if row.relative_error is not None],
             }
             for each in tables
@@ -88,7 +88,7 @@ def write_layers(found: AccuracyReport) -> None:
         for source, tables in sources.items()
     }
     _write_json("layers.json", documents)
-    figure = draw_rows(
+    figure = draw_tables(
         [each for tables in sources.values() for each in tables], "Measured layers: error of predictions"
     )
     write_whole(FOLDER / "layers.png", render(figure, "png"))

@@ -20,7 +20,7 @@ from tasp_lab.machines.machine import IDEAL
 from tasp_lab.machines.sampling import FEW_SAMPLES
 from tasp_lab.measure.accuracy import MeasuredRow, TableAccuracy, own_tables
 from tasp_lab.measure.accuracy.layer import LayerEvaluator, RowRun, check_row, row_run
-from tasp_lab.measure.accuracy.table_accuracy import groups_of, is_right
+from tasp_lab.measure.accuracy.table_accuracy import ranking
 from tasp_lab.measure.readers import LayerTable, find_all_tables
 from tasp_lab.prediction.inputs import with_host
 
@@ -133,13 +133,13 @@ def tables_text(tables: Sequence[TableAccuracy]) -> str:
 def _table_cells(table: TableAccuracy) -> list[str]:
     rows = counted(table)
     figures = scored(Row(table.table, row).figure("") for row in rows)  # type: ignore[arg-type]
-    groups = groups_of(rows)
+    right, groups = ranking(rows)
     if not figures:
         return [f"`{Path(table.table.name).name}`", f"{len(rows)}", "left out of scores", "-", "-", "-"]
     return [
         f"`{Path(table.table.name).name}`", f"{len(rows)}", f"{inside_of(figures)}", f"{median_error(figures):.0%}",
         f"{sum(abs(each.error) <= 0.15 for each in figures) / len(figures):.0%}",
-        f"{sum(map(is_right, groups))} of {len(groups)}" if groups else "-",
+        "-" if right is None else f"{right * groups:.0f} of {groups}",
     ]  # fmt: skip
 
 

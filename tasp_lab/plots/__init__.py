@@ -12,12 +12,12 @@ from tasp_lab.core.lazy import lazy_names
 
 TYPE_CHECKING = False  # without importing typing
 if TYPE_CHECKING:
-    from tasp_lab.plots.accuracy import draw_rows, draw_tables
+    from tasp_lab.plots.accuracy import draw_tables
     from tasp_lab.plots.rings import draw_decomposition
     from tasp_lab.plots.study import draw_curves, draw_maps
     from tasp_lab.plots.timelines import draw_timelines
 
-__all__ = ["draw_curves", "draw_decomposition", "draw_maps", "draw_rows", "draw_tables", "draw_timelines"]
+__all__ = ["draw_curves", "draw_decomposition", "draw_maps", "draw_tables", "draw_timelines"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -26,7 +26,6 @@ __getattr__, __dir__ = lazy_names(
         "draw_decomposition": "tasp_lab.plots.rings",
         "draw_curves": "tasp_lab.plots.study",
         "draw_maps": "tasp_lab.plots.study",
-        "draw_rows": "tasp_lab.plots.accuracy",
         "draw_tables": "tasp_lab.plots.accuracy",
     },
 )

@@ -84,7 +84,7 @@ def _draw_graph(
     unused: Iterable[tuple[int, int]],
 ) -> None:
     nearest, span = float(min(pdist(at), default=1.0)), float(np.ptp(at, axis=0).max()) or 1.0
-    margin = 0.15 * span + 0.3 * nearest
+    margin = 0.15 * span + 0.3 * nearest  # room for circles at the edge, and for hops that bend around them
     low, high = at.min(axis=0) - margin, at.max(axis=0) + margin
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
     axes.set_axis_off()

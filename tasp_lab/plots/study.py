@@ -156,7 +156,7 @@ def _scale_axes(axes: Axes, points: pd.DataFrame, x: Scale, y: Scale) -> None:
         axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(thinned))
     axes.xaxis.set_minor_locator(NullLocator())
-    if not x.categories:
+    if not x.categories:  # numbers; categories are drawn at their places 0, 1, 2
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: x.text(value)))
     else:
         axes.xaxis.set_major_formatter(

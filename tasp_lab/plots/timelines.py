@@ -68,6 +68,7 @@ def render(figure: Figure, suffix: str) -> bytes:
     if f".{picture_format}" not in PICTURE_SUFFIXES:
         raise OutputError(f"cannot draw a picture as {suffix!r}: expected {', '.join(PICTURE_SUFFIXES)}")
     buffer = io.BytesIO()
+    # the date of drawing and random ids would make files of equal figures differ
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.hashsalt": "tasp-lab"}):
         figure.savefig(buffer, format=picture_format, dpi=DOTS_PER_INCH, metadata=undated.get(picture_format))

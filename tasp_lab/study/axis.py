@@ -100,8 +100,8 @@ def value_of(point: Point, axis: str) -> float | None:
         return number
     if axis == NODES:
         return _machine_parts(point.machine)[1]
-    factors = (text.partition("=")[2].strip().removeprefix("x") for text in point.overrides if _is_factor(text, axis))
-    return float(math.prod(map(Fraction, factors), start=Fraction(1)))
+    factors = (found[1] for found in map(factor_of, point.overrides) if found is not None and found[0] == axis)
+    return float(math.prod(factors, start=Fraction(1)))
 
 
 def apart_from(point: Point, axis: str) -> str:
@@ -138,9 +138,21 @@ def _layer_fields(point: Point, axis: str) -> list[str]:
     return [LAYER_NUMBERS[name] for name in (axis, *(["kv_heads"] if follows else [])) if name in LAYER_NUMBERS]
 
 
-def _is_factor(text: str, axis: str) -> bool:
-    name, _, value = text.partition("=")
-    return name.strip() == axis and value.strip().startswith("x")
+def factor_of(override: str) -> tuple[str, Fraction] | None:
+    """The name and the factor of an override; None of one that is no factor.
+
+    >>> factor_of("nic.bandwidth=x2"), factor_of("link.latency=+1us")
+    (('nic.bandwidth', Fraction(2, 1)), None)
+    """
+    name, _, value = (part.strip() for part in override.partition("="))
+    try:
+        return (name, Fraction(value[1:])) if value.startswith("x") else None
+    except ValueError:
+        return None
+
+
+def _is_factor(override: str, axis: str) -> bool:
+    return (factor_of(override) or ("",))[0] == axis
 
 
 def _machine_parts(machine: str) -> tuple[str, int, str]:

@@ -33,7 +33,7 @@ from tasp_lab.study.frames import (
     title_of,
     varying,
 )
-from tasp_lab.study.table import WINNER, check_single, column_keys, heading, pivot, selected
+from tasp_lab.study.table import WINNER, check_single, heading, in_order, pivot, selected
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,7 +137,7 @@ def chart(
 def has_numbers(rows: pd.DataFrame, column: str) -> bool:
     """Whether a column has numbers, perhaps not in all rows, and nothing else."""
     values = [value for value in map(plain, rows[column]) if value is not None]
-    return bool(values) and all(isinstance(value, (int, float)) for value in values)
+    return bool(values) and all(map(is_number, values))
 
 
 def curves(rows: pd.DataFrame, x: str, y: str, lines: str, panels: Sequence[str]) -> pd.DataFrame:
@@ -176,16 +176,13 @@ def winner_map(rows: pd.DataFrame, x: str, y: str, panels: Sequence[str]) -> tup
     import pandas as pd
 
     cells = pivot(rows, (*panels, y), (x,), WINNER)
-    columns = column_keys(cells)
-    keys = dict.fromkeys(row for row, _ in cells)
-    in_order = [key for panel in dict.fromkeys(key[:-1] for key in keys) for key in keys if key[:-1] == panel]
     frame = pd.DataFrame([
-        {"panel": heading(panels, key[:-1]), "row": text_of(y, key[-1]), "column": text_of(x, column[0]),
-         "value": name, "text": text.partition(" ")[2], "open": bool(mark)}
-        for key in in_order for column in columns if (key, column) in cells
-        for name, text, mark in [cells[key, column]]
+        {"panel": heading(panels, [cell[name] for name in panels]), "row": text_of(y, cell[y]),
+         "column": text_of(x, cell[x]), "value": cell[WINNER], "text": cell["text"].partition(" ")[2],
+         "open": bool(cell["mark"])}
+        for cell in cells
     ])  # fmt: skip
-    return frame, [text_of(x, column[0]) for column in columns]
+    return frame, [text_of(x, value) for (value,) in in_order((cell[x],) for cell in cells)]
 
 
 def x_scale(rows: pd.DataFrame, x: str) -> Scale:

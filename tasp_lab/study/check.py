@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_line
@@ -19,7 +17,7 @@ from tasp_lab.planning.plan import ANY
 from tasp_lab.prediction.question import prepared
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import check_names, options_of
-from tasp_lab.study.evaluate import evaluate, groups
+from tasp_lab.study.evaluate import evaluate
 from tasp_lab.study.point import Point
 from tasp_lab.study.study import Study
 from tasp_lab.workload.layer import Workload
@@ -27,47 +25,8 @@ from tasp_lab.workload.layer import Workload
 MANY_POINTS = 100_000
 """More points than this are run on request only."""
 
-FEWEST_TIMED, MOST_TIMED = 24, 256
-"""Points that are timed for the estimate: at least so many, if there are, and at most."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """How long a run takes, from timed points.
-
-    Parameters
-    ----------
-    timed : how many points were timed.
-    points_s : processor time of all points, in seconds.
-    prepared : of each machine how long a process prepares it, in seconds, and how many groups of points it has: each
-        worker that gets one of them prepares it.
-    """
-
-    timed: int
-    points_s: float
-    prepared: tuple[tuple[float, int], ...]
-
-    def processor_s(self, workers: int) -> float:
-        """The processor time of a run by so many workers together, in seconds, without starting them.
-
-        >>> Estimate(2, 10.0, ((1.0, 1), (3.0, 8))).processor_s(2)
-        17.0
-        """
-        return self.points_s + sum(seconds * min(workers, groups) for seconds, groups in self.prepared)
-
-    @property
-    def wall_s(self) -> dict[int, float]:
-        """The time until a run ends with one worker, and with one on each core, in seconds."""
-        return {workers: self.processor_s(workers) / workers for workers in sorted({1, usable_cores()})}
-
-    def text(self, points: int) -> str:
-        """All times on one line."""
-        walls = ", ".join(
-            f"{text_of_seconds(seconds)} with {workers} worker{'s' if workers > 1 else ''}"
-            for workers, seconds in self.wall_s.items()
-        )
-        timed = f"{self.timed:,} of {points:,} points timed"
-        return f"about {text_of_seconds(self.processor_s(1))} of processor time: {walls} ({timed})"
+MOST_TIMED = 64
+"""Points that are timed for the estimate, at most."""
 
 
 def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallback = no_progress) -> View:
@@ -86,7 +45,8 @@ def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallba
     questions = list(dict.fromkeys(points))  # equal points have equal questions
     by_machine = Counter(each.machine for each in points)
     quick = [each for each in questions if each.job is None]  # a plan takes a while
-    expected = estimate_of(quick, progress=progress) if estimate and quick else None
+    timed, seconds = estimate_of(quick, progress=progress) if estimate and quick else (0, 0.0)
+    wall_s = {workers: seconds / workers for workers in sorted({1, usable_cores()})}
     document = {
         "study": study.name,
         "combinations": study.count,
@@ -94,11 +54,9 @@ def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallba
         "questions": len(questions),
         "by_machine": dict(by_machine),
         "refused": refused,
-        "estimate": expected and {
-            "timed": expected.timed,
-            "processor_s": expected.processor_s(1),
-            "wall_s": {str(workers): seconds for workers, seconds in expected.wall_s.items()},
-        },
+        "estimate": {
+            "timed": timed, "processor_s": seconds, "wall_s": {str(workers): wall for workers, wall in wall_s.items()},
+        } if timed else None,
     }  # fmt: skip
     skipped = study.count - len(points)
     counted = f"{len(points):,} points" + (f", {skipped:,} skipped by filters" if skipped else "")
@@ -109,8 +67,11 @@ def check_study(study: Study, *, estimate: bool = True, progress: ProgressCallba
         f"study {study.name}: {counted}{same}",
         *Table.of("points", rows, {"machine": "{machine}", "points": "{points:,}"}),
         *Table.of("does not apply", reasons, {"points": "{points:,}", "reason": "{reason}"}, (1,)),
-        *([] if expected is None else [expected.text(len(questions))]),
     ]
+    if timed:
+        walls = (f"{text_of_seconds(wall)} with {n} worker{'s' * (n > 1)}" for n, wall in wall_s.items())
+        counts = f"{timed:,} of {len(questions):,} points timed"
+        parts.append(f"about {text_of_seconds(seconds)} of processor time: {', '.join(walls)} ({counts})")
     return View(document, rows, parts)
 
 
@@ -174,47 +135,22 @@ def estimate_of(
     points: Sequence[Point],
     timed: Callable[[Point], float] = processor_s,
     progress: ProgressCallback = no_progress,
-) -> Estimate:
-    """How long points take: for each machine, variant and schedule one of its points is timed, more if these are few.
+) -> tuple[int, float]:
+    """How many points were timed, and the processor time of all of them in seconds.
 
-    The first point of a machine is timed twice: what only the first time takes (rings, samples of constants, loading
-    machine code) each worker prepares once. Which layer is timed differs from one schedule to the next, so that all
-    together stand for all layers. Of more than `MOST_TIMED` some are drawn; the others take as long as those of the
-    same schedule do on average. `timed` answers a point and returns the processor time of that, in seconds.
+    Some are drawn of each schedule, equally many, and all others of the schedule take as long as those do on average.
+    `timed` answers a point and returns its processor time in seconds.
     """
-    kinds: dict[tuple[tuple[object, ...], str], list[Point]] = {}
+    of_schedule: dict[str, list[Point]] = {}
     for point in points:
-        kinds.setdefault((point.on, point.schedule), []).append(point)
-    drawn = set(random.Random(0).sample(list(kinds), min(len(kinds), MOST_TIMED)))
-    chosen = [kind for kind in kinds if kind in drawn]  # one machine after another, as in a run
-    most = -(-FEWEST_TIMED // len(chosen))
-    picked = {}
-    for place, kind in enumerate(chosen):
-        count = min(most, len(kinds[kind]))
-        # Multiples of the golden ratio, less their whole part, fill the unit interval evenly however many there are:
-        # each kind begins at another layer.
-        begin = place * (math.sqrt(5) - 1) / 2 % 1
-        picked[kind] = [kinds[kind][int(len(kinds[kind]) * (number + begin) / count)] for number in range(count)]
-    number_timed = sum(map(len, picked.values()))
-    progress(f"timing {number_timed:,} of {len(points):,} points for an estimate")
-    prepared_s: dict[tuple[object, ...], float] = {}
-    means_s: dict[tuple[tuple[object, ...], str], float] = {}
-    of_schedule: dict[str, list[float]] = {}
-    for (machine, schedule), some in picked.items():
-        seconds = list(map(timed, some))
-        if machine not in prepared_s:
-            again = timed(some[0])
-            prepared_s[machine], seconds[0] = max(0.0, seconds[0] - again), again
-        means_s[machine, schedule] = fmean(seconds)
-        of_schedule.setdefault(schedule, []).append(fmean(seconds))
-    points_s = sum(
-        len(some) * means_s.get(kind, fmean(of_schedule.get(kind[1]) or means_s.values()))
-        for kind, some in kinds.items()
-    )
-    groups_of = Counter(group[0].on for group in groups(points))
-    mean_s = fmean(prepared_s.values())
-    prepared_all = tuple((prepared_s.get(machine, mean_s), count) for machine, count in groups_of.items())
-    return Estimate(number_timed, points_s, prepared_all)
+        of_schedule.setdefault(point.schedule, []).append(point)
+    drawn, most = random.Random(0), -(-MOST_TIMED // len(of_schedule))
+    chosen = {name: drawn.sample(some, min(len(some), most)) for name, some in of_schedule.items()}
+    count = sum(map(len, chosen.values()))
+    progress(f"timing {count:,} of {len(points):,} points for an estimate")
+    for point in {point.on: point for some in chosen.values() for point in some}.values():
+        timed(point)  # what only the first point of a machine takes (its rings, samples, machine code) is not counted
+    return count, sum(len(of_schedule[name]) * fmean(map(timed, some)) for name, some in chosen.items())
 
 
 def text_of_seconds(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """Crossovers: the values of an axis at which one schedule stops being faster than another::
 
-    find_crossovers(study.points(), CrossoverQuestion("seq", ("tasp", "ulysses")), evaluate)
+    find_crossovers(study.points(), evaluate, {"along": "seq", "between": ["tasp", "ulysses"]})
 
 Points that differ in the axis and in the schedule alone are a group. In each group some values are scanned, and
 between two scanned ones of which different schedules are faster the crossing is bisected.
@@ -9,7 +9,7 @@ between two scanned ones of which different schedules are faster the crossing is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -36,66 +36,12 @@ from tasp_lab.study.axis import (
     value_of,
 )
 from tasp_lab.study.frames import rival_of
-from tasp_lab.study.lookup import find_fields, label_names
+from tasp_lab.study.lookup import fields_of, label_names, points_at
 from tasp_lab.study.point import Point, Row
 from tasp_lab.study.study import fill, ranks_of
 
-FIELDS: Mapping[str, object] = {"along": "seq", "between": (), "margin": 0.0, "from": None, "to": None}
+FIELDS: Mapping[str, object] = {"along": "seq", "between": (), "margin": 0.0, "from": None, "to": None, "at": ""}
 """Fields of the section ``[find] crossover`` of a study, and what they are where they are not given."""
-
-
-@dataclass(frozen=True)
-class CrossoverQuestion:
-    """Where two schedules cross.
-
-    Parameters
-    ----------
-    along : the axis.
-    between : the two schedules.
-    margin : times that differ by less than this share count as equal, 0 to less than 1.
-    start, end : the ends of the axis, None for those of the study.
-    """
-
-    along: str
-    between: tuple[str, str]
-    margin: float = 0.0
-    start: float | None = None
-    end: float | None = None
-
-    def __post_init__(self) -> None:
-        check_axis(self.along)
-        if self.between[0] == self.between[1]:
-            raise StudyError(f"between {self.between[0]!r} and itself, expected two schedules")
-        if not 0 <= self.margin < 1:
-            raise StudyError(f"margin {self.margin:g}: expected 0 or more and less than 1, like 5%")
-        if self.start is not None and self.end is not None and self.start >= self.end:
-            raise StudyError(f"axis {self.along!r}: the interval {self.start:g} to {self.end:g} is empty")
-
-
-def crossover_question(find: Mapping[str, object], **given: object) -> CrossoverQuestion:
-    """The question of a section of a study, with the fields that are given in place of it; None is not given.
-
-    >>> question = crossover_question({"along": "seq", "between": ["tasp", "ulysses"], "margin": "5%"}, to="8Ki")
-    >>> question.along, question.between, question.margin, question.end
-    ('seq', ('tasp', 'ulysses'), 0.05, 8192)
-
-    Raises `StudyError` for what is missing or impossible.
-    """
-    values = find_fields("crossover", FIELDS, find, given)
-    axis, pair = values["along"], values["between"]
-    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-        shown = repr(pair) if isinstance(pair, str) else f"{len(pair)} given" if isinstance(pair, Sequence) else pair
-        raise StudyError(f"crossover: {shown}, expected two schedules: --between A --between B, or between = [A, B]")
-    for what, name in (("along", axis), ("between", pair[0]), ("between", pair[1])):
-        if not isinstance(name, str) or not name:
-            raise StudyError(f"find.crossover: {what} {name!r}, expected a name")
-    check_axis(axis)
-    ends = list[float | None]()
-    for name in ("from", "to"):
-        if (value := values[name]) is not None and not isinstance(value, str | int | float):
-            raise StudyError(f"find.crossover: {name} {value!r}, expected a value of the axis")
-        ends.append(None if value is None else axis_value(axis, value))
-    return CrossoverQuestion(axis, (pair[0], pair[1]), parse_share("margin", values["margin"]), *ends)
 
 
 # ------------------------------------------------------------------------------------ two schedules on one axis
@@ -264,15 +210,83 @@ def _sure_end(
 # ------------------------------------------------------------------------------------------ the groups of a study
 
 
-def scanned(values: Sequence[float], question: CrossoverQuestion) -> list[float]:
+def find_crossovers(
+    points: Iterable[Point],
+    evaluate: Callable[[Point], Row],
+    find: Mapping[str, object],
+    progress: ProgressCallback = no_progress,
+) -> View:
+    """The crossover of two schedules in every group of points: a row per crossing, of a group without one its verdict.
+
+    Groups of one value of the axis are left out if others have more.
+
+    Parameters
+    ----------
+    points : of a study.
+    evaluate : the row of a point.
+    find : fields, see `FIELDS`: the axis ``along`` which, the two schedules ``between`` which, the ``margin`` up to
+        which times count as equal, like ``5%``, and the ends of the axis ``from`` and ``to``, by default those of the
+        study; only points ``at`` some values count (`tasp_lab.study.lookup.points_at`).
+
+    Raises `StudyError` for what is missing or impossible, for a schedule that no point has, and where no group has two
+    values of the axis.
+    """
+    fields = fields_of("crossover", FIELDS, find)
+    axis, pair = fields["along"], fields["between"]
+    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+        shown = repr(pair) if isinstance(pair, str) else f"{len(pair)} given" if isinstance(pair, Sequence) else pair
+        raise StudyError(f"crossover: {shown}, expected two schedules: --between A --between B, or between = [A, B]")
+    for what, name in (("along", axis), ("between", pair[0]), ("between", pair[1])):
+        if not isinstance(name, str) or not name:
+            raise StudyError(f"find.crossover: {what} {name!r}, expected a name")
+    check_axis(axis)
+    if pair[0] == pair[1]:
+        raise StudyError(f"between {pair[0]!r} and itself, expected two schedules")
+    between, margin = (str(pair[0]), str(pair[1])), parse_share("margin", fields["margin"])
+    for name in ("from", "to"):
+        if not isinstance(fields[name], str | int | float | None):
+            raise StudyError(f"find.crossover: {name} {fields[name]!r}, expected a value of the axis")
+    start, end = (None if fields[name] is None else axis_value(axis, fields[name]) for name in ("from", "to"))
+    if start is not None and end is not None and start >= end:
+        raise StudyError(f"axis {axis!r}: the interval {start:g} to {end:g} is empty")
+
+    points = points_at(points, str(fields["at"]))
+    members, found = dict[str, list[Point]](), set[str]()
+    for point in points:
+        if named := [name for name in between if point.schedule == fill(name, dict(point.labels))]:
+            members.setdefault(apart_from(point, axis), []).append(point)
+            found.update(named)
+    if missing := [name for name in between if name not in found]:
+        known = list(dict.fromkeys(point.schedule for point in points))
+        raise StudyError(f"{unknown('schedule', missing[0], known)} of the study")
+    firsts = [group[0] for group in members.values()]
+    telling = [name for name in label_names(firsts) if name not in (axis, "schedule")
+               and len({point.label(name) for point in firsts}) > 1]  # fmt: skip
+    values_of = [sorted({value for point in group if (value := value_of(point, axis)) is not None})
+                 for group in members.values()]  # fmt: skip
+    scans = [(point, scan) for point, values in zip(firsts, values_of, strict=True)
+             if len(scan := scanned(values, start, end)) > 1]  # fmt: skip
+    if not scans:
+        shown = ", ".join(axis_text(axis, value) for value in values_of[0]) or "none"
+        expected = "expected two or more in the study, or --from and --to"
+        raise StudyError(f"axis {axis!r}: the interval has one value at most, the study has {shown}, {expected}")
+    groups = []
+    for number, (point, scan) in enumerate(scans, start=1):
+        labels = {name: point.label(name) for name in telling}
+        text = ", ".join(map(str, labels.values())) or point.machine
+        progress(f"crossover {number} of {len(scans)}: {text}")
+        values = lattice(axis, scan, multiple=_multiple(point, axis), heads=point.layer.heads)
+        compared = Comparison(point, between, axis, values, evaluate, margin)
+        groups.append(crossover(compared, [values.index(value) for value in scan], labels=labels))
+    return _report(axis, between, margin, groups)
+
+
+def scanned(values: Sequence[float], start: float | None = None, end: float | None = None) -> list[float]:
     """The values that are tried first: those of the study between the ends, the ends that are given, and doublings.
 
-    >>> scanned([8, 64], CrossoverQuestion("seq", ("a", "b")))
-    [8, 64]
-    >>> scanned([8], CrossoverQuestion("seq", ("a", "b"), end=64))
-    [8, 16, 32, 64]
+    >>> scanned([8, 64]), scanned([8], end=64)
+    ([8, 64], [8, 16, 32, 64])
     """
-    start, end = question.start, question.end
     if not values and (start is None or end is None):
         return []
     low = min(values) if start is None else start
@@ -286,46 +300,6 @@ def scanned(values: Sequence[float], question: CrossoverQuestion) -> list[float]
     return sorted({*inside, *doublings, high})
 
 
-def crossovers(
-    points: Iterable[Point],
-    question: CrossoverQuestion,
-    evaluate: Callable[[Point], Row],
-    progress: ProgressCallback = no_progress,
-) -> Iterator[dict[str, Any]]:
-    """The crossover of two schedules in every group of points. Groups of one value are left out if others have more.
-
-    Raises `StudyError` for a schedule that no point has, and where no group has two values of the axis.
-    """
-    points, axis = list(points), question.along
-    groups: dict[str, list[Point]] = {}
-    missing = list(question.between)
-    for point in points:
-        if names := [name for name in question.between if point.schedule == fill(name, dict(point.labels))]:
-            groups.setdefault(apart_from(point, axis), []).append(point)
-            missing = [name for name in missing if name not in names]
-    if missing:
-        known = list(dict.fromkeys(point.schedule for point in points))
-        raise StudyError(f"{unknown('schedule', missing[0], known)} of the study")
-    firsts = [members[0] for members in groups.values()]
-    telling = [name for name in label_names(firsts) if name not in (axis, "schedule")
-               and len({point.label(name) for point in firsts}) > 1]  # fmt: skip
-    known_values = [sorted({value for point in members if (value := value_of(point, axis)) is not None})
-                    for members in groups.values()]  # fmt: skip
-    scans = [(point, scan) for point, values in zip(firsts, known_values, strict=True)
-             if len(scan := scanned(values, question)) > 1]  # fmt: skip
-    if not scans:
-        shown = ", ".join(axis_text(axis, value) for value in known_values[0]) or "none"
-        expected = "expected two or more in the study, or --from and --to"
-        raise StudyError(f"axis {axis!r}: the interval has one value at most, the study has {shown}, {expected}")
-    for number, (point, scan) in enumerate(scans, start=1):
-        labels = {name: point.label(name) for name in telling}
-        text = ", ".join(map(str, labels.values())) or point.machine
-        progress(f"crossover {number} of {len(scans)}: {text}")
-        lattice_values = lattice(axis, scan, multiple=_multiple(point, axis), heads=point.layer.heads)
-        compared = Comparison(point, question.between, axis, lattice_values, evaluate, question.margin)
-        yield crossover(compared, [lattice_values.index(value) for value in scan], labels=labels)
-
-
 def _multiple(point: Point, axis: str) -> int:
     """What values of an axis are multiples of: lengths of twice the ranks, heads of the KV heads."""
     if axis == "heads" and point.layer.kv_head_count < point.layer.heads:
@@ -336,41 +310,27 @@ def _multiple(point: Point, axis: str) -> int:
         return 2
 
 
-# --------------------------------------------------------------------------------------------------- the report
-
-
-def find_crossovers(
-    points: Iterable[Point],
-    question: CrossoverQuestion,
-    evaluate: Callable[[Point], Row],
-    progress: ProgressCallback = no_progress,
-) -> View:
-    """The crossovers of a study: a row per crossing, of a group without one its verdict. See `crossovers`."""
-    groups = list(crossovers(points, question, evaluate, progress))
+def _report(axis: str, between: tuple[str, str], margin: float, groups: Sequence[Mapping[str, Any]]) -> View:
     found = [(group, crossing) for group in groups for crossing in (group["crossings"] or [{}])]
-    document = {
-        "along": question.along,
-        "between": list(question.between),
-        "margin": question.margin,
-        "groups": [{name: value for name, value in group.items() if name != "binds"} for group in groups],
-    }
     names = list(dict.fromkeys(name for group in groups for name in group["labels"]))
     cells = [
         ["" if (value := group["labels"].get(name)) is None else str(value) for name in names]
-        + _cells(question.along, group, crossing)
+        + _cells(axis, group, crossing)
         for group, crossing in found
     ]
     ends = ("95 %", "below", "above", "binds below", "binds above", "speed-up at the ends")
-    (first, second), margin = question.between, f", by more than {question.margin:.3g}" if question.margin else ""
-    title = f"crossovers of {first} and {second} along {question.along}{margin}; binds: {first} / {second}"
+    (first, second), by = between, f", by more than {margin:.3g}" if margin else ""
+    title = f"crossovers of {first} and {second} along {axis}{by}; binds: {first} / {second}"
     nowhere = dict.fromkeys(group["verdict"] for group in groups if group["verdict"].startswith("does not apply"))
     parts: list[Part] = [
-        Table(title, (*names, question.along, *ends), cells, range(len(names))),
+        Table(title, (*names, axis, *ends), cells, range(len(names))),
         f"{sum(group['points'] for group in groups)} points",
     ]
     if any(group["refused"] and group["verdict"] not in nowhere for group in groups):
         parts.append("values at which a schedule does not apply are left out")
     rows = [group["labels"] | {"verdict": group["verdict"]} | crossing for group, crossing in found]
+    shown = [{name: value for name, value in group.items() if name != "binds"} for group in groups]
+    document = {"along": axis, "between": list(between), "margin": margin, "groups": shown}
     return View(document, rows, [*parts, *nowhere])
 
 

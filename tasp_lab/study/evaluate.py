@@ -77,12 +77,6 @@ def labelled(answer: Row, point: Point) -> Row:
     return {**answer, **axes}
 
 
-def groups(points: Iterable[Point]) -> Iterator[list[Point]]:
-    """Points in groups that differ in their schedules and options only, in order."""
-    for _, group in groupby(points, key=lambda point: (point.on, point.layer)):
-        yield list(group)
-
-
 BATCH = 128
 """The points that a worker answers at a time, at most, unless one machine and layer have more."""
 
@@ -94,11 +88,11 @@ def batches(points: Iterable[Point]) -> Iterator[list[Point]]:
     equal, and what follows from them is found once.
     """
     of_layer: dict[Workload, list[list[Point]]] = {}
-    for group in groups(points):
-        of_layer.setdefault(group[0].layer, []).append(group)
+    for (_, layer), rivals in groupby(points, key=lambda point: (point.on, point.layer)):
+        of_layer.setdefault(layer, []).append(list(rivals))
     for same in of_layer.values():
         batch: list[Point] = []
-        for group in [*same, []]:
+        for group in [*same, []]:  # the last one ends the batch
             if group and group[0].job is not None:  # a plan takes as long as a batch of layers
                 yield from ([point] for point in group)
                 continue

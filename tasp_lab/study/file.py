@@ -14,10 +14,10 @@ from tasp_lab.planning.plan import ANY
 from tasp_lab.schedules.files import beside
 from tasp_lab.study.axis import axis_values
 from tasp_lab.study.point import AS_IS, LAYER, OPTIONS, PLAN, SETTINGS
-from tasp_lab.study.study import FILTERED, POINT, Axis, Section, Study, check_zipped, places
+from tasp_lab.study.study import FILTERED, Axis, Section, Study, check_zipped, places
 from tasp_lab.study.where import Where
 
-SECTIONS = ("study", "machine", "layer", "plan", "schedule", "what-if", "where", "points", "find")
+SECTIONS = ("study", "machine", "layer", "plan", "schedule", "what-if", "where", "find")
 _STUDY = ("name", "seed", "samples", "zip")
 _FIND = ("crossover", "sensitivity")
 
@@ -67,7 +67,7 @@ def _with_files(document: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
             return [within(each) for each in value]
         return beside(value, folder) if isinstance(value, str) else value
 
-    return {section: within(table) if section in ("schedule", "points", "find") else table
+    return {section: within(table) if section in ("schedule", "find") else table
             for section, table in document.items()}  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def _study(document: Mapping[str, Any], name: str) -> Study:
     zipped = tuple(tuple(map(str, group)) for group in groups)
     check_zipped(axes, zipped)
     where = Where.parse(sections["where"])
-    where.check({*(axis.name for axis in axes), *FILTERED, *([POINT] if sections["points"] else [])})
+    where.check({*(axis.name for axis in axes), *FILTERED})
     sampling = Sampling(of_study.get("samples", 0), of_study.get("seed", 0))
     if sections["plan"]:
         unused = {"[find]": sections["find"], "[schedule] baseline": baseline, "[study] samples": sampling.samples}
@@ -102,7 +102,6 @@ def _study(document: Mapping[str, Any], name: str) -> Study:
         zipped,
         ((AS_IS, ()), *_variants(sections["what-if"])),
         where,
-        tuple(_named(point, given, axes, zipped) for point, given in sections["points"].items()),
         baseline,
         _known(sections["find"], "name", _FIND, "[find]: "),
         document,
@@ -175,21 +174,3 @@ def _variants(section: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
             raise StudyError(f"[what-if.{name}]: expected set = {{ NAME = VALUE }}, and a name other than {AS_IS!r}")
         found.append((name, tuple(f"{what}={value}" for what, value in changes.items())))
     return found
-
-
-def _named(
-    name: str, given: object, axes: tuple[Axis, ...], zipped: tuple[tuple[str, ...], ...]
-) -> tuple[str, tuple[Axis, ...]]:
-    """A named point: some axes with other values; axes that move together are given together."""
-    of_name = {each.name: each for each in axes}
-    found, table = [], _known(_table(given, f"points.{name}"), "name", of_name, f"[points.{name}]: ")
-    for axis, value in table.items():
-        values = axis_values(axis, value)
-        if len(values) > 1:
-            raise StudyError(f"[points.{name}]: {axis} has {len(values)} values, expected one")
-        found.append(Axis(axis, of_name[axis].section, values))
-    for group in zipped:
-        if 0 < len(missing := [each for each in group if each not in table]) < len(group):
-            together = ", ".join(group)
-            raise StudyError(f"[points.{name}]: no {missing[0]}, expected all of {together}, which move together")
-    return name, tuple(found)

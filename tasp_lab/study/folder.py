@@ -88,7 +88,7 @@ class StudyFolder:
     @property
     def name(self) -> str:
         """The name of the study."""
-        return str(self.provenance().get("study") or self.path.resolve().name)
+        return str(self.provenance.get("study") or self.path.resolve().name)
 
     @cached_property
     def baseline(self) -> str | None:
@@ -113,12 +113,9 @@ class StudyFolder:
         """How many points the study has: more than there are rows while it runs, or where it was interrupted."""
         return len(self._points) if self._is_complete else len(self._so_far[0])
 
+    @cached_property
     def provenance(self) -> Provenance:
         """What the numbers follow from. Raises `StudyError` for a folder of another format."""
-        return self._provenance
-
-    @cached_property
-    def _provenance(self) -> Provenance:
         if not self._is_complete:
             return provenance(load_study(self.path / STUDY), self._so_far[0], "")
         path = self._file(PROVENANCE)
@@ -133,7 +130,7 @@ class StudyFolder:
 
     @cached_property
     def _points(self) -> pd.DataFrame:
-        self.provenance()
+        assert self.provenance, "a folder of another format is refused"
         pandas, path = needed("pandas", "a study"), self.path / POINTS
         if not self._is_complete:
             found = pandas.DataFrame(self._so_far[1])

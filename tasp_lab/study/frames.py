@@ -294,7 +294,7 @@ def with_derived(rows: pd.DataFrame, baseline: str | None) -> pd.DataFrame:
     """
     import numpy as np
 
-    derived = rows.copy()
+    derived = rows.copy()  # a folder keeps its rows for the next view
     for share, of in SHARES.items():
         derived[share] = derived[of].astype(float) / derived["time_s"].astype(float)
     derived[list(SPEEDUPS)] = np.nan

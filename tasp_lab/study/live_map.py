@@ -23,7 +23,7 @@ import numpy as np
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.rank import TIE, by_costs
-from tasp_lab.study.axis import factor_text
+from tasp_lab.study.axis import factor_of, factor_text
 from tasp_lab.study.frames import (
     costs_of,
     held_constant,
@@ -220,14 +220,9 @@ def _factors(overrides: str) -> dict[str, float] | None:
     """The factors of overrides; None where these are something else, too."""
     found: dict[str, float] = {}
     for part in filter(None, overrides.split(", ")):
-        name, _, value = part.partition("=")
-        try:
-            factor = float(value.removeprefix("x"))
-        except ValueError:
+        if (factor := factor_of(part)) is None:
             return None
-        if not value.startswith("x") or math.isnan(factor):
-            return None
-        found[name] = found.get(name, 1.0) * factor
+        found[factor[0]] = found.get(factor[0], 1.0) * float(factor[1])
     return found
 
 

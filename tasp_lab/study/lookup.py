@@ -55,17 +55,15 @@ def study_at(path: str | Path) -> tuple[Study, Callable[[Point], Row]]:
     return load_study(path / STUDY), stored
 
 
-def find_fields(
-    kind: str, defaults: Mapping[str, object], find: Mapping[str, object], given: Mapping[str, object]
-) -> dict[str, Any]:
-    """The fields of a question: those that are given, else those of the section ``[find]``, else the defaults.
+def fields_of(kind: str, defaults: Mapping[str, object], find: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of a question in the section ``[find]``, or their defaults.
 
-    None and () are not given. Raises `StudyError` for an unknown field of the section.
+    Raises `StudyError` for an unknown field.
     """
     for name in find:
         if name not in defaults:
             raise StudyError(f"find.{kind}: {unknown('field', name, defaults)}")
-    return {**defaults, **find, **{name: value for name, value in given.items() if value not in (None, ())}}
+    return {**defaults, **find}
 
 
 # ------------------------------------------------------------------------------------ points by values of axes
@@ -107,6 +105,7 @@ def one_point_at(points: Iterable[Point], at: str = "") -> list[Point]:
     does, and where points differ in more than their schedule.
     """
     left = points_at(points, at)
+    # a study with variants asks every question several times; who names none means the machine as it is
     left = [point for point in left if point.label("variant") == AS_IS] or left
     for name in label_names(left):
         values = dict.fromkeys(str(point.label(name)) for point in left)

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,6 @@ from tasp_lab.study.frames import (
     NO_VALUE,
     Cells,
     counts_text,
-    groups_of,
     held_constant,
     is_number,
     listed,
@@ -50,7 +48,6 @@ from tasp_lab.study.table import (
     TIME_INTERVAL,
     Cell,
     Column,
-    Selection,
     cell,
     cells_of,
     is_open,
@@ -132,21 +129,17 @@ def report(folder: StudyFolder, *, where: str | None = None, baseline: str | Non
     covered = selected(folder, where, baseline)
     axes, frame = winners_of(covered)
     view = winner_table(covered, axes, frame)
-    rows, unanswered, told = covered.rows, covered.unanswered, folder.provenance()
-    winners = records_of(frame)
-    along = next((axis for axis in varying(rows) if all(map(is_number, map(plain, rows[axis])))), None)
+    rows, unanswered, told = covered.rows, records_of(covered.unanswered), folder.provenance
+    winners, constants = records_of(frame), told.get("constants", ())
     tables = {
-        "scores": score_table(frame, axes),
         "winners": page_table(winners, winner_columns(covered, axes)),
-        "changes": {} if along not in axes else change_table(frame, axes, along),
-        "points": point_table(covered),
-        "reasons": reason_table(unanswered),
-        "unanswered": page_table(records_of(unanswered), titled([*folder.axes, "status", "error"])),
-        "constants": constant_table(told.get("constants", ())),
+        "points": page_table(records_of(rows), point_columns_of(rows)),
+        "constants": page_table(constants, CONSTANT_COLUMNS),
     }
-    tables = {name: made for name, made in tables.items()
-              if made and (made["rows"] or name not in ("changes", "reasons", "unanswered"))}  # fmt: skip
+    if unanswered:
+        tables["unanswered"] = page_table(unanswered, titled([*folder.axes, "status", "error"]))
     colors = schedule_colors(frame, rows)
+    along = next((axis for axis in varying(rows) if all(map(is_number, map(plain, rows[axis])))), None)
     figures = {} if along is None else {"ratios": ratios(rows, along, colors)}
     sizes = {
         "questions": len(frame),
@@ -161,11 +154,10 @@ def report(folder: StudyFolder, *, where: str | None = None, baseline: str | Non
         "counts_text": counts_text(covered.counts),
         "so_far": so_far_lines(folder),
         "tie_rule": TIE_RULE,
-        "along": None if along is None else title_of(along),
         "baseline": covered.baseline,
         "where": where,
         "held": [(title_of(name), text_of(name, value)) for name, value in held_constant(rows).items()],
-        "constants": len(told.get("constants", ())),
+        "constants": len(constants),
     }
     document = covered.document(axes) | sizes
     return StudyReport(document, view.rows, view.shown, folder.path, tables, figures, live_map(rows, colors), texts)
@@ -225,97 +217,34 @@ def page_table(rows: Iterable[Cells], columns: Sequence[Column]) -> PageTable:
     return {"columns": [title for title, _ in columns], "rows": cells, "numeric": numeric}
 
 
-def score_table(winners: pd.DataFrame, axes: Sequence[str]) -> PageTable:
-    """How often each schedule is the fastest, and where it is so by most."""
-    rows = list[dict[str, Any]]()
-    for name in winners["schedule"].value_counts().index:
-        won = records_of(winners[winners["schedule"] == name].sort_values("speedup", ascending=False, kind="stable"))
-        best, clear = won[0], sum(not is_open(row) for row in won)
-        row = {"schedule": name, "fastest": len(won), "decided": clear, "over": None, "speedup": None, "there": None}
-        if best["speedup"] is not None:
-            row["over"] = sum((row["speedup_low"] or 0) > 1 for row in won)
-            row |= {"speedup": best["speedup"], "there": ", ".join(text_of(axis, best[axis]) for axis in axes)}
-        rows.append(row)
-    titles = ("schedule", "fastest", "decided", "faster than the baseline for sure", "largest speed-up", "there")
-    columns = ("schedule", "fastest", "decided", "over", "speedup", "there")
-    return page_table(rows, list(zip(titles, columns, strict=True)))
-
-
-def change_table(winners: pd.DataFrame, axes: Sequence[str], along: str) -> PageTable:
-    """Where another schedule becomes the fastest along an axis, between two neighbouring values of the study."""
-    others = [axis for axis in axes if axis != along]
-
-    def clear(row: Cells) -> str:
-        """At which ends the order of both schedules is no tie."""
-        before, after = row["before"], row["after"]
-        ends = after["schedule"] not in before["too_close"], before["schedule"] not in after["too_close"]
-        return {(True, True): "at both ends", (True, False): "before", (False, True): "after"}.get(ends, "no")
-
-    def at(end: str, column: str) -> Callable[[Cells], Cell]:
-        return lambda row: cell(column, row[end][column])
-
-    rows = [
-        {**before, "before": before, "after": after}
-        for _, line in groups_of(winners.sort_values(along, kind="stable"), others)
-        for before, after in pairwise(records_of(line))
-        if before["schedule"] != after["schedule"]
-    ]
-    titles = f"from {title_of(along)}", "fastest", "bound by", f"to {title_of(along)}", "fastest then", "bound by"
-    ends = [at(end, column) for end in ("before", "after") for column in (along, "schedule", "bottleneck")]
-    return page_table(rows, [*titled(others), *zip(titles, ends, strict=True), ("clear", clear)])
-
-
 POINT_CELLS = ("compute_s", "exposed_s", "bound_s", "bottleneck", "memory_bytes", "fits", "settled_by", "engine")
 
 
-def point_table(covered: Selection) -> PageTable:
-    """Every row with a time or a bound. A row that a bound settled takes at least that long."""
+def point_columns_of(rows: pd.DataFrame) -> list[Column]:
+    """The columns of every row with a time or a bound. A row that a bound settled takes at least that long."""
 
     def bounded(column: str, of: str, mark: str) -> Callable[[Cells], Cell]:
         """The cells of a column; of a row that a bound settled those that follow from it, with a mark."""
 
         def made(row: Cells) -> Cell:
-            if row["status"] != "settled" or row[of] is None:
-                return cell(column, row[column])
-            return [f"{mark} {text_of(of, row[of])}", row[of]]
+            is_bound = row["status"] == "settled" and row[of] is not None
+            return [f"{mark} {text_of(of, row[of])}", row[of]] if is_bound else cell(column, row[column])
 
         return made
 
     time = ("time", bounded("time_s", "bound_s", AT_LEAST)), TIME_INTERVAL
     speedup = (title_of("speedup"), bounded("speedup", "speedup", AT_MOST))
-    columns = [*titled(varying(covered.rows)), *time, speedup, *titled(POINT_CELLS)]
-    return page_table(records_of(covered.rows), columns)
+    return [*titled(varying(rows)), *time, speedup, *titled(POINT_CELLS)]
 
 
-def reason_table(unanswered: pd.DataFrame) -> PageTable:
-    """Why points have no answer, and how many."""
-    rows = unanswered.value_counts(["status", "error"]).rename("points").reset_index()
-    return page_table(records_of(rows.rename(columns={"error": "reason"})), titled(("status", "reason", "points")))
-
-
-def constant_table(constants: Iterable[Cells]) -> PageTable:
-    """The constants of all machines, with interval and source."""
-
-    def text(value: Any) -> str:
-        return f"{value:.6g}" if isinstance(value, float) else NO_VALUE if value is None else str(value)
-
-    def value(row: Cells) -> Cell:
-        number = row.get("value")
-        return [text(number), number] if is_number(number) else text(number)
-
-    def ends(row: Cells) -> str:
-        low, high = row.get("low"), row.get("high")
-        return NO_VALUE if low == high else f"{text(low)} to {text(high)}"
-
-    columns: list[Column] = [
-        ("machine", "machine"),
-        ("constant", "name"),
-        ("value", value),
-        ("interval", ends),
-        ("assumed", lambda row: "assumed" if row.get("assumed") else "no"),
-        ("source", lambda row: str(row.get("source") or NO_VALUE)),
-    ]
-    return page_table(constants, columns)
+CONSTANT_COLUMNS: list[Column] = [
+    ("machine", "machine"),
+    ("constant", "name"),
+    ("value", "value"),
+    ("interval", lambda row: NO_VALUE if row["low"] == row["high"] else f"{row['low']} to {row['high']}"),
+    ("assumed", lambda row: "assumed" if row["assumed"] else "no"),
+    ("source", "source"),
+]
 
 
 # ----------------------------------------------------------------------------------------------------- pictures

@@ -1,6 +1,6 @@
 """Sensitivity: which parameters of a machine change a result of a study, or its ranking, within their intervals::
 
-    find_sensitivity(one_point_at(study.points(), "h100-8x8,128Ki"), SensitivityQuestion(of="time"))
+    find_sensitivity(study.points(), {"at": "h100-8x8,128Ki", "of": "time"})
 
 A factor is one uncertain parameter: how far it may be from its value, and which measurement would identify it. All
 compute rates and kernel parameters are one factor, `COMPUTE`, as in samples (`tasp_lab.machines.sampling`).
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
-from typing import Any, Literal, get_args
+from typing import Any
 
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import StudyError, first_line, unknown
@@ -32,7 +32,7 @@ from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.inputs import with_host
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
-from tasp_lab.study.lookup import find_fields
+from tasp_lab.study.lookup import fields_of, one_point_at
 from tasp_lab.study.point import Point, passes_of
 from tasp_lab.workload.layer import Workload
 
@@ -189,76 +189,51 @@ def one_at_a_time(
     return sorted(records, key=lambda record: -record["effect"])
 
 
-# -------------------------------------------------------------------------------------------------------- the question
+# ---------------------------------------------------------------------------------------------------------- the answer
 
-Of = Literal["speedup", "time"]
+OF = ("speedup", "time")
 
 FIELDS: Mapping[str, object] = {"of": "speedup", "by": BY_SOURCE, "top": 5, "at": "", "between": ()}
 """Fields of the section ``[find] sensitivity`` of a study, and what they are where they are not given."""
 
 
-@dataclass(frozen=True)
-class SensitivityQuestion:
-    """Which constants move an answer.
+def find_sensitivity(
+    points: Iterable[Point],
+    find: Mapping[str, object],
+    baseline: str | None = None,
+    progress: ProgressCallback = no_progress,
+) -> View:
+    """Which constants move an answer: a row per constant, the largest effect first.
 
     Parameters
     ----------
-    of : the speed-up of the first schedule of `between` over the second, or its time.
-    between : these two schedules; empty for the first schedule of the study and its baseline.
-    at : the question, see `tasp_lab.study.lookup.one_point_at`.
-    width : of the intervals of constants.
-    top : as many constants are listed.
+    points : of a study.
+    find : fields, see `FIELDS`: the answer ``of`` which, the ``time`` of a schedule or the ``speedup`` of the first of
+        the schedules ``between`` which over the second, by default of the first schedule of the study over its
+        `baseline`; ``at`` which point (`tasp_lab.study.lookup.one_point_at`); ``by`` which intervals of constants
+        (`Width`); and how many constants the ``top`` of the table has.
+
+    Raises `StudyError` for an unknown field and an impossible value, and for a schedule that is not among the points or
+    does not apply, with its reason; and `TaspLabError` for a machine or a layer that does not exist.
     """
-
-    of: Of = "speedup"
-    between: tuple[str, ...] = ()
-    at: str = ""
-    width: Width = Width()
-    top: int = 5
-
-
-def sensitivity_question(find: Mapping[str, object], **given: object) -> SensitivityQuestion:
-    """The question of a section of a study, with the fields that are given in place of it; None is not given.
-
-    >>> found = sensitivity_question({"of": "speedup", "by": "source interval, else 20%"}, at="seq=8Ki", top=3)
-    >>> found.width.otherwise, found.at, found.top
-    (0.2, 'seq=8Ki', 3)
-
-    Raises `StudyError` for an unknown field and an impossible value.
-    """
-    values = find_fields("sensitivity", FIELDS, find, given)
-    pair, of, top = values["between"], values["of"], values["top"]
+    fields = fields_of("sensitivity", FIELDS, find)
+    pair, of, top = fields["between"], fields["of"], fields["top"]
     if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) not in (0, 1, 2):
         raise StudyError(f"between {pair!r}: expected one schedule, or two")
     if len(pair) == 2 and pair[0] == pair[1]:
         raise StudyError(f"between {pair[0]!r} and itself, expected two schedules")
-    if of not in get_args(Of):
-        raise StudyError(unknown("of", str(of), get_args(Of)))
+    if of not in OF:
+        raise StudyError(unknown("of", str(of), OF))
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise StudyError(f"top: {top!r}, expected 1 or more")
-    return SensitivityQuestion(of, tuple(map(str, pair)), str(values["at"]), Width.parse(str(values["by"])), top)
-
-
-# ---------------------------------------------------------------------------------------------------------- the answer
-
-
-def find_sensitivity(
-    points: Sequence[Point],
-    question: SensitivityQuestion,
-    baseline: str | None = None,
-    progress: ProgressCallback = no_progress,
-) -> View:
-    """The sensitivity at points that differ in the schedule only: a row per constant, the largest effect first.
-
-    Raises `StudyError` for a schedule that is not among them or does not apply, with its reason, and `TaspLabError` for
-    a machine or a layer that does not exist.
-    """
-    names, point = _schedules(points, question, baseline), points[0]
+    width = Width.parse(str(fields["by"]))
+    points = one_point_at(points, str(fields["at"]))
+    names, point = _schedules(points, tuple(map(str, pair)), of, baseline), points[0]
     layer = overridden_layer(point.layer, point.overrides)
     machine = prepared(point).machine_for(layer)
     passes, refused = dict[str, tuple[PassAnswer, ...]](), dict[str, str]()
     for each in points:
-        if question.between and each.schedule not in names:
+        if pair and each.schedule not in names:
             continue
         answered = answer(each)
         if answered.applies:
@@ -283,7 +258,7 @@ def find_sensitivity(
     def shown(value: float) -> str:
         return format_time(value) if len(names) == 1 else f"{value:.3g}x"
 
-    factors, base = factors_of(machine, layer, point.options.passes, question.width), times_of({})
+    factors, base = factors_of(machine, layer, point.options.passes, width), times_of({})
     value, what = answer_of(base, names), "time" if len(names) == 1 else "speed-up"
     title = f"{what} of {' over '.join(names)} is {shown(value)} at {where_of(point)}, fastest: {fastest(base)}"
     progress(f"constants at both ends: {len(factors)}, in {2 * len(factors) * len(passes)} predictions")
@@ -307,7 +282,7 @@ def find_sensitivity(
     }
     document = {
         "at": dict(point.labels) | {"machine": point.machine, "seq": point.layer.sequence},
-        "of": question.of,
+        "of": of,
         "schedules": list(names),
         "value": value,
         "times_s": dict(base),
@@ -316,27 +291,27 @@ def find_sensitivity(
         "refused": refused,
     }
     parts: list[Part] = [
-        Table(title, tuple(columns), [cells_of(record, columns) for record in records[: question.top]], range(6))
+        Table(title, tuple(columns), [cells_of(record, columns) for record in records[:top]], range(6))
     ]
-    if (rest := len(records) - question.top) > 0:
-        parts.append(f"{rest} more constants have smaller effects; --top {rest + question.top} lists all")
+    if (rest := len(records) - top) > 0:
+        parts.append(f"{rest} more constants have smaller effects; --top {rest + top} lists all")
     if not records:
         parts.append("no constant on which the machine depends has an interval")
     parts += [f"{name} does not apply: {reason}" for name, reason in refused.items()]
     return View(document, records, parts)
 
 
-def _schedules(points: Sequence[Point], question: SensitivityQuestion, baseline: str | None) -> tuple[str, ...]:
+def _schedules(points: Sequence[Point], between: tuple[str, ...], of: str, baseline: str | None) -> tuple[str, ...]:
     """The schedule, and for a speed-up the one that it is over."""
     known = list(dict.fromkeys(point.schedule for point in points))
     others = [name for name in known if name != baseline]
-    given = question.between or tuple(others[:1] or known[:1])
-    if len(given) < 2 and question.of == "speedup":
+    given = between or tuple(others[:1] or known[:1])
+    if len(given) < 2 and of == "speedup":
         given += (baseline,) if baseline else tuple(others[1:2])
     for name in given:
         if name not in known:
             raise StudyError(f"{unknown('schedule', name, known)} at this point")
-    if question.of == "time":
+    if of == "time":
         return given[:1]
     if len(given) < 2 or given[0] == given[1]:
         expected = "a baseline of the study, --between A --between B, or --of time"

@@ -20,10 +20,7 @@ from tasp_lab.study.point import Row
 RESULTS = "results.sqlite"
 
 STORE_FORMAT = 2
-"""Of the tables; a store of another format is refused, but one of `OLD_FORMAT` is emptied."""
-
-OLD_FORMAT = 1
-"""Its keys lack schedules and models, so no question asks for its rows."""
+"""Of the tables; a store of another format is refused."""
 
 WAIT_S = 60.0
 """How long a writer waits for another one."""
@@ -71,13 +68,11 @@ class Store:
             return
         if run("SELECT count(*) FROM sqlite_master").fetchone()[0] and application != _APPLICATION:
             raise StudyError(f"{self.path}: no store of a study, expected one or none")
-        if version not in (0, OLD_FORMAT, STORE_FORMAT):
+        if version not in (0, STORE_FORMAT):
             raise StudyError(f"{self.path}: has format {version}, expected format {STORE_FORMAT} of this version")
         run("PRAGMA journal_mode=WAL")  # others read while one writes, and a killed writer leaves whole transactions
         with self._connection:  # commits, or rolls back
             run("BEGIN IMMEDIATE")  # two processes may open a new store at once: one waits, and finds the tables made
-            if run("PRAGMA user_version").fetchone()[0] == OLD_FORMAT:
-                run("DROP TABLE IF EXISTS rows")
             for table in _TABLES:
                 run(table)
             run(f"PRAGMA application_id={_APPLICATION}")

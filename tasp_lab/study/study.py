@@ -23,9 +23,6 @@ from tasp_lab.workload.layer import Workload
 
 Section = Literal["machine", "layer", "plan", "schedule"]
 
-POINT = "point"
-"""The column of the names of named points, in studies that have some."""
-
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
@@ -51,7 +48,6 @@ class Study:
     zipped : groups of axes that move together.
     variants : names of what-if variants with their overrides; `AS_IS`, which changes nothing, is the first.
     where : filters.
-    named : named points: axes with values that take the place of those of the study.
     baseline : the schedule that speed-ups are over, None without one.
     find : what is to be found among the points.
     document : the study as it was given.
@@ -63,7 +59,6 @@ class Study:
     zipped: tuple[tuple[str, ...], ...] = ()
     variants: tuple[tuple[str, tuple[str, ...]], ...] = ((AS_IS, ()),)
     where: Where = NO_FILTER
-    named: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
     baseline: str | None = None
     find: Mapping[str, Any] = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -75,7 +70,7 @@ class Study:
     @property
     def count(self) -> int:
         """The number of combinations, before filters."""
-        return sum(prod(len(unit[0].values) for unit in units) for _, units in self._grids()) * len(self.variants)
+        return prod(len(unit[0].values) for unit in _units(self.axes, self.zipped)) * len(self.variants)
 
     def points(self) -> Iterator[Point]:
         """The points that the filters keep, in order: by machine, variant, layer, schedule. Equal ones may repeat.
@@ -83,23 +78,14 @@ class Study:
         Raises `StudyError` where a machine or a layer does not exist.
         """
         # Machines come first: what takes long once per machine (its rings, samples of its constants) is found once.
-        for name, units in self._grids():
-            machines = [unit for unit in units if unit[0].section == "machine"]
-            others = [unit for unit in units if unit[0].section != "machine"]
-            for machine_values in _products(machines, {}):
-                for variant, overrides in self.variants:
-                    for values in _products(others, machine_values):
-                        labels = {**values, "variant": variant, **({POINT: name} if self.named else {})}
-                        if (point := self._point(labels, overrides)) is not None:
-                            yield point
-
-    def _grids(self) -> list[tuple[str, list[tuple[Axis, ...]]]]:
-        """The units of axes of the study, and those with the values of each named point."""
-        grids = []
-        for name, given in (("", ()), *self.named):
-            instead = {axis.name: axis for axis in given}
-            grids.append((name, _units(tuple(instead.get(axis.name, axis) for axis in self.axes), self.zipped)))
-        return grids
+        units = _units(self.axes, self.zipped)
+        machines = [unit for unit in units if unit[0].section == "machine"]
+        others = [unit for unit in units if unit[0].section != "machine"]
+        for machine_values in _products(machines, {}):
+            for variant, overrides in self.variants:
+                for values in _products(others, machine_values):
+                    if (point := self._point({**values, "variant": variant}, overrides)) is not None:
+                        yield point
 
     def _point(self, labels: Mapping[str, Value], overrides: tuple[str, ...]) -> Point | None:
         """The point of these values, None if a filter skips it."""

@@ -5,7 +5,7 @@ table(study, ["schedule"], ["seq"], where="machine == 'h100-8'")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -269,20 +269,13 @@ MARKS = {
 }
 """Marks of cells and what they mean."""
 
-Key = tuple[Any, ...]
-"""The values of some columns."""
 
-
-Pivot = Mapping[tuple[Key, Key], tuple[Any, str, str]]
-"""The cells of a pivot table by the values of the columns that its rows and its columns have: value, text, mark."""
-
-
-def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str) -> Pivot:
-    """The cells of a column, or of `WINNER`, by the values of the columns `by` and `over`, in the order of the rows.
+def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str) -> list[dict[str, Any]]:
+    """The cells of a pivot table: the columns `by` and `over`, the `value`, a column or `WINNER`, its text and mark.
 
     Raises `StudyError` where a cell would have several values, with the column that tells them apart.
     """
-    frame, shown, cells = winners(rows) if value == WINNER else rows, [*by, *over], {}
+    frame, shown, cells = winners(rows) if value == WINNER else rows, [*by, *over], []
     for key, group in groups_of(frame, shown):
         check_single(group, (*shown, *(["schedule"] if value == WINNER else [])))
         (row,) = records_of(group)
@@ -295,7 +288,8 @@ def pivot(rows: pd.DataFrame, by: Sequence[str], over: Sequence[str], value: str
         elif row["status"] == "settled" and value in SPEEDUPS:
             found, mark = None, "" if found is None else AT_MOST
         words = (mark, text) if mark in (AT_LEAST, AT_MOST) else (text, mark)
-        cells[key[: len(by)], key[len(by) :]] = found, " ".join(filter(None, words)), mark
+        texts = {"text": " ".join(filter(None, words)), "mark": mark}
+        cells.append({**dict(zip(shown, key, strict=True)), value: found, **texts})
     return cells
 
 
@@ -312,14 +306,13 @@ def check_single(group: pd.DataFrame, shown: Sequence[str], options: str = "--ro
     )
 
 
-def column_keys(cells: Pivot) -> list[Key]:
-    """The values of the columns of a pivot table: numbers ascending, texts as they come."""
-    keys = list(dict.fromkeys(column for _, column in cells))
-    numeric = all(isinstance(value, (int, float)) for key in keys for value in key)
-    return sorted(keys) if numeric else keys
+def in_order(keys: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The values of columns, each once: numbers ascending, texts as they come."""
+    found = list(dict.fromkeys(keys))
+    return sorted(found) if all(is_number(value) for key in found for value in key) else found
 
 
-def heading(columns: Sequence[str], key: Key) -> str:
+def heading(columns: Sequence[str], key: Iterable[Any]) -> str:
     """The heading of a column of a pivot table.
 
     >>> heading(("seq", "model"), (65536, "llama-3-8b"))
@@ -340,33 +333,32 @@ def _pivot_table(
     check_columns([value], covered.rows, [WINNER])
     if value in SPEEDUPS and covered.baseline is None:
         raise StudyError(f"{value}: the study has no baseline, expected --baseline SCHEDULE")
-    cells = pivot(covered.rows, by, over, value)
-    columns, keys = column_keys(cells), list(dict.fromkeys(row for row, _ in cells))
-    if sort is not None:  # by a column of rows, or by a column of cells, which its heading names; empty cells are last
-        name, of_heading = sort.removeprefix("-"), {heading(over, key): key for key in columns}
+    cells, lines = pivot(covered.rows, by, over, value), dict[tuple[Any, ...], dict[tuple[Any, ...], Any]]()
+    for cell in cells:
+        row, column = (tuple(cell[name] for name in names) for names in (by, over))
+        lines.setdefault(row, {})[column] = cell
+    columns = in_order(column for line in lines.values() for column in line)
+    if sort is not None:  # by a column of rows, or by a column of cells, which its heading names
+        name, of_heading = sort.removeprefix("-"), {heading(over, column): column for column in columns}
         if name not in by and name not in of_heading:
             raise StudyError(f"cannot sort by {name!r}, expected one of {', '.join((*by, *of_heading))}")
-        found = {key: cells.get((key, of_heading.get(name, ()))) for key in keys}
-        values: dict[Key, Any] = {
-            key: key[by.index(name)] if name in by else cell and cell[0] for key, cell in found.items()
+        sorted_by = {
+            row: row[by.index(name)] if name in by else line.get(of_heading[name], {}).get(value)
+            for row, line in lines.items()
         }
-        known = [key for key in keys if values[key] is not None]
-        keys = sorted(known, key=values.__getitem__, reverse=name != sort)
-        keys += [key for key, sorted_by in values.items() if sorted_by is None]
-    keys = keys[:limit]
-    records = [
-        dict(zip((*by, *over, value, "text"), (*row, *column, *cells[row, column][:2]), strict=True))
-        for row in keys
-        for column in columns
-        if (row, column) in cells
-    ]
-    texts = [place for place in range(len(by)) if any(isinstance(key[place], str) for key in keys)]
+        known = [row for row in lines if sorted_by[row] is not None]
+        empty = [row for row in lines if sorted_by[row] is None]  # they are last in both directions
+        lines = {row: lines[row] for row in (*sorted(known, key=sorted_by.__getitem__, reverse=name != sort), *empty)}
+    lines = dict(list(lines.items())[:limit])
+    records = [{name: cell for name, cell in line[column].items() if name != "mark"}
+               for line in lines.values() for column in columns if column in line]  # fmt: skip
+    texts = [place for place in range(len(by)) if any(isinstance(row[place], str) for row in lines)]
     texts += range(len(by), len(by) + len(columns)) if value == WINNER else []
-    empty = None, NO_VALUE, ""
-    shown = [[*map(text_of, by, key), *(cells.get((key, column), empty)[1] for column in columns)] for key in keys]
+    shown = [[*map(text_of, by, row), *(line[column]["text"] if column in line else NO_VALUE for column in columns)]
+             for row, line in lines.items()]  # fmt: skip
     title = f"{covered.folder.name}: {title_of(value)}" + (f" over {', '.join(map(title_of, over))}" if over else "")
-    headings = (*map(title_of, by), *(heading(over, key) or title_of(value) for key in columns))
-    has_speedup, marks = value in (WINNER, *SPEEDUPS) and covered.baseline, {mark for _, _, mark in cells.values()}
+    headings = (*map(title_of, by), *(heading(over, column) or title_of(value) for column in columns))
+    has_speedup, marks = value in (WINNER, *SPEEDUPS) and covered.baseline, {cell["mark"] for cell in cells}
     return View(
         covered.document((*by, *over)) | {"rows": list(by), "columns": list(over), "value": value, "cells": records},
         records,

@@ -1,11 +1,10 @@
 """Filters of points: expressions over the names of a study.
 
 An expression compares and calculates with names, numbers (``64Ki`` is 65536) and texts: ``seq / ranks < 1Ki``,
-``machine == "h100-8" and heads % ranks``. The section ``[where]`` may define further names, in any order::
+``machine == "h100-8" and heads % ranks``. The section ``[where]`` of a study has some of them::
 
     [where]
-    per_rank = "seq / ranks"
-    skip = "per_rank < 1Ki"
+    skip = ["seq / ranks < 1Ki", "nodes == 1 and variant == 'nic-x2'"]
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasp_lab.core.errors import StudyError, unknown
 from tasp_lab.core.units import parse_count
@@ -70,42 +68,31 @@ class Expression:
             raise StudyError(f"filter {self.text!r}: {error}") from error
 
 
-@dataclass(frozen=True)
-class Where:
-    """The section ``[where]``: definitions, in an order in which they can be evaluated, and filters."""
+class Where(NamedTuple):
+    """The section ``[where]``: filters of the points that are skipped, and of those that are kept."""
 
-    definitions: tuple[tuple[str, Expression], ...] = ()
     skip: tuple[Expression, ...] = ()
     keep: tuple[Expression, ...] = ()
 
     @classmethod
     def parse(cls, section: Mapping[str, object]) -> Where:
-        """Parse the section. Raises `StudyError`, also for definitions that depend on each other in a circle."""
-        filters = list[tuple[Expression, ...]]()
-        for name in ("skip", "keep"):
-            given = section.get(name, ())
+        """Parse the section. Raises `StudyError`."""
+        filters: dict[str, tuple[Expression, ...]] = {}
+        for name, given in section.items():
+            if name not in cls._fields:
+                raise StudyError(f"[where]: {unknown('name', name, cls._fields)}")
             texts = given if isinstance(given, list | tuple) else [given]
             if not all(isinstance(text, str) for text in texts):
                 raise StudyError(f"where: {name} is {given!r}, expected a filter or a list of them")
-            filters.append(tuple(map(Expression.parse, texts)))
-        defined = {name: Expression.parse(str(text)) for name, text in section.items() if name not in ("skip", "keep")}
-        uses = {name: sorted(expression.names & defined.keys()) for name, expression in defined.items()}
-        try:
-            ordered = tuple((name, defined[name]) for name in TopologicalSorter(uses).static_order())
-        except CycleError as error:
-            raise StudyError(f"where: circular definition {' -> '.join(reversed(error.args[1]))}") from error
-        return cls(ordered, *filters)
+            filters[name] = tuple(map(Expression.parse, texts))
+        return cls(**filters)
 
     def check(self, known: Iterable[str]) -> None:
-        """Raise `StudyError` for a name that is neither known nor defined, and for a definition of a known one."""
-        known, defined = sorted(known), dict(self.definitions)
-        used = {name for each in (*defined.values(), *self.skip, *self.keep) for name in each.names}
-        for name in sorted(used - defined.keys()):
+        """Raise `StudyError` for a name that is not known."""
+        known = sorted(known)
+        for name in sorted({name for each in (*self.skip, *self.keep) for name in each.names}):
             if name not in known:
                 raise StudyError(f"where: {unknown('name', name, known)}")
-        for name in defined:
-            if name in known:
-                raise StudyError(f"where: {name!r} is defined, but the study has that name already")
 
     def keeps(self, names: Mapping[str, object]) -> bool:
         """Whether a point with these names is kept.
@@ -113,10 +100,7 @@ class Where:
         >>> Where.parse({"skip": "seq / ranks < 1Ki"}).keeps({"seq": 8192, "ranks": 16})
         False
         """
-        known = dict(names)
-        for name, expression in self.definitions:
-            known[name] = expression.value(known)
-        return all(each.value(known) for each in self.keep) and not any(each.value(known) for each in self.skip)
+        return all(each.value(names) for each in self.keep) and not any(each.value(names) for each in self.skip)
 
 
 NO_FILTER = Where()

@@ -40,6 +40,7 @@ def chrome_trace(timelines: Sequence[Timeline]) -> bytes:
     <BLANKLINE>
     """
     records = (record for pid, timeline in enumerate(timelines, 1) for record in _process(pid, timeline))
+    # JSON has no NaN, and viewers refuse a file that has one
     lines = ",\n".join(json.dumps(record, allow_nan=False) for record in records)
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'.encode()
 

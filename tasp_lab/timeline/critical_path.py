@@ -93,7 +93,9 @@ def kind_of(what: str, topology: Topology) -> str:
 
 def _last_until(events: Sequence[Event], event: Event) -> Event | None:
     """The last of the events, sorted by end time, that had ended when `event` started."""
-    slack_s = 1e-9 * float(event.start_s)
+    slack_s = 1e-9 * float(
+        event.start_s
+    )  # in floats an event may start a rounding error before what it waited for ends
     at = bisect_right(events, float(event.start_s) + slack_s, key=lambda other: float(other.end_s))
     last = events[at - 1] if at else None
     return None if last is event else last

@@ -43,7 +43,7 @@ from tasp_lab.machines.machine_file import LAUNCH, machine_file
 from tasp_lab.machines.overrides.override import LAYER
 from tasp_lab.machines.parameters import Constant, Parameters
 from tasp_lab.measure.fit.acceptance import Fitted
-from tasp_lab.prediction.provenance import Provenance, UsedConstant, machine_inputs, plain
+from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs, plain
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 
@@ -196,14 +196,6 @@ def fit_document(fit: ClassFit) -> dict[str, object]:
     return {name: value for name, value in asdict(fit).items() if value is not None}
 
 
-def fabric_constants(calibration: Calibration, fabric: FabricKind) -> tuple[UsedConstant, ...]:
-    """The calibrated constants of a fabric."""
-    source = f"calibrated on the {fabric} fabric, messages between pairs of ranks"
-    launch = format_time(calibration.machine.comm_library.launch_s)
-    found = [("launch", launch), *((each.name, each.value) for each in _constants_of_routes(calibration, ""))]
-    return tuple(UsedConstant(name, value, source) for name, value in found)
-
-
 def measure_fabric(
     machine: Machine,
     fabric: FabricKind,
@@ -229,28 +221,25 @@ def measure_fabric(
         environment = {**host_environment(), **ranks.environment, "fabric": fabric, "scale": scale or 1.0}
         is_reporter = ranks.is_reporter
     how = f"{fabric} fabric" + (f", scale {scale or 1.0:.6g}" if fabric == "emulated" else "")
-    where = f"on {datetime.date.today().isoformat()}, {how}"
-    provenance = Provenance(inputs, fabric_constants(calibration, fabric), environment=environment)
-    measured, documents = measured_machine(calibration, where), list(map(fit_document, calibration.fits))
+    measured = measured_machine(calibration, f"on {datetime.date.today().isoformat()}, {how}")
+    provenance = Provenance(inputs, machine_constants(measured.parameters.values()), environment=environment)
+    documents = list(map(fit_document, calibration.fits))
     document = {
-        "fabric": fabric,
-        "scale": scale or 1.0,
-        "calibration": documents,
-        "compute": None,
-        "launch_s": float(calibration.machine.comm_library.launch_s),
-        "provenance": provenance.to_dict(),
-    }
-    rows: list[dict[str, object]] = []
+        "fabric": fabric, "scale": scale or 1.0, "calibration": documents, "compute": None,
+        "launch_s": float(measured.comm_library.launch_s), "provenance": provenance.to_dict(),
+    }  # fmt: skip
     columns = ("measured", "nominal", "bandwidth", "95 %", "latency", "quartiles", "launch", "quartiles")
     cells = []
-    for fit, found in zip(calibration.fits, documents, strict=True):
-        rate, nominal = fit.bandwidth_bytes_per_s, fit.nominal_bandwidth_bytes_per_s
-        rates = (format_bandwidth(nominal), format_bandwidth(rate.value), between(rate, format_bandwidth))
-        times = ((format_time(each.value), between(each, format_time)) for each in (fit.latency_s, fit.launch_s))
-        cells.append((pairs_of(fit), *rates, *chain(*times)))
-        plain_row = {name: value["value"] if isinstance(value, dict) else value
-                     for name, value in found.items() if name != "posting"}  # fmt: skip
-        rows.append(plain_row | {"pairs": pairs_of(fit)})
+    for fit in calibration.fits:
+        rate = fit.bandwidth_bytes_per_s
+        rates = (fit.nominal_bandwidth_bytes_per_s, rate.value)
+        times = ((format_time(each.value), _ends(each, format_time)) for each in (fit.latency_s, fit.launch_s))
+        cells.append([_pairs(fit), *map(format_bandwidth, rates), _ends(rate, format_bandwidth), *chain(*times)])
+    rows = [
+        {name: value["value"] if isinstance(value, dict) else value for name, value in found.items()
+         if name != "posting"} | {"pairs": _pairs(fit)}
+        for fit, found in zip(calibration.fits, documents, strict=True)
+    ]  # fmt: skip
     return Fitted(
         document, rows, [Table(measured.summary, columns, cells)], measured,
         lambda ending: machine_file(measured, ending), is_reporter=is_reporter,
@@ -262,29 +251,25 @@ def measured_machine(calibration: Calibration, where: str) -> Machine:
     how = "messages of one byte posted back to back, median; quartiles"
     if any(found.posting for found in calibration.fits):
         how = "what a message of one byte adds to a batch on the device, slope by Theil and Sen; 95 %"
-    spreads = ", ".join(between(found.launch_s, format_time) for found in calibration.fits) or "none, one rank"
+    spreads = ", ".join(_ends(found.launch_s, format_time) for found in calibration.fits) or "none, one rank"
     launch = CONSTANTS[LAUNCH].format(float(calibration.machine.comm_library.launch_s))
-    constants = [Constant(LAUNCH, launch, f"{how} {spreads}; {where}"), *_constants_of_routes(calibration, where)]
+    constants = [Constant(LAUNCH, launch, f"{how} {spreads}; {where}")]
+    for found in calibration.fits:
+        route = f"a route of {found.links_per_route} link{'s' * (found.links_per_route > 1)}"
+        rate, latency, messages = found.bandwidth_bytes_per_s, found.latency_s, f"messages {_pairs(found)}"
+        how = f"of several sizes, slope of time over bytes by Theil and Sen, 95 % {_ends(rate, format_bandwidth)}"
+        constants.append(Constant(f"bandwidth of {route}", format_bandwidth(rate.value), f"{messages} {how}; {where}"))
+        how = f"of one byte less the launch, median, quartiles {_ends(latency, format_time)}"
+        constants.append(Constant(f"latency of {route}", format_time(latency.value), f"{messages} {how}; {where}"))
     summary = f"{calibration.machine.topology.name} as measured {where}"
     return replace(calibration.machine, summary=summary, parameters=Parameters.of_constants(constants))
 
 
-def _constants_of_routes(calibration: Calibration, where: str) -> Iterator[Constant]:
-    """The bandwidth and the latency of each class of routes, and how they were measured."""
-    for found in calibration.fits:
-        name = f"a route of {found.links_per_route} link{'s' * (found.links_per_route > 1)}"
-        rate, latency, messages = found.bandwidth_bytes_per_s, found.latency_s, f"messages {pairs_of(found)}"
-        how = f"of several sizes, slope of time over bytes by Theil and Sen, 95 % {between(rate, format_bandwidth)}"
-        yield Constant(f"bandwidth of {name}", format_bandwidth(rate.value), f"{messages} {how}; {where}")
-        how = f"of one byte less the launch, median, quartiles {between(latency, format_time)}"
-        yield Constant(f"latency of {name}", format_time(latency.value), f"{messages} {how}; {where}")
-
-
-def pairs_of(found: ClassFit) -> str:
+def _pairs(fit: ClassFit) -> str:
     """The measured pairs of ranks, as text."""
-    return " and ".join(f"{source}->{destination}" for source, destination in found.pairs)
+    return " and ".join(f"{source}->{destination}" for source, destination in fit.pairs)
 
 
-def between(spread: Spread, format_one: Callable[[float], str]) -> str:
+def _ends(spread: Spread, format_one: Callable[[float], str]) -> str:
     """The ends of a spread, as text."""
     return f"{format_one(spread.low)} to {format_one(spread.high)}"

@@ -268,6 +268,7 @@ def gpu_check(
     `OutputError` for a folder that cannot be written; and what loading a machine raises. All of that is checked before
     ranks join.
     """
+    # what can be refused is refused before ranks join: one that fails alone would leave the others waiting
     started, rank = started_ranks(), int(os.environ["RANK"])
     chosen = wires(f"full-mesh:{started}" if machine is None else machine)
     name, expected = chosen.topology.name, chosen.topology.world_size

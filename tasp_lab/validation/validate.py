@@ -41,6 +41,7 @@ from tasp_lab.prediction.inputs import (
 )
 from tasp_lab.prediction.provenance import (
     Provenance,
+    machine_constants,
     machine_inputs,
     overrides_inputs,
     plain,
@@ -61,9 +62,9 @@ from tasp_lab.validation.fabrics import (
     check_work,
     default_scale,
     expected_fabric_s,
-    fabric_constants,
     fit_document,
     is_real,
+    measured_machine,
     start_ranks,
     why_not_comparable,
 )
@@ -335,9 +336,10 @@ def validate(
         )  # fmt: skip
         runs, reports = tuple(trials.run_all(built)), ranks.is_reporter
         environment = {**host_environment(), **ranks.environment}
+    measured = measured_machine(calibration, f"on the {fabric} fabric")
     provenance = Provenance(
         inputs,
-        layer_constants([run.prediction for run in runs]) + fabric_constants(calibration, fabric),
+        (*layer_constants([run.prediction for run in runs]), *machine_constants(measured.parameters.values())),
         tuple(sorted(engines)),
         None if decomposition is None else decomposition.search_complete,
         environment | {"fabric": fabric, "scale": scale or 1.0},

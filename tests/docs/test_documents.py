@@ -22,8 +22,7 @@ from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.registry import SCHEDULES
 from tests.conftest import IS_FULL, ROOT, Command
 from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, redirected, shown
-from tests.measure.fit.test_fit_profile import H100, log, table
-from tests.measure.fit.test_leave_one_out import csv
+from tests.measure.fit.test_fit_profile import H100, csv, log, table
 from tests.measure.test_calibrate_kernels import HEAD, times
 
 OF_OTHER_TOOLS = {

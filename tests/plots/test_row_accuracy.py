@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,17 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tasp_lab.plots.accuracy import MAX_PANELS, REACH, draw_rows, error_ends, plot_lines, plot_rows, summary
+from tasp_lab.plots.accuracy import (
+    MAX_LINES,
+    MAX_PANELS,
+    REACH,
+    draw_tables,
+    error_ends,
+    plot_lines,
+    plot_rows,
+    summary,
+)
+from tasp_lab.plots.timelines import render
 
 
 class Ends(NamedTuple):
@@ -63,7 +74,7 @@ def test_every_row_is_a_point_at_its_time_and_error(found: list[Row]) -> None:
 @given(st.lists(rows, min_size=1, max_size=3))
 def test_the_overview_has_a_line_per_table(found: list[list[Row]]) -> None:
     axes = Figure().subplots()
-    plot_lines([Judged(f"table {number}", each) for number, each in enumerate(found)], axes, 0.05)
+    plot_lines([Judged(f"table {number}", each) for number, each in enumerate(found)], axes)
     expected = {(min(row.relative_error, REACH), float(place)) for place, each in enumerate(found) for row in each}
     assert drawn(axes) == expected
     assert [label.get_text() for label in axes.get_yticklabels()] == [f"table {n}" for n in range(len(found))]
@@ -71,12 +82,23 @@ def test_the_overview_has_a_line_per_table(found: list[list[Row]]) -> None:
 
 @pytest.mark.parametrize(("tables", "panels"), [(1, 1), (5, 5), (MAX_PANELS, MAX_PANELS), (MAX_PANELS + 1, 1)])
 def test_few_tables_have_panels_and_many_a_line_each(tables: int, panels: int) -> None:
-    figure = draw_rows([Judged(f"table {number}", [Row(1.0, 0.1)]) for number in range(tables)])
+    figure = draw_tables([Judged(f"table {number}", [Row(1.0, 0.1)]) for number in range(tables)])
     assert sum(axes.get_visible() for axes in figure.axes) == panels
 
 
+@pytest.mark.parametrize("count", [MAX_PANELS + 1, MAX_LINES, 200])
+def test_an_overview_stays_bounded_and_its_worst_tables_are_last(count: int) -> None:
+    figure = draw_tables([Judged(f"table{number}", [Row(1.0, 0.01 * number)]) for number in range(count)])
+    width, height = struct.unpack(">II", render(figure, "png")[16:24])
+    assert width == 1500
+    assert height < 2100
+    lines = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert lines == [f"table{number}" for number in range(max(0, count - MAX_LINES), count)]
+    assert (f"the {MAX_LINES} of {count} tables with the largest errors" in figure.get_suptitle()) == (count > 60)
+
+
 def test_tables_without_a_prediction_are_left_out() -> None:
-    assert not draw_rows([Judged("none", [Row(1.0, None, False)])]).axes
+    assert not draw_tables([Judged("none", [Row(1.0, None, False)])]).axes
 
 
 def test_rows_that_do_not_count_are_hollow_and_not_in_the_median() -> None:
@@ -113,6 +135,6 @@ def test_bars_are_drawn_where_there_are_intervals() -> None:
 def test_the_overview_has_the_median_interval_of_each_table() -> None:
     axes = Figure().subplots()
     with_interval = Row(1.0, 0.0, interval=Ends(0.8, 1.25))
-    plot_lines([Judged("one", [with_interval, Row(1.0, 0.3)]), Judged("two", [Row(1.0, 0.1)])], axes, 0.05)
+    plot_lines([Judged("one", [with_interval, Row(1.0, 0.3)]), Judged("two", [Row(1.0, 0.1)])], axes)
     (bar,) = [each for each in axes.patches if isinstance(each, Rectangle) and each.get_height() == 0.55]
     assert (bar.get_x(), bar.get_x() + bar.get_width()) == pytest.approx((-0.2, 0.25))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tasp_lab.core.errors import StudyError
 from tasp_lab.prediction.paired import Rival, Setting, paired_errors
 from tasp_lab.study.axis import TOLERANCE, lattice
-from tasp_lab.study.crossover import CrossoverQuestion, crossover, crossover_question, crossovers, find_crossovers
+from tasp_lab.study.crossover import crossover, find_crossovers
 from tasp_lab.study.point import Point, Row
 from tasp_lab.workload.layer import Workload
 from tests.support.comparisons import by_ratio, comparison
@@ -116,7 +116,7 @@ CROSSING = {"h100-8": 24_000.0, "h100-2x8": 300_000.0, "mi300x-8": 5_000.0}
 """Where TASP and zigzag take equally long in these tests; the last one is below the study."""
 
 BETWEEN = ("tasp", "zigzag-ring-attention")
-QUESTION = CrossoverQuestion("seq", BETWEEN)
+FIND = {"along": "seq", "between": BETWEEN}
 
 
 def _points(schedules: tuple[str, ...] = (*BETWEEN, "ulysses")) -> list[Point]:
@@ -141,26 +141,28 @@ def exact(time_s: float) -> Row:
     return {"status": "ok", "time_s": time_s, "exposed_s": 0.0, "setting": "exact"}
 
 
-def _groups(question: CrossoverQuestion = QUESTION) -> list[dict[str, Any]]:
-    found: Any = find_crossovers(_points(), question, _evaluate).to_dict()["groups"]
-    return list(found)
+def groups(
+    evaluate: Callable[[Point], Row] = _evaluate, points: Sequence[Point] | None = None, **find: object
+) -> list[dict[str, Any]]:
+    found: Any = find_crossovers(_points() if points is None else points, evaluate, {**FIND, **find})
+    return list(found.to_dict()["groups"])
 
 
 def test_every_group_has_its_own_crossing() -> None:
     """With only the labels that tell groups apart, and what binds below and above."""
-    groups = {group["labels"]["machine"]: group for group in _groups()}
-    assert [list(group["labels"]) for group in groups.values()] == [["machine"]] * 3
+    found = {group["labels"]["machine"]: group for group in groups()}
+    assert [list(group["labels"]) for group in found.values()] == [["machine"]] * 3
     for machine in ("h100-8", "h100-2x8"):
-        (crossing,) = groups[machine]["crossings"]
+        (crossing,) = found[machine]["crossings"]
         assert crossing["last"] <= CROSSING[machine] <= crossing["value"] <= crossing["last"] * 1.02
         assert (crossing["faster_below"], crossing["faster_above"]) == BETWEEN
         assert crossing["binds_below"] == dict.fromkeys(BETWEEN, "link")
         assert crossing["binds_above"] == dict.fromkeys(BETWEEN, "compute")
-    assert [group["verdict"] for group in groups.values()] == ["crosses", "crosses", "always zigzag-ring-attention"]
+    assert [group["verdict"] for group in found.values()] == ["crosses", "crosses", "always zigzag-ring-attention"]
 
 
 def test_the_table_has_what_json_has() -> None:
-    found = find_crossovers(_points(), QUESTION, _evaluate)
+    found = find_crossovers(_points(), _evaluate, FIND)
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False)) == found.to_dict()
     text = str(found)
     assert "always zigzag-ring-attention" in text
@@ -169,9 +171,9 @@ def test_the_table_has_what_json_has() -> None:
 
 
 def test_ends_that_are_given_replace_those_of_the_study() -> None:
-    groups = _groups(replace(QUESTION, start=1024.0, end=8192.0))
-    assert [(group["from"], group["to"]) for group in groups] == [(1024, 8192)] * 3
-    assert [len(group["crossings"]) for group in groups] == [0, 0, 1]
+    found = groups(**{"from": "1Ki", "to": 8192})
+    assert [(group["from"], group["to"]) for group in found] == [(1024, 8192)] * 3
+    assert [len(group["crossings"]) for group in found] == [0, 0, 1]
 
 
 def test_a_factor_of_an_override_is_an_axis() -> None:
@@ -181,8 +183,7 @@ def test_a_factor_of_an_override_is_an_axis() -> None:
         factor = float(dict(text.split("=x") for text in point.overrides).get("nic.bandwidth", 1))
         return exact(3.0 if point.schedule == "tasp" else 4.0 / factor)
 
-    question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.25, end=4.0)
-    at = next(crossovers(_points()[:3], question, evaluate))["crossings"][0]
+    at = groups(evaluate, _points()[:3], along="nic.bandwidth", **{"from": "x0.25", "to": 4})[0]["crossings"][0]
     assert at["last"] <= 4 / 3 <= at["value"] <= at["last"] * 1.021
 
 
@@ -194,8 +195,7 @@ def test_an_override_that_a_machine_lacks_does_not_apply() -> None:
             return {"status": "does not apply", "error": "full-mesh:4 has no NICs"}
         return exact(1.0 if point.schedule == "tasp" else 2.0)
 
-    question = CrossoverQuestion("nic.bandwidth", QUESTION.between, start=0.5, end=2.0)
-    found = next(crossovers(_points()[:3], question, evaluate))
+    (found,) = groups(evaluate, _points()[:3], along="nic.bandwidth", **{"from": 0.5, "to": 2.0})
     assert found["verdict"] == "does not apply: tasp: full-mesh:4 has no NICs"
 
 
@@ -211,14 +211,12 @@ def test_a_schedule_with_the_values_of_axes_in_its_name() -> None:
         assert point.schedule in ("tasp", f"usp:8x{nodes}")
         return exact(nodes if point.schedule == "tasp" else 4.5)
 
-    question = CrossoverQuestion("nodes", ("tasp", "usp:8x{nodes}"))
-    at = next(crossovers(points, question, evaluate))["crossings"][0]
+    at = groups(evaluate, points, along="nodes", between=("tasp", "usp:8x{nodes}"))[0]["crossings"][0]
     assert (at["last"], at["value"]) == (4, 5)
 
 
 def test_a_schedule_that_applies_nowhere_is_told_with_its_reason() -> None:
-    question = CrossoverQuestion("seq", ("tasp", "usp:5x5"))
-    found = find_crossovers(_points(("tasp", "usp:5x5")), question, _evaluate)
+    found = find_crossovers(_points(("tasp", "usp:5x5")), _evaluate, {"between": ("tasp", "usp:5x5")})
     assert "does not apply: usp:5x5: 32 heads, expected a multiple of 5" in str(found)
     assert found.to_dict()["groups"][0]["verdict"].startswith("does not apply")  # type: ignore[index]
 
@@ -243,12 +241,12 @@ def test_a_schedule_that_applies_nowhere_is_told_with_its_reason() -> None:
 )
 def test_an_impossible_question_is_refused(given: dict[str, object], reason: str) -> None:
     with pytest.raises(StudyError, match=reason) as found:
-        crossover_question(given)
+        find_crossovers(_points(), _evaluate, given)
     assert "\n" not in str(found.value)
 
 
 def test_a_schedule_that_the_study_lacks_and_an_axis_of_one_value() -> None:
     with pytest.raises(StudyError, match="unknown schedule 'tsap', did you mean 'tasp'"):
-        find_crossovers(_points(), CrossoverQuestion("seq", ("tsap", "ulysses")), _evaluate)
+        groups(between=("tsap", "ulysses"))
     with pytest.raises(StudyError, match="one value at most, the study has 1, expected two or more"):
-        find_crossovers(_points(), CrossoverQuestion("batch", QUESTION.between), _evaluate)
+        groups(along="batch")

@@ -18,7 +18,7 @@ from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.question import constants_of, key_of
 from tasp_lab.prediction.ring_choice import ring_candidates
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.study.evaluate import evaluate, group_rows, groups
+from tasp_lab.study.evaluate import batches, evaluate, group_rows
 from tasp_lab.study.frames import first_is_faster
 from tasp_lab.study.point import Point, Row
 from tasp_lab.workload.layer import Workload
@@ -111,10 +111,12 @@ def test_labels_are_no_inputs() -> None:
     assert evaluate(named) == {**evaluate(point), "colour": "red"}
 
 
-def test_points_are_grouped_by_what_their_machines_and_layers_share() -> None:
+def test_a_batch_has_one_layer_and_its_points_schedule_by_schedule() -> None:
     layer = Workload(4096, heads=4, mask="full")
     asked = [Point(machine, name, layer) for machine in ("full-mesh:2", "full-mesh:4") for name in ("tasp", "ulysses")]
-    assert [[each.schedule for each in group] for group in groups(asked)] == [["tasp", "ulysses"]] * 2
+    other = [replace(point, work=Workload(8192, heads=4, mask="full")) for point in asked]
+    found = [[each.schedule for each in batch] for batch in batches([*asked, *other])]
+    assert found == [["tasp", "tasp", "ulysses", "ulysses"]] * 2
 
 
 def test_a_worker_of_another_version_refuses() -> None:

@@ -65,7 +65,7 @@ def test_the_files_of_a_folder_are_what_was_asked(tmp_path: Path) -> None:
     assert len(folder.rows()) == DONE["ok"]
     assert set(folder.unanswered()["schedule"]) == {"usp:2x2"}
     assert folder.baseline == "ring-attention"
-    assert folder.provenance()["command"] == "tasp-lab study run small.toml"
+    assert folder.provenance["command"] == "tasp-lab study run small.toml"
     written = pd.read_csv(tmp_path / "points.csv")
     assert written["key"].tolist() == [row["key"] for row in result.rows]
     assert written["time_s"].dropna().tolist() == [row["time_s"] for row in result.rows if row["time_s"] is not None]
@@ -135,18 +135,6 @@ def test_a_damaged_store_says_what_to_do(tmp_path: Path, broken: str) -> None:
     assert "\n" not in str(refused.value)
     file.rename(tmp_path / "old.sqlite")
     assert run_study(study, tmp_path).counts == DONE
-
-
-def test_a_store_of_the_format_before_is_emptied(tmp_path: Path) -> None:
-    """Its keys held neither schedules nor the version of the models."""
-    with contextlib.closing(sqlite3.connect(tmp_path / RESULTS)) as connection, connection:
-        connection.execute("CREATE TABLE rows (key TEXT PRIMARY KEY, settled INTEGER NOT NULL, cells TEXT NOT NULL)")
-        connection.execute("INSERT INTO rows VALUES ('old', 0, '{}')")
-        connection.execute(f"PRAGMA application_id={0x74617370}")
-        connection.execute("PRAGMA user_version=1")
-    assert run_study(load_study(SMALL), tmp_path).counts == DONE
-    with Store(tmp_path) as store:
-        assert store.rows(["old"]) == {}
 
 
 class StoppedError(Exception):

@@ -19,17 +19,15 @@ from tasp_lab.study.point import Point
 from tasp_lab.study.sensitivity import (
     COMPUTE,
     Factor,
-    SensitivityQuestion,
     Times,
     Width,
     factors_of,
     find_sensitivity,
     one_at_a_time,
-    sensitivity_question,
 )
 from tests.support.uncertain_machine import ring_point, ring_time_s, uncertain_machine
 
-TIME = SensitivityQuestion(of="time")
+TIME = {"of": "time"}
 ENDS = {"link_bandwidth": (0.8, 1.2), COMPUTE: (0.8, 1.1)}
 
 
@@ -65,8 +63,8 @@ def test_the_winner_changes_where_the_order_does(tmp_path: Path) -> None:
     machine = uncertain_machine(tmp_path)
     ring = ring_point(machine, 65536)
     points = [ring, replace(ring, schedule="kv-all-gather")]
-    question = SensitivityQuestion(between=("ring-attention", "kv-all-gather"))
-    found: dict[str, Any] = find_sensitivity(points, question).to_dict()
+    between = ("ring-attention", "kv-all-gather")
+    found: dict[str, Any] = find_sensitivity(points, {"between": between}).to_dict()
     assert set(found["times_s"]) == {"ring-attention", "kv-all-gather"}
     for constant in found["constants"]:
         winners = {constant["fastest_at_low"], constant["fastest_at_high"]}
@@ -127,7 +125,7 @@ def test_a_schedule_that_does_not_apply_is_refused_with_its_reason(tmp_path: Pat
     """Ulysses needs a head for each rank; of another schedule it is only left out."""
     points = one_point_at(_points(uncertain_machine(tmp_path)), "seq=8Ki")
     with pytest.raises(StudyError, match=r"'ulysses' does not apply at .*1 head"):
-        find_sensitivity(points, SensitivityQuestion(between=("ring-attention", "ulysses")))
+        find_sensitivity(points, {"between": ("ring-attention", "ulysses")})
     found = find_sensitivity(points, TIME)
     assert list(found.to_dict()["refused"]) == ["ulysses"]  # type: ignore[call-overload]
     assert "ulysses does not apply" in str(found)
@@ -147,15 +145,15 @@ def test_a_schedule_that_does_not_apply_is_refused_with_its_reason(tmp_path: Pat
 )
 def test_an_impossible_question_is_refused(given: dict[str, object], reason: str) -> None:
     with pytest.raises(StudyError, match=reason):
-        sensitivity_question(given)
+        find_sensitivity([ring_point("h100-8", 8192)], given)
 
 
 def test_a_speedup_needs_two_schedules(tmp_path: Path) -> None:
     point = ring_point(uncertain_machine(tmp_path), 8192)
     with pytest.raises(StudyError, match="needs two schedules"):
-        find_sensitivity([point], SensitivityQuestion())
+        find_sensitivity([point], {})
     with pytest.raises(StudyError, match="unknown schedule 'tsap'"):
-        find_sensitivity([point], SensitivityQuestion(between=("tsap", "ring-attention")))
+        find_sensitivity([point], {"between": ("tsap", "ring-attention")})
 
 
 # ------------------------------------------------------------------------------------------- effects of factors

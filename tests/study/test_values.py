@@ -58,10 +58,8 @@ def test_a_filter_is_what_python_makes_of_it(seq: int, ranks: int, least: int) -
     assert Expression.parse(text).value(names) == bool(seq / ranks < least and not seq % 2)
 
 
-def test_definitions_may_stand_in_any_order() -> None:
-    where = Where.parse(
-        {"small": "each < 1Ki", "each": "seq / ranks", "skip": "small", "keep": ["seq > 1", "ranks < 99"]}
-    )
+def test_a_point_is_kept_by_all_filters() -> None:
+    where = Where.parse({"skip": "seq / ranks < 1Ki", "keep": ["seq > 1", "ranks < 99"]})
     where.check(["seq", "ranks"])
     assert not where.keeps({"seq": 8000, "ranks": 8})
     assert where.keeps({"seq": 8192, "ranks": 8})
@@ -71,8 +69,7 @@ def test_definitions_may_stand_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"a": "b + 1", "b": "c", "c": "a"}, "circular definition"),
-        ({"a": "a + 1"}, "circular definition"),
+        ({"skp": "seq < 1"}, "unknown name 'skp', did you mean 'skip'?"),
         ({"skip": "seq <"}, "filter 'seq <'"),
         ({"skip": "__import__('os').system('true')"}, "expected names, numbers"),
         ({"skip": "seq.bit_length"}, "expected names, numbers"),

@@ -91,11 +91,11 @@ def study_rows() -> Iterator[dict[str, Any]]:
 
 
 CONSTANTS = [
-    {"machine": "h100-8", "name": "link_bandwidth", "value": 4.5e11, "low": 4.5e11, "high": 4.5e11,
+    {"machine": "h100-8", "name": "link_bandwidth", "value": "450GB/s", "low": None, "high": None,
      "source": "NVIDIA H100 data sheet", "assumed": False},
-    {"machine": "h100-4x8", "name": "nic_channel_rate", "value": 1.3e10, "low": 1.2e10, "high": 1.5e10,
+    {"machine": "h100-4x8", "name": "nic_channel_rate", "value": "13GB/s", "low": "12GB/s", "high": "15GB/s",
      "source": "assumption: no measurement of one channel", "assumed": True},
-    {"machine": "mi300x-8", "name": "compute_rate", "value": 3.2e14, "low": 2.6e14, "high": 3.9e14,
+    {"machine": "mi300x-8", "name": "compute_rate", "value": "320TFLOP/s", "low": "260TFLOP/s", "high": "390TFLOP/s",
      "source": "fit: 12 rows of <a table & its notes>", "assumed": False},
 ]  # fmt: skip
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.kernels import libraries
-from runtime.kernels.libraries import LIBRARIES, RINGS, Case, KernelCall, Library, Overlap, RankZero
+from runtime.kernels.libraries import LIBRARIES, Case, KernelCall, Library, Overlap, RankZero
 from runtime.kernels.timing import CallShape
 from tasp_lab.core.errors import RunError
 from tasp_lab.measure.accuracy.kernel import evaluate_kernel
@@ -64,8 +64,7 @@ def test_the_plan_fits_into_its_time_and_names_each_case_once() -> None:
         assert len({case.label for case in each.cases}) == len(each.cases)
     kernels = {name for each in MEASUREMENTS for name in each.tables} - COLUMNS.keys()
     assert kernels < LIBRARIES.keys(), "tables have columns that are documented, or are of kernels"
-    rings = {case.library for case in MEASUREMENTS[0].cases}
-    assert rings == RINGS.keys()
+    assert {case.library for each in MEASUREMENTS for case in each.cases} == LIBRARIES.keys() - {"torch-sdpa"}
 
 
 def test_blocks_of_tasp_are_those_of_its_script() -> None:
@@ -161,7 +160,7 @@ def test_what_is_missing_is_one_line_that_names_what_to_install(tmp_path: Path) 
     assert told == [f"not measured: {skipped}"]
     assert skipped.startswith("flash-attention-3: it runs on cuda, not cpu; install the folder hopper of")
     assert list(tmp_path.iterdir()) == []
-    missing = {name: each.missing(name, SHAPE, CPU) for name, each in (*LIBRARIES.items(), *RINGS.items())}
+    missing = {name: each.missing(name, SHAPE, CPU) for name, each in LIBRARIES.items()}
     assert all(line.count("\n") == 0 and "; install " in line for line in missing.values() if line)
     assert missing["torch-sdpa"] == missing["torch"] == ""
 
@@ -281,7 +280,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_transformer_engine_gets_lengths_of_all_ranks(engine: list[dict[str, Any]]) -> None:
     with libraries.first_of(8):
-        calls = RINGS["transformer-engine"].calls("p2p thd", SHAPE._replace(batch=1), 8, CPU)
+        calls = LIBRARIES["transformer-engine"].calls(SHAPE._replace(batch=1), CPU, "p2p thd", 8)
     assert calls.keys() == {"fwd", "bwd"}
     calls["bwd"]()
     assert os.environ["NVTE_FLASH_ATTN"] == "0"

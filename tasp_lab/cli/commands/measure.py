@@ -44,7 +44,7 @@ def accuracy(
             group=MACHINE, help="The machine of tables and logs that do not name one: h100-8, h100 or my.toml:2x8."
         ),
     ] = None,
-    plot: Annotated[Path | None, plot("measured and predicted times")] = None,
+    plot: Annotated[Path | None, plot("the errors of predictions")] = None,
     pairs: Annotated[
         bool,
         option(
@@ -77,11 +77,9 @@ def accuracy(
     with Progress(lines_only=json) as shown:
         found = report.accuracy(*paths, profile=profile, sampling=chosen, pairs=pairs, jobs=workers, count=shown.count)
     if plot is not None:
-        from tasp_lab.plots.accuracy import draw_rows, draw_tables
+        from tasp_lab.plots.accuracy import draw_tables
 
-        collectives = [table for table in found if table.rows and table.kind == "collective"]
-        only = len(collectives) == sum(bool(table.rows) for table in found)
-        write_picture(draw_tables(collectives) if only else draw_rows(found), plot)
+        write_picture(draw_tables(found), plot)
     tell(found, json, wide=wide)
 
 
@@ -111,9 +109,6 @@ def calibrate(
         Parameter(group=_FILES, help="The algorithm of AllReduce if the measurement does not name it."),
     ] = None,
     in_place: Annotated[bool, option("Use in-place columns of logs.", _FILES)] = False,
-    judge: Annotated[
-        bool, option("Write no profile: predict each collective of the files by a fit to all others.", _FILES)
-    ] = False,
     kernels: Annotated[
         tuple[str, ...],
         option(
@@ -143,25 +138,15 @@ def calibrate(
 
     Example: tasp-lab calibrate all_gather.log sendrecv.log --profile h100-8 --output my.toml
 
-    Example: tasp-lab calibrate --judge my-cluster/
-
     Example: tasp-lab calibrate --kernels times.csv --profile h100-8 --output kernel.toml
 
     Example: tasp-lab calibrate full-mesh:4 --fabric emulated --output my.json
     """
     from tasp_lab.measure.calibrate import calibrate as calibrate_files
-    from tasp_lab.measure.calibrate import leave_one_out
     from tasp_lab.prediction.inputs import wires
     from tasp_lab.validation.fabrics import measure_fabric
 
     of_files: dict[str, Any] = {"profile": profile, "fit": fit, "algorithm": algorithm, "in_place": in_place}
-    if judge:
-        others = {"fabric": fabric, "scale": scale, "output": output, "backend": backend != "auto", "kernels": kernels,
-                  "force": force}  # fmt: skip
-        why = "not with --judge, which writes no profile and runs no ranks"
-        _refuse({f"--{name}": each for name, each in others.items()}, why)
-        tell(leave_one_out(*measurements, **of_files, progress=print_progress), json, wide=wide)
-        return
     if force and (output is None or fabric is not None):
         raise QuantityError("--force: for a fit to files that --output writes")
     _check_output((*measurements, *kernels), output, (".toml",) if fabric is None else (".toml", ".json"))

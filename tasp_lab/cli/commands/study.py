@@ -29,7 +29,7 @@ def check(
     /,
     *,
     estimate: Annotated[
-        bool, Parameter(group=RUN, help="Estimate the run time, by one point of each machine, variant and schedule.")
+        bool, Parameter(group=RUN, help="Estimate the run time, by some points of each schedule.")
     ] = True,
     json: Json = False,
 ) -> None:
@@ -322,14 +322,14 @@ def crossover(
 
     Example: tasp-lab study crossover longctx/ --along nic.bandwidth --from x0.25 --to x4
     """
-    from tasp_lab.study.crossover import crossover_question, find_crossovers
-    from tasp_lab.study.lookup import points_at, study_at
+    from tasp_lab.study.crossover import find_crossovers
+    from tasp_lab.study.lookup import study_at
 
     asked, evaluate = study_at(path)
-    given = {"along": along, "between": between, "margin": margin, "from": from_, "to": to}
-    question = crossover_question(asked.find.get("crossover", {}), **given)
+    options = {"along": along, "between": between, "margin": margin, "from": from_, "to": to, "at": at}
+    find = asked.find.get("crossover", {}) | {name: value for name, value in options.items() if value is not None}
     with Progress(lines_only=json) as shown:
-        found = find_crossovers(points_at(asked.points(), at or ""), question, evaluate, shown.line)
+        found = find_crossovers(asked.points(), evaluate, find, shown.line)
     tell(found, json, wide=wide)
 
 
@@ -361,12 +361,12 @@ def sensitivity(
 
     Example: tasp-lab study sensitivity longctx/ --at h100-8x8,128Ki --of time --between tasp
     """
-    from tasp_lab.study.lookup import one_point_at, study_at
-    from tasp_lab.study.sensitivity import find_sensitivity, sensitivity_question
+    from tasp_lab.study.lookup import study_at
+    from tasp_lab.study.sensitivity import find_sensitivity
 
     asked, _ = study_at(path)
-    given = {"of": of, "between": between, "at": at, "by": by, "top": top}
-    question = sensitivity_question(asked.find.get("sensitivity", {}), **given)
+    options = {"of": of, "between": between, "at": at, "by": by, "top": top}
+    find = asked.find.get("sensitivity", {}) | {name: value for name, value in options.items() if value is not None}
     with Progress(lines_only=json) as shown:
-        found = find_sensitivity(one_point_at(asked.points(), question.at), question, asked.baseline, shown.line)
+        found = find_sensitivity(asked.points(), find, asked.baseline, shown.line)
     tell(found, json, wide=wide)

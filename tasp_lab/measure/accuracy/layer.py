@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 import msgspec
 
@@ -275,13 +276,22 @@ HOST_SHARE = 0.1
 """A row is host-bound if its host times make its predicted time longer by more than this share."""
 
 
+class Sums(NamedTuple):
+    """Of all passes of a layer: seconds, those of the kernel calls of the busiest rank, the most bytes that a rank
+    sends, and steps."""
+
+    time_s: float
+    compute_s: float
+    bytes_per_rank: float
+    steps: float
+
+
 @dataclass
 class LayerEvaluator:
     """Predicts the rows of tables of layers; what several rows have in common is simulated once."""
 
     sampling: Sampling = NO_SAMPLES
-    known: dict[tuple[object, ...], float] = field(default_factory=dict)
-    sums: dict[tuple[object, ...], tuple[float, float, float]] = field(default_factory=dict)
+    known: dict[tuple[object, ...], Sums] = field(default_factory=dict)
 
     def evaluate(self, table: LayerTable) -> TableAccuracy:
         """A table beside its prediction; rows without one keep the reason."""
@@ -300,16 +310,17 @@ class LayerEvaluator:
             if stated:
                 return MeasuredRow(measured_s, None, stated, regime, shape)
             run = row_run(table, row, layers)
-            predicted_s, compute_s = self.time_s(run), mean(self._sums(run, layer)[0] for layer in layers)
+            sums = self.sums(run)
+            predicted_s = sums.time_s
             # with any host it takes at least as long as its calls, so that its time alone may show that none matters
-            host_matters = predicted_s > (1 + HOST_SHARE) * compute_s
+            host_matters = predicted_s > (1 + HOST_SHARE) * sums.compute_s
             device_s = self.time_s(run.with_instant_host()) if host_matters else predicted_s
         except TaspLabError as error:
             return MeasuredRow(measured_s, None, stated or first_line(error), regime, shape)
         reason, regime = _regime(table, layers[0], run.machine.topology.world_size, predicted_s / device_s - 1)
         shape |= {"schedule": run.schedule, "stack": run.stack, "kernel": run.kernel}
         work = (run.machine.topology.name, run.options.passes, *layers)
-        costs = self.costs(run, predicted_s) if regime == "gpu-bound" else None
+        costs = costs_of(run, sums) if regime == "gpu-bound" else None
         interval = None
         if costs is not None and self.sampling.samples:
             within = layer_regime(run.machine, costs.exposed_share)
@@ -318,42 +329,39 @@ class LayerEvaluator:
             measured_s, predicted_s, reason, regime, shape, work, one_name(run.schedule), interval, costs
         )
 
-    def costs(self, run: RowRun, predicted_s: float) -> Costs:
-        """What decisions need of a row that is predicted to take `predicted_s`."""
-        sums = zip(*(self._sums(run, layer) for layer in run.layers), strict=True)
-        compute_s, bytes_per_rank, steps = (mean(each) for each in sums)
-        exposed = max(0.0, 1 - compute_s / predicted_s)
-        slowest = float(min(link_rates(run.machine.topology), default=math.inf))
-        passing: Passing = "forward" if run.options.passes == "forward" else "backward"  # of both, the longer one
-        layer = run.layers[0]
-        rate = run.machine.rate_of(layer, passing)
-        low, high = rate_ends(run.machine, rate, layer.dtype, passing)
-        of_rate = 0.0 if rate.assumed else ((1 - exposed) * (high - low) / 2 / NORMAL_95) ** 2
-        layouts = layouts_of(one_name(run.schedule), run.kernel or "", run.options.passes, run.stack or "")
-        return Costs(exposed, bytes_per_rank, steps, slowest, setting_of(run.machine), of_rate, tuple(layouts))
+    def time_s(self, run: RowRun) -> float:
+        """The predicted time of all passes, the mean of all packings."""
+        return self.sums(run).time_s
 
-    def _sums(self, run: RowRun, layer: Workload) -> tuple[float, float, float]:
-        """Of all passes: seconds of kernel calls of the busiest rank, the most bytes that a rank sends, and steps."""
+    def sums(self, run: RowRun) -> Sums:
+        """The means of all packings."""
+        return Sums(*map(mean, zip(*(self._sums(run, layer) for layer in run.layers), strict=True)))
+
+    def _sums(self, run: RowRun, layer: Workload) -> Sums:
         key, machine = run.key(layer), run.machine
-        if key not in self.sums:
+        if key not in self.known:
             schedules = run.passes(layer)
-            self.sums[key] = (
+            self.known[key] = Sums(
+                sum(float(simulate(each, machine, "array", events=False).time_s) for each in schedules),
                 sum(float(max(busy_s(each, machine.compute, machine.rank_speeds))) for each in schedules),
                 sum(float(each.bytes_by_rank().max()) for each in schedules),
                 float(sum(len(each.steps) for each in schedules)),
             )
-        return self.sums[key]
-
-    def time_s(self, run: RowRun) -> float:
-        """The predicted time of all passes, the mean of all packings."""
-        return mean(self._time_s(run, layer) for layer in run.layers)
-
-    def _time_s(self, run: RowRun, layer: Workload) -> float:
-        key = run.key(layer)
-        if key not in self.known:
-            timelines = (simulate(each, run.machine, "array", events=False) for each in run.passes(layer))
-            self.known[key] = sum(float(timeline.time_s) for timeline in timelines)
         return self.known[key]
+
+
+def costs_of(run: RowRun, sums: Sums) -> Costs:
+    """What decisions need of a row."""
+    exposed = max(0.0, 1 - sums.compute_s / sums.time_s)
+    slowest = float(min(link_rates(run.machine.topology), default=math.inf))
+    passing: Passing = "forward" if run.options.passes == "forward" else "backward"  # of both, the longer one
+    layer = run.layers[0]
+    rate = run.machine.rate_of(layer, passing)
+    low, high = rate_ends(run.machine, rate, layer.dtype, passing)
+    of_rate = 0.0 if rate.assumed else ((1 - exposed) * (high - low) / 2 / NORMAL_95) ** 2
+    layouts = layouts_of(one_name(run.schedule), run.kernel or "", run.options.passes, run.stack or "")
+    setting = setting_of(run.machine)
+    return Costs(exposed, sums.bytes_per_rank, sums.steps, slowest, setting, of_rate, tuple(layouts))
 
 
 def _regime(table: LayerTable, layer: Workload, ranks: int, host_share: float) -> tuple[str, Regime]:

@@ -17,7 +17,7 @@ from typing import Any, get_args, overload
 
 from tasp_lab.core.errors import TableError
 from tasp_lab.core.progress import CountCallback, ProgressCallback, no_progress, on_one_line
-from tasp_lab.core.report import Report, flat
+from tasp_lab.core.report import View, flat
 from tasp_lab.core.tables import Formats, Part, Table
 from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.libraries.nccl_tuning import Generation
@@ -182,16 +182,11 @@ def own_tables() -> Path:
 
 
 @dataclass(frozen=True, repr=False)
-class AccuracyReport(Report, Sequence[TableAccuracy]):
-    """Measured tables beside their predictions, a sequence of `TableAccuracy`.
-
-    `notes` are about guessed machines; `with_pairs` adds the pairs of rows of each table of layers to the dictionary.
-    """
+class AccuracyReport(View, Sequence[TableAccuracy]):
+    """Measured tables beside their predictions, a sequence of `TableAccuracy`."""
 
     tables: tuple[TableAccuracy, ...]
     provenance: Provenance
-    notes: tuple[str, ...] = ()
-    with_pairs: bool = False
 
     @overload
     def __getitem__(self, index: int) -> TableAccuracy: ...
@@ -214,37 +209,36 @@ class AccuracyReport(Report, Sequence[TableAccuracy]):
         """How many measured times intervals hold, regime by regime."""
         return coverage_of(self.tables)
 
-    def to_dict(self) -> dict[str, object]:
-        decisions = {name: decision_figures(each) for name, each in questions_by_source(self.tables).items()}
-        tables = [table.to_dict() for table in self.tables]
-        for document, table in zip(tables, self.tables, strict=True):
-            if self.with_pairs and table.kind == "layer":
-                pairs = [pair for question in questions_of(table) for pair in question.pairs]
-                document["pairs"] = [asdict(pair) for pair in pairs]
-        return {
-            "left_out": left_out_of(self.tables),
-            "median_relative_error": self.median_relative_error,
-            "coverage": self.coverage,
-            "decisions": decisions.pop("all"),
-            "decisions_by_source": decisions,
-            "tables": tables,
-            "notes": list(self.notes),
-            "provenance": self.provenance.to_dict(),
-        }
 
-    def records(self) -> list[dict[str, object]]:
-        """A row per table."""
-        return [flat(table.to_dict()) for table in self.tables]
-
-    def parts(self) -> list[Part]:
-        left_out = "collectives, each system predicted without its own tables"
-        return [
-            *Table.of(left_out, left_out_of(self.tables), LEFT_OUT_COLUMNS),
-            *parts_of(self.tables),
-            *decision_parts(questions_by_source(self.tables)),
-            *Table.of("measured times inside intervals of 90 %", self.coverage, COVERAGE_COLUMNS),
-            *self.notes,
-        ]
+def _report(tables: Sequence[TableAccuracy], notes: Sequence[str], with_pairs: bool) -> AccuracyReport:
+    """`notes` are about guessed machines; `with_pairs` adds the pairs of rows of tables of layers to the dictionary."""
+    questions = questions_by_source(tables)
+    decisions = {name: decision_figures(each) for name, each in questions.items()}
+    documents = [table.to_dict() for table in tables]
+    for document, table in zip(documents, tables, strict=True):
+        if with_pairs and table.kind == "layer":
+            pairs = [pair for question in questions_of(table) for pair in question.pairs]
+            document["pairs"] = [asdict(pair) for pair in pairs]
+    left_out, coverage = left_out_of(tables), coverage_of(tables)
+    parts: list[Part] = [
+        *Table.of("collectives, each system predicted without its own tables", left_out, LEFT_OUT_COLUMNS),
+        *parts_of(tables),
+        *decision_parts(questions),
+        *Table.of("measured times inside intervals of 90 %", coverage, COVERAGE_COLUMNS),
+        *notes,
+    ]
+    report = AccuracyReport({}, list(map(flat, documents)), parts, tuple(tables), _provenance(tables))
+    whole = {
+        "left_out": left_out,
+        "median_relative_error": report.median_relative_error,
+        "coverage": coverage,
+        "decisions": decisions.pop("all"),
+        "decisions_by_source": decisions,
+        "tables": documents,
+        "notes": list(notes),
+        "provenance": report.provenance.to_dict(),
+    }
+    return replace(report, document=whole)
 
 
 def accuracy(
@@ -295,7 +289,7 @@ def accuracy(
             raise TableError(f"{', '.join(map(str, files))}: no table in it, {expected}")
         others = f" (and {len(tables) - 1} other tables)" * (len(tables) > 1)
         raise TableError(on_one_line(f"{tables[0].table.name}: nothing to compare: {tables[0].reason}{others}"))
-    return AccuracyReport(tuple(tables), _provenance(tables), tuple(note for _, note in named if note), pairs)
+    return _report(tables, [note for _, note in named if note], pairs)
 
 
 def evaluate(table: AnyTable, sampling: Sampling = NO_SAMPLES, layers: LayerEvaluator | None = None) -> TableAccuracy:

@@ -3,14 +3,15 @@
 Collectives, layers and kernels differ in the question that answers a row; this is what they have in common::
 
     found = evaluate(read_table(path))
-    found.summary["median_relative_error"], found.ranking_right
+    summary(found.errors)["median_relative_error"], found.ranking
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -176,7 +177,7 @@ class TableAccuracy:
     @property
     def profile(self) -> str | None:
         """The machine that the table names."""
-        return self.table.headers.get("profile") or None
+        return self.table.profile
 
     @property
     def what(self) -> str:
@@ -204,15 +205,10 @@ class TableAccuracy:
         """The reasons why rows do not count, and how many rows each has; most frequent first."""
         return dict(Counter(row.reason for row in self.rows if row.reason).most_common())
 
-    @property
-    def ranking_right(self) -> float | None:
-        """The share of measured groups of the same work whose fastest schedule is predicted to be; None without any."""
-        return ranking(self.rows)[0]
-
-    @property
-    def ranking_groups(self) -> int:
-        """How many such groups there are."""
-        return ranking(self.rows)[1]
+    @cached_property
+    def ranking(self) -> tuple[float | None, int]:
+        """`ranking` of its rows."""
+        return ranking(self.rows)
 
     def by_regime(self) -> dict[Regime, FloatArray]:
         """The errors of each regime of layers, of all rows with a prediction, whether they count or not."""
@@ -224,7 +220,7 @@ class TableAccuracy:
 
     def figures(self) -> dict[str, object]:
         """The table for a script, without its rows; errors are null where there is nothing to compare."""
-        table, (right, groups) = self.table, ranking(self.rows)
+        table, (right, groups) = self.table, self.ranking
         return {
             "file": table.name, "kind": self.kind, "profile": self.profile,
             "collective": getattr(table, "collective", None), "ranks": getattr(table, "ranks", None),
@@ -246,17 +242,6 @@ class TableAccuracy:
         return {**self.figures(), "regimes": regimes, "rows": rows, **of_collective}
 
 
-class Times(NamedTuple):
-    """The least measured and the predicted time of a schedule, in seconds."""
-
-    measured_s: float
-    predicted_s: float
-
-
-Group = dict[str, Times]
-"""The schedules that do the same work, by name."""
-
-
 def by_work(rows: Iterable[MeasuredRow]) -> list[list[MeasuredRow]]:
     """The rows that count and do the same work."""
     works: defaultdict[tuple[object, ...], list[MeasuredRow]] = defaultdict(list)
@@ -266,35 +251,20 @@ def by_work(rows: Iterable[MeasuredRow]) -> list[list[MeasuredRow]]:
     return list(works.values())
 
 
-def groups_of(rows: Iterable[MeasuredRow]) -> list[Group]:
-    """The groups that are no ties: of each work that several schedules do, those rows that count."""
-    groups = []
-    for same in by_work(rows):
-        group: Group = {}
-        for row in same:
-            measured_s, predicted_s = row.measured_s or 0.0, row.predicted_s or 0.0
-            known_s = group[row.schedule].measured_s if row.schedule in group else measured_s
-            group[row.schedule] = Times(min(known_s, measured_s), predicted_s)
-        groups.append(group)
-    return [group for group in groups if not all(is_fastest(group, name) for name in group)]
+def ranking(rows: Iterable[MeasuredRow]) -> tuple[float | None, int]:
+    """The share of works whose schedule that is predicted to be the fastest was, or was in a tie with it.
 
-
-def is_fastest(group: Group, name: str) -> bool:
-    """Whether a schedule was measured to be the fastest, or in a tie with it.
-
-    >>> group = {"ring": Times(1.2, 1.0), "ulysses": Times(1.0, 1.1), "usp": Times(1.02, 1.3)}
-    >>> [is_fastest(group, name) for name in group]
-    [False, True, True]
+    None without any, and how many works there are: those that are no ties of all their schedules. A schedule that was
+    measured several times counts with its least time.
     """
-    return group[name].measured_s <= (1 + TIE) * min(times.measured_s for times in group.values())
-
-
-def is_right(group: Group) -> bool:
-    """Whether the schedule that is predicted to be the fastest was."""
-    return is_fastest(group, min(group, key=lambda name: group[name].predicted_s))
-
-
-def ranking(rows: Sequence[MeasuredRow]) -> tuple[float | None, int]:
-    """The share of groups whose fastest schedule is predicted to be the fastest, None without any; their number."""
-    groups = groups_of(rows)
-    return (sum(map(is_right, groups)) / len(groups) if groups else None), len(groups)
+    right = []
+    for same in by_work(rows):
+        measured_s, predicted_s = dict[str, float](), dict[str, float]()
+        for row in same:
+            time_s = row.measured_s or 0.0
+            measured_s[row.schedule] = min(measured_s.get(row.schedule, time_s), time_s)
+            predicted_s[row.schedule] = row.predicted_s or 0.0
+        limit_s = (1 + TIE) * min(measured_s.values())
+        if max(measured_s.values()) > limit_s:  # else all are in a tie, and any pick is right
+            right.append(measured_s[min(predicted_s, key=lambda name: predicted_s[name])] <= limit_s)
+    return (sum(right) / len(right) if right else None), len(right)

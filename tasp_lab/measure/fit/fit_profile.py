@@ -149,7 +149,13 @@ def calibrate(
     """
     if profile.library == "ideal":
         raise FitError(f"profile {profile.name!r}: the library 'ideal' has no constants to fit")
-    names = checked_names(asked, profile, cases) or candidates(profile, [case.collective for case in cases])
+    collectives = list(dict.fromkeys(case.collective for case in cases))
+    known = candidates(profile, collectives)
+    for name in asked:
+        if name not in known:
+            expected = ", ".join(known) or "none"
+            raise FitError(f"constant {name!r}: {', '.join(collectives)} on {profile.name} may identify {expected}")
+    names = tuple(dict.fromkeys(asked)) or known
     start, times_s = profile.parameters, measured(cases)
     before_s = predict(start)
     values = np.array([start.numbers[name] for name in names])
@@ -262,17 +268,6 @@ def _findings(
         chosen.remove(max(reversed(unsure), key=lambda group: findings[group[0]].width))
         begin = with_numbers(start, {name: findings[name].value for group in chosen for name in group})
     return findings
-
-
-def checked_names(asked: Sequence[str], profile: Profile, cases: Sequence[Case]) -> tuple[str, ...]:
-    """The names, each once. Raises `FitError` for a constant that the cases' collectives cannot identify."""
-    collectives = list(dict.fromkeys(case.collective for case in cases))
-    known = candidates(profile, collectives)
-    for name in asked:
-        if name not in known:
-            expected = ", ".join(known) or "none"
-            raise FitError(f"constant {name!r}: {', '.join(collectives)} on {profile.name} may identify {expected}")
-    return tuple(dict.fromkeys(asked))
 
 
 def _origin(cases: Sequence[Case], effect: FloatArray) -> str:

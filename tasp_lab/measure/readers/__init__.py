@@ -1,4 +1,6 @@
-"""Measurements as tables, read from CSV files and from the logs of benchmark tools.
+"""Measurements as tables, read from CSV files and from the logs of benchmark tools::
+
+    tables = find_tables([Path("my-cluster/")])
 
 - A *table* holds the times of one collective at several sizes (`table`). It is a CSV file with headers, which may have
   several, or a run in a log of nccl-tests or rccl-tests (`nccl_tests`).
@@ -17,11 +19,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tasp_lab.core.errors import TableError
-from tasp_lab.measure.readers.file_position import CsvText, check_is_text, parse_csv, read_text
+from tasp_lab.measure.readers.file_position import CsvText, parse_csv, read_text
 from tasp_lab.measure.readers.kernel_table import KernelRow, KernelTable, is_kernel_table, kernel_table
 from tasp_lab.measure.readers.layer_table import LayerRow, LayerTable, is_layer_table, layer_table
-from tasp_lab.measure.readers.nccl_tests import parse_nccl_tests, read_nccl_tests
-from tasp_lab.measure.readers.pairs import PairTable, parse_p2p_bandwidth, parse_transfer_bench
+from tasp_lab.measure.readers.nccl_tests import parse_nccl_tests
+from tasp_lab.measure.readers.pairs import PairTable, parse_pairs
 from tasp_lab.measure.readers.table import (
     COLLECTIVES,
     MeasuredTable,
@@ -41,21 +43,23 @@ __all__ = [
     "PairTable",
     "Row",
     "COLLECTIVES",
+    "EXPECTED",
     "find_all_tables",
     "find_tables",
+    "read_files",
     "parse_any_table",
     "read_table",
     "parse_table",
-    "read_nccl_tests",
     "parse_nccl_tests",
-    "parse_transfer_bench",
-    "parse_p2p_bandwidth",
+    "parse_pairs",
 ]
 
 AnyTable = MeasuredTable | LayerTable | KernelTable
 """A table of a collective, of layers or of kernels."""
 
-_LOG_ENDINGS = (".log", ".out", ".txt")
+EXPECTED = "a CSV table (.csv), or a log of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest"
+
+_ENDINGS = (".csv", ".log", ".out", ".txt")
 
 
 def parse_any_table(text: str, name: str) -> AnyTable:
@@ -75,49 +79,40 @@ def _tables(content: CsvText) -> tuple[AnyTable, ...]:
     return (layer_table(content),) if is_layer_table(content) else collective_tables(content)
 
 
+def find_tables(paths: Iterable[Path]) -> tuple[MeasuredTable, ...]:
+    """The tables of collectives in files and folders, see `read_files`."""
+    return tuple(table for table in read_files(paths) if isinstance(table, MeasuredTable))
+
+
 def find_all_tables(paths: Iterable[Path]) -> tuple[AnyTable, ...]:
-    """The tables of every kind in files and folders, as `find_tables` finds those of collectives."""
-    return tuple(table for path, is_named in _files(paths).items() for table in _read(path, is_named))
+    """The tables of collectives, layers and kernels in files and folders, see `read_files`."""
+    return tuple(table for table in read_files(paths) if not isinstance(table, PairTable))
 
 
-def find_tables(paths: Iterable[Path], *, in_place: bool = False) -> tuple[MeasuredTable, ...]:
-    """The tables in files and, recursively, in folders, in the given order and inside a folder by name.
+def read_files(paths: Iterable[Path], *, in_place: bool = False) -> list[AnyTable | PairTable]:
+    """The tables of every kind in files and, recursively, in folders, in the given order and inside a folder by name.
 
-    In a folder these are the .csv files except tables of kernels and layers, and the .log, .out and .txt files that
-    contain a run of nccl-tests. `in_place` selects the columns of logs. Each file is read once.
+    In a folder these are those of the .csv files, and of the .log, .out and .txt files that have some. `in_place`
+    selects the columns of logs of nccl-tests. Each file is read once.
 
     Raises `TableError` for malformed content, for a file in `paths` that is empty, not text or without a table, and
     for a path that does not exist.
     """
-    tables = [_read(path, is_named, in_place, collectives=True) for path, is_named in _files(paths).items()]
-    return tuple(table for each in tables for table in each if isinstance(table, MeasuredTable))
-
-
-def _read(path: Path, is_named: bool, in_place: bool = False, *, collectives: bool = False) -> Iterable[AnyTable]:
-    """The tables in a file, or those of `collectives` only; one that `is_named` by the user must have a table."""
-    if is_named:
-        check_is_text(path)
-    if path.suffix.lower() == ".csv":
-        content = parse_csv(read_text(path), str(path))
-        if not collectives:
-            return _tables(content)
-        # a named table of another kind is read too, so that what it lacks is said
-        is_other = is_kernel_table(content) or is_layer_table(content)
-        return collective_tables(content) if is_named or not is_other else ()
-    runs = read_nccl_tests(path, in_place=in_place)
-    if is_named and not runs:
-        raise TableError(f"{path}: no table in it, expected a CSV table (.csv) or a log of nccl-tests")
-    return runs
-
-
-def _files(paths: Iterable[Path]) -> dict[Path, bool]:
-    """The files to read, and whether each was given explicitly."""
-    files: dict[Path, bool] = {}
+    is_named: dict[Path, bool] = {}
     for path in paths:
         if not path.is_dir():
-            files[path] = True
+            is_named[path] = True
             continue
         for file in sorted(path.rglob("*")):
-            if file.is_file() and file.suffix.lower() in (".csv", *_LOG_ENDINGS):
-                files.setdefault(file, False)
-    return files
+            if file.is_file() and file.suffix.lower() in _ENDINGS:
+                is_named.setdefault(file, False)
+    found: list[AnyTable | PairTable] = []
+    for path, must_have_one in is_named.items():
+        text, name = read_text(path, must_be_text=must_have_one), str(path)
+        if path.suffix.lower() == ".csv":
+            found += _tables(parse_csv(text, name))
+        elif in_log := parse_nccl_tests(text, name, in_place=in_place) or parse_pairs(text, name):
+            found += in_log
+        elif must_have_one:
+            raise TableError(f"{path}: no measurement in it, expected {EXPECTED}")
+    return found

@@ -1,4 +1,4 @@
-"""A position in a text file, with parsers whose errors name it, and CSV files of measurements.
+"""A position in a text file, with parsers whose errors name it; CSV files and tables of measurements.
 
 A CSV file has headers ``# key: value``, column names and rows of cells.
 """
@@ -9,8 +9,9 @@ import csv
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from tasp_lab.core.errors import QuantityError, TableError
 from tasp_lab.core.units import parse_size_bytes
@@ -90,28 +91,23 @@ class FilePosition:
 
 def quoted(text: str) -> str:
     """Text for an error message: quoted, on one line, and truncated."""
+    # ascii, since a cell of a file that is no table may have control characters
     return ascii(text if len(text) <= 40 else text[:37] + "...")
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, must_be_text: bool = False) -> str:
     """The text of a file without terminal colours; invalid UTF-8 becomes replacement characters.
 
-    Raises `TableError` if it cannot be read.
+    Raises `TableError` if it cannot be read and, if it `must_be_text`, if it is empty or is none.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig", errors="replace")
+        text = _ESCAPE.sub("", path.read_bytes().decode("utf-8-sig", errors="replace"))
     except (OSError, ValueError) as error:
         raise TableError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return _ESCAPE.sub("", text)
-
-
-def check_is_text(path: Path) -> None:
-    """Raise `TableError` for a file that cannot be read, is empty or is no text."""
-    text = read_text(path)
-    if not text.strip():
-        raise TableError(f"{path}: is empty, expected a table of measurements")
-    if "\0" in text:
-        raise TableError(f"{path}: is no text, expected a table of measurements")
+    if must_be_text and (not text.strip() or "\0" in text):
+        what = "is no text" if text.strip() else "is empty"
+        raise TableError(f"{path}: {what}, expected a table of measurements")
+    return text
 
 
 _HEADER = re.compile(r"#\s*([A-Za-z_][\w -]*?)\s*:(?:\s+(.*?))?\s*")
@@ -155,6 +151,24 @@ class CsvText:
             if len(cells) != len(columns):
                 raise place.error(f"{len(cells)} cells", f"{len(columns)}, one per column")
             yield place, dict(zip(columns, cells, strict=True))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A table of measurements: its file, and the run if a file has several; and the headers of the file, those that are
+    repeated joined by line breaks."""
+
+    name: str
+    headers: Mapping[str, str]
+
+    @property
+    def profile(self) -> str | None:
+        """The machine that the table names."""
+        return self.headers.get("profile") or None
+
+    def on(self, profile: str) -> Self:
+        """The table as one of a machine, by name."""
+        return replace(self, headers={**self.headers, "profile": profile})
 
 
 def parse_csv(text: str, name: str) -> CsvText:

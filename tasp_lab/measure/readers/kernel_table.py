@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias, kernel_by_shape
-from tasp_lab.measure.readers.file_position import CsvText, FilePosition, parse_csv, quoted, read_text
+from tasp_lab.measure.readers.file_position import CsvText, FilePosition, Measured, parse_csv, quoted, read_text
 from tasp_lab.workload.kernel_shapes import KernelShape, Passing, pairs_in_band
 
 CountedPairs = Literal["masked", "full"]
@@ -114,11 +114,9 @@ class KernelRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KernelTable:
-    """A table of kernels: the file's name, its headers (repeated ones joined by line breaks) and rows."""
+class KernelTable(Measured):
+    """A table of kernels."""
 
-    name: str
-    headers: Mapping[str, str]
     rows: tuple[KernelRow, ...]
     timing: Timing
     refused: tuple[RefusedRow, ...] = ()

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tasp_lab.measure.readers.file_position import CsvText, FilePosition
+from tasp_lab.measure.readers.file_position import CsvText, FilePosition, Measured
 from tasp_lab.measure.readers.kernel_table import CountedPairs, counted_pairs
 
 UNIQUE = ("profile", "kernel", "flops", "documents", "from_seq_total", "host_bound_below", "fits_host_up_to")
@@ -62,13 +62,9 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class LayerTable:
+class LayerTable(Measured):
     """Measured layers of one source. `reason` is why no row can be compared with a prediction, empty if some may."""
 
-    name: str
-    profile: str | None
-    kernel: str | None
-    headers: Mapping[str, str]
     rows: tuple[LayerRow, ...]
     counted: CountedPairs | None = None
     documents: tuple[tuple[int, ...], ...] = ()
@@ -77,9 +73,10 @@ class LayerTable:
     fits_host_up_to: int = 0
     reason: str = ""
 
-    def on(self, profile: str) -> LayerTable:
-        """The table as one of a machine, by name."""
-        return replace(self, profile=profile, headers={**self.headers, "profile": profile})
+    @property
+    def kernel(self) -> str | None:
+        """The kernel that the table names."""
+        return self.headers.get("kernel") or None
 
 
 def is_layer_table(content: CsvText) -> bool:
@@ -101,8 +98,6 @@ def layer_table(content: CsvText) -> LayerTable:
     packings = headers.get("documents")
     return LayerTable(
         content.name,
-        headers.get("profile") or None,
-        headers.get("kernel") or None,
         headers,
         rows,
         counted_pairs(headers, content.name),

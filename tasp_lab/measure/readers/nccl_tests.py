@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tasp_lab.core.errors import TableError
-from tasp_lab.measure.readers.file_position import FilePosition, quoted, read_text
+from tasp_lab.measure.readers.file_position import FilePosition, quoted
 from tasp_lab.measure.readers.table import COLLECTIVES, MeasuredTable, Row
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
@@ -114,11 +114,6 @@ class _Run:
     parts: list[FilePosition] = field(default_factory=list)
     out_of_bounds: FilePosition | None = None
     is_complete: bool = False
-
-
-def read_nccl_tests(path: Path, *, in_place: bool = False) -> list[MeasuredTable]:
-    """The tables in a log. Raises `TableError` as `parse_nccl_tests` does, and for a file that cannot be read."""
-    return parse_nccl_tests(read_text(path), str(path), in_place=in_place)
 
 
 def parse_nccl_tests(text: str, name: str, *, in_place: bool = False) -> list[MeasuredTable]:
@@ -314,7 +309,7 @@ class _Reader:
             headers["groups"] = str(len(groups)) if len(groups) > 1 else ""
         headers = {key: text for key, text in headers.items() if text or key == "gpu"}
         reason = ", ".join(filter(None, reasons))
-        return MeasuredTable(name, profile, collective, ranks, headers, rows, reason, tuple(warnings))
+        return MeasuredTable(name, headers, collective, ranks, rows, reason, tuple(warnings))
 
     def _rows(self) -> tuple[tuple[Row, ...], list[str]]:
         rows, empty = [], 0

@@ -18,13 +18,12 @@ for sendrecv and all_reduce (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple, Self, get_args
 
 from tasp_lab.core.errors import TableError
-from tasp_lab.measure.readers.file_position import CsvText, FilePosition, parse_csv, quoted, read_text
+from tasp_lab.measure.readers.file_position import CsvText, FilePosition, Measured, parse_csv, quoted, read_text
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 COLLECTIVES: tuple[NcclTestsName, ...] = get_args(NcclTestsName)
@@ -47,21 +46,16 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeasuredTable:
+class MeasuredTable(Measured):
     """One collective on one machine at several sizes.
 
     Rows below `from_size_bytes` are shown but not evaluated.
 
-    `name` is the file, and the run if a file has several. `headers` are all headers of the file, including those with
-    a field. `reason` is why the table cannot be compared with a prediction, empty if it can. `warnings` list skipped
-    content.
+    `reason` is why the table cannot be compared with a prediction, empty if it can. `warnings` list skipped content.
     """
 
-    name: str
-    profile: str | None
     collective: NcclTestsName | None
     ranks: int | None
-    headers: Mapping[str, str]
     rows: tuple[Row, ...]
     reason: str = ""
     warnings: tuple[str, ...] = ()
@@ -76,10 +70,9 @@ class MeasuredTable:
         """
         return self.profile and profile_beside(self.profile, Path(self.name).parent)
 
-    def on(self, profile: str) -> MeasuredTable:
-        """The table as one of a machine, by name; its own header is replaced."""
-        headers = {**self.headers, "profile": profile}
-        return replace(self, profile=profile, headers=headers, reason=", ".join(self.reasons))
+    def on(self, profile: str) -> Self:
+        """The table as one of a machine, by name."""
+        return replace(super().on(profile), reason=", ".join(self.reasons))
 
     @property
     def reasons(self) -> list[str]:
@@ -176,7 +169,4 @@ def _table(content: CsvText) -> MeasuredTable:
             raise
         missing.append(str(error))
     reason = ", ".join([*missing, *(absent or ["no rows"] * (not rows))])
-    profile = headers.get("profile") or None
-    return MeasuredTable(
-        content.name, profile, collective, ranks, headers, rows, reason, from_size_bytes=from_size_bytes
-    )
+    return MeasuredTable(content.name, headers, collective, ranks, rows, reason, from_size_bytes=from_size_bytes)

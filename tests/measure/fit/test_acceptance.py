@@ -16,11 +16,10 @@ from tasp_lab.measure.fit.cases import Simulated, cases_of
 from tasp_lab.measure.fit.fit_profile import Calibrated
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
 from tasp_lab.measure.profiles import Choice
-from tasp_lab.measure.readers import MeasuredTable, read_nccl_tests
+from tasp_lab.measure.readers import MeasuredTable, find_tables
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import ROOT, Command
-from tests.measure.fit.test_fit_profile import H100, SIZES, made, table
-from tests.measure.fit.test_leave_one_out import csv
+from tests.measure.fit.test_fit_profile import H100, SIZES, csv, made, table
 
 SAMPLES = ROOT / "tests" / "measure" / "readers" / "samples"
 """Logs in the format of nccl-tests of plausible machines, made for these tests: slow at small and medium sizes."""
@@ -105,7 +104,7 @@ def test_a_machine_whose_protocols_are_all_slow_is_found() -> None:
 
 
 def test_a_slower_machine_is_found() -> None:
-    cases = cases_of(read_nccl_tests(SAMPLES / "h100-8-all_gather-slow.log"), Choice(H100, "8"))
+    cases = cases_of(find_tables([SAMPLES / "h100-8-all_gather-slow.log"]), Choice(H100, "8"))
     found = fit_profile(H100, cases, Simulated(H100, cases), date="2026-01-15")
     before, after = (np.abs(found.errors(times_s)[0]).mean() for times_s in (found.before_s, found.after_s))
     assert after < before / 4
@@ -127,7 +126,7 @@ def test_a_held_out_row_does_not_judge_itself(tmp_path: Path) -> None:
     for name, measured in (("as_is", rows), ("slower", slower)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "all_gather.csv").write_text(
-            csv(MeasuredTable("", "", "all_gather", 8, {}, tuple(measured)), "h100-8")
+            csv(MeasuredTable("", {}, "all_gather", 8, tuple(measured)), "h100-8")
         )
         found.append(calibrate(tmp_path / name, fit=["ring_rate"]).result)
     part = folds(len(rows))[1]
@@ -237,6 +236,6 @@ def test_times_that_no_machine_has_are_not_written(command: Command) -> None:
     assert not (command.folder / "my.toml").exists()
 
 
-@pytest.mark.parametrize("options", [(), ("--fabric", "local", "--output", "my.toml"), ("--judge",)])
+@pytest.mark.parametrize("options", [(), ("--fabric", "local", "--output", "my.toml")])
 def test_force_without_a_file_to_write(command: Command, options: tuple[str, ...]) -> None:
     assert "--force" in command.refused("calibrate", "full-mesh:2", "--force", *options)

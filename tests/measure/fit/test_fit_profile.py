@@ -25,11 +25,11 @@ from tasp_lab.machines.machine_file import topology_document
 from tasp_lab.machines.parameters import Parameters, nearest_possible
 from tasp_lab.machines.profile import Profile, load_profile, member, profile_document, profile_names
 from tasp_lab.measure.calibrate import calibrate as calibrate_files
-from tasp_lab.measure.calibrate import pair_figures, pair_findings
+from tasp_lab.measure.calibrate import pair_figure, pair_findings
 from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, measured
 from tasp_lab.measure.fit.fit_profile import Calibrated, calibrate, candidates, with_numbers
 from tasp_lab.measure.profiles import Choice
-from tasp_lab.measure.readers import MeasuredTable, PairTable, Row, find_tables
+from tasp_lab.measure.readers import MeasuredTable, PairTable, Row, parse_nccl_tests
 from tasp_lab.measure.readers.pairs import Kind
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.collectives.library_rings import library_schedule
@@ -54,7 +54,7 @@ def table(
 ) -> MeasuredTable:
     rows = tuple(Row(size_bytes, float(time_s)) for size_bytes, time_s in zip(sizes, times_s, strict=True))
     ranks = int(np.prod([int(part) for part in size.split("x")]))
-    return MeasuredTable(f"{collective}.csv", f"h100-{size}", collective, ranks, {}, rows)
+    return MeasuredTable(f"{collective}.csv", {"profile": f"h100-{size}"}, collective, ranks, rows)
 
 
 def made(collective: NcclTestsName, noise: float = 0.0, sizes: Sequence[int] = SIZES, seed: int = 0) -> MeasuredTable:
@@ -255,7 +255,7 @@ def test_in_place_columns_and_two_runs_in_a_file(tmp_path: Path) -> None:
     assert [case.collective for case in found.cases] == ["sendrecv", "alltoall"]
     for name in ("link_payload", "link_many_payload", "message_launch"):
         assert found.profile.parameters.numbers[name] == pytest.approx(TRUE[name], rel=1e-3)
-    in_place = cases_of(find_tables([path], in_place=True), Choice(H100, "8"))
+    in_place = cases_of(parse_nccl_tests(path.read_text(), str(path), in_place=True), Choice(H100, "8"))
     assert measured(in_place) == pytest.approx(2 * measured(found.cases), rel=1e-3)
 
 
@@ -337,8 +337,24 @@ def test_broken_profiles_other_families_and_unnamed_machines_are_refused(folder:
     assert "nothing to calibrate from" in refused()
 
 
-def pairs(kind: Kind, values: FloatArray, direct: bool | None = None) -> PairTable:
-    return PairTable("pairs.log", kind, values, peer_to_peer=direct)
+def csv(table: MeasuredTable, profile: str) -> str:
+    head = f"# profile: {profile}\n# collective: {table.collective}\n# ranks: {table.ranks}\n# algorithm: ring\n"
+    return head + "size_B,time_us\n" + "".join(f"{row.size_bytes},{row.time_s * 1e6!r}\n" for row in table.rows)
+
+
+def test_profiles_of_one_name_that_differ_are_two_machines(tmp_path: Path) -> None:
+    for name, rate in (("all_gather", 300e9), ("reduce_scatter", 200e9)):
+        (folder := tmp_path / name).mkdir()
+        (folder / f"{name}.csv").write_text(csv(made(name, sizes=SIZES[::3]), "my.toml"))  # type: ignore[arg-type]
+        (folder / "my.toml").write_text(
+            profile_document(H100.with_parameters(with_numbers(H100.parameters, {"ring_rate": rate})))
+        )
+    with pytest.raises(FitError, match=r"'my\.toml' differs from that of .*all_gather\.csv, expected one machine"):
+        calibrate_files(tmp_path)
+
+
+def pairs(kind: Kind, values: FloatArray) -> PairTable:
+    return PairTable("pairs.log", kind, values)
 
 
 @settings(max_examples=20)
@@ -348,26 +364,20 @@ def test_pairs_tell_what_is_left_of_a_link(values: list[float]) -> None:
     matrix = np.full((4, 4), 1e12)
     matrix[~np.eye(4, dtype=bool)] = values
     mesh = load_profile("mi300x")
-    (alone,) = pair_findings(pair_figures(pairs("unidirectional", matrix), mesh), mesh)
-    (together,) = pair_findings(pair_figures(pairs("all-to-all", matrix), mesh), mesh)
-    (ports,) = pair_findings(pair_figures(pairs("all-to-all", matrix), H100), H100)
+    (alone,) = pair_findings([pair_figure(pairs("unidirectional", matrix), mesh)], mesh)
+    (together,) = pair_findings([pair_figure(pairs("all-to-all", matrix), mesh)], mesh)
+    (ports,) = pair_findings([pair_figure(pairs("all-to-all", matrix), H100)], H100)
     assert (alone.name, together.name, ports.name) == ("link_payload", "link_many_payload", "link_many_payload")
     assert alone.value == together.value == pytest.approx(np.median(values))
     assert ports.value == pytest.approx(np.median(np.reshape(values, (4, 3)).sum(axis=1)))
     assert alone.low <= alone.value <= alone.high
 
 
-def test_pairs_that_tell_no_constant_are_for_information() -> None:
-    matrix = np.full((2, 2), 40e9)
-    latencies = PairTable("a.log", "unidirectional", matrix, np.full((2, 2), 2e-6), None, False)
-    for told in (pairs("bidirectional", matrix), pairs("unidirectional", matrix, False), latencies):
-        figures = pair_figures(told, H100)
-        assert figures
-        assert not pair_findings(figures, H100)
+def test_pairs_that_a_machine_cannot_have_are_refused() -> None:
     with pytest.raises(FitError, match=r"500GB/s between GPUs, but links of h100 carry 450GB/s"):
-        pair_figures(pairs("unidirectional", np.full((2, 2), 500e9)), H100)
+        pair_figure(pairs("unidirectional", np.full((2, 2), 500e9)), H100)
     with pytest.raises(FitError, match="9 GPUs, but a node of h100 has 8"):
-        pair_figures(pairs("unidirectional", np.full((9, 9), 4e9)), H100)
+        pair_figure(pairs("unidirectional", np.full((9, 9), 4e9)), H100)
 
 
 def test_a_log_of_pairs_becomes_a_profile(command: Command) -> None:
@@ -414,6 +424,6 @@ def test_ranks_that_run_are_calibrated(command: Command) -> None:
 
 
 def test_a_table_without_a_collective_says_so() -> None:
-    incomplete = MeasuredTable("a.csv", "h100-8", None, 8, {}, (), "no header 'collective'")
+    incomplete = MeasuredTable("a.csv", {"profile": "h100-8"}, None, 8, (), "no header 'collective'")
     with pytest.raises(TableError, match=r"a\.csv: no header 'collective'"):
         cases_of([incomplete], Choice(H100, ""))

@@ -19,12 +19,10 @@ from tasp_lab.core.errors import TableError
 from tasp_lab.measure.readers import (
     COLLECTIVES,
     MeasuredTable,
-    PairTable,
     find_tables,
     parse_nccl_tests,
-    parse_p2p_bandwidth,
+    parse_pairs,
     parse_table,
-    parse_transfer_bench,
 )
 from tasp_lab.measure.readers.file_position import parse_csv, read_text
 from tasp_lab.measure.readers.table import collective_tables
@@ -539,7 +537,7 @@ def refusal(parse: Callable[[str, str], object], text: str) -> str:
 
 
 @given(
-    text=st.sampled_from(["log", "table", "cuda", "amd", "transfers"]),
+    text=st.sampled_from(["log", "table", "cuda", "amd"]),
     start=st.integers(0, 2000),
     length=st.integers(0, 40),
     new=st.text(max_size=10)
@@ -548,10 +546,10 @@ def refusal(parse: Callable[[str, str], object], text: str) -> str:
 def test_whatever_is_edited_nothing_but_a_table_error_of_one_line_is_raised(
     text: str, start: int, length: int, new: str
 ) -> None:
-    whole = {"log": edited("4096", "4096"), "table": TABLE, "cuda": CUDA, "amd": AMD, "transfers": TRANSFERS}[text]
+    whole = {"log": edited("4096", "4096"), "table": TABLE, "cuda": CUDA, "amd": AMD}[text]
     start %= len(whole)
     broken = whole[:start] + new + whole[start + length :]
-    for parse in (parse_nccl_tests, parse_table, parse_p2p_bandwidth, parse_transfer_bench):
+    for parse in (parse_nccl_tests, parse_table, parse_pairs):
         assert re.fullmatch(r"|log, line [0-9]+: .+, expected .+", refusal(parse, broken))
 
 
@@ -573,7 +571,7 @@ def test_tables_are_found_in_files_and_folders(tmp_path: Path) -> None:
 def test_a_file_without_a_table_is_refused_if_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     assert find_tables([tmp_path]) == ()
-    with pytest.raises(TableError, match=r"notes\.txt: no table in it, expected a CSV table"):
+    with pytest.raises(TableError, match=r"notes\.txt: no measurement in it, expected a CSV table"):
         find_tables([tmp_path / "notes.txt"])
     with pytest.raises(TableError, match=r"none\.csv: cannot be read: No such file"):
         find_tables([tmp_path / "none.csv"])
@@ -602,23 +600,17 @@ def test_the_sender_is_in_the_row_whatever_the_version(values: np.ndarray, metho
         [
             "P2P Connectivity Matrix",
             *cuda_matrix("     D\\D", np.ones_like(values)),
-            *cuda_matrix("Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)", values if method else values.T),
+            *cuda_matrix("Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)", 2 * values),
             *cuda_matrix(f"Unidirectional P2P=Enabled Bandwidth{note} Matrix (GB/s)", printed),
-            *cuda_matrix("Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)", values if method else values.T),
-            *cuda_matrix(f"P2P=Enabled Latency{note} Matrix (us)", printed, "GPU"),
+            *cuda_matrix("Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)", 3 * values),
+            *cuda_matrix(f"P2P=Enabled Latency{note} Matrix (us)", 4 * printed, "GPU"),
             "",
             *cuda_matrix("", 7 * printed, "CPU"),
         ]
     )
-    disabled, enabled, both = parse_p2p_bandwidth(text, "log")
-    for table in (disabled, enabled, both):
-        np.testing.assert_allclose(table.bandwidth_bytes_per_s, values * 1e9)
-    assert [table.kind for table in (disabled, enabled, both)] == ["unidirectional"] * 2 + ["bidirectional-sum"]
-    assert (disabled.peer_to_peer, enabled.peer_to_peer) == (False, True)
-    assert disabled.latency_s is None
-    assert both.latency_s is None
-    assert enabled.latency_s is not None
-    np.testing.assert_allclose(enabled.latency_s, values * 1e-6)
+    (enabled,) = parse_pairs(text, "log")
+    assert enabled.kind == "unidirectional"
+    np.testing.assert_allclose(enabled.bandwidth_bytes_per_s, values * 1e9)
 
 
 def amd_matrix(values: np.ndarray, corner: str, arrow: str = "", tail: str = "", cpus: int = 0) -> list[str]:
@@ -650,44 +642,13 @@ def test_matrices_of_transfer_bench_are_read(values: np.ndarray) -> None:
             *amd_matrix(values, " SRC+EXE\\DST", cpus=2),
             "Averages (During UniDir):    103.69     44.91     55.25     57.32",
             "Bidirectional copy peak bandwidth GB/s [Local read / Remote write] (GPU-Executor: GFX)",
-            *amd_matrix(values, "     SRC\\DST", " ->", cpus=2),
+            *amd_matrix(2 * values, "     SRC\\DST", " ->", cpus=2),
         ]
     )
-    tables = parse_transfer_bench(text, "log")
-    assert [table.kind for table in tables] == ["all-to-all", "unidirectional", "bidirectional"]
-    assert [table.bytes_per_transfer for table in tables] == [2**20, 2**26, 2**26]
+    tables = parse_pairs(text, "log")
+    assert [table.kind for table in tables] == ["all-to-all", "unidirectional"]
     for table in tables:
         np.testing.assert_allclose(table.bandwidth_bytes_per_s, np.where(values > 0, values * 1e9, np.nan))
-
-
-TRANSFERS = """Test 1:
- Executor: GPU 00 |   36.885 GB/s |    0.028 ms |      1048576 bytes | 37.857  GB/s (sum)
-     Transfer 00  |   40.000 GB/s |    0.026 ms |      1048576 bytes | G0 -> G000:004 -> G1
-     Transfer 01  |    2.000 GB/s |    0.524 ms |      1048576 bytes | C0 -> C000:004 -> G1
- Executor: GPU 01 |   45.471 GB/s |    0.046 ms |      2097152 bytes | 46.304  GB/s (sum)
-     Transfer 02  |   45.000 GB/s |    0.047 ms |      2097152 bytes | F1 -> G001:008 -> F2
-     Transfer 03  |   45.000 GB/s |    0.047 ms |      2097152 bytes | G0 -> G000:008 -> G1G2
- Aggregate (CPU)  |   18.741 GB/s |    0.168 ms |      3145728 bytes | Overhead: 0.122 ms
-Test 2:
-\u250c---\u2510
-\u2502Transfer 0    \u2502  50.000 GB/s \u2502   1.342 ms \u2502    67108864 bytes \u2502 G2 -> D2.1:1 -> G0 \u2502
-\u2502Transfer 1    \u2502  10.000 GB/s \u2502   6.711 ms \u2502    67108864 bytes \u2502 G2 -> G2:4 -> G0   \u2502
-Test 3:
-     Transfer 00  |    2.000 GB/s |    0.524 ms |      1048576 bytes | N -> G000:032 -> G0
-"""
-
-
-def pairs(table: PairTable) -> dict[tuple[int, int], float]:
-    values = table.bandwidth_bytes_per_s
-    return {(int(a), int(b)): float(values[a, b]) for a, b in np.argwhere(~np.isnan(values))}
-
-
-def test_transfers_between_gpus_are_read_test_by_test() -> None:
-    first, second = parse_transfer_bench(TRANSFERS, "log")
-    assert (first.name, first.kind, first.bytes_per_transfer) == ("log, test 1", "transfers", None)
-    assert pairs(first) == {(0, 1): 40e9, (1, 2): 45e9}
-    assert (second.name, second.bytes_per_transfer) == ("log, test 2", 2**26)
-    assert pairs(second) == {(2, 0): 60e9}
 
 
 CUDA = "\n".join(cuda_matrix("Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)", np.full((3, 3), 5.0)))
@@ -697,7 +658,7 @@ AMD = "\n".join(amd_matrix(np.full((3, 3), 5.0), "SRC\\DST", tail="    STotal   
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (CUDA.replace("GB/s", "MB/s"), "line 1: unit 'MB/s', expected GB/s for bandwidths and us for latencies"),
+        (CUDA.replace("GB/s", "MB/s"), "line 1: unit 'MB/s', expected GB/s for bandwidths"),
         (CUDA.replace("5.00", "-5.0", 1), "line 3: value '-5.0', expected more than 0"),
         (CUDA.replace("5.00", "0.00", 1), "line 3: value '0.00', expected more than 0"),
         (CUDA.replace("5.00", "5,00", 1), "line 3: value '5,00' has a comma, expected a decimal point"),
@@ -713,15 +674,13 @@ AMD = "\n".join(amd_matrix(np.full((3, 3), 5.0), "SRC\\DST", tail="    STotal   
             "\u2502 SRC+EXE\\DST \u2502 Rank 00 \u2502",
             "line 1: a table of several hosts, expected the GPUs of one host",
         ),
-        (TRANSFERS.replace("G0 -> G000:004 -> G1", "R0G0 -> R0G0:004 -> R1G1"), "line 3: a transfer between hosts"),
-        (TRANSFERS.replace("Test 1:", ""), "line 3: a transfer before any test, expected a line 'Test 1:' above it"),
     ],
 )
 def test_broken_tables_of_pairs_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TableError, match=re.escape(f"{path}, {message}")) as caught:
-        parse_p2p_bandwidth(read_text(path), str(path)) + parse_transfer_bench(read_text(path), str(path))
+        parse_pairs(read_text(path), str(path))
     assert "\n" not in str(caught.value)
 
 
