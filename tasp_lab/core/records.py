@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import resources
-from typing import Annotated, TypeVar, get_args
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 import msgspec
 
-from tasp_lab.core.errors import nearest
+from tasp_lab.core.errors import ProfileError, nearest, of_type, unknown
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 """Text that is not blank."""
@@ -65,3 +67,30 @@ def data_names(package: str, folder: str) -> list[str]:
     """
     entries = (resources.files(package) / folder).iterdir()
     return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
+
+
+def load_named(package: str, folder: str, name: str, read: Callable[[str, bytes], Found]) -> Found:
+    """What `read` makes of the name and the content of a file: one of `data_names`, or a user's ``.toml`` file.
+
+    Files of tasp-lab are read once, those of users each time: they may have been edited.
+    Raises `ProfileError` for an unknown name, and for a file that cannot be read.
+    """
+    what = folder.removesuffix("s")
+    if not isinstance(name, str):
+        names = ", ".join(data_names(package, folder))
+        raise ProfileError(of_type(what, name, f"a name, one of {names}, or a .toml file"))
+    if name.endswith(".toml"):
+        try:
+            return read(name, Path(name).read_bytes())
+        except OSError as error:
+            raise ProfileError(f"file {name!r} cannot be read: {error.strerror}") from error
+    found: Any = _load_once(package, folder, name, read)
+    return cast(Found, found)
+
+
+@cache
+def _load_once(package: str, folder: str, name: str, read: Callable[[str, bytes], object]) -> object:
+    names = data_names(package, folder)
+    if name not in names:
+        raise ProfileError(f"{unknown(folder.removesuffix('s'), name, names)}, or a .toml file")
+    return read(name, (resources.files(package) / folder / f"{name}.toml").read_bytes())

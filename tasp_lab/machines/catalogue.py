@@ -66,7 +66,7 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
     if library not in ("ideal", "gloo"):
         how = ", or a file of topologies import --profile" if Path(text).suffix.lower() in ENDINGS else ""
         raise ProfileError(f"library {library!r}: {text} has no profile; expected auto, ideal or gloo there{how}")
-    return replace(machine, comm_library=gloo() if library == "gloo" else IDEAL)
+    return replace(machine, comm_library=gloo({}) if library == "gloo" else IDEAL)
 
 
 def _read(where: str, path: PurePath, data: bytes, library: str = "auto") -> Machine:

@@ -25,10 +25,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.errors import OverrideError, QuantityError
 from tasp_lab.core.records import Record, Text
 from tasp_lab.core.units import Number, parse_time_s
-from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.constants import CONSTANTS, Quantity
 
 _TEXT_DIGITS = 15
 """Digits of a number written as text: every decimal number of so many digits survives as a float."""
@@ -196,10 +196,25 @@ class Change(NamedTuple):
     name: str = ""
     text: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.name}={self.text}"
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether it multiplies, and no more."""
+        return bool(self.times) and not self.plus
+
     def of(self, old: Number) -> Number:
         """The number in place of an old one, exact for exact ones."""
         # a fraction plus a float is a float, but sums of exact numbers stay exact
         return old * self.times + (Fraction(self.plus) if isinstance(old, Fraction) else self.plus)
+
+    def check(self, old: Number, quantity: Quantity) -> None:
+        """Raise `OverrideError` where the number in place of an old one is none that the quantity can have."""
+        try:
+            quantity.parse(quantity.format(float(self.of(old)), _TEXT_DIGITS))
+        except QuantityError as error:
+            raise OverrideError(f"override {self}: {error}") from error
 
     def source(self, was: str, source: str) -> str:
         """The source of the number: a new value is given and exact, a changed one as sure as the old one.

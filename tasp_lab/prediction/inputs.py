@@ -283,8 +283,8 @@ def chosen_machine(
         raise QuantityError(f"compute 'real': a prediction has no kernels, expected timed:RATE, {_LIKE}")
     found = with_kernel(found if rate is None else replace(found, compute=ComputeRate(rate)), kernel)
     if overrides:
-        from tasp_lab.machines.overrides import overridden
-        from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
+        from tasp_lab.machines.change import COMPUTE
+        from tasp_lab.machines.overrides import overridden, parse_overrides
 
         rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
         if rates and (compute is not None or kernel is not None):

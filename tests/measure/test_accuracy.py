@@ -307,7 +307,7 @@ def test_other_logs_are_no_guess(command: Command, replaced: dict[str, str], sug
 def test_unknown_machines_are_one_clear_line(command: Command) -> None:
     (command.folder / "a.log").write_text(LOG.read_text())
     (command.folder / "b.log").write_text("# profile: h10-8\n" + LOG.read_text())
-    assert "profile 'h10-8' is unknown: did you mean 'h100'? expected one of a100, " in command.refused(
+    assert "unknown profile 'h10-8', did you mean 'h100'? expected one of a100, " in command.refused(
         "accuracy", "a.log", "--profile", "h10-8"
     )
     assert "there is no profile 'h10-8', did you mean 'h100-8'?" in command.refused("accuracy", "b.log")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import StudyError, TaspLabError, WorkloadError
-from tasp_lab.machines.overrides.override import parse_override
+from tasp_lab.machines.overrides import parse_override
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.axis import TOLERANCE, apart_from, bisected, changes, factor_text, lattice, moved, value_of
 from tasp_lab.study.point import Point

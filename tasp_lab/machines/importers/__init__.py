@@ -39,7 +39,6 @@ from tasp_lab.machines.importers.matrices import (
 )
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.own_links import machine_of_family
 from tasp_lab.machines.profile import load_profile
 
 __all__ = ["import_topology", "read_topology"]
@@ -129,7 +128,7 @@ def _of_machine_file(path: Path, where: str, profile: str | None = None, nodes: 
             f"{where} lists its links, expected a profile and no other option, got {', '.join(given) or 'nothing'}"
         )
     machine = load_machine(str(path))
-    return machine_of_family(profile, load_profile(profile), machine.topology, machine.parameters)
+    return load_profile(profile).machine_on(machine.topology, machine.parameters, profile)
 
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[)?\[[0-9;]*m")

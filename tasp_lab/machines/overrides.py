@@ -1,31 +1,47 @@
-"""An override: a parameter by name and what becomes of its number, like ``nic.bandwidth=x2``.
+"""Overrides: numbers of a machine or a layer, changed by texts like ``nic.bandwidth=x2``.
 
-The value is a factor (``x2``), what is added (``+1us``), or a new value (``900GB/s``)::
+::
 
-    override = parse_override("nic.bandwidth=x2")
-    override.of(50e9, CONSTANTS["nic_bandwidth"].quantity)    # 1e11
+    overridden(load_machine("h100-2x4"), ["nic.bandwidth=x2", "link.0-node0=100GB/s"])
+    overridden_layer(Workload(8192), ["layer.kv_heads=1"])
+
+The value is a factor (``x2``), what is added (``+1us``), or a new value (``900GB/s``). Names of numbers of a machine
+are those of `tasp_lab.machines.change`, and with a dot ``link.bandwidth`` and the like; those of a layer begin with
+``layer.``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any, Literal, overload
 
-from tasp_lab.core.errors import OverrideError, QuantityError, WorkloadError, unknown
+from tasp_lab.core.errors import (
+    OverrideError,
+    ProfileError,
+    QuantityError,
+    TopologyError,
+    WorkloadError,
+    expected_one_of,
+    unknown,
+)
 from tasp_lab.core.units import Number, parse_count
-from tasp_lab.machines.constants import Quantity
+from tasp_lab.machines.change import COMPUTE, SPINE, change, constants_of, has_nics, place_of, quantity_of
+from tasp_lab.machines.compute import COMPUTE_RATES, KernelCompute
+from tasp_lab.machines.constants import CONSTANTS, WIRES, Quantity
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.parameters import Change, Parameter
+from tasp_lab.machines.parameters import Change
 from tasp_lab.workload.layer import Workload
 
 LAYER = "layer."
 """How names of numbers of a layer begin; all others are of the machine."""
 
-COMPUTE = "compute.rate"
-"""The name of all rates of kernel calls together."""
+LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload))
+
+EXAMPLES = ("link.0-1", "node.0.nic.bandwidth", "rank.0.link.bandwidth", "rank.0.compute", SPINE)
+"""Names of single links, nodes and ranks, and of the spine."""
 
 _FACTOR = re.compile(r"x\s*(\d{1,12}(?:\.\d{1,12})?|\.\d{1,12}|\d{1,12}/\d{1,12})", re.ASCII)
 _OTHER_FACTOR = re.compile(r"\*\s*([\d.]+)|([\d.]+)\s*x|(\d{1,12})\s*%", re.ASCII)
@@ -70,49 +86,10 @@ class Override:
         return Change(int(self.kind != "to"), -amount if self.text[0] == "-" else amount, self.name, self.text)
 
     def of(self, old: Number, quantity: Quantity) -> Number:
-        """The number in place of an old one, in SI units, exact for exact ones.
-
-        >>> from tasp_lab.machines.constants import CONSTANTS
-        >>> parse_override("nic.bandwidth=x2").of(Fraction(50), CONSTANTS["nic_bandwidth"].quantity)
-        Fraction(100, 1)
-
-        Raises `OverrideError` for an amount without its unit, a rate of 0, a negative time, a fraction of a channel and
-        the like.
-        """
-        new = self.change(quantity).of(old)
-        self.check(new, quantity)
-        return new
-
-    def check(self, new: Number, quantity: Quantity) -> None:
-        """Raise `OverrideError` for a number that the quantity cannot have."""
-        try:  # a new value is checked as it was written
-            quantity.parse(self.text if self.kind == "to" else quantity.format(float(new), 15))
-        except QuantityError as error:
-            raise OverrideError(f"override {self}: {error}") from error
-
-    def source(self, was: str, source: str) -> str:
-        """The source of the number: a new value is given and exact, a changed one as sure as the old one.
-
-        >>> parse_override("nic.bandwidth=x2").source("50GB/s", "assumed: as NDR")
-        'assumed: nic.bandwidth x2, was 50GB/s (assumed: as NDR)'
-        """
-        return Change(int(self.kind != "to"), 0, self.name, self.text).source(was, source)
-
-    def line(self, parameters: Iterable[Parameter]) -> str:
-        """What became of the number, by the parameters of the changed machine, whose sources are from `source`.
-
-        >>> override = parse_override("nic.bandwidth=-5GB/s")
-        >>> override.line([Parameter("nic_bandwidth", 45e9, override.source("50GB/s", "a data sheet"))])
-        'nic.bandwidth 50GB/s → 45GB/s (-5GB/s)'
-        """
-        begin = f"{self.name} {self.text}, was "
-        for parameter in parameters:
-            source = parameter.source.removeprefix("given: ").removeprefix("assumed: ")
-            if source.startswith(begin):
-                was = source.removeprefix(begin).partition(" (")[0]
-                how = "" if self.kind == "to" else f" ({self.text})"
-                return f"{self.name} {was} → {parameter.text}{how}"
-        return f"{self.name} {self.text}"
+        """The number in place of an old one, in SI units. Raises `OverrideError` for one that it cannot be."""
+        change = self.change(quantity)
+        change.check(old, quantity)
+        return change.of(old)
 
 
 def parse_override(text: str) -> Override:
@@ -129,7 +106,7 @@ def parse_override(text: str) -> Override:
         raise OverrideError(f"override {text!r}: expected NAME=VALUE, like nic.bandwidth=x2")
     if value.startswith("x"):
         match = _FACTOR.fullmatch(value)
-        if match and (factor := _fraction(match[1])):
+        if match and not re.fullmatch(r".*/0+", match[1]) and (factor := Fraction(match[1])):
             return Override(name, value, "times", factor)
         raise OverrideError(
             f"override {text!r}: factor {value!r}: expected x and a number more than 0, like x2 or x0.5"
@@ -140,13 +117,6 @@ def parse_override(text: str) -> Override:
     return Override(name, value, "plus" if value.startswith(("+", "-")) else "to")
 
 
-def _fraction(text: str) -> Fraction:
-    try:
-        return Fraction(text)
-    except ZeroDivisionError:
-        return Fraction(0)
-
-
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
     """The overrides of texts. Raises `OverrideError` for a single text, which would be read letter by letter."""
     if isinstance(texts, str):
@@ -154,17 +124,87 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     return [parse_override(text) for text in texts]
 
 
-def has_nics(machine: Machine) -> bool:
-    """Whether ranks have NICs into a network."""
-    return "network" in machine.topology.switch_kinds.values()
+# ------------------------------------------------------------------------------ numbers of a machine: nic.bandwidth=x2
+
+
+def overridden(machine: Machine, overrides: Sequence[str]) -> Machine:
+    """The machine with overrides of its numbers; those of a layer are left to `overridden_layer`.
+
+    >>> from tasp_lab.machines.catalogue import load_machine
+    >>> found = overridden(load_machine("h100-2x8"), ["nic.bandwidth=x2"])
+    >>> found.topology.name, found.topology.route(0, 8).latency_s
+    ('h100-2x8 with nic.bandwidth=x2', 2.7e-06)
+
+    Raises `OverrideError` for a name that the machine does not have, one that is given twice, and a value that it
+    cannot have.
+    """
+    given = [each for each in parse_overrides(overrides) if not each.name.startswith(LAYER)]
+    if not given:
+        return machine
+    known, changes, texts = constants_of(machine), dict[str, Change](), ", ".join(map(str, given))
+    for override in given:
+        name = _name_of(machine, override, known)
+        if name in changes:
+            raise OverrideError(f"override {override}: {_shown(name)} is given twice, expected once")
+        changes[name] = override.change(quantity_of(name))
+    try:
+        found = change(machine, changes, clamp=False)
+    except (ProfileError, QuantityError, TopologyError) as error:
+        raise OverrideError(f"override {texts}: {error}") from error
+    return replace(found, topology=replace(found.topology, name=f"{machine.topology.name} with {texts}"))
+
+
+def override_names(machine: Machine) -> list[str]:
+    """The numbers of a machine that can be overridden: constants on which its times depend, and ``compute.rate``.
+
+    Beside these, single links, nodes and ranks can be, and the spine between nodes: ``link.0-1``, ``link.0-1.latency``,
+    ``node.1.nic.bandwidth``, ``rank.3.compute``, ``spine.oversubscription``.
+
+    >>> from tasp_lab.machines.catalogue import load_machine
+    >>> override_names(load_machine("full-mesh:8"))
+    ['link.bandwidth', 'link.latency', 'compute.rate']
+    """
+    return [*map(_shown, constants_of(machine)), COMPUTE]
+
+
+def _shown(constant: str) -> str:
+    """The name of a constant for people: wires have a dot."""
+    return constant.replace("_", ".", 1) if constant in WIRES else constant
+
+
+def _name_of(machine: Machine, override: Override, constants: Sequence[str]) -> str:
+    """The name of a number of the machine. Raises `OverrideError` for one that it does not have."""
+    if override.name == COMPUTE:
+        return COMPUTE
+    name, where = override.name.replace(".", "_"), machine.topology.name
+    # ranks have ports into a switch, and links to each other
+    has_ports = any(kind != "network" for kind in machine.topology.switch_kinds.values())
+    name = name.replace("port", "link", 1) if name.startswith("port_") and has_ports else name
+    name = name if name in CONSTANTS else override.name
+    place = place_of(name)
+    is_place = place is not None and place.kind != "class" and (name != SPINE or has_nics(machine))
+    if name in constants or is_place:
+        return name
+    of_profile = f"tasp-lab profile show {where.partition(' with ')[0]}" if machine.system is not None else ""
+    names = override_names(machine)
+    expected = expected_one_of(name, names, of_profile)
+    if name in COMPUTE_RATES and isinstance(machine.compute, KernelCompute):
+        why = f"{where} computes as the kernel {machine.compute.kernel.name} does, expected compute.rate=..."
+    elif name.startswith(("nic", "spine")) and not has_nics(machine):
+        why = f"{where} has no NICs, {expected}"
+    elif name.startswith("port") and not has_ports:
+        why = f"ranks of {where} have no ports into a switch, {expected}"
+    elif name in CONSTANTS:
+        why = f"{where} does not depend on {name}, {expected}"
+    else:
+        why = unknown("name", override.name, [*names, *EXAMPLES, *LAYER_NAMES], of_profile)
+    raise OverrideError(f"override {override}: {why}")
 
 
 # ------------------------------------------------------------ fields of an attention layer: layer.kv_heads=1
 
 TEXTS = ("dtype", "mask", "kind", "decay", "layers")
 """Fields that are words."""
-
-LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload))
 
 
 @overload
