@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from fractions import Fraction
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 from tasp_lab.core.errors import (
     OverrideError,
@@ -27,7 +27,7 @@ from tasp_lab.core.errors import (
     expected_one_of,
     unknown,
 )
-from tasp_lab.core.units import Number, parse_count
+from tasp_lab.core.units import parse_count
 from tasp_lab.machines.change import COMPUTE, SPINE, change, constants_of, has_nics, place_of, quantity_of
 from tasp_lab.machines.compute import COMPUTE_RATES, KernelCompute
 from tasp_lab.machines.constants import CONSTANTS, WIRES, Quantity
@@ -43,60 +43,16 @@ LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload))
 EXAMPLES = ("link.0-1", "node.0.nic.bandwidth", "rank.0.link.bandwidth", "rank.0.compute", SPINE)
 """Names of single links, nodes and ranks, and of the spine."""
 
-_FACTOR = re.compile(r"x\s*(\d{1,12}(?:\.\d{1,12})?|\.\d{1,12}|\d{1,12}/\d{1,12})", re.ASCII)
+_FACTOR = re.compile(r"x\s*(\d{1,12}(?:\.\d{1,12})?|\.\d{1,12}|\d{1,12}/0*[1-9]\d{0,11})", re.ASCII)
 _OTHER_FACTOR = re.compile(r"\*\s*([\d.]+)|([\d.]+)\s*x|(\d{1,12})\s*%", re.ASCII)
 """A factor as it is written elsewhere: ``*2``, ``2x``, ``50%``."""
-_ZERO = re.compile(r"0+(?:\.0*)?", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Override:
-    """A number by name, changed in one of three ways.
+def parse_override(text: str) -> Change:
+    """The change that a text means, whose amount has its unit once the name is known (`Change.in_units`).
 
-    Parameters
-    ----------
-    name, text : as they were given.
-    kind : ``times`` a factor, ``plus`` an amount, or ``to`` a new value.
-    factor : for ``times``; 1 otherwise.
-    """
-
-    name: str
-    text: str
-    kind: Literal["times", "plus", "to"]
-    factor: Fraction = Fraction(1)
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.text}"
-
-    def change(self, quantity: Quantity) -> Change:
-        """What becomes of a number of this quantity, in SI units. Raises `OverrideError` for a text without its unit.
-
-        >>> from tasp_lab.machines.constants import CONSTANTS
-        >>> parse_override("nic.latency=+1us").change(CONSTANTS["nic_latency"].quantity).of(2e-6)
-        3e-06
-        """
-        if self.kind == "times":
-            return Change(self.factor, 0, self.name, self.text)
-        # nothing added needs no unit, everything else does
-        text = self.text.lstrip("+-").strip() if self.kind == "plus" else self.text
-        try:
-            amount = 0.0 if self.kind == "plus" and _ZERO.fullmatch(text) else quantity.parse(text)
-        except QuantityError as error:
-            raise OverrideError(f"override {self}: {error}") from error
-        return Change(int(self.kind != "to"), -amount if self.text[0] == "-" else amount, self.name, self.text)
-
-    def of(self, old: Number, quantity: Quantity) -> Number:
-        """The number in place of an old one, in SI units. Raises `OverrideError` for one that it cannot be."""
-        change = self.change(quantity)
-        change.check(old, quantity)
-        return change.of(old)
-
-
-def parse_override(text: str) -> Override:
-    """The override of a text.
-
-    >>> str(parse_override(" nic.bandwidth = x2")), parse_override("nic.latency=-1us").kind
-    ('nic.bandwidth=x2', 'plus')
+    >>> str(parse_override(" nic.bandwidth = x2")), parse_override("nic.latency=-1us").times
+    ('nic.bandwidth=x2', 1)
 
     Raises `OverrideError` for a text that is not ``NAME=VALUE``, for a factor that is not positive, and for one that is
     written in another way.
@@ -106,19 +62,19 @@ def parse_override(text: str) -> Override:
         raise OverrideError(f"override {text!r}: expected NAME=VALUE, like nic.bandwidth=x2")
     if value.startswith("x"):
         match = _FACTOR.fullmatch(value)
-        if match and not re.fullmatch(r".*/0+", match[1]) and (factor := Fraction(match[1])):
-            return Override(name, value, "times", factor)
+        if match and (factor := Fraction(match[1])):
+            return Change(factor, 0, name, value)
         raise OverrideError(
             f"override {text!r}: factor {value!r}: expected x and a number more than 0, like x2 or x0.5"
         )
     if meant := _OTHER_FACTOR.fullmatch(value):
         wanted = f"{int(meant[3]) / 100:g}" if meant[3] else meant[1] or meant[2]
         raise OverrideError(f"override {text!r}: {value!r} is no factor, did you mean x{wanted}?")
-    return Override(name, value, "plus" if value.startswith(("+", "-")) else "to")
+    return Change(int(value.startswith(("+", "-"))), 0, name, value)
 
 
-def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """The overrides of texts. Raises `OverrideError` for a single text, which would be read letter by letter."""
+def parse_overrides(texts: Sequence[str]) -> list[Change]:
+    """The changes of texts. Raises `OverrideError` for a single text, which would be read letter by letter."""
     if isinstance(texts, str):
         raise OverrideError(f"overrides {texts!r}: expected a sequence of texts, like ({texts!r},)")
     return [parse_override(text) for text in texts]
@@ -146,7 +102,7 @@ def overridden(machine: Machine, overrides: Sequence[str]) -> Machine:
         name = _name_of(machine, override, known)
         if name in changes:
             raise OverrideError(f"override {override}: {_shown(name)} is given twice, expected once")
-        changes[name] = override.change(quantity_of(name))
+        changes[name] = override.in_units(quantity_of(name))
     try:
         found = change(machine, changes, clamp=False)
     except (ProfileError, QuantityError, TopologyError) as error:
@@ -172,7 +128,7 @@ def _shown(constant: str) -> str:
     return constant.replace("_", ".", 1) if constant in WIRES else constant
 
 
-def _name_of(machine: Machine, override: Override, constants: Sequence[str]) -> str:
+def _name_of(machine: Machine, override: Change, constants: Sequence[str]) -> str:
     """The name of a number of the machine. Raises `OverrideError` for one that it does not have."""
     if override.name == COMPUTE:
         return COMPUTE
@@ -244,7 +200,7 @@ documents=None)
         raise OverrideError(f"override {', '.join(map(str, given))}: {error}") from error
 
 
-def _field(override: Override) -> str:
+def _field(override: Change) -> str:
     name = override.name.removeprefix(LAYER)
     field = "sequence" if name == "seq" else name
     if LAYER + field not in LAYER_NAMES:
@@ -252,17 +208,17 @@ def _field(override: Override) -> str:
     return field
 
 
-def _value(work: Workload, field: str, override: Override) -> object:
+def _value(work: Workload, field: str, override: Change) -> object:
     is_text, old = field in TEXTS, getattr(work, field)
-    if override.kind != "to":
+    if override.times:
         if is_text or field == "documents":
             raise OverrideError(f"override {override}: expected a new value, not a factor and no sum")
         if old is None:
             raise OverrideError(f"override {override}: the layer has no {field}, expected a number like 4096")
     count = Quantity("", lambda text: parse_count(text, override.name, least=0))
     if field == "documents":
-        return tuple(int(replace(override, text=part).of(0, count)) for part in override.text.split(","))
-    return override.text if is_text else int(override.of(old or 0, count))
+        return tuple(int(override._replace(text=part).new(0, count)) for part in override.text.split(","))
+    return override.text if is_text else int(override.new(old or 0, count))
 
 
 def _followed(work: Workload, changes: dict[str, Any]) -> dict[str, Any]:

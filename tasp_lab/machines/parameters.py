@@ -204,10 +204,32 @@ class Change(NamedTuple):
         """Whether it multiplies, and no more."""
         return bool(self.times) and not self.plus
 
+    def in_units(self, quantity: Quantity) -> Change:
+        """With the amount of its text in SI units. Raises `OverrideError` for a text without its unit.
+
+        >>> Change(1, 0, "nic.latency", "+1us").in_units(CONSTANTS["nic_latency"].quantity).of(2e-6)
+        3e-06
+        """
+        if self.text.startswith("x"):
+            return self
+        text = self.text.lstrip("+-").strip() if self.times else self.text
+        try:
+            # nothing added needs no unit, everything else does
+            amount = 0.0 if self.times and not text.strip("0.") else quantity.parse(text)
+        except QuantityError as error:
+            raise OverrideError(f"override {self}: {error}") from error
+        return self._replace(plus=-amount if self.text.startswith("-") else amount)
+
     def of(self, old: Number) -> Number:
         """The number in place of an old one, exact for exact ones."""
         # a fraction plus a float is a float, but sums of exact numbers stay exact
         return old * self.times + (Fraction(self.plus) if isinstance(old, Fraction) else self.plus)
+
+    def new(self, old: Number, quantity: Quantity) -> Number:
+        """The number in place of an old one by the text, checked."""
+        change = self.in_units(quantity)
+        change.check(old, quantity)
+        return change.of(old)
 
     def check(self, old: Number, quantity: Quantity) -> None:
         """Raise `OverrideError` where the number in place of an old one is none that the quantity can have."""

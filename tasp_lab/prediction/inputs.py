@@ -286,7 +286,7 @@ def chosen_machine(
         from tasp_lab.machines.change import COMPUTE
         from tasp_lab.machines.overrides import overridden, parse_overrides
 
-        rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
+        rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and not each.times]
         if rates and (compute is not None or kernel is not None):
             other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
             raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")

@@ -185,12 +185,11 @@ def with_memory(rates: StepRates, overrides: Sequence[str]) -> StepRates:
     Raises `OverrideError` for a change of a memory that is unknown.
     """
     for override in (each for each in parse_overrides(overrides) if each.name == GPU_MEMORY):
-        if rates.capacity_bytes is None and override.kind != "to":
+        if rates.capacity_bytes is None and override.times:
             raise OverrideError(f"override {override}: the memory of a GPU is unknown, expected a size like 80GiB")
         old = rates.capacity_bytes or 0
-        change = override.change(Quantity("bytes", parse_size_bytes))
-        change.check(old, Quantity("bytes", parse_size_bytes))
-        source, new = change.source(format_size(old), rates.capacity_source or "unknown"), int(change.of(old))
+        source = override.source(format_size(old), rates.capacity_source or "unknown")
+        new = int(override.new(old, Quantity("bytes", parse_size_bytes)))
         rates = replace(rates, capacity_bytes=new, capacity_source=source)
     return rates
 
