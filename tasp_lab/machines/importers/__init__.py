@@ -30,13 +30,7 @@ from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
 from tasp_lab.machines.catalogue import ENDINGS, load_machine
 from tasp_lab.machines.importers import nccl_xml
 from tasp_lab.machines.importers.assembly import assemble, of_family
-from tasp_lab.machines.importers.matrices import (
-    amd_tool,
-    is_nvidia_smi,
-    lines_of_amd_json,
-    read_amd,
-    read_nvidia_smi,
-)
+from tasp_lab.machines.importers.matrices import amd_tool, is_nvidia_smi, read_amd, read_nvidia_smi
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.profile import load_profile
@@ -108,9 +102,7 @@ def read_topology(path: Path, **options: Any) -> Machine:
         data = path.read_bytes()
     except (OSError, ValueError) as error:
         raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    # amd-smi topology --json prints a list, a machine file is an object
-    is_list = path.suffix.lower() == ".json" and data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-    if path.suffix.lower() in ENDINGS and not is_list:
+    if path.suffix.lower() in ENDINGS:
         return _of_machine_file(path, where, **options)
     try:
         return import_topology(data.decode("utf-8-sig"), path.stem, **options)
@@ -156,7 +148,7 @@ def _read(text: str, options: Given) -> Survey:
     if wrong := _NO_TEXT.search(text):
         line = text.count("\n", 0, wrong.start()) + 1
         raise TopologyError(f"line {line}: the character {wrong[0]!a} is no text, expected what a tool printed")
-    lines = lines_of_amd_json(text) if re.match(r"\s*\[\s*\{", text) else text.splitlines()
+    lines = text.splitlines()
     amd = amd_tool(lines)
     if options.nvswitch is not None and (is_xml or amd):
         raise TopologyError("nvswitch was given, but only a matrix of nvidia-smi leaves open whether there is a switch")
