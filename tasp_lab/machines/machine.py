@@ -24,19 +24,22 @@ from tasp_lab.workload.layer import Workload
 
 
 class Compute(Protocol):
-    """How long the kernel calls of a rank take: a rate, rates by dtype and pass, or kernels by the shape of a call."""
-
-    def time_s(self, shape: KernelShape) -> Number:
-        """The time of one call, alone on its GPU."""
-
-    def handed_out_s(self, shape: KernelShape) -> Number:
-        """The time from the begin of a call until it leaves multiprocessors to other kernels."""
-
-    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        """What the time of a call is spent on: names and seconds, which add up to it."""
+    """How long the kernel calls of a rank take; by default of calls of which only FLOPs are known, not how they run."""
 
     def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
         """A rate that no call of a dtype, a pass, a kind and a head dimension exceeds, for bounds and reports."""
+
+    def time_s(self, shape: KernelShape) -> Number:
+        """The time of one call, alone on its GPU."""
+        return self.rate(shape.dtype, shape.passing).flops_time_s(shape.flops)
+
+    def handed_out_s(self, shape: KernelShape) -> Number:
+        """The time from the begin of a call until it leaves multiprocessors to other kernels."""
+        return self.time_s(shape)
+
+    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
+        """What the time of a call is spent on: names and seconds, which add up to it."""
+        return [("compute", self.time_s(shape))]
 
     def scaled(self, factor: float) -> Compute:
         """All rates times a factor."""
@@ -45,18 +48,8 @@ class Compute(Protocol):
         """The same, marked as an assumption; `what` begins the sources."""
 
 
-class _AtRates:
-    """Calls of which only FLOPs are known, not how they run."""
-
-    def handed_out_s(self: Compute, shape: KernelShape) -> Number:
-        return self.time_s(shape)
-
-    def parts(self: Compute, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        return [("compute", self.time_s(shape))]
-
-
 @dataclass(frozen=True)
-class ComputeRate(_AtRates):
+class ComputeRate(Compute):
     """A compute rate in FLOP/s, independent of shapes; None if computing takes no time.
 
     `source` is the origin of the rate, and `assumed` whether it is an assumption. `kernel` names the kernel that has
@@ -74,9 +67,6 @@ class ComputeRate(_AtRates):
     def __post_init__(self) -> None:
         if self.flops_per_s is not None and not (math.isfinite(self.flops_per_s) and self.flops_per_s > 0):
             raise QuantityError(f"compute rate: {self.flops_per_s} FLOP/s, expected more than 0")
-
-    def time_s(self, shape: KernelShape) -> Number:
-        return self.flops_time_s(shape.flops)
 
     def flops_time_s(self, flops: int) -> Number:
         """The time of `flops` FLOPs."""
@@ -97,13 +87,10 @@ class ComputeRate(_AtRates):
 
 
 @dataclass(frozen=True)
-class ComputeRates(_AtRates):
+class ComputeRates(Compute):
     """Compute rates by dtype and pass, as `tasp_lab.machines.compute` makes them from parameters."""
 
     rates: Mapping[Kind, ComputeRate]
-
-    def time_s(self, shape: KernelShape) -> Number:
-        return self.rates[shape.dtype, shape.passing].time_s(shape)
 
     def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
         return self.rates[dtype, passing]
