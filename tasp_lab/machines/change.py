@@ -183,7 +183,7 @@ def change(machine: Machine, changes: Mapping[str, Change], *, clamp: bool = Tru
     found = _with_links(found, {name: changes[name] for name in places if places[name].quantity != "compute"}, lines)
     if COMPUTE in changes:
         found = _with_compute(found, changes[COMPUTE])
-    if speeds := [changes[name] for name in places if places[name].quantity == "compute"]:
+    if speeds := {name: changes[name] for name in places if places[name].quantity == "compute"}:
         found = _with_speeds(found, speeds)
     of_factors = {name: f"{each.name} {each.text}" for name, each in changes.items()}
     added = (lines.get(name, of_factors[name]) for name, each in changes.items() if each.name)
@@ -208,7 +208,7 @@ def _with_constants(machine: Machine, changes: Mapping[str, Change], lines: dict
     parameters = changed(known, changes, clamp=clamp)
     if not clamp:
         _check(parameters, changes)
-    for name, each in changes.items():
+    for name, each in ((name, each) for name, each in changes.items() if each.name):
         was = known[name].text if CONSTANTS[name].kind else CONSTANTS[name].format(known.numbers[name])
         lines[name] = _line(each, was, parameters[name].text)
     if len(known) > len(machine.parameters):  # of the defaults only what was changed is stated
@@ -405,13 +405,13 @@ def _with_compute(machine: Machine, change: Change) -> Machine:
     return replace(machine, compute=scaled, parameters=machine.parameters.with_parameters([parameter]))
 
 
-def _with_speeds(machine: Machine, changes: Sequence[Change]) -> Machine:
+def _with_speeds(machine: Machine, changes: Mapping[str, Change]) -> Machine:
     """The machine with other speeds of ranks beside the others."""
     speeds: list[Number] = list(machine.rank_speeds or [1] * machine.topology.world_size)
-    for each in changes:
-        for rank in _ranks_of(machine.topology, _place(each.name), each):
+    for name, each in changes.items():
+        for rank in _ranks_of(machine.topology, _place(name), each):
             speeds[rank] = speeds[rank] * each.times
-    parameters = [Parameter(each.name, each.text, f"given: {each}") for each in changes]
+    parameters = [Parameter(name, each.text, f"given: {each}") for name, each in changes.items() if each.name]
     return replace(
         machine,
         rank_speeds=() if all(speed == 1 for speed in speeds) else tuple(Fraction(speed) for speed in speeds),

@@ -249,17 +249,10 @@ class Change(NamedTuple):
 
 
 _ORDER = {name: place for place, name in enumerate(CONSTANTS)}
-
-
-def _by(field: str) -> dict[str, list[str]]:
-    """The constants that depend on each one by a field of their definition."""
-    found: dict[str, list[str]] = {}
-    for spec in CONSTANTS.values():
-        found.setdefault(getattr(spec, field), []).append(spec.name)
-    return found
-
-
-_FOLLOWERS, _HOPS = _by("depends_on"), _by("min_constant")
+_FOLLOWERS, _HOPS = (
+    {name: [each.name for each in CONSTANTS.values() if getattr(each, field) == name] for name in CONSTANTS}
+    for field in ("depends_on", "min_constant")
+)
 """What is proportional to each parameter, and the hops that have the latency of each wire in them."""
 
 
@@ -278,53 +271,49 @@ def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: boo
     """
     by_name, numbers, sources = parameters._by_name, dict(parameters.numbers), dict[str, str]()
     # wires are first, so that what depends on them has followed them before it is changed itself
-    order = sorted(changes, key=_ORDER.__getitem__)
-    changes = {name: changes[name] for name in order}
+    moved = dict.fromkeys(sorted(changes, key=_ORDER.__getitem__))
 
-    def note(change: Change, name: str, old: float) -> None:
+    def note(change: Change, name: str) -> None:
         spec, known = CONSTANTS[name], by_name[name]
-        was = known.text if spec.kind else spec.format(old)
+        was = known.text if spec.kind else spec.format(numbers[name])
         sources[name] = change.source(was, sources.get(name, known.source))
 
-    for name in order:
+    for name in [*moved]:
         change, old = changes[name], numbers[name]
-        numbers[name] = new = float(old * change.times + change.plus)
         if change.name:
-            note(change, name, old)
-        for follower in _FOLLOWERS.get(name, ()):
+            note(change, name)
+        numbers[name] = new = float(old * change.times + change.plus)
+        for follower in _FOLLOWERS[name]:
             known = by_name.get(follower)
             if known is not None and known.at is not None:
-                assert not isinstance(known.value, str)
-                numbers[follower] = known.value * (new / known.at)
-        for hop in _HOPS.get(name, ()):
+                numbers[follower] = known.number * (new / known.at)
+        for hop in _HOPS[name]:
             if hop in numbers and new != old:
-                follows = Change(1, 0, f"follows {change.name}", change.text)
                 if change.name:
-                    note(follows, hop, numbers[hop])
-                changes.setdefault(hop, follows)
+                    note(Change(1, 0, f"follows {change.name}", change.text), hop)
+                moved[hop] = None
                 numbers[hop] += max(new - old, -numbers[hop])
     if clamp:
         possible = nearest_possible(numbers)
-        changes |= {name: Change() for name in possible if name not in changes}
+        moved |= dict.fromkeys(possible)
         numbers |= possible
     found = dict(by_name)
-    for name, change in changes.items():
+    for name in moved:
         known, value, other = by_name[name], numbers[name], CONSTANTS[name].depends_on
-        assert not isinstance(known.value, str)
         source = sources.get(name, known.source)
-        if value == (known.value if known.at is None else known.value * (numbers[other] / known.at)):
+        if value == (known.value if known.at is None else known.number * (numbers[other] / known.at)):
             # also where it has followed another one and changed no further; the text of the file stays
             found[name] = known if source is known.source else replace(known, source=source)
             continue
-        low = high = None
-        if known.low is not None and known.high is not None and known.value and change.times:
-            low, high = known.low * value / known.value, known.high * value / known.value
-        written = "" if change.times else change.text
-        if known.at is None:
-            found[name] = Parameter(name, value, source, None, low, high, written)
-        else:
-            at = f"{other} = {found[other].text}" if numbers[other] == found[other].value else ""
-            found[name] = Parameter(name, value, source, numbers[other], low, high, written, at)
+        is_new, low, high = name in changes and not changes[name].times, None, None
+        if known.low is not None and known.high is not None and known.value and not is_new:
+            low, high = known.low * value / known.number, known.high * value / known.number
+        at, written_at = None, ""
+        if known.at is not None:
+            at = numbers[other]
+            written_at = f"{other} = {found[other].text}" if at == found[other].value else ""
+        written = changes[name].text if is_new else ""
+        found[name] = Parameter(name, value, source, at, low, high, written, written_at)
     return Parameters(found.values(), numbers)
 
 
