@@ -3,7 +3,7 @@
 ::
 
     machine = load_machine("h100-2x4")
-    change(machine, {"nic_bandwidth": Change(2), "rank.0.nic.bandwidth": Change(0, 10e9)})
+    change(machine, {"nic_bandwidth": Change(2), "rank.0.nic.bandwidth": 10e9})
 
 `change` is the one way to another machine: overrides (`tasp_lab.machines.overrides`), samples, sensitivities and
 what-ifs call it. A name is one of
@@ -39,7 +39,15 @@ from tasp_lab.machines.compute import ASSUMED_COMPUTE, COMPUTE_RATES, KernelComp
 from tasp_lab.machines.constants import CONSTANTS, WIRES, Quantity
 from tasp_lab.machines.libraries.library import CommLibrary, TcpLibrary, library_of
 from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machine
-from tasp_lab.machines.parameters import Change, Parameter, Parameters, changed, library_parameters, nearest_possible
+from tasp_lab.machines.parameters import (
+    Change,
+    Parameter,
+    Parameters,
+    as_changes,
+    changed,
+    library_parameters,
+    nearest_possible,
+)
 from tasp_lab.machines.system import ReadNumbers, gloo
 from tasp_lab.topology.derived import LinkField, links_named, rank_ends, with_class, with_number
 from tasp_lab.topology.graph import Topology
@@ -158,8 +166,8 @@ def _library_without_profile(machine: Machine, numbers: Mapping[str, float]) -> 
     return gloo(numbers) if isinstance(machine.comm_library, TcpLibrary) else library_of(numbers)
 
 
-def change(machine: Machine, changes: Mapping[str, Change], *, clamp: bool = True) -> Machine:
-    """The machine with changes of its numbers by their names.
+def change(machine: Machine, changes: Mapping[str, Change | float], *, clamp: bool = True) -> Machine:
+    """The machine with changes of its numbers, or new values, by their names.
 
     Parameters
     ----------
@@ -174,19 +182,18 @@ def change(machine: Machine, changes: Mapping[str, Change], *, clamp: bool = Tru
     Raises `OverrideError` for a value that a number cannot have, and where a place or its links do not exist,
     `ProfileError` for what the library of a machine does not have, and `TopologyError` for an unknown link.
     """
-    of_links = WIRES if machine.system is None else ()
-    constants = {name: each for name, each in changes.items() if name in CONSTANTS and name not in of_links}
-    places = {name: place for name in changes if name not in constants and (place := place_of(name))}
+    wanted, of_links = as_changes(changes), WIRES if machine.system is None else ()
+    constants = {name: each for name, each in wanted.items() if name in CONSTANTS and name not in of_links}
+    places = {name: place for name in wanted if name not in constants and (place := place_of(name))}
     lines, found = dict[str, str](), machine
     if constants:
         found = _with_constants(machine, constants, lines, clamp=clamp)
-    found = _with_links(found, {name: changes[name] for name in places if places[name].quantity != "compute"}, lines)
-    if COMPUTE in changes:
-        found = _with_compute(found, changes[COMPUTE])
-    if speeds := {name: changes[name] for name in places if places[name].quantity == "compute"}:
+    found = _with_links(found, {name: wanted[name] for name in places if places[name].quantity != "compute"}, lines)
+    if COMPUTE in wanted:
+        found = _with_compute(found, wanted[COMPUTE])
+    if speeds := {name: wanted[name] for name in places if places[name].quantity == "compute"}:
         found = _with_speeds(found, speeds)
-    of_factors = {name: f"{each.name} {each.text}" for name, each in changes.items()}
-    added = (lines.get(name, of_factors[name]) for name, each in changes.items() if each.name)
+    added = (lines.get(name, f"{each.name} {each.text}") for name, each in wanted.items() if each.name)
     return replace(found, changes=(*machine.changes, *added))
 
 

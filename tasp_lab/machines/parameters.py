@@ -185,7 +185,7 @@ NO_PARAMETERS = Parameters()
 
 
 class Change(NamedTuple):
-    """Another number: ``old * times + plus``. So a new value is ``Change(0, value)``.
+    """Another number: ``old * times + plus``. A new value is ``Change(0, value)``, or the value itself.
 
     `name` and `text` are what a user gave, like ``nic.bandwidth`` and ``x2``; with these the source of the number says
     what became of it.
@@ -248,6 +248,11 @@ class Change(NamedTuple):
         return f"{known}{self.name} {self.text}, was {was} ({source})"
 
 
+def as_changes(changes: Mapping[str, Change | float]) -> Mapping[str, Change]:
+    """Changes, with those to new values among them."""
+    return {name: each if isinstance(each, Change) else Change(0, each) for name, each in changes.items()}
+
+
 _ORDER = {name: place for place, name in enumerate(CONSTANTS)}
 _FOLLOWERS, _HOPS = (
     {name: [each.name for each in CONSTANTS.values() if getattr(each, field) == name] for name in CONSTANTS}
@@ -256,8 +261,8 @@ _FOLLOWERS, _HOPS = (
 """What is proportional to each parameter, and the hops that have the latency of each wire in them."""
 
 
-def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: bool = True) -> Parameters:
-    """The parameters with changes by name.
+def changed(parameters: Parameters, changes: Mapping[str, Change | float], *, clamp: bool = True) -> Parameters:
+    """The parameters with changes, or new values, by name.
 
     What is proportional to a changed parameter follows it, the latency of a hop grows and shrinks by as much as that of
     its wire, and a change of their own applies to the result. A stated interval stays as wide beside the value, and is
@@ -265,13 +270,14 @@ def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: boo
 
     >>> line = Parameter.parse("link_bandwidth", "900GB/s", "a data sheet")
     >>> rate = Parameter("ring_rate", 360e9, "a log", at=450e9)
-    >>> found = changed(Parameters([line, rate]), {"ring_rate": Change(0.5), "link_bandwidth": Change(0, 450e9)})
+    >>> found = changed(Parameters([line, rate]), {"ring_rate": Change(0.5), "link_bandwidth": 450e9})
     >>> found.numbers["ring_rate"]
     180000000000.0
     """
     by_name, numbers, sources = parameters._by_name, dict(parameters.numbers), dict[str, str]()
+    wanted = as_changes(changes)
     # wires are first, so that what depends on them has followed them before it is changed itself
-    moved = dict.fromkeys(sorted(changes, key=_ORDER.__getitem__))
+    moved = dict.fromkeys(sorted(wanted, key=_ORDER.__getitem__))
 
     def note(change: Change, name: str) -> None:
         spec, known = CONSTANTS[name], by_name[name]
@@ -279,7 +285,7 @@ def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: boo
         sources[name] = change.source(was, sources.get(name, known.source))
 
     for name in [*moved]:
-        change, old = changes[name], numbers[name]
+        change, old = wanted[name], numbers[name]
         if change.name:
             note(change, name)
         numbers[name] = new = float(old * change.times + change.plus)
@@ -305,14 +311,14 @@ def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: boo
             # also where it has followed another one and changed no further; the text of the file stays
             found[name] = known if source is known.source else replace(known, source=source)
             continue
-        is_new, low, high = name in changes and not changes[name].times, None, None
+        is_new, low, high = name in wanted and not wanted[name].times, None, None
         if known.low is not None and known.high is not None and known.value and not is_new:
             low, high = known.low * value / known.number, known.high * value / known.number
         at, written_at = None, ""
         if known.at is not None:
             at = numbers[other]
             written_at = f"{other} = {found[other].text}" if at == found[other].value else ""
-        written = changes[name].text if is_new else ""
+        written = wanted[name].text if is_new else ""
         found[name] = Parameter(name, value, source, at, low, high, written, written_at)
     return Parameters(found.values(), numbers)
 

@@ -37,7 +37,6 @@ from tasp_lab.machines.constants import CONSTANTS, WIRES
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import (
-    Change,
     Constant,
     Parameter,
     Parameters,
@@ -352,7 +351,7 @@ def _with_wires(base: Profile, own: Iterable[Parameter]) -> Iterator[Parameter]:
     What a network adds to the hops of a library is an assumption, as long as nobody measured them.
     """
     known = base.parameters
-    wires = {each.name: Change(0, each.number) for each in own if each.name in WIRES and each.name in known}
+    wires = {each.name: each.number for each in own if each.name in WIRES and each.name in known}
     moved = changed(known, wires, clamp=False)
     for name, hop in known.items():
         wire = CONSTANTS[name].min_constant

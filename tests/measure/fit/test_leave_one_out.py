@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tasp_lab.core.errors import FitError, TableError, TaspLabError
+from tasp_lab.machines.parameters import changed
 from tasp_lab.machines.profile import load_profile, profile_document
 from tasp_lab.measure.calibrate import leave_one_out
 from tasp_lab.measure.fit.cases import cases_of, measured
 from tasp_lab.measure.fit.fit_profile import calibrate as fit_profile
-from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.profiles import Choice
 from tasp_lab.measure.readers import MeasuredTable, read_table
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
@@ -126,7 +126,7 @@ def test_profiles_of_one_name_that_differ_are_two_machines(tmp_path: Path) -> No
     for name, rate in (("all_gather", 300e9), ("reduce_scatter", 200e9)):
         folder = write(tmp_path / name, name, profile="my.toml")
         (folder / "my.toml").write_text(
-            profile_document(H100.with_parameters(with_numbers(H100.parameters, {"ring_rate": rate})))
+            profile_document(H100.with_parameters(changed(H100.parameters, {"ring_rate": rate})))
         )
     with pytest.raises(FitError, match=r"'my\.toml' differs from that of .*all_gather\.csv, expected one machine"):
         leave_one_out(tmp_path)
