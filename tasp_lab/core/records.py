@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args
+from typing import Annotated, TypeVar, cast, get_args
 
 import msgspec
 
-from tasp_lab.core.errors import ProfileError, nearest, of_type, unknown
+from tasp_lab.core.errors import ProfileError, TaspLabError, expected_one_of, nearest, of_type
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 """Text that is not blank."""
@@ -69,28 +70,53 @@ def data_names(package: str, folder: str) -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
 
 
-def load_named(package: str, folder: str, name: str, read: Callable[[str, bytes], Found]) -> Found:
-    """What `read` makes of the name and the content of a file: one of `data_names`, or a user's ``.toml`` file.
+def load_named(
+    what: str,
+    package: str,
+    folder: str,
+    name: str,
+    read: Callable[[str, bytes], Found],
+    error: type[TaspLabError] = ProfileError,
+    endings: tuple[str, ...] = (".toml",),
+) -> Found:
+    """What `read` makes of the name and the content of a file: one of `data_names`, or a user's file.
 
     Files of tasp-lab are read once, those of users each time: they may have been edited.
-    Raises `ProfileError` for an unknown name, and for a file that cannot be read.
+    Raises `error` for an unknown name, and for a file that cannot be read.
     """
-    what = folder.removesuffix("s")
     if not isinstance(name, str):
-        names = ", ".join(data_names(package, folder))
-        raise ProfileError(of_type(what, name, f"a name, one of {names}, or a .toml file"))
-    if name.endswith(".toml"):
-        try:
-            return read(name, Path(name).read_bytes())
-        except OSError as error:
-            raise ProfileError(f"file {name!r} cannot be read: {error.strerror}") from error
-    found: Any = _load_once(package, folder, name, read)
-    return cast(Found, found)
+        raise error(of_type(what, name, f"the name of a {what}"))
+    names = data_names(package, folder)
+    if name in names:
+        return cast(Found, _load_once(package, folder, name, read))
+    if name.lower().endswith(endings) or os.path.exists(name):
+        return read(name, read_file(name, error))
+    near = expected_one_of(name.rpartition("/")[2], names)  # Hugging Face has the maker of a model before its name
+    raise error(f"unknown {what} {name!r}, {near}, or a {' or '.join(endings)} file")
 
 
 @cache
 def _load_once(package: str, folder: str, name: str, read: Callable[[str, bytes], object]) -> object:
-    names = data_names(package, folder)
-    if name not in names:
-        raise ProfileError(f"{unknown(folder.removesuffix('s'), name, names)}, or a .toml file")
     return read(name, (resources.files(package) / folder / f"{name}.toml").read_bytes())
+
+
+def read_file(path: str | Path, error: type[TaspLabError]) -> bytes:
+    """The content of a user's file. Raises `error`, with its name and the reason on one line."""
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as failure:  # a name with a null character is a `ValueError`
+        why = getattr(failure, "strerror", None) or failure
+        raise error(f"file {str(path)!r} cannot be read: {why}") from failure
+
+
+def as_text(data: bytes) -> str:
+    """The content of a file as text, without a byte order mark. Raises `ValueError` for what is no UTF-8.
+
+    >>> as_text(b"\xff")
+    Traceback (most recent call last):
+    ValueError: expected UTF-8 text, byte 0 is something else
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8 text, byte {error.start} is something else") from error

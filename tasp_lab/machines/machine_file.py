@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, TaspLabError, TopologyError
-from tasp_lab.core.records import Record, Text, converted
+from tasp_lab.core.records import Record, Text, as_text, converted
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.libraries.library import library_of
@@ -89,10 +89,8 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
         raise TopologyError(f"{where} is empty, expected a topology")
     suffix = path.suffix.lower()
     try:
-        document = _DECODERS[suffix](data.decode("utf-8-sig"))
+        document = _DECODERS[suffix](as_text(data))
         return _build(_record({"name": path.stem, "links": document} if suffix == ".csv" else document), library)
-    except UnicodeDecodeError as error:
-        raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (TaspLabError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         kind = ProfileError if isinstance(error, ProfileError) else TopologyError
         # users know lines of a list and words of JSON, not numbers of links and bytes

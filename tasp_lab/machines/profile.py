@@ -31,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
-from tasp_lab.core.records import converted, data_names, load_named
+from tasp_lab.core.records import as_text, converted, data_names, load_named
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS, WIRES
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
@@ -221,7 +221,7 @@ def load_profile(text: str) -> Profile:
     >>> load_profile("h100").machine("10x8").topology.world_size
     80
     """
-    return load_named("tasp_lab.machines", "profiles", text, _read)
+    return load_named("profile", "tasp_lab.machines", "profiles", text, _read)
 
 
 def listed_members() -> list[str]:
@@ -317,10 +317,8 @@ def _read(name: str, data: bytes) -> Profile:
     if not data.strip():
         raise ProfileError(f"{where} is empty, expected a profile")
     try:
-        profile = _profile(converted(msgspec.toml.decode(data), _ProfileFile))
+        profile = _profile(converted(msgspec.toml.decode(as_text(data)), _ProfileFile))
         _check(profile)
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (ValueError, QuantityError, ProfileError, TopologyError) as error:
         raise ProfileError(" ".join(f"{where}: {error}".split())) from error
     return profile

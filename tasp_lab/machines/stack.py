@@ -23,7 +23,7 @@ import msgspec
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ProfileError, TaspLabError, first_line, unknown
 from tasp_lab.core.lazy import from_above
-from tasp_lab.core.records import Count, Record, Text, converted, data_names, load_named
+from tasp_lab.core.records import Count, Record, Text, as_text, converted, data_names, load_named
 from tasp_lab.core.units import parse_time_s
 from tasp_lab.machines.host import INSTANT_HOST, NO_PASSES, Batches, Communicators, HostModel, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
@@ -304,13 +304,13 @@ def load_stack(name: str) -> Stack:
     >>> load_stack("yunchang").library
     'yunchang'
     """
-    return load_named("tasp_lab.machines", "stacks", name, _read)
+    return load_named("stack", "tasp_lab.machines", "stacks", name, _read)
 
 
 def _read(name: str, content: bytes) -> Stack:
     """The stack of a file. Raises `ProfileError`."""
     try:
-        found = msgspec.structs.replace(converted(tomllib.loads(content.decode("utf-8-sig")), Stack), name=name)
+        found = msgspec.structs.replace(converted(tomllib.loads(as_text(content)), Stack), name=name)
         _check(found)
     except (TaspLabError, msgspec.ValidationError, ValueError, re.error) as error:
         raise ProfileError(f"{name}: no stack: {first_line(error)}") from error

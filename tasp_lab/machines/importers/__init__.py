@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.core.records import as_text, read_file
 from tasp_lab.machines.catalogue import ENDINGS, load_machine
 from tasp_lab.machines.importers import nccl_xml
 from tasp_lab.machines.importers.assembly import assemble, of_family
@@ -98,16 +99,13 @@ def read_topology(path: Path, **options: Any) -> Machine:
     Raises `TopologyError` naming the file.
     """
     where = f"file {str(path)!r}"
-    try:
-        data = path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    data = read_file(path, TopologyError)
     if path.suffix.lower() in ENDINGS:
         return _of_machine_file(path, where, **options)
     try:
-        return import_topology(data.decode("utf-8-sig"), path.stem, **options)
-    except UnicodeDecodeError as error:
-        raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
+        return import_topology(as_text(data), path.stem, **options)
+    except ValueError as error:
+        raise TopologyError(f"{where}: {error}") from error
     except (TopologyError, QuantityError, ProfileError) as error:
         raise type(error)(f"{where}: {error}") from error
 
