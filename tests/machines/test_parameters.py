@@ -100,6 +100,29 @@ def test_a_library_and_a_contention_of_ones_own_stay() -> None:
     assert {link.bandwidth_bytes_per_s for link in slow.topology.links} == {225e9}
 
 
+@pytest.mark.parametrize("family", profile_names())
+@pytest.mark.parametrize("nodes", ["1x{}", "2x{}", "2x{}-rails", "3x1"])
+def test_links_in_proportion_are_those_of_a_family_with_these_numbers(family: str, nodes: str) -> None:
+    profile = load_profile(family)
+    size = nodes.format(profile.ranks_per_node)
+    machine = profile.machine(size)
+    assert machine.system is not None
+    changes = {name: Change(1.1 + place / 7) for place, name in enumerate(machine.system.wires)}
+    found = change(machine, changes).topology
+    built = profile.with_parameters(changed(profile.parameters, changes)).machine(size).topology
+    for ours, theirs in zip([*found.links, *found.shared], [*built.links, *built.shared], strict=True):
+        assert ours.name == theirs.name
+        assert ours.bandwidth_bytes_per_s == pytest.approx(theirs.bandwidth_bytes_per_s, rel=1e-12)
+    assert [each.latency_s for each in found.links] == pytest.approx([each.latency_s for each in built.links])
+
+
+def test_capacities_that_links_share_follow_their_class() -> None:
+    machine = load_machine("rtx4090-4-pcie")
+    fast = change(machine, {"link_bandwidth": Change(2)}).topology
+    rates = [each.bandwidth_bytes_per_s for each in fast.shared]
+    assert rates == pytest.approx([2 * each.bandwidth_bytes_per_s for each in machine.topology.shared])
+
+
 def test_what_depends_on_a_parameter_that_is_not_there_has_no_number() -> None:
     parameters = Parameters([line_and_payload()["nic_payload"]])
     assert list(parameters) == ["nic_payload"]
