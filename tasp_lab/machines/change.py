@@ -159,7 +159,8 @@ def constants_of(machine: Machine) -> list[str]:
 def _with_defaults(machine: Machine) -> Parameters:
     """The parameters of a machine, with those of gloo where it takes the place of another library."""
     defaults = library_parameters("gloo") if isinstance(machine.comm_library, TcpLibrary) else ()
-    return Parameters([*defaults, *machine.parameters.values()]) if defaults else machine.parameters
+    missing = [each for each in defaults if each.name not in machine.parameters]
+    return Parameters([*machine.parameters.values(), *missing]) if missing else machine.parameters
 
 
 def _library_without_profile(machine: Machine, numbers: Mapping[str, float]) -> CommLibrary:
