@@ -112,9 +112,9 @@ def read_file(path: str | Path, error: type[TaspLabError]) -> bytes:
 def as_text(data: bytes) -> str:
     """The content of a file as text, without a byte order mark. Raises `ValueError` for what is no UTF-8.
 
-    >>> as_text(b"\xff")
+    >>> as_text(bytes([65, 255]))
     Traceback (most recent call last):
-    ValueError: expected UTF-8 text, byte 0 is something else
+    ValueError: expected UTF-8 text, byte 1 is something else
     """
     try:
         return data.decode("utf-8-sig")
