@@ -28,7 +28,7 @@ import tasp_lab.measure
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.files import write_whole
 from tasp_lab.machines.constants import CONSTANTS
-from tasp_lab.machines.parameters import Change, Parameters, changed
+from tasp_lab.machines.parameters import Parameters, changed
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, measured
@@ -209,7 +209,7 @@ def _fit(
 
 def with_values(parameters: Parameters, values: Values) -> Parameters:
     """The parameters with these values."""
-    return changed(parameters, {name: Change(0, value) for name, value in values.items() if name in parameters})
+    return changed(parameters, {name: value for name, value in values.items() if name in parameters})
 
 
 def _mean(others: Iterable[Values], source: Source) -> dict[str, float]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import resources
-from typing import Annotated, TypeVar, get_args
+from pathlib import Path
+from typing import Annotated, TypeVar, cast, get_args
 
 import msgspec
 
-from tasp_lab.core.errors import nearest
+from tasp_lab.core.errors import ProfileError, TaspLabError, expected_one_of, nearest, of_type
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 """Text that is not blank."""
@@ -65,3 +68,55 @@ def data_names(package: str, folder: str) -> list[str]:
     """
     entries = (resources.files(package) / folder).iterdir()
     return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
+
+
+def load_named(
+    what: str,
+    package: str,
+    folder: str,
+    name: str,
+    read: Callable[[str, bytes], Found],
+    error: type[TaspLabError] = ProfileError,
+    endings: tuple[str, ...] = (".toml",),
+) -> Found:
+    """What `read` makes of the name and the content of a file: one of `data_names`, or a user's file.
+
+    Files of tasp-lab are read once, those of users each time: they may have been edited.
+    Raises `error` for an unknown name, and for a file that cannot be read.
+    """
+    if not isinstance(name, str):
+        raise error(of_type(what, name, f"the name of a {what}"))
+    names = data_names(package, folder)
+    if name in names:
+        return cast(Found, _load_once(package, folder, name, read))
+    if name.lower().endswith(endings) or os.path.exists(name):
+        return read(name, read_file(name, error))
+    near = expected_one_of(name.rpartition("/")[2], names)  # Hugging Face has the maker of a model before its name
+    raise error(f"unknown {what} {name!r}, {near}, or a {' or '.join(endings)} file")
+
+
+@cache
+def _load_once(package: str, folder: str, name: str, read: Callable[[str, bytes], object]) -> object:
+    return read(name, (resources.files(package) / folder / f"{name}.toml").read_bytes())
+
+
+def read_file(path: str | Path, error: type[TaspLabError]) -> bytes:
+    """The content of a user's file. Raises `error`, with its name and the reason on one line."""
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as failure:  # a name with a null character is a `ValueError`
+        why = getattr(failure, "strerror", None) or failure
+        raise error(f"file {str(path)!r} cannot be read: {why}") from failure
+
+
+def as_text(data: bytes) -> str:
+    """The content of a file as text, without a byte order mark. Raises `ValueError` for what is no UTF-8.
+
+    >>> as_text(bytes([65, 255]))
+    Traceback (most recent call last):
+    ValueError: expected UTF-8 text, byte 1 is something else
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8 text, byte {error.start} is something else") from error

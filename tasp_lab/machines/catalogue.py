@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path, PurePath
 
 from tasp_lab.core.errors import ProfileError, TopologyError, alternatives, nearest, of_type
-from tasp_lab.core.records import data_names
+from tasp_lab.core.records import data_names, read_file
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.profile import listed_members, member
 from tasp_lab.machines.system import LIBRARIES, gloo
@@ -66,7 +66,7 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
     if library not in ("ideal", "gloo"):
         how = ", or a file of topologies import --profile" if Path(text).suffix.lower() in ENDINGS else ""
         raise ProfileError(f"library {library!r}: {text} has no profile; expected auto, ideal or gloo there{how}")
-    return replace(machine, comm_library=gloo() if library == "gloo" else IDEAL)
+    return replace(machine, comm_library=gloo({}) if library == "gloo" else IDEAL)
 
 
 def _read(where: str, path: PurePath, data: bytes, library: str = "auto") -> Machine:
@@ -118,8 +118,4 @@ def _load_file(path: Path, library: str) -> Machine:
         raise TopologyError(f"{where}: expected a file whose name ends in .json, .toml or .csv")
     if os.path.exists(path) and not os.path.isfile(path):
         raise TopologyError(f"{where} is no regular file")
-    try:
-        data = path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return _read(where, path, data, library)
+    return _read(where, path, read_file(path, TopologyError), library)

@@ -124,7 +124,7 @@ MERGE = "merge"
 
 
 @dataclass(frozen=True)
-class KernelCompute:
+class KernelCompute(Compute):
     """Calls of softmax attention in 16 bit take the time of a kernel, `rest` has the others.
 
     Calls in fp8 are assumed to take as long as those in 16 bit (`tasp_lab.machines.compute.AS_16_BIT`).

@@ -24,19 +24,22 @@ from tasp_lab.workload.layer import Workload
 
 
 class Compute(Protocol):
-    """How long the kernel calls of a rank take: a rate, rates by dtype and pass, or kernels by the shape of a call."""
-
-    def time_s(self, shape: KernelShape) -> Number:
-        """The time of one call, alone on its GPU."""
-
-    def handed_out_s(self, shape: KernelShape) -> Number:
-        """The time from the begin of a call until it leaves multiprocessors to other kernels."""
-
-    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        """What the time of a call is spent on: names and seconds, which add up to it."""
+    """How long the kernel calls of a rank take; by default of calls of which only FLOPs are known, not how they run."""
 
     def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
         """A rate that no call of a dtype, a pass, a kind and a head dimension exceeds, for bounds and reports."""
+
+    def time_s(self, shape: KernelShape) -> Number:
+        """The time of one call, alone on its GPU."""
+        return self.rate(shape.dtype, shape.passing).flops_time_s(shape.flops)
+
+    def handed_out_s(self, shape: KernelShape) -> Number:
+        """The time from the begin of a call until it leaves multiprocessors to other kernels."""
+        return self.time_s(shape)
+
+    def parts(self, shape: KernelShape) -> Sequence[tuple[str, Number]]:
+        """What the time of a call is spent on: names and seconds, which add up to it."""
+        return [("compute", self.time_s(shape))]
 
     def scaled(self, factor: float) -> Compute:
         """All rates times a factor."""
@@ -45,18 +48,8 @@ class Compute(Protocol):
         """The same, marked as an assumption; `what` begins the sources."""
 
 
-class _AtRates:
-    """Calls of which only FLOPs are known, not how they run."""
-
-    def handed_out_s(self: Compute, shape: KernelShape) -> Number:
-        return self.time_s(shape)
-
-    def parts(self: Compute, shape: KernelShape) -> Sequence[tuple[str, Number]]:
-        return [("compute", self.time_s(shape))]
-
-
 @dataclass(frozen=True)
-class ComputeRate(_AtRates):
+class ComputeRate(Compute):
     """A compute rate in FLOP/s, independent of shapes; None if computing takes no time.
 
     `source` is the origin of the rate, and `assumed` whether it is an assumption. `kernel` names the kernel that has
@@ -74,9 +67,6 @@ class ComputeRate(_AtRates):
     def __post_init__(self) -> None:
         if self.flops_per_s is not None and not (math.isfinite(self.flops_per_s) and self.flops_per_s > 0):
             raise QuantityError(f"compute rate: {self.flops_per_s} FLOP/s, expected more than 0")
-
-    def time_s(self, shape: KernelShape) -> Number:
-        return self.flops_time_s(shape.flops)
 
     def flops_time_s(self, flops: int) -> Number:
         """The time of `flops` FLOPs."""
@@ -97,13 +87,10 @@ class ComputeRate(_AtRates):
 
 
 @dataclass(frozen=True)
-class ComputeRates(_AtRates):
+class ComputeRates(Compute):
     """Compute rates by dtype and pass, as `tasp_lab.machines.compute` makes them from parameters."""
 
     rates: Mapping[Kind, ComputeRate]
-
-    def time_s(self, shape: KernelShape) -> Number:
-        return self.rates[shape.dtype, shape.passing].time_s(shape)
 
     def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
         return self.rates[dtype, passing]
@@ -127,8 +114,10 @@ class Machine:
     messages take from the kernel calls of a rank, and `host` what layers take on its host. `stack` is the name of the
     software that runs layers (`tasp_lab.machines.stack`), empty if none is named. `network` says whether
     the network between and inside its nodes is documented, or that of a cloud. `system` builds topology and library
-    from other numbers; None where they are fixed. `rank_speeds` are how many times as fast as `compute` each rank
-    computes, empty if all ranks are equal. `changes` are lines about the numbers that overrides changed.
+    from other numbers; None where they are fixed. `made` are the library and the contention that it made of the
+    parameters, of which those of the machine are others where they were put in their place. `rank_speeds` are how many
+    times as fast as `compute` each rank computes, empty if all ranks are equal. `changes` are lines about the numbers
+    that overrides changed.
     """
 
     topology: Topology
@@ -143,6 +132,7 @@ class Machine:
     network: NetworkKind = "documented"
     rank_speeds: tuple[Number, ...] = ()
     system: System | None = field(default=None, compare=False, repr=False)
+    made: tuple[CommLibrary, Contention] | None = field(default=None, compare=False, repr=False)
     changes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -177,30 +167,33 @@ class Machine:
         return waits * self.compute.time_s(shape) if waits else self.compute.handed_out_s(shape)
 
     def rebuilt(self, parameters: Parameters) -> Machine:
-        """The machine that its system builds from these parameters; its ranks compute as before.
+        """The machine that its system makes of these parameters; its ranks compute as before.
 
-        A library and a contention that were put in place of those of the system stay. Raises `ProfileError` for a
-        machine without a system, whose parameters are fixed.
+        A library, a contention and links that were put in place of those of the system stay, links in proportion to
+        their wires. Raises `ProfileError` for a machine without a system, whose parameters are fixed.
         """
-        if self.system is None:
+        if self.system is None or self.made is None:
             raise ProfileError(f"{self.topology.name}: its constants are fixed, expected a machine of a profile")
         system, before, numbers = self.system, self.parameters.numbers, parameters.numbers
-        library = system.comm_library(numbers)
+        topology, made = self.topology, (system.comm_library(numbers), system.contention(numbers))
         # a topology is the dearest part; samples by the hundred share the one whose wires they have
-        own_contention = self.contention != system.contention(before)
-        same_wires = all(numbers.get(name) == before.get(name) for name in WIRES)
+        if any(numbers.get(name) != before.get(name) for name in WIRES):
+            if replace(system.topology(before), name=topology.name) != topology:
+                system = replace(system, links=topology, at=before, edits=())
+            topology = replace(system.topology(numbers), name=topology.name)
         return replace(
             self,
-            topology=self.topology if same_wires else system.topology(numbers),
-            comm_library=library if library.name == self.comm_library.name else self.comm_library,
+            topology=topology,
+            comm_library=made[0] if self.comm_library is self.made[0] else self.comm_library,
             parameters=parameters,
-            contention=self.contention if own_contention else system.contention(numbers),
+            contention=made[1] if self.contention is self.made[1] else self.contention,
+            made=made,
         )
 
-    def edited(self, edit: Edit, topology: Topology | None = None) -> Machine:
-        """The machine with an edited topology, where that is known this one; samples of the machine have it as well."""
+    def edited(self, edit: Edit) -> Machine:
+        """The machine with an edited topology; so is that of its samples."""
         system = None if self.system is None else replace(self.system, edits=(*self.system.edits, edit))
-        return replace(self, topology=topology or edit(self.topology), system=system)
+        return replace(self, topology=edit(self.topology), system=system)
 
     def call_s(self, time_s: Number, rank: int) -> Number:
         """The time of a kernel call of a rank that takes `time_s` at the speed of `compute`."""

@@ -9,9 +9,8 @@ is a list of links: its columns are the fields of a link in the explicit form.
 
 In both forms, `accelerator` is one of `tasp_lab.machines.compute`, and the constants `COMPUTE_RATES` are the
 attention rates of a rank. In the explicit form, `profile` is a family of machines, which has the library, the kernels
-and the constants that the file does not state (`tasp_lab.machines.own_links`); without it, the constant `LAUNCH` is the
-time to post a message, as measured by `tasp-lab calibrate` on running ranks, and ``peer_write_bandwidth`` and
-``peer_write_share`` make the library that of writes through root complexes.
+and the constants that the file does not state (`tasp_lab.machines.profile.Profile.machine_on`); without
+it, the constants make the library (`tasp_lab.machines.libraries.library.library_of`).
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ from typing import Annotated, Any
 import msgspec
 
 from tasp_lab.core.errors import ProfileError, TaspLabError, TopologyError
-from tasp_lab.core.records import Record, Text, converted
+from tasp_lab.core.records import Record, Text, as_text, converted
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s, parse_time_s
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
-from tasp_lab.machines.libraries.library import RootComplexLibrary
-from tasp_lab.machines.machine import IDEAL, CommLibrary, Machine
-from tasp_lab.machines.own_links import family_of, machine_of_family
+from tasp_lab.machines.libraries.library import library_of
+from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.parameters import Constant, Parameters, located
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.machines.system import NetworkKind, Ranks
@@ -91,10 +89,8 @@ def read_machine(where: str, path: PurePath, data: bytes, library: str = "auto")
         raise TopologyError(f"{where} is empty, expected a topology")
     suffix = path.suffix.lower()
     try:
-        document = _DECODERS[suffix](data.decode("utf-8-sig"))
+        document = _DECODERS[suffix](as_text(data))
         return _build(_record({"name": path.stem, "links": document} if suffix == ".csv" else document), library)
-    except UnicodeDecodeError as error:
-        raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (TaspLabError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         kind = ProfileError if isinstance(error, ProfileError) else TopologyError
         # users know lines of a list and words of JSON, not numbers of links and bytes
@@ -111,33 +107,20 @@ def _build(record: _ExplicitFile | _ExpressionFile, library: str) -> Machine:
         if record.accelerator not in (None, profile.accelerator):
             raise TopologyError(f"accelerator {record.accelerator!r}, but the profile {profile.name!r} has "
                                 f"{profile.accelerator!r}, expected one of them - at `$.accelerator`")  # fmt: skip
-        topology = record.topology(own)
-        return machine_of_family(family, profile, topology, own, library=library, summary=record.summary)
+        return profile.machine_on(record.topology(own), own, family, library, record.summary)
     # of its accelerator a machine without a library has the compute rates alone
     every = with_accelerator(tuple(own.values()), record.accelerator)
     parameters = Parameters(each for each in every if each.name in own or each.name in COMPUTE_RATES)
     accelerator = record.accelerator or ""
     return Machine(
         record.topology(own),
-        _library(parameters) if isinstance(record, _ExplicitFile) else IDEAL,
+        library_of(parameters.numbers) if isinstance(record, _ExplicitFile) else IDEAL,
         compute_on(parameters, accelerator),
         record.summary,
         parameters,
         accelerator=accelerator,
         network=record.network,
     )
-
-
-def _library(parameters: Parameters) -> CommLibrary:
-    """The library whose numbers are constants of the file. Raises `TopologyError` for one of two numbers."""
-    numbers, both = parameters.numbers, ("peer_write_bandwidth", "peer_write_share")
-    given = [name for name in both if name in numbers]
-    if len(given) == 1:
-        raise TopologyError(f"the constant {given[0]} alone, expected {' and '.join(both)}")
-    launch_s = numbers.get(LAUNCH, 0)
-    if given:
-        return RootComplexLibrary("pcie", launch_s, *(numbers[name] for name in both))
-    return CommLibrary("measured", launch_s) if LAUNCH in numbers else IDEAL
 
 
 def _by_line(data: bytes, error: Exception) -> str:
@@ -180,7 +163,7 @@ def topology_document(machine: Machine) -> dict[str, object]:
     >>> topology_document(load_machine("ring:2"))["links"][0]
     {'source': 0, 'destination': 1, 'bandwidth_bytes_per_s': 50000000000.0, 'latency_s': 1e-06}
     """
-    topology, family = machine.topology, family_of(machine)
+    topology, family = machine.topology, machine.system.own_links if machine.system else ""
     parameters = list(machine.parameters.values())
     if family:  # what the file of the family states is read from there
         known = load_profile(family).parameters

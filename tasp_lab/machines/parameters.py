@@ -25,10 +25,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tasp_lab.core.errors import QuantityError
+from tasp_lab.core.errors import OverrideError, QuantityError
 from tasp_lab.core.records import Record, Text
 from tasp_lab.core.units import Number, parse_time_s
-from tasp_lab.machines.constants import CONSTANTS
+from tasp_lab.machines.constants import CONSTANTS, Quantity
 
 _TEXT_DIGITS = 15
 """Digits of a number written as text: every decimal number of so many digits survives as a float."""
@@ -185,7 +185,7 @@ NO_PARAMETERS = Parameters()
 
 
 class Change(NamedTuple):
-    """Another number: ``old * times + plus``. So a new value is ``Change(0, value)``.
+    """Another number: ``old * times + plus``. A new value is ``Change(0, value)``, or the value itself.
 
     `name` and `text` are what a user gave, like ``nic.bandwidth`` and ``x2``; with these the source of the number says
     what became of it.
@@ -196,10 +196,47 @@ class Change(NamedTuple):
     name: str = ""
     text: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.name}={self.text}"
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether it multiplies, and no more."""
+        return bool(self.times) and not self.plus
+
+    def in_units(self, quantity: Quantity) -> Change:
+        """With the amount of its text in SI units. Raises `OverrideError` for a text without its unit.
+
+        >>> Change(1, 0, "nic.latency", "+1us").in_units(CONSTANTS["nic_latency"].quantity).of(2e-6)
+        3e-06
+        """
+        if self.text.startswith("x"):
+            return self
+        text = self.text.lstrip("+-").strip() if self.times else self.text
+        try:
+            # nothing added needs no unit, everything else does
+            amount = 0.0 if self.times and not text.strip("0.") else quantity.parse(text)
+        except QuantityError as error:
+            raise OverrideError(f"override {self}: {error}") from error
+        return self._replace(plus=-amount if self.text.startswith("-") else amount)
+
     def of(self, old: Number) -> Number:
         """The number in place of an old one, exact for exact ones."""
         # a fraction plus a float is a float, but sums of exact numbers stay exact
         return old * self.times + (Fraction(self.plus) if isinstance(old, Fraction) else self.plus)
+
+    def new(self, old: Number, quantity: Quantity) -> Number:
+        """The number in place of an old one by the text, checked."""
+        change = self.in_units(quantity)
+        change.check(old, quantity)
+        return change.of(old)
+
+    def check(self, old: Number, quantity: Quantity) -> None:
+        """Raise `OverrideError` where the number in place of an old one is none that the quantity can have."""
+        try:
+            quantity.parse(quantity.format(float(self.of(old)), _TEXT_DIGITS))
+        except QuantityError as error:
+            raise OverrideError(f"override {self}: {error}") from error
 
     def source(self, was: str, source: str) -> str:
         """The source of the number: a new value is given and exact, a changed one as sure as the old one.
@@ -211,23 +248,21 @@ class Change(NamedTuple):
         return f"{known}{self.name} {self.text}, was {was} ({source})"
 
 
+def as_changes(changes: Mapping[str, Change | float]) -> Mapping[str, Change]:
+    """Changes, with those to new values among them."""
+    return {name: each if isinstance(each, Change) else Change(0, each) for name, each in changes.items()}
+
+
 _ORDER = {name: place for place, name in enumerate(CONSTANTS)}
-
-
-def _by(field: str) -> dict[str, list[str]]:
-    """The constants that depend on each one by a field of their definition."""
-    found: dict[str, list[str]] = {}
-    for spec in CONSTANTS.values():
-        found.setdefault(getattr(spec, field), []).append(spec.name)
-    return found
-
-
-_FOLLOWERS, _HOPS = _by("depends_on"), _by("min_constant")
+_FOLLOWERS, _HOPS = (
+    {name: [each.name for each in CONSTANTS.values() if getattr(each, field) == name] for name in CONSTANTS}
+    for field in ("depends_on", "min_constant")
+)
 """What is proportional to each parameter, and the hops that have the latency of each wire in them."""
 
 
-def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: bool = True) -> Parameters:
-    """The parameters with changes by name.
+def changed(parameters: Parameters, changes: Mapping[str, Change | float], *, clamp: bool = True) -> Parameters:
+    """The parameters with changes, or new values, by name.
 
     What is proportional to a changed parameter follows it, the latency of a hop grows and shrinks by as much as that of
     its wire, and a change of their own applies to the result. A stated interval stays as wide beside the value, and is
@@ -235,59 +270,56 @@ def changed(parameters: Parameters, changes: Mapping[str, Change], *, clamp: boo
 
     >>> line = Parameter.parse("link_bandwidth", "900GB/s", "a data sheet")
     >>> rate = Parameter("ring_rate", 360e9, "a log", at=450e9)
-    >>> found = changed(Parameters([line, rate]), {"ring_rate": Change(0.5), "link_bandwidth": Change(0, 450e9)})
+    >>> found = changed(Parameters([line, rate]), {"ring_rate": Change(0.5), "link_bandwidth": 450e9})
     >>> found.numbers["ring_rate"]
     180000000000.0
     """
     by_name, numbers, sources = parameters._by_name, dict(parameters.numbers), dict[str, str]()
+    wanted = as_changes(changes)
     # wires are first, so that what depends on them has followed them before it is changed itself
-    order = sorted(changes, key=_ORDER.__getitem__)
-    changes = {name: changes[name] for name in order}
+    moved = dict.fromkeys(sorted(wanted, key=_ORDER.__getitem__))
 
-    def note(change: Change, name: str, old: float) -> None:
+    def note(change: Change, name: str) -> None:
         spec, known = CONSTANTS[name], by_name[name]
-        was = known.text if spec.kind else spec.format(old)
+        was = known.text if spec.kind else spec.format(numbers[name])
         sources[name] = change.source(was, sources.get(name, known.source))
 
-    for name in order:
-        change, old = changes[name], numbers[name]
-        numbers[name] = new = float(old * change.times + change.plus)
+    for name in [*moved]:
+        change, old = wanted[name], numbers[name]
         if change.name:
-            note(change, name, old)
-        for follower in _FOLLOWERS.get(name, ()):
+            note(change, name)
+        numbers[name] = new = float(old * change.times + change.plus)
+        for follower in _FOLLOWERS[name]:
             known = by_name.get(follower)
             if known is not None and known.at is not None:
-                assert not isinstance(known.value, str)
-                numbers[follower] = known.value * (new / known.at)
-        for hop in _HOPS.get(name, ()):
+                numbers[follower] = known.number * (new / known.at)
+        for hop in _HOPS[name]:
             if hop in numbers and new != old:
-                follows = Change(1, 0, f"follows {change.name}", change.text)
                 if change.name:
-                    note(follows, hop, numbers[hop])
-                changes.setdefault(hop, follows)
+                    note(Change(1, 0, f"follows {change.name}", change.text), hop)
+                moved[hop] = None
                 numbers[hop] += max(new - old, -numbers[hop])
     if clamp:
         possible = nearest_possible(numbers)
-        changes |= {name: Change() for name in possible if name not in changes}
+        moved |= dict.fromkeys(possible)
         numbers |= possible
     found = dict(by_name)
-    for name, change in changes.items():
+    for name in moved:
         known, value, other = by_name[name], numbers[name], CONSTANTS[name].depends_on
-        assert not isinstance(known.value, str)
         source = sources.get(name, known.source)
-        if value == (known.value if known.at is None else known.value * (numbers[other] / known.at)):
+        if value == (known.value if known.at is None else known.number * (numbers[other] / known.at)):
             # also where it has followed another one and changed no further; the text of the file stays
             found[name] = known if source is known.source else replace(known, source=source)
             continue
-        low = high = None
-        if known.low is not None and known.high is not None and known.value and change.times:
-            low, high = known.low * value / known.value, known.high * value / known.value
-        written = "" if change.times else change.text
-        if known.at is None:
-            found[name] = Parameter(name, value, source, None, low, high, written)
-        else:
-            at = f"{other} = {found[other].text}" if numbers[other] == found[other].value else ""
-            found[name] = Parameter(name, value, source, numbers[other], low, high, written, at)
+        is_new, low, high = name in wanted and not wanted[name].times, None, None
+        if known.low is not None and known.high is not None and known.value and not is_new:
+            low, high = known.low * value / known.number, known.high * value / known.number
+        at, written_at = None, ""
+        if known.at is not None:
+            at = numbers[other]
+            written_at = f"{other} = {found[other].text}" if at == found[other].value else ""
+        written = wanted[name].text if is_new else ""
+        found[name] = Parameter(name, value, source, at, low, high, written, written_at)
     return Parameters(found.values(), numbers)
 
 

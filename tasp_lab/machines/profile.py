@@ -22,21 +22,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from importlib.resources import files
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
-from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, expected_one_of
-from tasp_lab.core.records import converted, data_names
+from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.core.records import as_text, converted, data_names, load_named
 from tasp_lab.machines.compute import COMPUTE_RATES, compute_on, with_accelerator
 from tasp_lab.machines.constants import CONSTANTS, WIRES
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.parameters import (
-    Change,
     Constant,
     Parameter,
     Parameters,
@@ -44,9 +44,10 @@ from tasp_lab.machines.parameters import (
     library_parameters,
     parse_constants,
 )
-from tasp_lab.machines.system import Family, System
-from tasp_lab.topology.builders import Network
+from tasp_lab.machines.system import Family, System, needed
+from tasp_lab.topology.builders import Network, full_mesh, nodes, switch
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
+from tasp_lab.topology.graph import Topology
 
 _COUNT = "[1-9][0-9]{0,4}"
 SIZE = re.compile(
@@ -68,10 +69,24 @@ class Profile(Family, frozen=True, kw_only=True):
         """The family with other numbers."""
         return msgspec.structs.replace(self, parameters=parameters)
 
+    def stating(self, parameters: Iterable[Parameter]) -> Profile:
+        """The family with these parameters in place of its own; those that it does not have are left out.
+
+        What depends on a parameter follows it, so each is stated beside the numbers that hold by then.
+        """
+        known = self.parameters
+        for new in parameters:
+            old = known.get(new.name)
+            if old is not None and new.value != known.numbers[new.name]:
+                at = None if old.at is None else known.numbers[CONSTANTS[new.name].depends_on]
+                known = known.with_parameters([replace(new, at=at, written_at="")])
+        return self.with_parameters(known)
+
     def system(self, size: str, name: str = "", library: str = "auto") -> System:
         """The member of a size like ``10x8`` or ``2x8-rails``, or of an alias, without its numbers.
 
-        Raises `ProfileError` for a text that is no size, and for a size outside the family.
+        Raises `ProfileError` for a text that is no size, for a size outside the family, and if a parameter of its links
+        is missing.
         """
         found = SIZE.fullmatch(self.aliases.get(size, size))
         if found is None:
@@ -90,8 +105,30 @@ class Profile(Family, frozen=True, kw_only=True):
         domains = int(found["domains"] or -(-node_count // self.nodes_per_domain))
         if node_count % domains:
             raise ProfileError(f"profile {self.name!r}: {node_count} nodes do not fill {domains} domains equally")
-        network, name = _NETWORKS[found["network"]], name or f"{self.name}-{size}"
-        return System(self, domains, node_count // domains * ranks, network, library, name)
+        ranks *= node_count // domains
+        with needed(self):
+            links = replace(
+                self._links(domains, ranks, _NETWORKS[found["network"]]), name=name or f"{self.name}-{size}"
+            )
+        return System(self, domains, ranks, links, self.parameters.numbers, library)
+
+    def _links(self, domains: int, ranks: int, network: Network) -> Topology:
+        """The links of so many domains of so many ranks."""
+        numbers = self.parameters.numbers
+        link = (numbers["link_bandwidth"], numbers["link_latency"]) if ranks > 1 else (1.0, 0.0)
+        if domains == 1:
+            return (switch if self.inside == "switch" else full_mesh)(ranks, *link)
+        return nodes(
+            domains,
+            ranks,
+            self.inside,
+            network,
+            link_bandwidth_bytes_per_s=link[0],
+            link_latency_s=link[1],
+            nic_bandwidth_bytes_per_s=numbers["nic_bandwidth"],
+            nic_latency_s=numbers["nic_latency"],
+            ranks_per_nic=self.ranks_per_nic,
+        )
 
     def build(self, system: System, summary: str = "") -> Machine:
         """The machine of a system with the parameters of this family.
@@ -100,22 +137,26 @@ class Profile(Family, frozen=True, kw_only=True):
         no others. Raises `ProfileError` if a parameter is missing, and for a library that the family does not have.
         """
         parameters = self.parameters
-        used = parameters
+        used, numbers = parameters, parameters.numbers
         if not system.has_own_library:
             of_network = ("nic_bandwidth", "nic_latency") if system.domains > 1 else ()
             wires = ("link_bandwidth", "link_latency", *of_network, *COMPUTE_RATES)
             used = Parameters(each for each in parameters.values() if each.name in wires)
-        numbers = parameters.numbers
+        with needed(self):
+            for name in system.wires:  # also those of links of one's own, which change in proportion
+                numbers[name]
+        made = system.comm_library(numbers), system.contention(numbers)
         return Machine(
-            system.topology(numbers),
-            system.comm_library(numbers),
+            system.links,
+            made[0],
             compute_on(parameters, self.accelerator),
             summary or self.summary,
             used,
             accelerator=self.accelerator,
-            contention=system.contention(numbers),
+            contention=made[1],
             network=self.network,
             system=system,
+            made=made,
         )
 
     def has(self, size: str) -> bool:
@@ -129,6 +170,39 @@ class Profile(Family, frozen=True, kw_only=True):
         size outside the family, and for other libraries.
         """
         return self.build(self.system(size, name, library), self.machines.get(size, ""))
+
+    def machine_on(
+        self, topology: Topology, parameters: Parameters, family: str, library: str = "auto", summary: str = ""
+    ) -> Machine:
+        """The machine with the library, kernels and parameters of this family on links of its own.
+
+        Each node of the topology is a domain. The links stay as they are; where a constant of the wires changes, in an
+        override or a sample, they change in proportion.
+
+        Parameters
+        ----------
+        parameters : those of the machine; where this profile has one of the same name, it is replaced.
+        family : the name or file of this profile, for files that are written of the machine.
+        library : as of `machine`.
+
+        Raises `TopologyError` for nodes that the family does not have, and `ProfileError` for a library it is not of.
+        """
+        of_rank = topology.node_of_rank
+        sizes, most = Counter(of_rank), self.ranks_per_node * self.nodes_per_domain
+        if len(set(sizes.values())) > 1 or len(list(groupby(of_rank))) > len(sizes):
+            counts = ", ".join(str(size) for size in sizes.values())
+            raise TopologyError(
+                f"profile {self.name!r}: nodes of {counts} ranks, expected equal ones of ranks in order"
+            )
+        ranks = max(sizes.values())
+        if ranks > most:
+            raise TopologyError(f"profile {self.name!r}: {ranks} ranks per node, expected at most {most}")
+        stated = self.stating(parameters.values())
+        machine = stated.build(
+            System(stated, len(sizes), ranks, topology, stated.parameters.numbers, library, family), summary
+        )
+        others = (each for each in parameters.values() if each.name not in self.parameters)
+        return replace(machine, parameters=Parameters([*others, *machine.parameters.values()]))
 
 
 class _ProfileFile(Family, frozen=True, kw_only=True):
@@ -147,19 +221,7 @@ def load_profile(text: str) -> Profile:
     >>> load_profile("h100").machine("10x8").topology.world_size
     80
     """
-    if text in profile_names():
-        return _built_in(text)
-    if not text.endswith(".toml"):
-        raise ProfileError(f"profile {text!r} is unknown: {expected_one_of(text, profile_names())}, or a .toml file")
-    try:
-        return _read(f"file {text!r}", Path(text).read_bytes())
-    except OSError as error:
-        raise ProfileError(f"file {text!r} cannot be read: {error.strerror}") from error
-
-
-@cache
-def _built_in(name: str) -> Profile:
-    return _read(f"profile {name!r}", (files("tasp_lab.machines") / "profiles" / f"{name}.toml").read_bytes())
+    return load_named("profile", "tasp_lab.machines", "profiles", text, _read)
 
 
 def listed_members() -> list[str]:
@@ -250,14 +312,13 @@ def profile_document(profile: Profile) -> str:
     return msgspec.toml.encode(head | {"constants": constants}).decode()
 
 
-def _read(where: str, data: bytes) -> Profile:
+def _read(name: str, data: bytes) -> Profile:
+    where = f"{'file' if name.endswith('.toml') else 'profile'} {name!r}"
     if not data.strip():
         raise ProfileError(f"{where} is empty, expected a profile")
     try:
-        profile = _profile(converted(msgspec.toml.decode(data), _ProfileFile))
+        profile = _profile(converted(msgspec.toml.decode(as_text(data)), _ProfileFile))
         _check(profile)
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
     except (ValueError, QuantityError, ProfileError, TopologyError) as error:
         raise ProfileError(" ".join(f"{where}: {error}".split())) from error
     return profile
@@ -288,7 +349,7 @@ def _with_wires(base: Profile, own: Iterable[Parameter]) -> Iterator[Parameter]:
     What a network adds to the hops of a library is an assumption, as long as nobody measured them.
     """
     known = base.parameters
-    wires = {each.name: Change(0, each.number) for each in own if each.name in WIRES and each.name in known}
+    wires = {each.name: each.number for each in own if each.name in WIRES and each.name in known}
     moved = changed(known, wires, clamp=False)
     for name, hop in known.items():
         wire = CONSTANTS[name].min_constant
@@ -305,7 +366,7 @@ def _base(record: _ProfileFile) -> Profile | None:
         return None
     if record.base not in profile_names():
         raise ProfileError(f"base {record.base!r} is unknown: expected one of {', '.join(profile_names())}")
-    base = _built_in(record.base)
+    base = load_profile(record.base)
     if base.library != record.library:
         raise ProfileError(f"base {record.base!r} is of {base.library}, expected one of {record.library}")
     return base

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -20,12 +19,13 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.errors import QuantityError
+from tasp_lab.machines.change import change
 from tasp_lab.machines.compute import COMPUTE_RATES
 from tasp_lab.machines.intervals import default_width, log_ends
 from tasp_lab.machines.kernel_model.constants import KernelConstant, constants_in
 from tasp_lab.machines.kernel_model.kernel import AttentionKernel
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.machines.parameters import Change, changed
+from tasp_lab.machines.parameters import Change
 
 NORMAL_95 = NormalDist().inv_cdf(0.95)
 """Standard deviations from the middle of a normal distribution to its 95 % point: 1.645."""
@@ -91,28 +91,17 @@ class MachineSamples:
 
 def machine_samples(machine: Machine, sampling: Sampling) -> MachineSamples:
     """The samples of a machine by the intervals of its constants."""
-    parameters = (each for each in machine.parameters.values() if each.name not in COMPUTE_RATES)
+    known = machine.parameters
+    parameters = (each for name, each in known.items() if name in known.numbers and name not in COMPUTE_RATES)
     ends = {each.name: log_ends(each) for each in parameters}
     uncertain = {name: pair for name, pair in ends.items() if pair != (0.0, 0.0)}
     if machine.system is None or not uncertain:
         return MachineSamples(machine, sampling, ())
     drawn = {name: np.exp(log_normal(sampling.normals(name), *pair)) for name, pair in uncertain.items()}
-    factors = ({name: float(column[index]) for name, column in drawn.items()} for index in range(sampling.samples))
-    return MachineSamples(machine, sampling, tuple(varied(machine, each) for each in factors))
-
-
-def varied(machine: Machine, factors: Mapping[str, float]) -> Machine:
-    """The machine with some parameters times factors, as its system follows from them; its ranks compute as before.
-
-    >>> from tasp_lab.machines.catalogue import load_machine
-    >>> slow = varied(load_machine("h100-8"), {"message_launch": 2.0})
-    >>> slow.comm_library.media[0].launch_s / load_machine("h100-8").comm_library.media[0].launch_s
-    2.0
-
-    Raises `ProfileError` for a machine without a system, whose parameters are fixed.
-    """
-    known = {name: Change(factor) for name, factor in factors.items() if name in machine.parameters.numbers}
-    return machine.rebuilt(changed(machine.parameters, known))
+    samples = (
+        {name: Change(float(column[index])) for name, column in drawn.items()} for index in range(sampling.samples)
+    )
+    return MachineSamples(machine, sampling, tuple(change(machine, changes) for changes in samples))
 
 
 def log_normal(normals: FloatArray, low: float, high: float) -> FloatArray:

@@ -15,9 +15,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -26,7 +23,7 @@ import msgspec
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ProfileError, TaspLabError, first_line, unknown
 from tasp_lab.core.lazy import from_above
-from tasp_lab.core.records import Count, Record, Text, converted, data_names
+from tasp_lab.core.records import Count, Record, Text, as_text, converted, data_names, load_named
 from tasp_lab.core.units import parse_time_s
 from tasp_lab.machines.host import INSTANT_HOST, NO_PASSES, Batches, Communicators, HostModel, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
@@ -307,27 +304,13 @@ def load_stack(name: str) -> Stack:
     >>> load_stack("yunchang").library
     'yunchang'
     """
-    if not isinstance(name, str):
-        raise ProfileError(f"stack {name!r}: expected a name, one of {', '.join(stack_names())}, or a .toml file")
-    if name.endswith(".toml"):  # read each time: it may have been edited
-        try:
-            return _read(Path(name).read_bytes(), name)
-        except OSError as error:
-            raise ProfileError(f"{name}: cannot be read: {error.strerror}") from error
-    if name not in stack_names():
-        raise ProfileError(unknown("stack", name, stack_names()))
-    return _own(name)
+    return load_named("stack", "tasp_lab.machines", "stacks", name, _read)
 
 
-@cache
-def _own(name: str) -> Stack:
-    return _read((files("tasp_lab.machines") / "stacks" / f"{name}.toml").read_bytes(), name)
-
-
-def _read(content: bytes, name: str) -> Stack:
+def _read(name: str, content: bytes) -> Stack:
     """The stack of a file. Raises `ProfileError`."""
     try:
-        found = msgspec.structs.replace(converted(tomllib.loads(content.decode("utf-8-sig")), Stack), name=name)
+        found = msgspec.structs.replace(converted(tomllib.loads(as_text(content)), Stack), name=name)
         _check(found)
     except (TaspLabError, msgspec.ValidationError, ValueError, re.error) as error:
         raise ProfileError(f"{name}: no stack: {first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Systems: how topology, communication library and contention of a machine follow from its numbers.
+"""Systems: how links, communication library and contention of a machine follow from its numbers.
 
 ::
 
@@ -6,9 +6,9 @@
     numbers = load_profile("h100").parameters.numbers
     system.topology(numbers), system.comm_library(numbers)
 
-A system is a member of a family in one size: everything about a machine that is no number. With changed numbers
-(`tasp_lab.machines.parameters.changed`) it gives overrides, samples, fits and what-ifs, and its `edits` keep links
-changed whatever the numbers are.
+A system is everything about a machine of a family that is no number: its links, of a member of the family in one size
+or of a file of one's own, and its library. With other numbers (`tasp_lab.machines.change`) links change in proportion,
+and what was done to single ones (`edits`) is done again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ProfileError, TopologyError
 from tasp_lab.core.records import Record
-from tasp_lab.machines.constants import PROTOCOLS
+from tasp_lab.machines.constants import PROTOCOLS, WIRES
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.libraries.channels import (
     ChannelLibrary,
@@ -36,14 +36,14 @@ from tasp_lab.machines.libraries.channels import (
     Protocol,
     ProtocolName,
     channel_rule,
-    channels_per_net_peer,
+    halved,
     power_of_two,
 )
 from tasp_lab.machines.libraries.groups import Communicators, GroupLibrary
 from tasp_lab.machines.libraries.library import IDEAL, CommLibrary, TcpLibrary
 from tasp_lab.machines.libraries.nccl_tuning import DEFAULT_VERSION, Generation, Tuner, parse_version
 from tasp_lab.machines.parameters import library_parameters
-from tasp_lab.topology.builders import Network, full_mesh, nodes, switch
+from tasp_lab.topology.derived import LinkField, with_class
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Topology
 
@@ -62,11 +62,10 @@ Ranks = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
 """A number of ranks, or of nodes, in a file."""
 
 
-def gloo(numbers: Numbers | None = None) -> CommLibrary:
-    """gloo over TCP, by default with the constants of its file."""
-    if numbers is None:
-        numbers = {parameter.name: parameter.number for parameter in library_parameters("gloo")}
-    return TcpLibrary("gloo", numbers["launch"], numbers["tcp_payload"])
+def gloo(numbers: Numbers) -> CommLibrary:
+    """gloo over TCP, with the constants of its file where the numbers have none."""
+    launch_s, payload_share = (numbers.get(each.name, each.number) for each in library_parameters("gloo"))
+    return TcpLibrary("gloo", launch_s, payload_share)
 
 
 class Family(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -107,15 +106,15 @@ class Family(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True)
 class System:
-    """A member of a family: `domains` domains of `ranks` ranks each, and a library.
+    """The machine of a family without its numbers: `domains` domains of `ranks` ranks each, and a library.
 
     Parameters
     ----------
     family : what its file states.
-    network : how NICs of nodes meet, see `tasp_lab.topology.builders.nodes`.
+    links : the topology where its wires have the numbers `at`, before the `edits`.
     library : ``auto`` for that of the family, or its name, or ``ideal`` or ``gloo``; of NCCL with or without its
         version, like ``nccl==2.28``.
-    name : of the machine.
+    own_links : the name or file of the family where the links are those of a file; empty where it has such members.
     in_pairs : whether messages go through a communicator per pair of ranks, see `tasp_lab.machines.libraries.groups`.
     edits : what was done to the links, in order.
     """
@@ -123,9 +122,10 @@ class System:
     family: Family
     domains: int
     ranks: int
-    network: Network
-    library: str
-    name: str
+    links: Topology
+    at: Numbers
+    library: str = "auto"
+    own_links: str = ""
     in_pairs: bool = False
     edits: tuple[Edit, ...] = ()
 
@@ -134,29 +134,20 @@ class System:
         """Whether its library is that of its family, rather than ``ideal`` or ``gloo`` in its place."""
         return self.library.partition("==")[0] in ("auto", self.family.library)
 
+    @property
+    def wires(self) -> tuple[str, ...]:
+        """The constants of its links; a domain of one rank has no links, and one domain alone no network."""
+        return WIRES[: 2 * (self.ranks > 1)] + WIRES[2 : 2 + 2 * (self.domains > 1)]
+
     def topology(self, numbers: Numbers) -> Topology:
-        """The topology with these numbers. Raises `ProfileError` if one is missing."""
-        with self._needing():
-            topology = replace(self._unedited(numbers), name=self.name)
+        """The topology with these numbers: each link as many times faster as the constant of its kind."""
+        topology = self.links
+        for name in self.wires:
+            field: LinkField = "latency_s" if name.endswith("latency") else "bandwidth_bytes_per_s"
+            topology = with_class(topology, name.startswith("nic"), field, self.at[name], numbers[name])
         for edit in self.edits:
             topology = edit(topology)
         return topology
-
-    def _unedited(self, numbers: Numbers) -> Topology:
-        link = (numbers["link_bandwidth"], numbers["link_latency"]) if self.ranks > 1 else (1.0, 0.0)
-        if self.domains == 1:
-            return (switch if self.family.inside == "switch" else full_mesh)(self.ranks, *link)
-        return nodes(
-            self.domains,
-            self.ranks,
-            self.family.inside,
-            self.network,
-            link_bandwidth_bytes_per_s=link[0],
-            link_latency_s=link[1],
-            nic_bandwidth_bytes_per_s=numbers["nic_bandwidth"],
-            nic_latency_s=numbers["nic_latency"],
-            ranks_per_nic=self.family.ranks_per_nic,
-        )
 
     def comm_library(self, numbers: Numbers) -> CommLibrary:
         """The communication library with these numbers.
@@ -166,11 +157,11 @@ class System:
         if not self.has_own_library:
             if self.library not in ("ideal", "gloo"):
                 raise ProfileError(
-                    f"library {self.library!r}: the profile of {self.name} is of {self.family.library}; "
+                    f"library {self.library!r}: the profile of {self.links.name} is of {self.family.library}; "
                     "expected auto, ideal or gloo there"
                 )
-            return gloo() if self.library == "gloo" else IDEAL
-        with self._needing():
+            return gloo(numbers) if self.library == "gloo" else IDEAL
+        with needed(self.family):
             return self._own_library(numbers)
 
     def _own_library(self, numbers: Numbers) -> CommLibrary:
@@ -210,7 +201,7 @@ class System:
         if not isinstance(library, ChannelLibrary):
             return library
         found = []
-        with self._needing():
+        with needed(self.family):
             for groups, collective in kinds:
                 of_domain = np.unique(domain_of_rank[groups[0]], return_counts=True)[1]
                 domains, ranks = len(of_domain), int(of_domain.max())
@@ -226,9 +217,9 @@ class System:
         if self.family.library not in ("nccl", "rccl") or not self.has_own_library or not known:
             return NONE
         try:
-            with self._needing():
+            with needed(self.family):
                 channels = _message_channels(numbers, self.domains, self._nics(self.ranks))
-                waits = _known(numbers, "messages_wait") or 0
+                waits = numbers.get("messages_wait", 0)
                 return Contention(numbers["sms"], numbers["sms_per_channel"], channels, waits)
         except TopologyError as error:
             raise ProfileError(f"profile {self.family.name!r}: {error}") from error
@@ -241,22 +232,10 @@ class System:
         >>> sorted(h100.system("2x8", library="ideal").numbers_read(h100.parameters.numbers))
         ['link_bandwidth', 'link_latency', 'nic_bandwidth', 'nic_latency']
         """
-        read = _ReadNumbers(numbers)
-        replace(self, edits=()).topology(read)
+        read = ReadNumbers(numbers)
         self.comm_library(read)
         self.contention(read)
-        return frozenset(read.names)
-
-    @contextmanager
-    def _needing(self) -> Iterator[None]:
-        """Turns a missing number into a `ProfileError`."""
-        try:
-            yield
-        except KeyError as error:
-            name = error.args[0]
-            raise ProfileError(
-                f"profile {self.family.name!r}: constant {name!r} is missing; {self.family.library} needs it here"
-            ) from error
+        return frozenset([*self.wires, *read.names])
 
     def _channels(self, numbers: Numbers, domains: int, ranks: int) -> ChannelLibrary:
         """The library with a communicator of `domains` domains of `ranks` ranks each."""
@@ -281,7 +260,7 @@ class System:
             ring_bytes_per_s=min(between, self._nics(ranks) * numbers["nic_ring_rate"]) if shared else ring,
             short_bytes=int(numbers["short_message"]),
             short_by_most=self.family.library != "nccl" or version < (2, 29),
-            own_copy_bytes_per_s=_known(numbers, "own_copy_rate"),
+            own_copy_bytes_per_s=numbers.get("own_copy_rate"),
             tuner=tuner,
             inside=calls,
             wire_s=(numbers["link_latency"] if ranks > 1 else 0.0, *((numbers["nic_latency"],) if shared else ())),
@@ -309,13 +288,14 @@ class System:
         return -(-ranks // self.family.ranks_per_nic)
 
     def _rule(self, numbers: Numbers, domains: int, ranks: int) -> ChannelRule:
-        channels = _message_channels(numbers, domains, self._nics(ranks))
+        channels, world = _message_channels(numbers, domains, self._nics(ranks)), domains * ranks
         if domains == 1:
-            return channel_rule(ranks, channels, power_of_two(int(numbers["channels_per_peer"])))
-        per_peer, at_once = int(numbers["nic_channels_per_peer"]), int(numbers["peers_per_channel"])
-        # RCCL keeps one channel free, NCCL none
+            return channel_rule(world, channels, power_of_two(int(numbers["channels_per_peer"])))
+        # as many as fill a NIC, but those of all groups of peers that one channel serves must fit; RCCL keeps one free
+        groups = -(-world // int(numbers["peers_per_channel"]))
         free = channels - (self.family.library == "rccl")
-        return channel_rule(domains * ranks, channels, channels_per_net_peer(domains * ranks, free, per_peer, at_once))
+        per_peer = halved(power_of_two(int(numbers["nic_channels_per_peer"])), groups, free)
+        return channel_rule(world, channels, per_peer)
 
     def _protocol(self, numbers: Numbers, name: ProtocolName, domains: int, ranks: int) -> Protocol:
         key = name.lower()
@@ -342,7 +322,19 @@ class System:
         )
 
 
-class _ReadNumbers(dict[str, float]):
+@contextmanager
+def needed(family: Family) -> Iterator[None]:
+    """Turns a missing number into a `ProfileError`."""
+    try:
+        yield
+    except KeyError as error:
+        name = error.args[0]
+        raise ProfileError(
+            f"profile {family.name!r}: constant {name!r} is missing; {family.library} needs it here"
+        ) from error
+
+
+class ReadNumbers(dict[str, float]):
     """Numbers that remember which of them were read."""
 
     def __init__(self, numbers: Numbers) -> None:
@@ -353,14 +345,14 @@ class _ReadNumbers(dict[str, float]):
         self.names.add(name)
         return super().__getitem__(name)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The number, or the default, which was read then."""
+        self.names.add(name)
+        return super().get(name, default)
+
 
 _LL_MAX = {1: "ll_max", 2: "two_ll_max"}
 """What LL reaches at most in a ring, by the number of domains."""
-
-
-def _known(numbers: Numbers, name: str) -> float | None:
-    """A number that a family may lack."""
-    return numbers[name] if name in numbers else None  # noqa: SIM401 (`get` does not record what is read)
 
 
 def _message_channels(numbers: Numbers, domains: int, nics: int) -> int:

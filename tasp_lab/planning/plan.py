@@ -33,11 +33,11 @@ from tasp_lab.core.units import (
     format_time,
 )
 from tasp_lab.core.workers import in_order, processes
+from tasp_lab.machines.change import has_nics
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden
-from tasp_lab.machines.overrides.override import has_nics
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.flags import Flags, flags_of

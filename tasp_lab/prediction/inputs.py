@@ -283,10 +283,10 @@ def chosen_machine(
         raise QuantityError(f"compute 'real': a prediction has no kernels, expected timed:RATE, {_LIKE}")
     found = with_kernel(found if rate is None else replace(found, compute=ComputeRate(rate)), kernel)
     if overrides:
-        from tasp_lab.machines.overrides import overridden
-        from tasp_lab.machines.overrides.override import COMPUTE, parse_overrides
+        from tasp_lab.machines.change import COMPUTE
+        from tasp_lab.machines.overrides import overridden, parse_overrides
 
-        rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and each.kind == "to"]
+        rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and not each.times]
         if rates and (compute is not None or kernel is not None):
             other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
             raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
@@ -22,12 +22,14 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import View
 from tasp_lab.core.tables import Formats, Part, Table, cells_of
 from tasp_lab.core.units import format_flops, format_time
+from tasp_lab.machines.change import COMPUTE, change
 from tasp_lab.machines.compute import COMPUTE_RATES
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import default_width, dimension, log_ends, source_kind
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.machines.sampling import rate_ends, varied
+from tasp_lab.machines.parameters import Change
+from tasp_lab.machines.sampling import rate_ends
 from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.inputs import with_host
 from tasp_lab.prediction.question import prepared
@@ -36,7 +38,6 @@ from tasp_lab.study.lookup import fields_of, one_point_at
 from tasp_lab.study.point import Point, passes_of
 from tasp_lab.workload.layer import Workload
 
-COMPUTE = "compute.rate"
 SETTLES_COMPUTE = "a table of kernel times: calibrate --kernels"
 
 BY_SOURCE = "source interval"
@@ -100,7 +101,7 @@ def factors_of(machine: Machine, layer: Workload, passes: Pass, width: Width = W
         return any(end.topology != machine.topology or end.comm_library != machine.comm_library for end in there)
 
     for constant in () if machine.system is None else machine.parameters.values():
-        if constant.name in COMPUTE_RATES or constant.name not in CONSTANTS:
+        if constant.name in COMPUTE_RATES or constant.name not in machine.parameters.numbers:
             continue
         spec, ends = CONSTANTS[constant.name], log_ends(constant)
         kind = dimension(spec)
@@ -133,10 +134,7 @@ def factors_of(machine: Machine, layer: Workload, passes: Pass, width: Width = W
 
 def changed(machine: Machine, factors: Mapping[str, float]) -> Machine:
     """The machine with constants times factors."""
-    constants = {name: factor for name, factor in factors.items() if name != COMPUTE and factor != 1}
-    found = varied(machine, constants) if constants else machine
-    rate = factors.get(COMPUTE, 1.0)
-    return found if rate == 1 else replace(found, compute=found.compute.scaled(rate))
+    return change(machine, {name: Change(factor) for name, factor in factors.items() if factor != 1})
 
 
 def _is_stated(machine: Machine, rate: ComputeRate) -> bool:

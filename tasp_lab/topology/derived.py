@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number, parse_bandwidth_bytes_per_s
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, Vertex
 from tasp_lab.topology.links import MeshLinks
+
+LinkField = Literal["bandwidth_bytes_per_s", "latency_s"]
+_Part = TypeVar("_Part", Link, MeshLinks, SharedCapacity)
 
 
 def without_links(topology: Topology, names: Sequence[str]) -> Topology:
@@ -60,13 +64,61 @@ def with_links(topology: Topology, changes: Sequence[str]) -> Topology:
         for link in links_named(topology, name):
             if bandwidths.setdefault(link, bandwidth_bytes_per_s) != bandwidth_bytes_per_s:
                 raise TopologyError(f"link {change!r}: {topology.links[link].name} is given another bandwidth, too")
-
-    def changed(index: int, link: Link) -> Link:
-        return replace(link, bandwidth_bytes_per_s=bandwidths.get(index, link.bandwidth_bytes_per_s))
-
+    name = f"{topology.name} with {', '.join(''.join(change.split()) for change in changes)}"
     return topology.map_links(
-        changed, f"{topology.name} with {', '.join(''.join(change.split()) for change in changes)}"
+        lambda index, link: with_number(
+            link, "bandwidth_bytes_per_s", bandwidths.get(index, link.bandwidth_bytes_per_s)
+        ),
+        name,
     )
+
+
+def with_class(topology: Topology, nics: bool, field: LinkField, old: Number, new: Number) -> Topology:
+    """The topology whose NICs, or else all other links, have `new` in place of `old` from rank to rank.
+
+    Each keeps the share of it that it has: a link between a rank and a switch half of a latency, a link up to a spine
+    several times a bandwidth. So do capacities that they share.
+
+    >>> from tasp_lab.topology.builders import switch
+    >>> with_class(switch(4, 10, 1.0), False, "latency_s", 1.0, 3.0).links[0].latency_s
+    1.5
+    """
+    if old == new:
+        return topology
+    if isinstance(topology.links, MeshLinks) and not topology.shared:
+        # a mesh of thousands of ranks stays one number, not millions of links
+        return topology if nics else replace(topology, links=with_number(topology.links, field, new))
+
+    def changed(_: int, link: Link) -> Link:
+        if topology.is_nic(link) != nics:
+            return link
+        # without a latency before, links between a rank and a switch have half of the new one each
+        share = Fraction(getattr(link, field)) / Fraction(old) if old else Fraction(rank_ends(link), 2)
+        return with_number(link, field, new * share)
+
+    found = topology.map_links(changed)
+    if not topology.shared or field != "bandwidth_bytes_per_s":
+        return found
+    of_class = {link.name for link in topology.links if topology.is_nic(link) == nics}
+    shared = (
+        # links that share a capacity are of one class
+        with_number(each, field, new * (Fraction(each.bandwidth_bytes_per_s) / Fraction(old)))
+        if each.links[0] in of_class
+        else each
+        for each in topology.shared
+    )
+    return replace(found, shared=tuple(shared))
+
+
+def rank_ends(link: Link) -> int:
+    """How many of its ends are ranks; the others are switches."""
+    return isinstance(link.source, int) + isinstance(link.destination, int)
+
+
+def with_number(part: _Part, field: LinkField, number: Number) -> _Part:
+    """A link or a capacity with another bandwidth or latency."""
+    change: dict[str, Any] = {field: number}
+    return replace(part, **change)
 
 
 def links_named(topology: Topology, name: str) -> list[int]:

@@ -40,7 +40,7 @@ from tasp_lab.core.units import format_bandwidth, format_time
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.machine_file import LAUNCH, machine_file
-from tasp_lab.machines.overrides.override import LAYER
+from tasp_lab.machines.overrides import LAYER
 from tasp_lab.machines.parameters import Constant, Parameters
 from tasp_lab.measure.fit.acceptance import Fitted
 from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs, plain

@@ -20,7 +20,7 @@ from tasp_lab.machines.libraries.channels import (
     ChannelLibrary,
     ChannelRule,
     channel_rule,
-    channels_per_net_peer,
+    halved,
     power_of_two,
 )
 from tasp_lab.machines.machine import Machine
@@ -86,8 +86,9 @@ def test_the_network_decides_for_all_peers(name: str, most: int) -> None:
 
 @given(st.integers(1, 4096), st.integers(0, 6), st.integers(1, 16), st.integers(1, 8))
 def test_all_groups_of_peers_fit_or_there_is_one_channel(ranks: int, exponent: int, fill: int, group: int) -> None:
-    most = channels_per_net_peer(ranks, 2**exponent, fill, group)
-    assert most == 1 or most * -(-ranks // group) <= 2**exponent
+    groups = -(-ranks // group)
+    most = halved(power_of_two(fill), groups, 2**exponent)
+    assert most == 1 or most * groups <= 2**exponent
 
 
 def test_places() -> None:

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ import tasp_lab
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.importers import import_topology, read_topology
+from tasp_lab.machines.importers import import_topology
 from tasp_lab.machines.importers.survey import LINK_GENERATIONS, NODE, PHB, PIX, SYS, Branch, in_sockets, nics_of
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.machine_file import machine_file
@@ -401,26 +400,6 @@ def test_drivers_that_state_no_bandwidth_leave_it_assumed() -> None:
 def test_pcie_of_amd_smi_is_by_hops_or_weights(only: Sequence[str]) -> None:
     machine = import_topology(amd_smi(pcie_pairs, only=only), "pcie")
     assert (sockets(machine), paths(machine)) == ("0, 1; 2, 3", ONE_PATH)
-
-
-def test_the_json_of_amd_smi_is_the_same_machine(tmp_path: Path) -> None:
-    names = [f"0000:{5 + 32 * rank:02x}:00.0" for rank in range(4)]
-
-    def link(a: int, b: int) -> dict[str, Any]:
-        kind, weight, hops, bandwidth = ("SELF", 0, 0, "N/A") if a == b else pcie_pairs(min(a, b), max(a, b))
-        return {"gpu": b, "bdf": names[b], "weight": weight, "link_status": "ENABLED", "link_type": kind,
-                "num_hops": hops, "bandwidth": bandwidth, "coherent": "N/A"}  # fmt: skip
-
-    path = tmp_path / "pcie.json"
-    path.write_text(
-        json.dumps([{"gpu": a, "bdf": names[a], "links": [link(a, b) for b in range(4)]} for a in range(4)])
-    )
-    assert read_topology(path).topology == import_topology(amd_smi(pcie_pairs), "pcie").topology
-    for wrong in ("[", "[1]", '[{"gpu": 0}]', "[]", '[{"bdf": "a\\nb", "links": []}]'):
-        path.write_text(wrong)
-        with pytest.raises(TopologyError) as caught:
-            read_topology(path)
-        assert len(str(caught.value).splitlines()) == 1
 
 
 # Text as people paste it

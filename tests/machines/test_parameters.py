@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.change import change
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.libraries.channels import ChannelLibrary
@@ -16,7 +17,6 @@ from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.parameters import Change, Parameter, Parameters, changed, nearest_possible
 from tasp_lab.machines.profile import load_profile, profile_names
-from tasp_lab.machines.sampling import varied
 from tasp_lab.prediction.inputs import with_pairs
 
 H100 = load_profile("h100").parameters
@@ -55,9 +55,9 @@ def test_a_factor_and_its_inverse_leave_the_numbers(name: str, factor: float) ->
     assert dict(back.numbers) == pytest.approx(dict(H100.numbers))
 
 
-@pytest.mark.parametrize("change", [Change(), Change(1, 0), Change(1.0)])
-def test_no_change_changes_nothing(change: Change) -> None:
-    found = changed(H100, dict.fromkeys(H100, change))
+@pytest.mark.parametrize("same", [Change(), Change(1, 0), Change(1.0)])
+def test_no_change_changes_nothing(same: Change) -> None:
+    found = changed(H100, dict.fromkeys(H100, same))
     assert found == H100
     assert found.numbers == H100.numbers
 
@@ -82,7 +82,8 @@ def test_changed_numbers_are_possible_and_others_stay(changes: dict[str, Change]
 def test_a_communicator_per_pair_has_the_changed_numbers(name: str, factor: float) -> None:
     """Whether the numbers change before the host model is known, as in sensitivities, or after it, as in samples."""
     machine = load_machine("h100-4")
-    before, after = with_pairs(varied(machine, {name: factor})), varied(with_pairs(machine), {name: factor})
+    changes = {name: Change(factor)}
+    before, after = with_pairs(change(machine, changes)), change(with_pairs(machine), changes)
     assert libraries_of(before) == libraries_of(after) != libraries_of(with_pairs(machine))
 
 
@@ -94,9 +95,32 @@ def libraries_of(machine: Machine) -> list[ChannelLibrary | None]:
 
 def test_a_library_and_a_contention_of_ones_own_stay() -> None:
     machine = replace(load_machine("h100-4"), contention=NONE, comm_library=IDEAL)
-    slow = machine.rebuilt(changed(machine.parameters, {"link_bandwidth": Change(0.5)}))
+    slow = change(machine, {"link_bandwidth": Change(0.5)})
     assert (slow.contention, slow.comm_library) == (NONE, IDEAL)
     assert {link.bandwidth_bytes_per_s for link in slow.topology.links} == {225e9}
+
+
+@pytest.mark.parametrize("family", profile_names())
+@pytest.mark.parametrize("nodes", ["1x{}", "2x{}", "2x{}-rails", "3x1"])
+def test_links_in_proportion_are_those_of_a_family_with_these_numbers(family: str, nodes: str) -> None:
+    profile = load_profile(family)
+    size = nodes.format(profile.ranks_per_node)
+    machine = profile.machine(size)
+    assert machine.system is not None
+    changes = {name: Change(1.1 + place / 7) for place, name in enumerate(machine.system.wires)}
+    found = change(machine, changes).topology
+    built = profile.with_parameters(changed(profile.parameters, changes)).machine(size).topology
+    for ours, theirs in zip([*found.links, *found.shared], [*built.links, *built.shared], strict=True):
+        assert ours.name == theirs.name
+        assert ours.bandwidth_bytes_per_s == pytest.approx(theirs.bandwidth_bytes_per_s, rel=1e-12)
+    assert [each.latency_s for each in found.links] == pytest.approx([each.latency_s for each in built.links])
+
+
+def test_capacities_that_links_share_follow_their_class() -> None:
+    machine = load_machine("rtx4090-4-pcie")
+    fast = change(machine, {"link_bandwidth": Change(2)}).topology
+    rates = [each.bandwidth_bytes_per_s for each in fast.shared]
+    assert rates == pytest.approx([2 * each.bandwidth_bytes_per_s for each in machine.topology.shared])
 
 
 def test_what_depends_on_a_parameter_that_is_not_there_has_no_number() -> None:

@@ -199,7 +199,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, change: tuple[str, str], words
 
 
 def test_a_file_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(ProfileError, match=r"nowhere\.toml: cannot be read"):
+    with pytest.raises(ProfileError, match=r"nowhere\.toml' cannot be read"):
         predict("h100-8", "ulysses", LAYER, stack="nowhere.toml")
 
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from sim.event.engine import simulate
 from tasp_lab.core.errors import TableError
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.parameters import changed
 from tasp_lab.machines.profile import load_profile, member, profile_document, profile_names
 from tasp_lab.machines.sampling import NO_SAMPLES, NORMAL_95
 from tasp_lab.measure.accuracy import accuracy, evaluate, own_tables
 from tasp_lab.measure.accuracy.report import coverage_of
 from tasp_lab.measure.accuracy.table_accuracy import MeasuredRow, TableAccuracy
-from tasp_lab.measure.fit.fit_profile import with_numbers
 from tasp_lab.measure.profiles import machine_of
 from tasp_lab.measure.readers import find_tables, parse_table
 from tasp_lab.measure.scores import Span
@@ -204,7 +204,7 @@ def test_two_workers_and_one_give_equal_reports() -> None:
 def h100_with_payload(payload: float) -> str:
     """A profile file."""
     h100 = load_profile("h100")
-    return profile_document(h100.with_parameters(with_numbers(h100.parameters, {"link_payload": payload})))
+    return profile_document(h100.with_parameters(changed(h100.parameters, {"link_payload": payload})))
 
 
 def test_a_profile_of_ones_own_is_found_beside_the_table(command: Command) -> None:
@@ -307,7 +307,7 @@ def test_other_logs_are_no_guess(command: Command, replaced: dict[str, str], sug
 def test_unknown_machines_are_one_clear_line(command: Command) -> None:
     (command.folder / "a.log").write_text(LOG.read_text())
     (command.folder / "b.log").write_text("# profile: h10-8\n" + LOG.read_text())
-    assert "profile 'h10-8' is unknown: did you mean 'h100'? expected one of a100, " in command.refused(
+    assert "unknown profile 'h10-8', did you mean 'h100'? expected one of a100, " in command.refused(
         "accuracy", "a.log", "--profile", "h10-8"
     )
     assert "there is no profile 'h10-8', did you mean 'h100-8'?" in command.refused("accuracy", "b.log")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import StudyError, TaspLabError, WorkloadError
-from tasp_lab.machines.overrides.override import parse_override
+from tasp_lab.machines.overrides import parse_override
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.study.axis import TOLERANCE, apart_from, bisected, changes, factor_text, lattice, moved, value_of
 from tasp_lab.study.point import Point
@@ -77,7 +77,7 @@ def test_factors_replace_factors_and_leave_other_overrides() -> None:
 
 @given(st.floats(1e-4, 1e4))
 def test_texts_of_factors_are_overrides(value: float) -> None:
-    assert float(parse_override(f"nic.bandwidth=x{factor_text(value)}").factor) == pytest.approx(value, rel=1e-7)
+    assert float(parse_override(f"nic.bandwidth=x{factor_text(value)}").times) == pytest.approx(value, rel=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,8 @@ FAULTS = (
     ),
     Fault(
         "NCCL: peers that just fit get half the channels",
-        "while least > 1 and least * ranks > channels:",
-        "while least > 1 and least * ranks >= channels:",
+        "while most > 1 and most * groups > channels:",
+        "while most > 1 and most * groups >= channels:",
         ("tests/machines/test_channels.py",),
     ),
     Fault(
@@ -195,7 +195,7 @@ FAULTS = (
     ),
     Fault(
         "importer: links back are not counted",
-        "if counts.get((b, a), 0) != count:",
+        "if counts[b, a] != count:",
         "if not count:",
         ("tests/machines/test_importers.py",),
     ),

@@ -21,7 +21,7 @@ from experiments.reproductions.reproduction import (
 )
 from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.libraries.channels import ChannelLibrary, channel_rule, channels_per_net_peer
+from tasp_lab.machines.libraries.channels import ChannelLibrary, channel_rule, halved
 from tasp_lab.machines.machine import Machine
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.residuals import Regime, residual_of
@@ -105,7 +105,7 @@ def a100_nodes(nics: int, gpus: int = GPUS) -> Machine:
         )
     ]
     channels = 2  # NCCL's channels_per_nic
-    rule = channel_rule(gpus, channels, channels_per_net_peer(gpus, channels, 2, 8))
+    rule = channel_rule(gpus, channels, halved(2, -(-gpus // 8), channels))
     library = replace(library, ring_bytes_per_s=NIC_RING_BYTES_PER_S, rule=rule)
     topology = replace(topology, name=f"{topology.name}, one NIC per node", shared=tuple(shared))
     return replace(machine, topology=topology, comm_library=library)

@@ -27,19 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError
+from tasp_lab.core.records import as_text, read_file
 from tasp_lab.machines.catalogue import ENDINGS, load_machine
 from tasp_lab.machines.importers import nccl_xml
 from tasp_lab.machines.importers.assembly import assemble, of_family
-from tasp_lab.machines.importers.matrices import (
-    amd_tool,
-    is_nvidia_smi,
-    lines_of_amd_json,
-    read_amd,
-    read_nvidia_smi,
-)
+from tasp_lab.machines.importers.matrices import amd_tool, is_nvidia_smi, read_amd, read_nvidia_smi
 from tasp_lab.machines.importers.survey import Given, Survey
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.own_links import machine_of_family
 from tasp_lab.machines.profile import load_profile
 
 __all__ = ["import_topology", "read_topology"]
@@ -105,18 +99,13 @@ def read_topology(path: Path, **options: Any) -> Machine:
     Raises `TopologyError` naming the file.
     """
     where = f"file {str(path)!r}"
-    try:
-        data = path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise TopologyError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    # amd-smi topology --json prints a list, a machine file is an object
-    is_list = path.suffix.lower() == ".json" and data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-    if path.suffix.lower() in ENDINGS and not is_list:
+    data = read_file(path, TopologyError)
+    if path.suffix.lower() in ENDINGS:
         return _of_machine_file(path, where, **options)
     try:
-        return import_topology(data.decode("utf-8-sig"), path.stem, **options)
-    except UnicodeDecodeError as error:
-        raise TopologyError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
+        return import_topology(as_text(data), path.stem, **options)
+    except ValueError as error:
+        raise TopologyError(f"{where}: {error}") from error
     except (TopologyError, QuantityError, ProfileError) as error:
         raise type(error)(f"{where}: {error}") from error
 
@@ -129,7 +118,7 @@ def _of_machine_file(path: Path, where: str, profile: str | None = None, nodes: 
             f"{where} lists its links, expected a profile and no other option, got {', '.join(given) or 'nothing'}"
         )
     machine = load_machine(str(path))
-    return machine_of_family(profile, load_profile(profile), machine.topology, machine.parameters)
+    return load_profile(profile).machine_on(machine.topology, machine.parameters, profile)
 
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[)?\[[0-9;]*m")
@@ -157,7 +146,7 @@ def _read(text: str, options: Given) -> Survey:
     if wrong := _NO_TEXT.search(text):
         line = text.count("\n", 0, wrong.start()) + 1
         raise TopologyError(f"line {line}: the character {wrong[0]!a} is no text, expected what a tool printed")
-    lines = lines_of_amd_json(text) if re.match(r"\s*\[\s*\{", text) else text.splitlines()
+    lines = text.splitlines()
     amd = amd_tool(lines)
     if options.nvswitch is not None and (is_xml or amd):
         raise TopologyError("nvswitch was given, but only a matrix of nvidia-smi leaves open whether there is a switch")

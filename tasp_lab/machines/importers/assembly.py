@@ -23,7 +23,6 @@ from tasp_lab.core.units import format_bandwidth, parse_bandwidth_bytes_per_s, p
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.importers.survey import Branch, Given, Nic, PcieSurvey, Survey, groups, in_sockets, pcie_parts
 from tasp_lab.machines.machine import Machine
-from tasp_lab.machines.own_links import machine_of_family, with_stated
 from tasp_lab.machines.parameters import Constant, Parameters
 from tasp_lab.machines.profile import Profile, load_profile
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
@@ -163,7 +162,7 @@ def of_family(survey: Survey, machine: Machine, family: str, nodes: int, *, rail
         source = f"{survey.tool}, {survey.lines}: the speed of the NICs of a GPU"
         constants.append(Constant("nic_bandwidth", text, source))
     parameters = Parameters([machine.parameters["wiring"], *Parameters.of_constants(constants).values()])
-    stated = with_stated(profile, parameters.values())
+    stated = profile.stating(parameters.values())
     topology = stated.machine(f"{nodes}x{gpus}" + "-rails" * rails, machine.topology.name, "ideal").topology
     if nics and "nic_latency" in stated.parameters:
         topology = _with_nics(topology, survey, stated.parameters.numbers)
@@ -172,7 +171,7 @@ def of_family(survey: Survey, machine: Machine, family: str, nodes: int, *, rail
         used += f" ({survey.nics.source})"
     network = "" if nodes == 1 else f"; {nodes} such nodes, NICs in {'rails' if rails else 'one network'}"
     summary = f"{machine.summary.partition('; NICs')[0]}; {used}{network}"
-    return machine_of_family(family, profile, topology, parameters, summary=summary)
+    return profile.machine_on(topology, parameters, family, summary=summary)
 
 
 def _links_per_way(survey: Survey, profile: Profile) -> int:

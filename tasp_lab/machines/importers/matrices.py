@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-import msgspec
-
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import parse_bandwidth_bytes_per_s
 from tasp_lab.machines.importers.survey import (
@@ -161,6 +159,10 @@ def _begins_with_gpu(line: str) -> bool:
     return GPU.fullmatch(next(iter(line.split()), "")) is not None
 
 
+def _is_cell(word: str) -> bool:
+    return word in LEVELS or _NVLINK.fullmatch(word) is not None
+
+
 def is_nvidia_smi(lines: Sequence[str]) -> bool:
     """Whether a line begins with the name of a GPU, as the header and the rows of the matrix do.
 
@@ -177,15 +179,26 @@ def read_nvidia_smi(lines: Sequence[str], options: Given) -> Survey:
     links = {pair: int(match[1]) for pair, cell in cells.items() if (match := _NVLINK.fullmatch(cell))}
     cables: dict[tuple[int, int], int] = {}
     switches: list[dict[int, int]] = []
+    why = f"nvswitch={options.nvswitch} was given to the import"
     for members in groups(range(len(matrix.gpus)), links):  # GPUs that NVLinks do not join have no switch in common
         inside = {pair: links[pair] for pair in combinations(members, 2) if pair in links}
         used: Counter[int] = Counter()
         for pair, count in inside.items():
             used.update(dict.fromkeys(pair, count))
-        if inside and (max(used.values()) > MAX_LINKS if options.nvswitch is None else options.nvswitch):
-            switches.append(_ports(matrix, cells, members, inside, _reason(True, options.nvswitch)))
-        else:
+        if not inside or not (max(used.values()) > MAX_LINKS if options.nvswitch is None else options.nvswitch):
             cables |= inside
+            continue
+        if options.nvswitch is None:
+            why = f"a row adds up to more than the {MAX_LINKS} NVLinks that a GPU has at most, so they end in NVSwitch"
+        # how many links each has into the switch that joins them all: between two, the smaller number shows
+        ports = {rank: max(count for pair, count in inside.items() if rank in pair) for rank in members}
+        for a, b in combinations(members, 2):
+            if inside.get((a, b)) != (expected := min(ports[a], ports[b])):
+                line, gpus = matrix.at(a, b)
+                raise TopologyError(f"{line}: {gpus} is {cells[a, b]}, expected NV{expected} behind a switch ({why})")
+        switches.append(ports)
+    if options.nvswitch is None and not switches:
+        why = f"cables, as no row adds up to more than the {MAX_LINKS} NVLinks that a GPU has at most"
     numa_nodes = _numa_nodes(matrix, cells)
     node_of = {device: index for index, node in enumerate(numa_nodes) for device in node}
     nics = [column for column in matrix.columns if column not in matrix.gpus]
@@ -200,7 +213,7 @@ def read_nvidia_smi(lines: Sequence[str], options: Given) -> Survey:
         gpu_count=len(matrix.gpus),
         cables=cables,
         switches=switches,
-        wiring_source=_reason(bool(switches), options.nvswitch) if links else "no cell NV#",
+        wiring_source=why if links else "no cell NV#",
         link_bandwidth=options.constant(NVLINK_BANDWIDTH) if links else None,
         pcie=lambda: _nvidia_pcie(matrix, numa_nodes, options.constant(PCIE_BANDWIDTH)),
         nic_count=len(nics),
@@ -236,37 +249,6 @@ def _nvidia_matrix(lines: Sequence[str]) -> tuple[Matrix, int]:
     return matrix, header + 1
 
 
-def _is_cell(word: str) -> bool:
-    return word in LEVELS or _NVLINK.fullmatch(word) is not None
-
-
-def _ports(
-    matrix: Matrix,
-    cells: Mapping[tuple[int, int], str],
-    members: Sequence[int],
-    links: Mapping[tuple[int, int], int],
-    reason: str,
-) -> dict[int, int]:
-    """How many links each member has into the switch that joins them all; between two, the smaller number shows."""
-    ports = dict.fromkeys(members, 0)
-    for pair, count in links.items():
-        ports |= {rank: max(ports[rank], count) for rank in pair}
-    for a, b in combinations(members, 2):
-        expected = min(ports[a], ports[b])
-        if links.get((a, b)) != expected:
-            line, gpus = matrix.at(a, b)
-            raise TopologyError(f"{line}: {gpus} is {cells[a, b]}, expected NV{expected} behind a switch ({reason})")
-    return ports
-
-
-def _reason(has_switch: bool, nvswitch: bool | None) -> str:
-    if nvswitch is not None:
-        return f"nvswitch={nvswitch} was given to the import"
-    if has_switch:
-        return f"a row adds up to more than the {MAX_LINKS} NVLinks that a GPU has at most, so they end in NVSwitch"
-    return f"cables, as no row adds up to more than the {MAX_LINKS} NVLinks that a GPU has at most"
-
-
 def _pairs_within(matrix: Matrix, level: int) -> list[tuple[str, str]]:
     return [(gpu, column) for gpu, column, cell, _ in matrix.cells() if LEVELS.get(cell, SYS) <= level]
 
@@ -300,6 +282,9 @@ def _nvidia_pcie(matrix: Matrix, numa_nodes: Sequence[Sequence[str]], constant: 
         level: {device: index for index, part in enumerate(parts_there) for device in part}
         for level, parts_there in parts.items()
     }
+    rank_of = {gpu: rank for rank, gpu in enumerate(matrix.gpus)}
+    node_of = {device: index for index, node in enumerate(numa_nodes) for device in node}
+    source = "by cells and affinities"
     for gpu, column, cell, line in matrix.cells():
         closer = place.get(_CLOSER.get(LEVELS.get(cell, PIX), -1))
         if closer is not None and closer[gpu] == closer[column]:
@@ -307,8 +292,9 @@ def _nvidia_pcie(matrix: Matrix, numa_nodes: Sequence[Sequence[str]], constant: 
                 f"line {line}: {gpu} to {shown(column)} is {cell}, but other cells put them nearer to each other, "
                 "expected a tree"
             )
+        if LEVELS.get(cell) == SYS and column in rank_of and node_of[gpu] == node_of[column]:
+            source = "assumption: by affinity, though cells are SYS"
     bandwidth_bytes_per_s = parse_bandwidth_bytes_per_s(constant.value)
-    rank_of = {gpu: rank for rank, gpu in enumerate(matrix.gpus)}
 
     def below(devices: Sequence[str], levels: Sequence[int]) -> tuple[Branch, ...]:
         """The GPUs among the devices, under the switches of these levels, from the top down."""
@@ -322,12 +308,6 @@ def _nvidia_pcie(matrix: Matrix, numa_nodes: Sequence[Sequence[str]], constant: 
         Branch("cpu", below(node, (PXB, PIX)), number=next((numbers[each] for each in node if each in numbers), None))
         for node in numa_nodes
     ]
-    node_of = {device: index for index, node in enumerate(numa_nodes) for device in node}
-    overruled = any(
-        LEVELS.get(cell) == SYS and column in rank_of and node_of[gpu] == node_of[column]
-        for gpu, column, cell, _ in matrix.cells()
-    )
-    source = "assumption: by affinity, though cells are SYS" if overruled else "by cells and affinities"
     return PcieSurvey(branches, source, (constant,))
 
 
@@ -546,38 +526,3 @@ def _amd_pcie(lines: Sequence[str], tool: AmdTool, gpus: Sequence[str], constant
         below = tuple(Branch("gpu", (), bandwidth_bytes_per_s, rank) for rank in ranks)
         nodes.append(Branch("cpu", below, number=number if number >= 0 else None))
     return PcieSurvey(nodes, source, (constant,))
-
-
-class _AmdLink(msgspec.Struct):
-    """The way from one GPU to another in the JSON of amd-smi; it has the fields of the tables that were asked for."""
-
-    bdf: str
-    link_type: str = ""
-    weight: int | str = ""
-    num_hops: int | str = ""
-    bandwidth: str = ""
-
-
-class _AmdGpu(msgspec.Struct):
-    bdf: str
-    links: list[_AmdLink]
-
-
-def lines_of_amd_json(text: str) -> list[str]:
-    """The tables of ``amd-smi topology`` from what it prints with ``--json``. Raises `TopologyError` for other JSON.
-
-    >>> lines_of_amd_json('[{"bdf": "0000:05:00.0", "links": [{"bdf": "0000:05:00.0", "weight": 0}]}]')
-    ['WEIGHT TABLE:', '0000:05:00.0', '0000:05:00.0 0', '']
-    """
-    try:
-        gpus = msgspec.json.decode(text, type=list[_AmdGpu])
-    except (ValueError, RecursionError) as error:
-        raise TopologyError(f"the JSON is not what amd-smi topology --json prints: {error}") from error
-    lines = []
-    fields = {"link_type": _AMD_SMI.types, "weight": _AMD_SMI.weights, "num_hops": _AMD_SMI.hops}
-    for field, title in (fields | {"bandwidth": _AMD_SMI.bandwidths}).items():
-        cells = {gpu.bdf: {link.bdf: getattr(link, field) for link in gpu.links} for gpu in gpus}
-        if any(cell != "" for row in cells.values() for cell in row.values()):
-            rows = [" ".join([name, *(str(row.get(other, "?")) for other in cells)]) for name, row in cells.items()]
-            lines += [f"{title}:", " ".join(cells), *rows, ""]
-    return lines

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal, NoReturn
+from typing import NoReturn
 from xml.parsers import expat
 
 from tasp_lab.core.errors import TopologyError
@@ -39,6 +39,16 @@ from tasp_lab.machines.parameters import Constant
 
 DEEPEST = 64
 """Far more levels than a PCIe tree has."""
+
+_CHILDREN = {
+    "system": ("cpu",),
+    "cpu": ("pci", "nic"),
+    "pci": ("pci", "gpu", "nic", "pcilink"),
+    "gpu": ("nvlink", "xgmi", "c2c"),
+}
+"""What may be in an element: anything else may carry data in a way unknown here. What a NIC holds is not looked at."""
+
+_NVSWITCH, _CPU = "0x068000", "0x068001"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +81,23 @@ class Element:
             self.refuse(f"has {name} {shown(text)}", "a whole number" + f", {least} or more" * bool(least))
         return int(text)
 
-    def check_children(self, *names: str) -> None:
-        """Raise `TopologyError` for a child with another name."""
-        for child in self.children:
-            if child.name not in names:
-                child.refuse(f"is in <{self.name}>", " or ".join(f"<{name}>" for name in names))
-
     def below(self, *through: str) -> Iterator[Element]:
         """The elements below this one, in their order; those inside others only where these have one of the names."""
         for child in self.children:
             yield child
             if not through or child.name in through:
                 yield from child.below(*through)
+
+    @property
+    def address(self) -> tuple[str, str]:
+        """The host and the PCI bus id of a GPU; a dump may hold several hosts that share an NVLink domain."""
+        bus_id = self.around[-1].attribute("busid", "the PCI bus id of the GPU").lower()
+        return self.around[1].attributes.get("host_hash", ""), bus_id
+
+    @property
+    def links(self) -> list[Element]:
+        """The links of a GPU, without that to its own CPU."""
+        return [child for child in self.children if child.name != "c2c"]
 
 
 def read_elements(text: str) -> Element:
@@ -126,21 +141,30 @@ def read_elements(text: str) -> Element:
 def read(text: str, options: Given) -> Survey:
     """What the XML says. Raises `TopologyError` that names the line where it is no such XML."""
     system = read_elements(text)
-    _check_system(system)
+    if system.name != "system":
+        system.refuse("is the root", "<system>, as in the file that NCCL_TOPO_DUMP_FILE names")
+    if (version := system.attribute("version", "version 1 (NCCL) or 2 (RCCL)")) not in ("1", "2"):
+        system.refuse(f"has version {shown(version)}", "version 1 (NCCL) or 2 (RCCL)")
+    for element in (system, *system.below("cpu", "pci")):
+        for child in element.children if element.name in _CHILDREN else ():
+            if child.name not in _CHILDREN[element.name]:
+                names = " or ".join(f"<{name}>" for name in _CHILDREN[element.name])
+                child.refuse(f"is in <{element.name}>", names)
+        if element.name == "pci" and {"gpu", "pci"} <= {child.name for child in element.children}:
+            element.refuse("holds both a GPU and other PCI devices", "a switch or a device")
     gpus = _in_order_of_ranks([each for each in system.below("cpu", "pci") if each.name == "gpu"])
-    ranks = {_address(gpu): rank for rank, gpu in enumerate(gpus)}
+    ranks = {gpu.address: rank for rank, gpu in enumerate(gpus)}
     if not gpus:
         raise TopologyError(
             "the XML has no <gpu>, expected the dump of a run: a file made for NCCL_TOPO_FILE may have none"
         )
     if len(ranks) < len(gpus):
         raise TopologyError("two <gpu> have the same busid, expected one GPU per device")
-    links = {link.name for gpu in gpus for link in _links(gpu)}
-    if len(links) > 1:
+    kinds = {link.name for gpu in gpus for link in gpu.links}
+    if len(kinds) > 1:
         raise TopologyError("the XML has <nvlink> and <xgmi>, expected GPUs of one vendor")
-    is_amd = links == {"xgmi"} or any("gcn" in gpu.attributes for gpu in gpus)
+    is_amd = kinds == {"xgmi"} or any("gcn" in gpu.attributes for gpu in gpus)
     cables, ports = _wiring(gpus, ranks)
-    has_links = bool(cables) or len(ports) > 1
     nets = [each for each in system.below() if each.name == "net"]
     return Survey(
         tool="the XML of RCCL" if is_amd else "the XML of NCCL",
@@ -150,36 +174,11 @@ def read(text: str, options: Given) -> Survey:
         cables=cables,
         switches=(ports,) if len(ports) > 1 else (),
         wiring_source="links to a GPU are cables, links to a device of class 0x068000 end in NVSwitch",
-        link_bandwidth=_link_bandwidth(gpus, "xGMI" if is_amd else "NVLink", options) if has_links else None,
+        link_bandwidth=_link_bandwidth(gpus, is_amd, options) if cables or len(ports) > 1 else None,
         pcie=lambda: _pcie(system, ranks, options),
         nic_count=len(nets),
         nics=_nics(gpus, nets),
     )
-
-
-def _check_system(system: Element) -> None:
-    """Refuse what may carry data in a way unknown here; what a NIC holds is not looked at."""
-    if system.name != "system":
-        system.refuse("is the root", "<system>, as in the file that NCCL_TOPO_DUMP_FILE names")
-    version = system.attribute("version", "version 1 (NCCL) or 2 (RCCL)")
-    if version not in ("1", "2"):
-        system.refuse(f"has version {shown(version)}", "version 1 (NCCL) or 2 (RCCL)")
-    system.check_children("cpu")
-    for element in system.below("cpu", "pci"):
-        if element.name == "cpu":
-            element.check_children("pci", "nic")
-        elif element.name == "pci":
-            element.check_children("pci", "gpu", "nic", "pcilink")
-            if {"gpu", "pci"} <= {child.name for child in element.children}:
-                element.refuse("holds both a GPU and other PCI devices", "a switch or a device")
-        elif element.name == "gpu":
-            element.check_children("nvlink", "xgmi", "c2c")
-
-
-def _address(gpu: Element) -> tuple[str, str]:
-    """The host and the PCI bus id of a GPU; a dump may hold several hosts that share an NVLink domain."""
-    host = gpu.around[1].attributes.get("host_hash", "")
-    return host, gpu.around[-1].attribute("busid", "the PCI bus id of the GPU").lower()
 
 
 def _in_order_of_ranks(gpus: Sequence[Element]) -> Sequence[Element]:
@@ -195,13 +194,6 @@ def _in_order_of_ranks(gpus: Sequence[Element]) -> Sequence[Element]:
     return [rank_of[rank] for rank in sorted(rank_of)]
 
 
-def _links(gpu: Element) -> list[Element]:
-    return [child for child in gpu.children if child.name != "c2c"]
-
-
-_NVSWITCH, _CPU = "0x068000", "0x068001"
-
-
 def _wiring(
     gpus: Sequence[Element], ranks: Mapping[tuple[str, str], int]
 ) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
@@ -209,8 +201,8 @@ def _wiring(
     counts: Counter[tuple[int, int]] = Counter()
     ports: Counter[int] = Counter()
     for rank, gpu in enumerate(gpus):
-        host, bus_id = _address(gpu)
-        for link in _links(gpu):
+        host, bus_id = gpu.address
+        for link in gpu.links:
             count = link.whole_number("count", "the number of links", least=1)
             target = link.attribute("target", "a PCI bus id")
             peer, end = ranks.get((host, target.lower())), link.attributes.get("tclass", "")
@@ -229,35 +221,35 @@ def _wiring(
                     "on all, or remove such links",
                 )
     for (a, b), count in counts.items():
-        if counts.get((b, a), 0) != count:
-            there = f"has {count} links to {shown(_address(gpus[b])[1])} and {counts.get((b, a), 0)} back"
+        if counts[b, a] != count:
+            there = f"has {count} links to {shown(gpus[b].address[1])} and {counts[b, a]} back"
             gpus[a].refuse(there, "as many as back")
     return {pair: count for pair, count in counts.items() if pair[0] < pair[1]}, dict(ports)
 
 
-def _link_bandwidth(gpus: Sequence[Element], fabric: Literal["NVLink", "xGMI"], options: Given) -> Constant:
+def _link_bandwidth(gpus: Sequence[Element], is_amd: bool, options: Given) -> Constant:
     """The line rate of one link of the generation that all GPUs share."""
-    attribute, prefix = ("sm", "sm ") if fabric == "NVLink" else ("gcn", "gfx")
     if options.link_bandwidth is not None:
         return options.constant(Constant("link_bandwidth", "", ""))
-    generations: dict[str, Element] = {}
+    attribute, prefix = ("gcn", "gfx") if is_amd else ("sm", "sm ")
+    first_of: dict[str, Element] = {}
     for gpu in gpus:
         name = gpu.attributes.get(attribute, "").removeprefix("gfx").partition(":")[0]
         if prefix + name not in LINK_GENERATIONS:
             known = [each.removeprefix(prefix) for each in LINK_GENERATIONS if each.startswith(prefix)]
             gpu.refuse(
-                f"has {attribute} {shown(name)}, whose {fabric} bandwidth is not known here",
+                f"has {attribute} {shown(name)}, whose {'xGMI' if is_amd else 'NVLink'} bandwidth is not known here",
                 f"{attribute} {', '.join(known)}, or link_bandwidth given to the import",
             )
-        generations.setdefault(name, gpu)
-    if len({LINK_GENERATIONS[prefix + name].bandwidth for name in generations}) > 1:
+        first_of.setdefault(name, gpu)
+    generations = [LINK_GENERATIONS[prefix + name] for name in first_of]
+    if len({each.bandwidth for each in generations}) > 1:
         raise TopologyError(
-            f"GPUs with {attribute} {' and '.join(generations)}, expected GPUs with links of one bandwidth"
+            f"GPUs with {attribute} {' and '.join(first_of)}, expected GPUs with links of one bandwidth"
         )
-    (name, gpu), *_ = generations.items()
-    generation = LINK_GENERATIONS[prefix + name]
-    source = f"{attribute} {name} in line {gpu.line}: {generation.link}, {generation.source}, each way"
-    return Constant("link_bandwidth", generation.bandwidth, source)
+    (name, gpu), *_ = first_of.items()
+    source = f"{attribute} {name} in line {gpu.line}: {generations[0].link}, {generations[0].source}, each way"
+    return Constant("link_bandwidth", generations[0].bandwidth, source)
 
 
 _PAYLOAD = {2.5: (8, 10), 5.0: (8, 10), 8.0: (128, 130), 16.0: (128, 130), 32.0: (128, 130), 64.0: (242, 256)}
@@ -284,7 +276,7 @@ def _pcie(system: Element, ranks: Mapping[tuple[str, str], int], options: Given)
             constants.setdefault(constant.name, constant)
             bandwidth_bytes_per_s = parse_bandwidth_bytes_per_s(constant.value)
             if gpu:
-                yield Branch("gpu", (), bandwidth_bytes_per_s, ranks[_address(gpu)])
+                yield Branch("gpu", (), bandwidth_bytes_per_s, ranks[gpu.address])
             else:
                 yield Branch("pcie", tuple(below(device)), bandwidth_bytes_per_s)
 
@@ -316,9 +308,11 @@ def _pcie_bandwidth(device: Element, options: Given) -> Constant:
 def _nics(gpus: Sequence[Element], nets: Sequence[Element]) -> Nics:
     """The NICs that GPUs use: the more of the PCIe tree two devices have in common, the nearer they are."""
 
+    def way(device: Element) -> list[Element]:
+        return [element for element in device.around if element.name in ("cpu", "pci")]
+
     def level(gpu: Element, net: Element) -> int:
-        pairs = zip(_way(gpu), _way(net), strict=False)
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(way(gpu), way(net), strict=False)))
         return -common if common > 1 else NODE if common else SYS  # the CPU alone, or not even that
 
     # the speed of a NIC is in Mbit/s in the file
@@ -326,8 +320,3 @@ def _nics(gpus: Sequence[Element], nets: Sequence[Element]) -> Nics:
     gbit_per_s = [int(speed) / 1000 if re.fullmatch("[1-9][0-9]{0,8}", speed) else None for speed in speeds]
     names = [net.attributes.get("name", f"line {net.line}") for net in nets]
     return nics_of(names, [[level(gpu, net) for net in nets] for gpu in gpus], gbit_per_s)
-
-
-def _way(device: Element) -> list[Element]:
-    """The CPU and the PCI devices above a device, from the top down."""
-    return [element for element in device.around if element.name in ("cpu", "pci")]

@@ -132,27 +132,19 @@ class ChannelRule:
 def channel_rule(ranks: int, channels: int, max_per_peer: int) -> ChannelRule:
     """The rule where `channels` serve a group of `ranks` peers and one peer may have `max_per_peer`.
 
-    The fewest for a peer are halved from the most until all peers together fit.
-
     >>> channel_rule(8, 32, 32), channel_rule(80, 16, 1)
     (ChannelRule(least=4, most=32), ChannelRule(least=1, most=1))
     """
-    most = least = min(channels, max_per_peer)
-    while least > 1 and least * ranks > channels:
-        least //= 2
-    return ChannelRule(least, most)
+    most = min(channels, max_per_peer)
+    return ChannelRule(halved(most, ranks, channels), most)
 
 
-def channels_per_net_peer(ranks: int, channels: int, to_fill_a_nic: int, peers_at_once: int) -> int:
-    """The most channels per peer where some peers are behind the network: as many as fill a NIC, but all must fit.
+def halved(most: int, groups: int, channels: int) -> int:
+    """`most` channels of each group, halved until those of all groups fit into `channels`; at least 1.
 
-    `peers_at_once` is how many peers one channel serves together.
-
-    >>> channels_per_net_peer(16, 16, 4, 8), channels_per_net_peer(80, 16, 4, 8)
+    >>> halved(4, 2, 16), halved(4, 10, 16)
     (4, 1)
     """
-    groups = -(-ranks // peers_at_once)
-    most = power_of_two(to_fill_a_nic)
     while most > 1 and most * groups > channels:
         most //= 2
     return most

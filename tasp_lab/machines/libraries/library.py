@@ -11,6 +11,7 @@ The base class posts one message at a time and adds only the launch time; `IDEAL
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple
@@ -157,3 +158,23 @@ PEERS_OF_WRITE_SHARE = 7
 
 IDEAL = CommLibrary("ideal")
 """Library without launch time or overhead: links carry messages at their full rate."""
+
+
+def library_of(numbers: Mapping[str, float]) -> CommLibrary:
+    """The library of a machine without a profile, whose numbers are constants of its file.
+
+    ``launch`` is the time to post a message, as measured on running ranks; ``peer_write_bandwidth`` and
+    ``peer_write_share`` are those of writes through root complexes. Without any of them it is `IDEAL`.
+
+    >>> library_of({"launch": 5e-5})
+    CommLibrary(name='measured', launch_s=5e-05)
+
+    Raises `TopologyError` for one of the last two alone.
+    """
+    launch_s, rate, share = (numbers.get(name) for name in ("launch", "peer_write_bandwidth", "peer_write_share"))
+    if rate is not None and share is not None:
+        return RootComplexLibrary("pcie", launch_s or 0, rate, share)
+    if rate is not None or share is not None:
+        alone = "peer_write_share" if rate is None else "peer_write_bandwidth"
+        raise TopologyError(f"the constant {alone} alone, expected peer_write_bandwidth and peer_write_share")
+    return IDEAL if launch_s is None else CommLibrary("measured", launch_s)

@@ -11,7 +11,7 @@ The predicting function is an argument: this module does not import the simulato
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -66,10 +66,10 @@ def with_findings(parameters: Parameters, findings: Iterable[Finding], date: str
     found = parameters
     for finding in (each for each in findings if each.identifiable and each.name in parameters):
         spec = CONSTANTS[finding.name]
-        possible = changed(found, {finding.name: Change(0, finding.value)}).numbers[finding.name]
+        possible = changed(found, {finding.name: finding.value}).numbers[finding.name]
         # as a file of the profile states them
         value, low, high = spec.rounded(possible, 6), spec.rounded(finding.low, 4), spec.rounded(finding.high, 4)
-        found = changed(found, {finding.name: Change(0, value)}, clamp=False)
+        found = changed(found, {finding.name: value}, clamp=False)
         source = f"fitted to {finding.origin}, 95 % {spec.format(finding.low, 4)} to {spec.format(finding.high, 4)}"
         new = replace(found[finding.name], source=f"{source}, on {date}")
         found = found.with_parameters([replace(new, low=low, high=high) if low <= value <= high else new])
@@ -162,7 +162,7 @@ def calibrate(
 
     def log_times(logarithms: FloatArray) -> FloatArray:
         tried = dict(zip(names, (values * np.exp(logarithms)).tolist(), strict=True))
-        return np.asarray(np.log(predict(with_numbers(start, tried))))
+        return np.asarray(np.log(predict(changed(start, tried))))
 
     effects = effects_at(log_times, np.zeros(len(names)))
     whys = not_identifiable(names, effects)
@@ -200,11 +200,6 @@ def calibrate(
         text = "; ".join(f"{', '.join(group)}: {why}" for why, group in reasons.items())
         raise FitError(f"these measurements identify no constant: {text}")
     return Calibrated(profile.with_parameters(written), findings, tuple(cases), before_s, predict(written))
-
-
-def with_numbers(parameters: Parameters, values: Mapping[str, float]) -> Parameters:
-    """The parameters with other values, the nearest possible ones."""
-    return changed(parameters, {name: Change(0, value) for name, value in values.items()})
 
 
 def _starts(
@@ -245,7 +240,7 @@ def _findings(
         def predict_with(values: FloatArray) -> FloatArray:
             of_groups = dict(zip(chosen, values.tolist(), strict=True))
             tried = {name: value * ratios[name] for group, value in of_groups.items() for name in group}
-            return predict(with_numbers(begin, tried))
+            return predict(changed(begin, tried))
 
         # a little above the smallest possible value, at which a parameter has no effect
         least = {name: 1.05 * begin.numbers.get(CONSTANTS[name].min_constant, 0.0) for name, *_ in chosen}
@@ -266,7 +261,7 @@ def _findings(
             break
         # without the one that is least sure, others may be identifiable; of equal ones the last is left out
         chosen.remove(max(reversed(unsure), key=lambda group: findings[group[0]].width))
-        begin = with_numbers(start, {name: findings[name].value for group in chosen for name in group})
+        begin = changed(start, {name: findings[name].value for group in chosen for name in group})
     return findings
 
 

@@ -22,7 +22,7 @@ from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import gpus
 from tasp_lab.machines.kernel_model.kernel import ELEMENTWISE_LAUNCH
 from tasp_lab.machines.machine import Compute, ComputeRate, Machine
-from tasp_lab.machines.overrides.override import parse_overrides
+from tasp_lab.machines.overrides import parse_overrides
 from tasp_lab.machines.parameters import Stated
 from tasp_lab.prediction.training_step.products import Shapes, shapes_of
 from tasp_lab.schedule.calls import Passing
@@ -185,11 +185,11 @@ def with_memory(rates: StepRates, overrides: Sequence[str]) -> StepRates:
     Raises `OverrideError` for a change of a memory that is unknown.
     """
     for override in (each for each in parse_overrides(overrides) if each.name == GPU_MEMORY):
-        if rates.capacity_bytes is None and override.kind != "to":
+        if rates.capacity_bytes is None and override.times:
             raise OverrideError(f"override {override}: the memory of a GPU is unknown, expected a size like 80GiB")
         old = rates.capacity_bytes or 0
         source = override.source(format_size(old), rates.capacity_source or "unknown")
-        new = int(override.of(old, Quantity("bytes", parse_size_bytes)))
+        new = int(override.new(old, Quantity("bytes", parse_size_bytes)))
         rates = replace(rates, capacity_bytes=new, capacity_source=source)
     return rates
 

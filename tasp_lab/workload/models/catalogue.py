@@ -6,19 +6,14 @@ A file of a user is such a ``.toml``, or a ``config.json`` of Hugging Face's tra
 
 from __future__ import annotations
 
-import os
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import msgspec
 
-from tasp_lab.core.errors import ModelError, expected_one_of, of_type
-from tasp_lab.core.records import converted, data_names
+from tasp_lab.core.errors import ModelError
+from tasp_lab.core.records import as_text, converted, data_names, load_named
 from tasp_lab.workload.models.hugging_face import model_of_config
 from tasp_lab.workload.models.model import Model
-
-_SUFFIX, _CONFIG = ".toml", ".json"
 
 
 def model_names() -> list[str]:
@@ -38,36 +33,18 @@ def load_model(text: str) -> Model:
 
     Raises `ModelError` for an unknown name, and for a file that cannot be read or does not describe a model.
     """
-    if not isinstance(text, str):
-        raise ModelError(of_type("model", text, "the name of a model"))
-    if text in model_names():
-        return _built_in(text)
-    if not (text.lower().endswith((_SUFFIX, _CONFIG)) or os.path.exists(text)):
-        name = text.rpartition("/")[2]  # Hugging Face has the maker before it
-        raise ModelError(f"unknown model {text!r}, {expected_one_of(name, model_names())}, or a .toml or .json file")
-    path = Path(text)
-    try:
-        is_config = path.suffix.lower() == _CONFIG
-        name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return _read(f"file {text!r}", name, path.read_bytes(), is_config=is_config)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"file {text!r} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return load_named("model", "tasp_lab.workload.models", "data", text, _read, ModelError, (".toml", ".json"))
 
 
-@cache
-def _built_in(name: str) -> Model:
-    data = (files("tasp_lab.workload.models") / "data" / f"{name}{_SUFFIX}").read_bytes()
-    return _read(f"model {name!r}", name, data)
-
-
-def _read(where: str, name: str, data: bytes, *, is_config: bool = False) -> Model:
+def _read(text: str, data: bytes) -> Model:
+    path, is_own = Path(text), text in model_names()
+    where = f"{'model' if is_own else 'file'} {text!r}"
     if not data.strip():
         raise ModelError(f"{where} is empty, expected a model")
     try:
-        if is_config:
-            return model_of_config(msgspec.json.decode(data), name)
-        return msgspec.structs.replace(converted(msgspec.toml.decode(data), Model), name=name)
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{where}: expected UTF-8 text, byte {error.start} is something else") from error
+        name = path.resolve().parent.name if path.name == "config.json" else text if is_own else path.stem
+        if path.suffix.lower() == ".json":
+            return model_of_config(msgspec.json.decode(as_text(data)), name)
+        return msgspec.structs.replace(converted(msgspec.toml.decode(as_text(data)), Model), name=name)
     except (ValueError, ModelError) as error:
         raise ModelError(" ".join(f"{where}: {error}".split())) from error

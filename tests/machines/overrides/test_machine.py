@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from tasp_lab import Workload, predict
 from tasp_lab.core.errors import OverrideError, QuantityError
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.change import constants_of
 from tasp_lab.machines.compute import ASSUMED_COMPUTE, with_kernel
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import log_ends
 from tasp_lab.machines.machine import INSTANT, Machine
 from tasp_lab.machines.overrides import overridden, override_names
-from tasp_lab.machines.overrides.machine import constants_of
-from tasp_lab.machines.own_links import with_stated
 from tasp_lab.machines.parameters import NO_PARAMETERS, Parameter
 from tasp_lab.machines.profile import Profile, load_profile
 from tasp_lab.machines.sampling import Sampling, machine_samples
@@ -85,7 +84,7 @@ def test_a_factor_and_its_inverse_change_nothing_but_rounding(text: str, data: s
 def in_a_file(profile: Profile, name: str, value: str) -> Machine:
     """A member of the profile whose file has another value of a constant."""
     stated = Parameter.parse(name, value, "a data sheet")
-    return with_stated(profile, [stated]).machine("2x4", "h100-2x4")
+    return profile.stating([stated]).machine("2x4", "h100-2x4")
 
 
 @pytest.mark.parametrize(
@@ -290,11 +289,11 @@ def test_a_single_text_is_no_sequence_of_overrides() -> None:
 
 def test_links_that_changed_before_are_not_lost() -> None:
     machine = load_machine("h100-2x4")
-    edited = replace(machine, topology=with_links(machine.topology, ["0-node0=1GB/s"]))
-    with pytest.raises(OverrideError, match="not those of its profile any more"):
-        overridden(edited, ["nic.bandwidth=x2"])
-    again = overridden(overridden(machine, ["link.0-node0=1GB/s"]), ["nic.bandwidth=x2"]).topology
-    assert {each.name: each.bandwidth_bytes_per_s for each in again.links}["0->node0"] == 1e9
+    by_hand = replace(machine, topology=with_links(machine.topology, ["0-node0=1GB/s"]))
+    for edited in (by_hand, overridden(machine, ["link.0-node0=1GB/s"])):
+        again = overridden(edited, ["nic.bandwidth=x2"]).topology
+        rates = {each.name: each.bandwidth_bytes_per_s for each in again.links}
+        assert (rates["0->node0"], rates["1->node0"], rates["0->network"]) == (1e9, 450e9, 100e9)
 
 
 @pytest.mark.parametrize(("machine", "link"), [("h100-2x4", "0-node0"), ("mi300x-4", "0>3"), ("torus:3x3", "0-1")])

@@ -22,12 +22,12 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.machine_file import topology_document
-from tasp_lab.machines.parameters import Parameters, nearest_possible
+from tasp_lab.machines.parameters import Parameters, changed, nearest_possible
 from tasp_lab.machines.profile import Profile, load_profile, member, profile_document, profile_names
 from tasp_lab.measure.calibrate import calibrate as calibrate_files
 from tasp_lab.measure.calibrate import pair_figure, pair_findings
 from tasp_lab.measure.fit.cases import Case, Simulated, cases_of, measured
-from tasp_lab.measure.fit.fit_profile import Calibrated, calibrate, candidates, with_numbers
+from tasp_lab.measure.fit.fit_profile import Calibrated, calibrate, candidates
 from tasp_lab.measure.profiles import Choice
 from tasp_lab.measure.readers import MeasuredTable, PairTable, Row, parse_nccl_tests
 from tasp_lab.measure.readers.pairs import Kind
@@ -60,7 +60,7 @@ def table(
 def made(collective: NcclTestsName, noise: float = 0.0, sizes: Sequence[int] = SIZES, seed: int = 0) -> MeasuredTable:
     """What a machine with the true constants would measure."""
     (case,) = cases_of([table(collective, np.ones(len(sizes)), sizes)], Choice(H100, "8"))
-    times_s = Simulated(H100, [case])(with_numbers(H100.parameters, TRUE))
+    times_s = Simulated(H100, [case])(changed(H100.parameters, TRUE))
     return table(collective, times_s * np.exp(noise * np.random.default_rng(seed).normal(size=len(sizes))), sizes)
 
 
@@ -138,7 +138,7 @@ def test_several_sizes_of_a_family_are_fitted_together() -> None:
     sizes = [2**power for power in range(10, 22, 2)]
     cases = cases_of([table("all_gather", np.ones(6), sizes, size) for size in ("8", "4")], Choice(H100, ""))
     predict = Simulated(H100, cases)
-    times_s = np.split(predict(with_numbers(H100.parameters, {"base_ll": 9e-6, "link_hop_ll": 1.5e-6})), 2)
+    times_s = np.split(predict(changed(H100.parameters, {"base_ll": 9e-6, "link_hop_ll": 1.5e-6})), 2)
     both = [table("all_gather", times, sizes, size) for times, size in zip(times_s, ("8", "4"), strict=True)]
     known = {finding.name: finding for finding in calibrated(*both, names=["base_ll", "link_hop_ll"]).findings}
     assert known["link_hop_ll"].identifiable
@@ -168,7 +168,7 @@ def test_predictions_are_those_of_a_simulation_from_scratch() -> None:
     cases = cases_of([made("alltoall", sizes=SIZES[::5]), made("all_gather", sizes=SIZES[::5])], Choice(H100, ""))
     predict, anew = Simulated(H100, cases), simulated_anew(cases)
     for values in ({}, {"ring_rate": 1e9}, {"message_launch": 1e-3}, {"link_channel_rate": 1e9}, {}):
-        parameters = with_numbers(H100.parameters, values)
+        parameters = changed(H100.parameters, values)
         assert predict(parameters) == pytest.approx(anew(parameters), rel=1e-9)
 
 
