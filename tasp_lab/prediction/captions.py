@@ -11,8 +11,9 @@ from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.machines.compute import PARTS, KernelCompute
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
-from tasp_lab.prediction.answer import PASS_NAMES, Answer
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
+from tasp_lab.prediction.passes import PASS_NAMES
 from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,
@@ -265,7 +266,7 @@ def software_of(answer: Answer) -> list[str]:
     """The line about the software of an answer; none of a collective."""
     if not answer.computes:
         return []
-    line = software_line(answer.passes[0].machine, answer.layer, answer.rates)
+    line = software_line(answer.on, answer.layer, answer.rates)
     return [line] if line else []
 
 

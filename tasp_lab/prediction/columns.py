@@ -277,7 +277,7 @@ _ROWS: tuple[Column[Answer], ...] = (
     _as_predicted("time_high_s"),
     Column("setting", "how schedules are compared, which errors of their order depend on: with a model of the "
            "`library`, by `links alone` without one or on PCIe, `exact` on ideal links",
-           lambda a: setting_of(a.passes[0].machine), STUDY),
+           lambda a: setting_of(a.on), STUDY),
     Column("measured", "whether layers with its kernel calls and its host were measured, which errors of their order "
            "depend on, too", lambda a: a.is_measured, STUDY),
     _as_predicted("compute_s"),
@@ -326,7 +326,7 @@ def fields_of(answer: Answer, view: View, explain: bool = False) -> dict[str, ob
 
     With `explain` also the fields that take simulations of their own.
 
-    >>> from tasp_lab.prediction.answer import answer
+    >>> from tasp_lab.prediction.evaluate import answer
     >>> from tasp_lab.prediction.question import Question
     >>> list(fields_of(answer(Question("full-mesh:2", "ring", 64)), "collective"))[:4]
     ['schedule', 'collective', 'topology', 'world_size']

@@ -24,8 +24,9 @@ from tasp_lab.core.units import format_size_about, format_time
 from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT
-from tasp_lab.prediction.answer import Answer, PassAnswer
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.captions import TILES_AND_WAVES
+from tasp_lab.prediction.passes import PassAnswer
 from tasp_lab.schedule.dependencies import shapes_by_rank
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from tasp_lab.core.units import count_of, format_bandwidth, format_flops, format
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
-from tasp_lab.prediction.answer import PassAnswer, answer
 from tasp_lab.prediction.compare import compare
+from tasp_lab.prediction.evaluate import answer
 from tasp_lab.prediction.inputs import (
     ComputeLike,
     Kernel,
@@ -36,6 +36,7 @@ from tasp_lab.prediction.inputs import (
     run_by_stack,
     with_assumptions,
 )
+from tasp_lab.prediction.passes import PassAnswer
 from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,

@@ -18,8 +18,8 @@ from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.planning.plan import ANY, Job, plan, plan_fields
 from tasp_lab.planning.search import describe
-from tasp_lab.prediction.answer import build, refusal
 from tasp_lab.prediction.columns import fields_of
+from tasp_lab.prediction.evaluate import build, refusal
 from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.question import Question, Value, constants_of, key_of
 from tasp_lab.schedule.schedule import Schedule

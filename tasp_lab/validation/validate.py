@@ -24,7 +24,7 @@ from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, brief
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.machine import IDEAL, INSTANT, Compute, ComputeRate, Machine
-from tasp_lab.prediction.answer import Answer, answer_schedule, label, one_after_the_other, together
+from tasp_lab.prediction.answer import Answer, answer_schedule, one_after_the_other, together
 from tasp_lab.prediction.captions import assumptions, compute_of_passes, kernels_text, layer_constants, title_of
 from tasp_lab.prediction.columns import cells_of, fields_of, ratio, rows_table, view_of
 from tasp_lab.prediction.inputs import (
@@ -39,6 +39,7 @@ from tasp_lab.prediction.inputs import (
     with_assumptions,
     with_compute,
 )
+from tasp_lab.prediction.passes import label
 from tasp_lab.prediction.provenance import (
     Provenance,
     machine_inputs,

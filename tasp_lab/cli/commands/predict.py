@@ -40,7 +40,8 @@ from tasp_lab.core.process import usable_cores
 from tasp_lab.core.progress import print_progress
 
 if TYPE_CHECKING:
-    from tasp_lab.prediction.compare import Ranking, Rankings
+    from tasp_lab.core.report import Reports
+    from tasp_lab.prediction.compare import Ranking
 
 
 def predict(
@@ -229,16 +230,16 @@ def compare(
             searched = find(machine, layers[0], progress=shown.line, **question.settings())
             settings["known"] = searched.ranking.candidates
             searched.save(search)
-            world_size = searched.answer.passes[0].machine.topology.world_size
+            world_size = searched.answer.on.topology.world_size
             schedule = [*(schedule or layer_names_on(world_size, layers[0])), str(search)]
-        found: Ranking | Rankings
+        found: Ranking | Reports[Ranking]
         if layer.kind == "all":
             found = comparison.compare_kinds(machine, layers, schedule, **settings)
         else:
             found = comparison.compare(machine, layers[0], schedule, **settings)
             found = found if layer.model is None else replace(found, model=load_model(layer.model))
         found = run_best(found, validate, fabric, scale, repeat, shown.line) if validate else found
-        if not found.is_reporter:
+        if not all(each.is_reporter for each in ([found] if isinstance(found, comparison.Ranking) else found)):
             return
         explained = None
         if isinstance(found, comparison.Ranking):
@@ -309,7 +310,7 @@ def search(
         shown.line(f"schedule: {output}")
     if plot is not None:
         timelines = [each.timeline for each in found.answers]
-        on = found.answer.passes[0].machine
+        on = found.answer.on
         title = caption(work, [each.schedule for each in timelines], on.topology, on.comm_library.name)
         write_timelines(timelines, None, plot, title, [""] * len(timelines))
     if json:
