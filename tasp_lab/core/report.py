@@ -75,10 +75,10 @@ class Reports(Report, tuple[Result, ...]):
     def to_dict(self) -> dict[str, object]:
         return {"parts": [each.to_dict() for each in self]}
 
-    def records(self) -> Sequence[Mapping[str, object]]:
+    def records(self) -> list[Mapping[str, object]]:
         return [row for each in self for row in each.records()]
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> list[Part]:
         return [part for each in self for part in each.parts()]
 
 

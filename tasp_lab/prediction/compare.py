@@ -188,7 +188,9 @@ def compare(
         more={"searched": plain(SEARCHED)} if tune else {},
     )  # fmt: skip
     others = []
-    for change, (other, overrides) in zip(versus, changed, strict=True) if recommendation is not None else ():
+    for change, (other, overrides) in zip(versus, changed, strict=True):
+        if recommendation is None:
+            break
         progress(f"versus {change_name(change)}")
         found = compare(other, given, schedules, engine=engine, tune=tune, screen=screen, prefer=prefer,
                         jobs=jobs, progress=progress, count=count, **(settings | {"overrides": overrides}))  # fmt: skip

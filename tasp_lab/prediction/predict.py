@@ -243,7 +243,10 @@ def explanation_fields(found: Answer) -> dict[str, object]:
             lost = {"contention_s": spent.get(CONTENTION, 0.0)}
             calls.append(fields(event, "step", "rank", "flops", "waited_for") | lost)
     path = time_by_kind(found.timeline, found.on.topology)
-    explained = {"explanation": [{"kind": kind, "seconds": seconds} for kind, seconds in path], "transfers": transfers}
+    explained: dict[str, object] = {
+        "explanation": [{"kind": kind, "seconds": seconds} for kind, seconds in path],
+        "transfers": transfers,
+    }
     return explained | ({"calls": calls} if found.computes else {})
 
 
