@@ -17,6 +17,7 @@ from tasp_lab.core.arguments import arguments_of
 from tasp_lab.core.choices import BackendKind, MatrixDtype
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.units import parse_integer
+from tasp_lab.prediction.settings import MachineSettings
 from tasp_lab.rings.options import RingOptions
 from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
 from tasp_lab.schedules.registry import LINEAR, SchedulesOf, attention_names
@@ -31,6 +32,8 @@ MACHINE = Group("Machine", sort_key=4)
 RINGS = Group("Rings", help="The rings of schedules that use a decomposition, such as multi-ring and tasp.", sort_key=5)
 RUN = Group("Run", sort_key=6)
 OUTPUT = Group("Output", sort_key=7)
+
+# ------------------------------------------------------------------------------------------------- kinds of options
 
 
 def quantity(help: str, group: Group, default: str | None = None) -> Parameter:
@@ -65,16 +68,32 @@ def shown(help: str, group: Group) -> Parameter:
     return Parameter(help=help, group=group, show_default=False)
 
 
+def plot(what: str) -> Parameter:
+    """A picture."""
+    return Parameter(help=f"Plot {what} to this file (.png, .svg or .pdf).", group=OUTPUT)
+
+
 def options_class(
-    name: str, owner: type, group: Group, types: Mapping[str, Any] | None = None, *, if_given: bool = False
+    name: str,
+    owner: type,
+    group: Group,
+    types: Mapping[str, Any] | None = None,
+    *,
+    if_given: bool = False,
+    names: Sequence[str] = (),
+    groups: Mapping[str, Group] | None = None,
 ) -> type:
     """The fields of a dataclass, which have an `Option`, as options of the command line.
 
-    Some may have other `types` here. With `if_given` options that are not given are None, so that a model can set them,
-    and the help states the default of the field.
+    Parameters
+    ----------
+    names : of the fields; by default all.
+    types, groups : of some of them, where they are others here than those of the dataclass and `group`.
+    if_given : whether options that are not given are None, so that a model can set them; then the help has the default
+        of the field.
     """
     made, hints = list[tuple[str, Any, Any]](), get_type_hints(owner)
-    for each in fields(owner):
+    for each in (each for each in fields(owner) if not names or each.name in names):
         argument = arguments_of(owner)[each.name]
         option, is_number = argument.option, Integral in argument.types and not argument.option.is_count
         kind = (types or {}).get(each.name, str if option.is_count else hints[each.name])
@@ -82,8 +101,9 @@ def options_class(
         shown = Parameter(
             name=f"--{option.flag}" if option.flag else None,
             help=option.help + default,
-            group=group,
-            negative=() if each.default is False else None,
+            group=(groups or {}).get(each.name, group),
+            negative=() if each.default in (False, ()) else None,
+            show_default=False if each.default == () else None,
             converter=whole_number if is_number else None,
             allow_leading_hyphen=is_number or option.is_count,  # a sign is part of a number, so errors name it whole
         )
@@ -95,16 +115,7 @@ def options_class(
     return Parameter(name="*", group=group)(found)
 
 
-if TYPE_CHECKING:
-    RingChoice = RingOptions
-else:
-    RingChoice = options_class("RingChoice", RingOptions, RINGS)
-DEFAULT_RINGS = RingChoice()
-
-
-def plot(what: str) -> Parameter:
-    """A picture."""
-    return Parameter(help=f"Plot {what} to this file (.png, .svg or .pdf).", group=OUTPUT)
+# -------------------------------------------------------------------------------------------------------- questions
 
 
 def schedules_help() -> str:
@@ -131,85 +142,31 @@ TopologyText = Annotated[
 ]
 Schedules = Annotated[list[str], option(schedules_help(), WORK, name="--schedule")]
 ShardBytes = Annotated[str | None, quantity(f"Size of a collective, such as 64MiB. {shard_help()}.", WORK)]
-Library = Annotated[
-    str,
-    Parameter(
-        group=MACHINE,
-        help="The communication library: auto (that of the machine), ideal (links alone), "
-        "nccl, rccl or gloo; nccl==2.28 for a version, by default 2.29.2.",
-    ),
-]
-Backend = Annotated[
-    BackendKind,
-    Parameter(
-        group=RUN,
-        help="With --fabric torchrun: nccl (RCCL on AMD) needs a GPU per rank, gloo runs on CPUs; auto: gloo only if "
-        "neither this host nor the machine has GPUs.",
-    ),
-]
-Scale = Annotated[
-    float | None,
-    Parameter(
-        group=RUN, help="Bandwidth of the emulated fabric divided by the machine's. Default: what the cores can carry."
-    ),
-]
-StackName = Annotated[
-    str | None,
-    shown(
-        "Software that runs attention, such as torch, megatron or trl, or a .toml file: its kernel, the host model of "
-        "each schedule, and the schedules that it ships. Default: none, no host times.",
-        LAYER,
-    ),
-]
-Contention = Annotated[
-    Literal["on", "off"] | None,
-    shown(
-        "Whether messages slow concurrent kernel calls by taking multiprocessors. Default: on if the machine has the "
-        "parameters.",
-        LAYER,
-    ),
-]
-Wide = Annotated[bool, option("Show all columns, however wide the table is.", OUTPUT)]
-"""Whether tables may be wider than the terminal."""
 
-Sources = Annotated[bool, option("Print sources in full; else one line of each.", OUTPUT)]
-"""Whether sources are printed in full."""
+_TYPES = {"compute": str | None, "contention": Literal["on", "off"] | None}
+_OF_LAYERS = dict.fromkeys(("compute", "kernel", "stack", "contention"), LAYER)
+LINKS = ("without_links", "links")
+STEP = ("library", "compute", "kernel", "stack", "contention", "overrides")
+FABRIC = ("compute", "kernel", "stack", "overrides", *LINKS)
 
-Csv = Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the rows to this CSV file.")]
-"""A file for the rows of a result."""
-
-Json = Annotated[bool, option("Print one JSON object and nothing else on stdout.", OUTPUT, name="--json")]
-Trace = Annotated[
-    Path | None, Parameter(group=OUTPUT, help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")
-]
-Plot = Annotated[Path | None, plot("the timelines")]
+if TYPE_CHECKING:
+    RingChoice = RingOptions
+    MachineChoice = FabricChoice = StepChoice = LinkChoice = MachineSettings
+else:
+    RingChoice = options_class("RingChoice", RingOptions, RINGS)
+    MachineChoice = options_class("MachineChoice", MachineSettings, MACHINE, _TYPES, groups=_OF_LAYERS)
+    FabricChoice = options_class("FabricChoice", MachineSettings, MACHINE, _TYPES, names=FABRIC, groups=_OF_LAYERS)
+    StepChoice = options_class("StepChoice", MachineSettings, MACHINE, _TYPES, names=STEP, groups=_OF_LAYERS)
+    LinkChoice = options_class("LinkChoice", MachineSettings, MACHINE, names=LINKS)
+DEFAULT_RINGS, NO_CHANGES = RingChoice(), LinkChoice()
 
 
-@Parameter(name="*", group=MACHINE)
-@dataclass(frozen=True)
-class LinkEdits:
-    """Links that fail or are slower than others, on any topology."""
-
-    without_links: Annotated[
-        tuple[str, ...],
-        option("Remove a link: 0-3 both ways, 0>3 one way; repeatable.", MACHINE, name="--without-link"),
-    ] = ()
-    links: Annotated[
-        tuple[str, ...],
-        option("Set the bandwidth of a link, such as 0-3=10GB/s; repeatable.", MACHINE, name="--link"),
-    ] = ()
-
-
-Overrides = Annotated[
-    tuple[str, ...],
-    option(
-        "Override a parameter of the machine or a field of the layer: nic.bandwidth=x2, link.bandwidth=900GB/s, "
-        "port.latency=+1us, link.0-1=x0.5, compute.rate=x0.9, layer.kv_heads=1, of steps also gpu.memory=40GiB; "
-        "repeatable.",
-        MACHINE,
-        name="--set",
-    ),
-]
+def machine_settings(choice: MachineSettings) -> dict[str, Any]:
+    """The settings of a machine as arguments of functions."""
+    found = dict(vars(choice))
+    if "contention" in found:
+        found["contention"] = {None: None, "on": True, "off": False}[found["contention"]]
+    return found
 
 
 @Parameter(name="*", group=RUN)
@@ -266,9 +223,7 @@ class ExpressionNumbers:
         return f"{options} {'apply' if len(self.given) > 1 else 'applies'} to expressions only"
 
 
-DEFAULT_SAMPLES, NO_CHANGES, DEFAULT_NUMBERS = SamplingChoice(), LinkEdits(), ExpressionNumbers()
-ON = {None: None, "on": True, "off": False}
-"""The values of `Contention` for functions."""
+DEFAULT_SAMPLES, DEFAULT_NUMBERS, DEFAULT_STEP = SamplingChoice(), ExpressionNumbers(), StepChoice()
 
 
 @Parameter(name="*")
@@ -283,21 +238,41 @@ class StepMachine:
         str | None,
         shown("Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.", LAYER),
     ] = None
-    compute: Annotated[str | None, shown("Compute rate of attention, such as timed:300TFLOP/s.", LAYER)] = None
-    kernel: Annotated[str | None, shown("Kernel model of attention, such as flash-attention-3.", LAYER)] = None
-    stack: StackName = None
+    machine: StepChoice = DEFAULT_STEP
     numbers: ExpressionNumbers = DEFAULT_NUMBERS
-    overrides: Overrides = ()
-    library: Library = "auto"
-    contention: Contention = None
 
     def settings(self, topology: str) -> dict[str, Any]:
         """The arguments of `predict_step` and `plan`, by keyword; `plan` changes a machine that is given by name."""
-        given = {name: value for name, value in vars(self).items() if name != "numbers"}
-        given |= {"machine": topology, "contention": ON[self.contention]}
+        given = {"matrix_dtype": self.matrix_dtype, "matrix_rate": self.matrix_rate, "machine": topology}
+        given |= machine_settings(self.machine)
         if self.numbers == DEFAULT_NUMBERS:
             return given
-        return given | {"machine": self.numbers.load(topology, self.library), "library": "auto"}
+        return given | {"machine": self.numbers.load(topology, self.machine.library), "library": "auto"}
 
 
 DEFAULT_STEP_MACHINE = StepMachine()
+
+# ------------------------------------------------------------------------------------------------- runs and outputs
+
+Backend = Annotated[
+    BackendKind,
+    Parameter(
+        group=RUN,
+        help="With --fabric torchrun: nccl (RCCL on AMD) needs a GPU per rank, gloo runs on CPUs; auto: gloo only if "
+        "neither this host nor the machine has GPUs.",
+    ),
+]
+Scale = Annotated[
+    float | None,
+    Parameter(
+        group=RUN, help="Bandwidth of the emulated fabric divided by the machine's. Default: what the cores can carry."
+    ),
+]
+Wide = Annotated[bool, option("Show all columns, however wide the table is.", OUTPUT)]
+Sources = Annotated[bool, option("Print sources in full; else one line of each.", OUTPUT)]
+Csv = Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the rows to this CSV file.")]
+Json = Annotated[bool, option("Print one JSON object and nothing else on stdout.", OUTPUT, name="--json")]
+Trace = Annotated[
+    Path | None, Parameter(group=OUTPUT, help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")
+]
+Plot = Annotated[Path | None, plot("the timelines")]

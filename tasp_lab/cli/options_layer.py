@@ -13,18 +13,14 @@ from tasp_lab.cli.options import (
     DEFAULT_RINGS,
     DEFAULT_SAMPLES,
     LAYER,
-    NO_CHANGES,
-    ON,
     PASSES,
     WORK,
-    Contention,
     ExpressionNumbers,
-    Library,
-    LinkEdits,
-    Overrides,
+    FabricChoice,
+    MachineChoice,
     RingChoice,
     SamplingChoice,
-    StackName,
+    machine_settings,
     options_class,
 )
 from tasp_lab.core.choices import Dtype, KindChoice
@@ -39,6 +35,8 @@ MAX_DOCUMENTS = 100_000
 
 
 if TYPE_CHECKING:
+    from tasp_lab.machines.machine import Machine
+
     LayerFields = Workload
     LayoutFields = Layout
     OptionChoice = AttentionOptions
@@ -65,35 +63,15 @@ class LayerChoice:
         ),
     ] = None
     choice: OptionChoice = DEFAULT_CHOICE
-    compute: Annotated[
-        str | None,
-        Parameter(
-            group=LAYER,
-            help="timed:300TFLOP/s: kernel calls take as long as at this rate; real: run the kernels (validate only). "
-            "Default: the rates of the machine, or one marked as assumed; in validate on other fabrics than emulated: "
-            "real.",
-            show_default=False,
-        ),
-    ] = None
-    kernel: Annotated[
-        str | None,
-        Parameter(
-            group=LAYER,
-            help="Kernel model, such as flash-attention-3; tasp-lab profile show lists those of a machine. Default: "
-            "that of the stack, or else of PyTorch.",
-            show_default=False,
-        ),
-    ] = None
-    stack: StackName = None
 
-    def work(self, shard_bytes: str | None) -> Work:
-        """The work: a layer of `seq` positions, or a collective."""
+    def work(self, shard_bytes: str | None, *, is_plain: bool = True) -> Work:
+        """The work: a layer of `seq` positions, or a collective; `is_plain` unless others of its options are given."""
         if self._is_layer == (shard_bytes is not None):
             got = "both" if self._is_layer else "neither"
             raise QuantityError(f"expected --seq (an attention layer) or --shard-bytes (a collective), got {got}")
         if shard_bytes is None:
             return self.workload()
-        if self != DEFAULT_LAYER:
+        if self != DEFAULT_LAYER or not is_plain:
             raise QuantityError("options of attention layers apply with --seq only, not with --shard-bytes")
         return parse_size_bytes(shard_bytes)
 
@@ -198,30 +176,27 @@ def parse_documents(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-DEFAULT_LAYER = LayerChoice()
+DEFAULT_LAYER, AS_RUN, AS_IS = LayerChoice(), FabricChoice(), MachineChoice()
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class QuestionChoice:
-    """What `predict`, `compare` and `validate` have in common: the work, the machine and its changes, and rings."""
+    """What `predict`, `compare` and `validate` have in common: the work, the machine with its settings, and rings."""
 
     layer: LayerChoice = DEFAULT_LAYER
     numbers: ExpressionNumbers = DEFAULT_NUMBERS
-    changes: LinkEdits = NO_CHANGES
-    overrides: Overrides = ()
+    machine: FabricChoice = AS_RUN
     rings: RingChoice = DEFAULT_RINGS
+
+    def work(self, shard_bytes: str | None) -> Work:
+        """The work: a layer, or a collective, to which the settings of layers do not apply."""
+        machine = self.machine
+        return self.layer.work(shard_bytes, is_plain=(machine.compute, machine.kernel, machine.stack) == (None,) * 3)
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the functions of these names, by keyword."""
-        return {
-            **vars(self.changes),
-            "overrides": self.overrides,
-            **vars(self.rings),
-            "options": self.layer.options(),
-            "compute": self.layer.compute,
-            "kernel": self.layer.kernel,
-        }
+        return {**machine_settings(self.machine), **vars(self.rings), "options": self.layer.options()}
 
 
 @Parameter(name="*")
@@ -229,12 +204,15 @@ class QuestionChoice:
 class PredictionChoice(QuestionChoice):
     """What `predict` and `compare` have in common."""
 
-    library: Library = "auto"
-    contention: Contention = None
+    machine: MachineChoice = AS_IS
     sampling: SamplingChoice = DEFAULT_SAMPLES
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"contention": ON[self.contention], "stack": self.layer.stack} | self.sampling.given
+        return super().settings() | self.sampling.given
+
+    def load(self, topology: str) -> Machine:
+        """The machine with its library."""
+        return self.numbers.load(topology, self.machine.library)
 
 
 DEFAULT_QUESTION, DEFAULT_PREDICTION = QuestionChoice(), PredictionChoice()

@@ -25,6 +25,7 @@ from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
 from tasp_lab.planning.search import Rankings, Search, Setting, describe, promise, simulated
 from tasp_lab.prediction.inputs import ComputeLike, MachineLike, chosen_machine, parse_compute
+from tasp_lab.prediction.settings import MachineSettings
 from tasp_lab.prediction.step_results import LOGIT_CHUNKS, StepPrediction
 from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.rates import of_machine, step_rates, with_memory
@@ -44,7 +45,7 @@ MOST_SIMULATED = 128
 class Asked:
     """What a plan is asked beside the machine, see `tasp_lab.planning.plan.plan`.
 
-    `of_machine` are further arguments of `tasp_lab.prediction.inputs.chosen_machine`.
+    `settings` are those of the machine; `gpu.memory` among its overrides is one of the rates.
     """
 
     model: Model
@@ -56,16 +57,15 @@ class Asked:
     offload: bool
     matrix_dtype: MatrixDtype
     matrix_rate: ComputeLike | None
-    overrides: Sequence[str]
-    of_machine: dict[str, Any]
+    settings: MachineSettings
 
     def on(self, machine: MachineLike) -> Setting:
         """The machine with its overrides, and its rates."""
-        found = chosen_machine(machine, overrides=of_machine(self.overrides), **self.of_machine)
+        overrides = self.settings.overrides
+        found = chosen_machine(machine, replace(self.settings, overrides=of_machine(overrides)))
         rate = parse_compute(self.matrix_rate)
         rates = step_rates(found, self.matrix_dtype, rate if isinstance(rate, float) else None)
-        rates = with_memory(rates, self.overrides)
-        return Setting(found, rates, self.schedules, self.matrix_dtype, self.matrix_rate)
+        return Setting(found, with_memory(rates, overrides), self.schedules, self.matrix_dtype, self.matrix_rate)
 
     def layouts(self, machine: Machine) -> list[StepPlan]:
         """All layouts on a machine, run by the software of its stack."""

@@ -36,19 +36,10 @@ from tasp_lab.planning.changes import changes as changes_of
 from tasp_lab.planning.flags import Flags, flags_of
 from tasp_lab.planning.search import Candidate, Found, Search, Setting, describe
 from tasp_lab.prediction.columns import Column
-from tasp_lab.prediction.inputs import (
-    ComputeLike,
-    Kernel,
-    Library,
-    MachineLike,
-    Overrides,
-    SequenceLike,
-    StackName,
-    as_names,
-    check_call,
-)
+from tasp_lab.prediction.inputs import ComputeLike, MachineLike, SequenceLike, as_names, check_call
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import Rival, is_measured, paired_errors, setting_of
+from tasp_lab.prediction.predict_step import STEP_SETTINGS, machine_settings
 from tasp_lab.prediction.rank import TIE, Odds
 from tasp_lab.prediction.step_results import LESS_CHECKED, StepPrediction
 from tasp_lab.schedules.registry import check_names
@@ -98,18 +89,13 @@ def plan(
     offload: bool = False,
     matrix_dtype: MatrixDtype = "bf16",
     matrix_rate: ComputeLike | None = None,
-    library: Library = "auto",
-    compute: ComputeLike | None = None,
-    kernel: Kernel = None,
-    stack: StackName = None,
-    contention: bool | None = None,
-    overrides: Overrides = (),
     simulations: int | None = SIMULATIONS,
     every: bool = False,
     changes: bool = True,
     workers: int = 1,
     progress: ProgressCallback = no_progress,
     count: CountCallback | None = None,
+    **settings: Any,
 ) -> Plan:
     """Find the fastest layout of a training step that fits.
 
@@ -121,7 +107,7 @@ def plan(
     schedules : of attention, to choose from; by default those that the stack, or Megatron-Core or PyTorch ships.
     checkpointing : what is computed again; by default all choices are searched, ``offload`` where nothing else fits.
     logit_chunks, offload : see `tasp_lab.prediction.training_step.layout.Layout`.
-    matrix_dtype, matrix_rate, library, compute, kernel, stack, contention, overrides : see `predict_step`.
+    matrix_dtype, matrix_rate, settings : see `predict_step`.
     simulations : the most layouts that are simulated; None for all that bounds do not exclude.
     every : whether layouts that bounds exclude are simulated, too.
     changes : whether to search again with more memory, faster NICs, another kernel and one node more.
@@ -138,15 +124,14 @@ def plan(
     if not isinstance(model, Model | str):
         raise ModelError(of_type("model", model, "a model or the name of one"))
     names = None if schedules is None else as_names(schedules)
-    check_call(plan, locals())
+    check_call(plan, locals(), STEP_SETTINGS)
     sequence, batch_tokens = count_of(sequence, "sequence"), count_of(batch_tokens, "batch tokens")
     _check_numbers(sequence, batch_tokens, simulations, workers, checkpointing)
     model = load_model(model) if isinstance(model, str) else model
     if names is not None:
         check_names(list(names), model.layer(sequence))
-    of_machine = {"library": library, "compute": compute, "kernel": kernel, "contention": contention, "stack": stack}
     asked = Asked(model, sequence, batch_tokens, names, checkpointing, logit_chunks, offload, matrix_dtype, matrix_rate,
-                  overrides, of_machine)  # fmt: skip
+                  machine_settings(settings))  # fmt: skip
     machine_name = machine if isinstance(machine, str) else ""
     setting = asked.on(machine)
     plans = asked.layouts(setting.machine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tasp_lab.core.arguments import arguments_of
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.choices import MatrixDtype, Pass
 from tasp_lab.core.errors import ModelError, OverrideError, QuantityError, ScheduleError, of_type
@@ -23,12 +24,8 @@ from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.evaluate import answer
 from tasp_lab.prediction.inputs import (
     ComputeLike,
-    Kernel,
-    Library,
     MachineLike,
-    Overrides,
     SequenceLike,
-    StackName,
     as_names,
     check_call,
     chosen_machine,
@@ -48,6 +45,7 @@ from tasp_lab.prediction.provenance import (
 from tasp_lab.prediction.question import Question
 from tasp_lab.prediction.rank import TIE
 from tasp_lab.prediction.recommend import Recommendation
+from tasp_lab.prediction.settings import MachineSettings
 from tasp_lab.prediction.step_results import RankedStep, StepPrediction, StepTimes, plan_inputs
 from tasp_lab.prediction.training_step.costs import (
     BACKWARD,
@@ -119,6 +117,15 @@ LEADERS = 3
 """Schedules whose whole steps are ranked: the recommended one, and those with the fastest layer."""
 
 
+STEP_SETTINGS = {name: each for name, each in arguments_of(MachineSettings).items() if "links" not in name}
+"""What `predict_step` and `plan` take by keyword."""
+
+
+def machine_settings(given: Mapping[str, Any]) -> MachineSettings:
+    """The settings of a machine that are given as `STEP_SETTINGS`."""
+    return MachineSettings(**{**given, "overrides": tuple(given.get("overrides", ()))})
+
+
 def predict_step(
     machine: MachineLike,
     model: Model | str,
@@ -133,14 +140,9 @@ def predict_step(
     rates: StepRates | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
     fused: bool | None = None,
-    library: Library = "auto",
-    compute: ComputeLike | None = None,
-    kernel: Kernel = None,
-    stack: StackName = None,
-    contention: bool | None = None,
-    overrides: Overrides = (),
     layers: int = MOST_LAYERS,
     progress: ProgressCallback = no_progress,
+    **settings: Any,
 ) -> StepPrediction:
     """Predict a whole step of a model: all layers, forward and backward, with their messages.
 
@@ -164,11 +166,10 @@ def predict_step(
     options : of the schedule, besides the passes.
     fused : whether element-wise work is fused, by a compiler or by kernels of a library, or eager. By default as with
         the stack, and without one fused.
-    library, compute, kernel, stack, contention : see `tasp_lab.prediction.predict.predict`.
-    overrides : of the machine, such as ``"nic.bandwidth=x2"``, see `tasp_lab.machines.overrides`, and of the memory of
-        a GPU, ``"gpu.memory=40GiB"``; the layer is the model's.
     layers : the most layers of a run of equal ones that are simulated; the others take as long as the last of them.
     progress : called with what is simulated.
+    settings : of the machine, see `tasp_lab.prediction.settings.MachineSettings`, without those of links. Overrides may
+        also be of the memory of a GPU, ``"gpu.memory=40GiB"``; the layer is the model's.
 
     Raises `TaspLabError` for unknown names, for a layout that does not divide ranks or model, and for what a schedule
     refuses.
@@ -182,14 +183,17 @@ def predict_step(
     if not isinstance(layout, Layout):
         raise ScheduleError(of_type("layout", layout, "a Layout, such as Layout(tp=2)"))
     (schedule,) = [""] if schedule is None else as_names(schedule)
-    check_call(predict_step, locals())
+    check_call(predict_step, locals(), STEP_SETTINGS)
     sequence = count_of(sequence, "sequence")
     model = load_model(model) if isinstance(model, str) else model
     if schedule:
         check_names([schedule], model.layer(sequence, batch))
-    _check_overrides(overrides)
-    changed = of_machine(overrides)
-    machine = chosen_machine(machine, library, compute, kernel, changed, contention=contention, stack=stack)
+    of_question = machine_settings(settings)
+    overrides, compute = of_question.overrides, of_question.compute
+    for each in overrides:
+        if each.strip().startswith("layer."):
+            raise OverrideError(f"override {each}: the layer of a step is that of its model, expected a model file")
+    machine = chosen_machine(machine, replace(of_question, overrides=of_machine(overrides)))
     layout = layout.on(machine.topology.world_size)
     software = load_stack(machine.stack or DEFAULT_STACK).step
     software = software if fused is None else msgspec.structs.replace(software, fused=fused)
@@ -559,13 +563,6 @@ def _rate(given: ComputeLike | None) -> float | None:
     if rate == "real":
         raise QuantityError("matrix rate 'real': a prediction has no kernels, expected a rate like timed:600TFLOP/s")
     return rate
-
-
-def _check_overrides(overrides: Sequence[str]) -> None:
-    """Raise `OverrideError` for overrides of the layer."""
-    for each in overrides:
-        if each.strip().startswith("layer."):
-            raise OverrideError(f"override {each}: the layer of a step is that of its model, expected a model file")
 
 
 def _provenance(machine: Machine, plan: StepPlan, rates: StepRates, overrides: Sequence[str]) -> Provenance:

@@ -281,8 +281,8 @@ def validate(
     check_names(names, work)
     rate = parse_compute(question.compute)
     check_work(work, rate, fabric, kernel, question.overrides)
-    machine = chosen_machine(wires(machine), "auto", None if kernel is None else question.compute, kernel,
-                             question.overrides, question.without_links, question.links, assumes=False)  # fmt: skip
+    asked = replace(question, compute=None if kernel is None else question.compute)
+    machine = chosen_machine(wires(machine), asked, assumes=False)
     sought = are_sought(question.rings, names)
     given = question.rings if isinstance(question.rings, tuple) else ()
     if len(given) > 1:

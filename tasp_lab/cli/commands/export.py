@@ -18,7 +18,7 @@ from tasp_lab.cli.options import (
     WORK,
     ExpressionNumbers,
     Json,
-    LinkEdits,
+    LinkChoice,
     RingChoice,
     ShardBytes,
     TopologyText,
@@ -49,7 +49,7 @@ def export(
     shard_bytes: ShardBytes = None,
     layer: LayerChoice = DEFAULT_LAYER,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkEdits = NO_CHANGES,
+    changes: LinkChoice = NO_CHANGES,
     rings: RingChoice = DEFAULT_RINGS,
     output: Annotated[
         Path | None, Parameter(group=OUTPUT, help="The file. Default: standard output, of chakra none.")

@@ -68,17 +68,17 @@ def validate(
     from tasp_lab.prediction.inputs import as_topology
     from tasp_lab.validation import validate as comparison
 
-    layer, changes = question.layer, question.changes
+    settings = question.settings()
     machine = question.numbers.load(topology, "ideal")  # the fabric has a library of its own
-    work = layer.work(shard_bytes)
-    if layer.stack is not None:
-        raise ProfileError(f"stack {layer.stack!r}: ranks run on their own, expected none; see predict and compare")
+    work = question.work(shard_bytes)
+    if (stack := settings.pop("stack")) is not None:
+        raise ProfileError(f"stack {stack!r}: ranks run on their own, expected none; see predict and compare")
     check_outputs(trace=trace, plot=plot, topology=topology)
     found = comparison.validate(
         machine,
         schedule,
         work,
-        **question.settings(),
+        **settings,
         fabric=fabric,
         scale=scale,
         repeats=repeat,
@@ -90,7 +90,7 @@ def validate(
         return
     shown = [run for run in found.runs if run.prediction.is_all]
     timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
-    title = caption(work, schedule, as_topology(machine, changes.without_links, changes.links))
+    title = caption(work, schedule, as_topology(machine, settings["without_links"], settings["links"]))
     write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
     tell(found, json, wide=wide)
 

@@ -78,7 +78,7 @@ def predict(
 
     check_outputs(trace=trace, plot=plot, topology=topology)
     with limited_memory():
-        machine, work = question.numbers.load(topology, question.library), question.layer.work(shard_bytes)
+        machine, work = question.load(topology), question.work(shard_bytes)
         found = prediction.predict(
             machine,
             schedule,
@@ -193,15 +193,15 @@ def compare(
                        "search": search is not None, "explain": explain is not None}  # fmt: skip
             for name in (name for name, given in layered.items() if given):
                 raise QuantityError(f"{name}: applies to layers, not to a collective of --shard-bytes {shard_bytes}")
-            size = layer.work(shard_bytes)
+            size = question.work(shard_bytes)
             assert isinstance(size, int), "a collective"
-            machine = question.numbers.load(topology, question.library)
+            machine = question.load(topology)
             ranked = compare_collectives(machine, size, schedule, progress=shown.line, **question.settings())
             if csv is not None:
                 write_rows(ranked.records(), csv)
             tell(ranked, json, wide=wide)
             return
-        machine, layers = question.numbers.load(topology, question.library), layer.workloads()
+        machine, layers = question.load(topology), layer.workloads()
         if explain is not None:
             if layer.kind == "all":
                 raise ScheduleError("explain: kind all has several rankings, expected softmax, linear or hybrid")
@@ -211,16 +211,14 @@ def compare(
         # what runs ranks may have started threads, which copies of this process would lack
         jobs = 1 if validate else min(2, usable_cores())
         settings |= {"jobs": jobs, "progress": shown.line, "count": shown.count}
-        settings["versus"] = [
-            each if "=" in each else question.numbers.load(each, question.library) for each in versus or ()
-        ]
+        settings["versus"] = [each if "=" in each else question.load(each) for each in versus or ()]
         if validate:
             from tasp_lab.machines.overrides import overridden_layer
             from tasp_lab.validation.fabric_runs import check_best, run_best
 
             for each in layers:
-                work = overridden_layer(each, question.overrides)
-                check_best(work, layer.compute, validate, fabric, scale, repeat)
+                work = overridden_layer(each, question.machine.overrides)
+                check_best(work, question.machine.compute, validate, fabric, scale, repeat)
         if search is not None:
             from tasp_lab.schedules.registry import layer_names_on
             from tasp_lab.synthesis.search import search as find
@@ -301,7 +299,7 @@ def search(
         check_schedule_file("output", output)
     check_outputs(trace=None, plot=plot, topology=topology)
     with limited_memory(), Progress(lines_only=True) as shown:
-        machine, work = question.numbers.load(topology, question.library), question.layer.workload()
+        machine, work = question.load(topology), question.layer.workload()
         found = find(machine, work, effort=effort, workers=jobs, progress=shown.line, events=plot is not None,
                      name=NAME if output is None else str(output), **question.settings())  # fmt: skip
         document = found.to_dict() if json else {}
