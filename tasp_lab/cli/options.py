@@ -151,7 +151,10 @@ FABRIC = ("compute", "kernel", "stack", "overrides", *LINKS)
 
 if TYPE_CHECKING:
     RingChoice = RingOptions
-    MachineChoice = FabricChoice = StepChoice = LinkChoice = MachineSettings
+    MachineChoice = MachineSettings
+    FabricChoice = MachineSettings
+    StepChoice = MachineSettings
+    LinkChoice = MachineSettings
 else:
     RingChoice = options_class("RingChoice", RingOptions, RINGS)
     MachineChoice = options_class("MachineChoice", MachineSettings, MACHINE, _TYPES, groups=_OF_LAYERS)

@@ -27,12 +27,13 @@ from tasp_lab.machines.stack import load_stack
 from tasp_lab.planning.candidates import Speeds, bounds_of
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import ComputeLike
-from tasp_lab.prediction.predict_step import context_machine, predict_step
+from tasp_lab.prediction.predict_step import predict_step
 from tasp_lab.prediction.rank import TIE, Bar, Outcome, rank
 from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.prediction.training_step.layout import StepPlan
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
 from tasp_lab.prediction.training_step.rates import StepRates
+from tasp_lab.prediction.training_step.simulation import context_machine
 from tasp_lab.schedules.registry import layer_names_on
 from tasp_lab.workload.layer import Workload
 

@@ -215,8 +215,7 @@ class StepPrediction(Report):
         return [flat(self.to_dict()) | {f"memory_{name}": size for name, size in self.memory._asdict().items()}]
 
     def parts(self) -> list[Part]:
-        trained = ("forward", "backward") if self.plan.trains else ("forward",)
-        software = software_line(self.machine, self.plan.layer, trained)
+        software = software_line(self.machine, self.plan.layer, self.plan.trained)
         steps = [
             (each.schedule, format_time(each.time_s),
              format_size_about(each.memory_bytes) + (", does not fit" if each.fits is False else ""))

@@ -20,6 +20,7 @@ from tasp_lab.prediction.layout import DEFAULT_LAYOUT as DEFAULT_LAYOUT
 from tasp_lab.prediction.layout import KINDS as KINDS
 from tasp_lab.prediction.layout import Layout as Layout
 from tasp_lab.prediction.training_step.costs import EAGER, FUSED, ElementWise, LayerKind, kinds_of
+from tasp_lab.schedule.calls import Passing
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
@@ -103,6 +104,11 @@ class StepPlan:
     def trains(self) -> bool:
         """Whether there is a backward pass."""
         return self.options.passes == "both"
+
+    @property
+    def trained(self) -> tuple[Passing, ...]:
+        """The passes of a step."""
+        return ("forward", "backward") if self.trains else ("forward",)
 
     @property
     def layer(self) -> Workload:
