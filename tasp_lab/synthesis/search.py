@@ -40,7 +40,7 @@ from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import Sampling
 from tasp_lab.prediction.answer import Answer
-from tasp_lab.prediction.captions import describe_layer, provenance_of, title_of
+from tasp_lab.prediction.captions import layer_text, provenance_of, title_of
 from tasp_lab.prediction.columns import fields_of, table_of
 from tasp_lab.prediction.compare import Ranking, compare, is_too_large
 from tasp_lab.prediction.evaluate import answer
@@ -317,7 +317,7 @@ class _Search:
                            on=self.on)  # fmt: skip
         question = {
             "machine": self.machine.topology.name,
-            "layer": describe_layer(self.work),
+            "layer": layer_text(self.work, self.options.passes),
             "pass": self.options.passes,
             "models": str(MODEL_VERSION),
         }

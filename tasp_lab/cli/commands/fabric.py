@@ -64,8 +64,7 @@ def validate(
 
     Example: tasp-lab validate full-mesh:8 --schedule ring-attention --schedule tasp --seq 8192 --compute timed:2e9
     """
-    from tasp_lab.prediction.captions import caption
-    from tasp_lab.prediction.inputs import as_topology
+    from tasp_lab.prediction.captions import title_of
     from tasp_lab.validation import validate as comparison
 
     settings = question.settings()
@@ -90,7 +89,7 @@ def validate(
         return
     shown = [run for run in found.runs if run.prediction.is_all]
     timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
-    title = caption(work, schedule, as_topology(machine, settings["without_links"], settings["links"]))
+    title = title_of(shown[0].prediction, shown[0].prediction.topology)
     write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
     tell(found, json, wide=wide)
 

@@ -90,11 +90,11 @@ def predict(
             **question.settings(),
         )
     if trace is not None or plot is not None:
-        from tasp_lab.prediction.captions import caption
+        from tasp_lab.prediction.captions import software, title_of
 
         shown = [each for each in found if each.is_all]
         intervals = ["" if each.interval is None else each.interval.text for each in shown]
-        title = caption(work, schedule, found.machine.topology, found.library)
+        title = title_of(found[0], f"{found.machine.topology.name}{software(found.machine)}")
         write_timelines([each.timeline for each in shown], trace, plot, title, intervals)
     tell(found, json, wide=wide)
 
@@ -291,7 +291,7 @@ def search(
 
     Example: tasp-lab predict h100-2x8 --schedule found.json --seq 64Ki --kv-heads 8 --mask causal --pass both
     """
-    from tasp_lab.prediction.captions import caption
+    from tasp_lab.prediction.captions import software, title_of
     from tasp_lab.synthesis.search import NAME
     from tasp_lab.synthesis.search import search as find
 
@@ -308,8 +308,7 @@ def search(
         shown.line(f"schedule: {output}")
     if plot is not None:
         timelines = [each.timeline for each in found.answers]
-        on = found.answer.on
-        title = caption(work, [each.schedule for each in timelines], on.topology, on.comm_library.name)
+        title = title_of(found.answer, f"{found.answer.topology}{software(found.answer.on)}")
         write_timelines(timelines, None, plot, title, [""] * len(timelines))
     if json:
         print_json(document)
