@@ -34,15 +34,37 @@ RUN = Group("Run", sort_key=6)
 OUTPUT = Group("Output", sort_key=7)
 
 # ------------------------------------------------------------------------------------------------- kinds of options
+#
+# The help of an option of one command stands in the docstring of the command, that of shared ones beside them.
 
 
-def quantity(help: str, group: Group, default: str | None = None) -> Parameter:
+def of(group: Group, help: str = "", **others: Any) -> Parameter:
+    """An option of a group."""
+    return Parameter(group=group, **{"help": help} if help else {}, **others)
+
+
+def shown(group: Group, help: str = "") -> Parameter:
+    """An option whose help states its default in words."""
+    return of(group, help, show_default=False)
+
+
+def flag(group: Group, help: str = "", **others: Any) -> Parameter:
+    """An option without a negative form, and without a default in its help."""
+    return of(group, help, negative=(), show_default=False, **others)
+
+
+def quantity(group: Group, help: str = "", default: str | None = None) -> Parameter:
     """A number with a unit. A leading minus sign is part of it, so that the error names the number.
 
     `default` is shown for options whose own default is None, so that a useless one can be refused.
     """
     show = None if default is None else (lambda _: default)
-    return Parameter(help=help, group=group, allow_leading_hyphen=True, show_default=show)
+    return of(group, help, allow_leading_hyphen=True, show_default=show)
+
+
+def whole(group: Group, help: str = "") -> Parameter:
+    """A whole number."""
+    return of(group, help, converter=whole_number, allow_leading_hyphen=True)
 
 
 def whole_number(_: object, tokens: Sequence[Token]) -> int:
@@ -51,21 +73,6 @@ def whole_number(_: object, tokens: Sequence[Token]) -> int:
         return parse_integer(tokens[0].value)
     except QuantityError as error:
         raise ValueError(str(error)) from error
-
-
-def whole(help: str, group: Group) -> Parameter:
-    """A whole number."""
-    return Parameter(converter=whole_number, help=help, group=group, allow_leading_hyphen=True)
-
-
-def option(help: str, group: Group, **others: Any) -> Parameter:
-    """An option without a negative form, and whose default help does not show."""
-    return Parameter(help=help, group=group, negative=(), show_default=False, **others)
-
-
-def shown(help: str, group: Group) -> Parameter:
-    """An option whose help does not show its default."""
-    return Parameter(help=help, group=group, show_default=False)
 
 
 def plot(what: str) -> Parameter:
@@ -134,14 +141,11 @@ def schedules_help() -> str:
 
 TopologyText = Annotated[
     str,
-    Parameter(
-        group=WORK,
-        help="A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, torus:4x4, "
-        "hypercube:3, nodes:2x8, nodes:2x8:rails, ...",
-    ),
-]
-Schedules = Annotated[list[str], option(schedules_help(), WORK, name="--schedule")]
-ShardBytes = Annotated[str | None, quantity(f"Size of a collective, such as 64MiB. {shard_help()}.", WORK)]
+    of(WORK, "A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, torus:4x4, "
+       "hypercube:3, nodes:2x8, nodes:2x8:rails, ..."),
+]  # fmt: skip
+Schedules = Annotated[list[str], flag(WORK, schedules_help(), name="--schedule")]
+ShardBytes = Annotated[str | None, quantity(WORK, f"Size of a collective, such as 64MiB. {shard_help()}.")]
 
 _TYPES = {"compute": str | None, "contention": Literal["on", "off"] | None}
 _OF_LAYERS = dict.fromkeys(("compute", "kernel", "stack", "contention"), LAYER)
@@ -175,15 +179,15 @@ def machine_settings(choice: MachineSettings) -> dict[str, Any]:
 @Parameter(name="*", group=RUN)
 @dataclass(frozen=True)
 class SamplingChoice:
-    """What intervals are made of."""
+    """What intervals are made of.
 
-    samples: Annotated[
-        int | None,
-        whole(
-            "Samples of the parameters for intervals; 0 for no intervals. Default: 32; accuracy 8, compare none.", RUN
-        ),
-    ] = None
-    seed: Annotated[int, whole("Seed of the samples; equal seeds give equal intervals.", RUN)] = 0
+    Args:
+        samples: Samples of the parameters for intervals; 0 for no intervals. Default: 32; accuracy 8, compare none.
+        seed: Seed of the samples; equal seeds give equal intervals.
+    """
+
+    samples: Annotated[int | None, whole(RUN)] = None
+    seed: Annotated[int, whole(RUN)] = 0
 
     @property
     def given(self) -> dict[str, int]:
@@ -194,14 +198,19 @@ class SamplingChoice:
 @Parameter(name="*", group=MACHINE)
 @dataclass(frozen=True)
 class ExpressionNumbers:
-    """The numbers of topology expressions; catalogue machines and files have their own."""
+    """The numbers of topology expressions; catalogue machines and files have their own.
 
-    link_bandwidth: Annotated[
-        str | None, quantity("Bandwidth of the links or switch ports of an expression.", MACHINE, "50GB/s")
-    ] = None
-    link_latency: Annotated[str | None, quantity("Latency from rank to rank over links.", MACHINE, "1us")] = None
-    nic_bandwidth: Annotated[str | None, quantity("Bandwidth of the NICs of an expression.", MACHINE, "50GB/s")] = None
-    nic_latency: Annotated[str | None, quantity("Latency from rank to rank over NICs.", MACHINE, "5us")] = None
+    Args:
+        link_bandwidth: Bandwidth of the links or switch ports of an expression.
+        link_latency: Latency from rank to rank over links.
+        nic_bandwidth: Bandwidth of the NICs of an expression.
+        nic_latency: Latency from rank to rank over NICs.
+    """
+
+    link_bandwidth: Annotated[str | None, quantity(MACHINE, default="50GB/s")] = None
+    link_latency: Annotated[str | None, quantity(MACHINE, default="1us")] = None
+    nic_bandwidth: Annotated[str | None, quantity(MACHINE, default="50GB/s")] = None
+    nic_latency: Annotated[str | None, quantity(MACHINE, default="5us")] = None
 
     @property
     def given(self) -> dict[str, str]:
@@ -232,15 +241,15 @@ DEFAULT_SAMPLES, DEFAULT_NUMBERS, DEFAULT_STEP = SamplingChoice(), ExpressionNum
 @Parameter(name="*")
 @dataclass(frozen=True)
 class StepMachine:
-    """The machine of a whole step, and how fast it computes."""
+    """The machine of a whole step, and how fast it computes.
 
-    matrix_dtype: Annotated[
-        MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
-    ] = "bf16"
-    matrix_rate: Annotated[
-        str | None,
-        shown("Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.", LAYER),
-    ] = None
+    Args:
+        matrix_dtype: Dtype of matrix products; attention is in bf16.
+        matrix_rate: Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.
+    """
+
+    matrix_dtype: Annotated[MatrixDtype, of(LAYER)] = "bf16"
+    matrix_rate: Annotated[str | None, shown(LAYER)] = None
     machine: StepChoice = DEFAULT_STEP
     numbers: ExpressionNumbers = DEFAULT_NUMBERS
 
@@ -249,7 +258,7 @@ class StepMachine:
         given = {"matrix_dtype": self.matrix_dtype, "matrix_rate": self.matrix_rate, "machine": topology}
         given |= machine_settings(self.machine)
         if self.numbers == DEFAULT_NUMBERS:
-            return given
+            return given  # by name, so that a plan can ask for more nodes
         return given | {"machine": self.numbers.load(topology, self.machine.library), "library": "auto"}
 
 
@@ -259,23 +268,16 @@ DEFAULT_STEP_MACHINE = StepMachine()
 
 Backend = Annotated[
     BackendKind,
-    Parameter(
-        group=RUN,
-        help="With --fabric torchrun: nccl (RCCL on AMD) needs a GPU per rank, gloo runs on CPUs; auto: gloo only if "
-        "neither this host nor the machine has GPUs.",
-    ),
-]
+    of(RUN, "With --fabric torchrun: nccl (RCCL on AMD) needs a GPU per rank, gloo runs on CPUs; auto: gloo only if "
+       "neither this host nor the machine has GPUs."),
+]  # fmt: skip
 Scale = Annotated[
     float | None,
-    Parameter(
-        group=RUN, help="Bandwidth of the emulated fabric divided by the machine's. Default: what the cores can carry."
-    ),
+    of(RUN, "Bandwidth of the emulated fabric divided by the machine's. Default: what the cores can carry."),
 ]
-Wide = Annotated[bool, option("Show all columns, however wide the table is.", OUTPUT)]
-Sources = Annotated[bool, option("Print sources in full; else one line of each.", OUTPUT)]
-Csv = Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the rows to this CSV file.")]
-Json = Annotated[bool, option("Print one JSON object and nothing else on stdout.", OUTPUT, name="--json")]
-Trace = Annotated[
-    Path | None, Parameter(group=OUTPUT, help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")
-]
+Wide = Annotated[bool, flag(OUTPUT, "Show all columns, however wide the table is.")]
+Sources = Annotated[bool, flag(OUTPUT, "Print sources in full; else one line of each.")]
+Csv = Annotated[Path | None, of(OUTPUT, "Also write the rows to this CSV file.")]
+Json = Annotated[bool, flag(OUTPUT, "Print one JSON object and nothing else on stdout.", name="--json")]
+Trace = Annotated[Path | None, of(OUTPUT, "Write a Chrome trace (JSON) to this file; Perfetto opens it.")]
 Plot = Annotated[Path | None, plot("the timelines")]

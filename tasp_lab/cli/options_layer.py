@@ -21,6 +21,7 @@ from tasp_lab.cli.options import (
     RingChoice,
     SamplingChoice,
     machine_settings,
+    of,
     options_class,
 )
 from tasp_lab.core.choices import Dtype, KindChoice
@@ -51,17 +52,15 @@ NO_FIELDS, NO_LAYOUT, DEFAULT_CHOICE = LayerFields(), LayoutFields(), OptionChoi
 @Parameter(name="*", group=LAYER)
 @dataclass(frozen=True)
 class LayerChoice:
-    """An attention layer, and how it is computed."""
+    """An attention layer, and how it is computed.
+
+    Args:
+        model: A layer of this model, such as llama-3-8b or a model file: it sets heads, head dimension, mask, window,
+            decay and layers.
+    """
 
     fields: LayerFields = NO_FIELDS
-    model: Annotated[
-        str | None,
-        Parameter(
-            group=LAYER,
-            help="A layer of this model, such as llama-3-8b or a model file: it sets heads, head dimension, mask, "
-            "window, decay and layers.",
-        ),
-    ] = None
+    model: Annotated[str | None, of(LAYER)] = None
     choice: OptionChoice = DEFAULT_CHOICE
 
     def work(self, shard_bytes: str | None, *, is_plain: bool = True) -> Work:
@@ -221,12 +220,14 @@ DEFAULT_QUESTION, DEFAULT_PREDICTION = QuestionChoice(), PredictionChoice()
 @Parameter(name="*", group=WORK)
 @dataclass(frozen=True)
 class LayoutChoice:
-    """How ranks share a training step."""
+    """How ranks share a training step.
+
+    Args:
+        fsdp: Shard parameters, gradients and optimiser states: ZeRO stage 3.
+    """
 
     fields: LayoutFields = NO_LAYOUT
-    fsdp: Annotated[
-        bool, Parameter(group=WORK, help="Shard parameters, gradients and optimiser states: ZeRO stage 3.")
-    ] = True
+    fsdp: Annotated[bool, of(WORK)] = True
 
     def layout(self) -> Layout:
         """The layout."""

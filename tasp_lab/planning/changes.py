@@ -15,7 +15,7 @@ from operator import itemgetter, mul
 from typing import Any, NamedTuple
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
-from tasp_lab.core.errors import TaspLabError, first_line
+from tasp_lab.core.errors import TaspLabError, WorkloadError, first_line, of_type
 from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.kernel_model.catalogue import attention_kernel, kernel_names
 from tasp_lab.machines.machine import Machine
@@ -23,13 +23,16 @@ from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.overrides.override import has_nics
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.planning.candidates import CHECKPOINTINGS, candidates, domain_of
-from tasp_lab.planning.search import Rankings, Search, Setting, describe, promise, simulated
+from tasp_lab.planning.search import Rankings, Search, Setting, promise, simulated
 from tasp_lab.prediction.inputs import ComputeLike, MachineLike, chosen_machine, parse_compute
 from tasp_lab.prediction.settings import MachineSettings
 from tasp_lab.prediction.step_results import LOGIT_CHUNKS, StepPrediction
-from tasp_lab.prediction.training_step.layout import StepPlan
+from tasp_lab.prediction.training_step.layout import Layout, StepPlan, check_matrix_dtype, describe
 from tasp_lab.prediction.training_step.rates import of_machine, step_rates, with_memory
 from tasp_lab.workload.models.model import Model
+
+SIMULATIONS = 6
+"""Layouts that are simulated unless bounds exclude all others before."""
 
 CHANGE_SIMULATIONS = 1
 """Layouts that are simulated for each change, beside the recommended one."""
@@ -42,38 +45,67 @@ MOST_SIMULATED = 128
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a plan is asked beside the machine, see `tasp_lab.planning.plan.plan`.
+class Job:
+    """What is trained, beside the length of a sequence: what a study of plans asks, see `tasp_lab.planning.plan.plan`.
 
-    `settings` are those of the machine; `gpu.memory` among its overrides is one of the rates.
+    Raises `WorkloadError` for numbers below 1 and unknown choices.
     """
 
     model: Model
-    sequence: int
     batch_tokens: int
+    checkpointing: Checkpointing | None = None
+    logit_chunks: int = 1
+    offload: bool = False
+    matrix_dtype: MatrixDtype = "bf16"
+    simulations: int | None = SIMULATIONS
+
+    def __post_init__(self) -> None:
+        check_numbers(batch_tokens=self.batch_tokens, simulations=self.simulations)
+        Layout(checkpointing=self.checkpointing or "full", logit_chunks=self.logit_chunks)
+        if not isinstance(self.offload, bool):
+            raise WorkloadError(of_type("offload", self.offload, "true or false"))
+        check_matrix_dtype(self.matrix_dtype)
+
+
+def check_numbers(**named: int | None) -> None:
+    """Raise `WorkloadError` for a number below 1."""
+    for name, value in named.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise WorkloadError(f"{name.replace('_', ' ')}: {value}, expected 1 or more")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A job on any machine: `settings` are those of the machine, `gpu.memory` among the overrides is one of the rates.
+
+    See `tasp_lab.planning.plan.plan` for the others.
+    """
+
+    job: Job
+    sequence: int
     schedules: tuple[str, ...] | None
-    checkpointing: Checkpointing | None
-    logit_chunks: int
-    offload: bool
-    matrix_dtype: MatrixDtype
     matrix_rate: ComputeLike | None
     settings: MachineSettings
+
+    def but(self, **changes: Any) -> Asked:
+        """The same with changes of the job."""
+        return replace(self, job=replace(self.job, **changes))
 
     def on(self, machine: MachineLike) -> Setting:
         """The machine with its overrides, and its rates."""
         overrides = self.settings.overrides
         found = chosen_machine(machine, replace(self.settings, overrides=of_machine(overrides)))
         rate = parse_compute(self.matrix_rate)
-        rates = step_rates(found, self.matrix_dtype, rate if isinstance(rate, float) else None)
-        return Setting(found, with_memory(rates, overrides), self.schedules, self.matrix_dtype, self.matrix_rate)
+        rates = step_rates(found, self.job.matrix_dtype, rate if isinstance(rate, float) else None)
+        return Setting(found, with_memory(rates, overrides), self.schedules, self.job.matrix_dtype, self.matrix_rate)
 
     def layouts(self, machine: Machine) -> list[StepPlan]:
         """All layouts on a machine, run by the software of its stack."""
-        topology, software = machine.topology, load_stack(machine.stack or DEFAULT_STACK).step
-        chosen = CHECKPOINTINGS if self.checkpointing is None else (self.checkpointing,)
-        found = candidates(self.model, self.sequence, self.batch_tokens, topology.world_size, domain_of(topology),
-                           checkpointings=chosen, matrix_dtype=self.matrix_dtype, logit_chunks=self.logit_chunks,
-                           offload=self.offload)  # fmt: skip
+        job, topology, software = self.job, machine.topology, load_stack(machine.stack or DEFAULT_STACK).step
+        chosen = CHECKPOINTINGS if job.checkpointing is None else (job.checkpointing,)
+        found = candidates(job.model, self.sequence, job.batch_tokens, topology.world_size, domain_of(topology),
+                           checkpointings=chosen, matrix_dtype=job.matrix_dtype, logit_chunks=job.logit_chunks,
+                           offload=job.offload)  # fmt: skip
         return [replace(each, software=software) for each in found]
 
 
@@ -117,7 +149,7 @@ def changes(asked: Asked, setting: Setting, best: StepPrediction, name: str) -> 
         roomy = replace(setting, rates=replace(rates, capacity_bytes=2 * rates.capacity_bytes))
         yield Change("memory=x2", roomy, asked.layouts(machine), keeps_times=True)
     if best.plan.layout.logit_chunks == 1 and best.memory.logits > best.memory.total / 20:
-        plans = replace(asked, logit_chunks=LOGIT_CHUNKS).layouts(machine)
+        plans = asked.but(logit_chunks=LOGIT_CHUNKS).layouts(machine)
         yield Change(f"logits in {LOGIT_CHUNKS} parts", setting, plans, keeps_times=True)
     if has_nics(machine):
         faster = replace(setting, machine=overridden(machine, ["nic.bandwidth=x2"]))
@@ -166,18 +198,18 @@ def ways_to_fit(asked: Asked, setting: Setting, name: str) -> Iterator[dict[str,
     until no option is needed.
     """
     options: dict[str, dict[str, Any]] = {}
-    if asked.logit_chunks < LOGIT_CHUNKS:
+    if asked.job.logit_chunks < LOGIT_CHUNKS:
         options[f"--logit-chunks {LOGIT_CHUNKS}"] = {"logit_chunks": LOGIT_CHUNKS}
-    if not asked.offload:
+    if not asked.job.offload:
         options["--offload"] = {"offload": True}
-    if asked.checkpointing is None:
+    if asked.job.checkpointing is None:
         options["--checkpointing offload"] = {"checkpointing": "offload"}
     ways = [names for count in range(len(options) + 1) for names in combinations(options, count)]
     more, factor = "", 1
     while True:
         for names in ways:
             changed = {key: value for name in names for key, value in options[name].items()}
-            fits, _ = Search(setting).candidates(replace(asked, **changed).layouts(setting.machine))
+            fits, _ = Search(setting).candidates(asked.but(**changed).layouts(setting.machine))
             if fits and (more or names):  # else only attention buffers do not fit
                 best = min(fits, key=promise)
                 change = " ".join([more, *names]).strip()

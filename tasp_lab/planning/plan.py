@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 from tasp_lab.core.choices import Checkpointing, MatrixDtype
-from tasp_lab.core.errors import ModelError, ScheduleError, WorkloadError, of_type
+from tasp_lab.core.errors import ModelError, ScheduleError, of_type
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
 from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Formats, Part, Table
@@ -31,10 +31,10 @@ from tasp_lab.core.units import (
 )
 from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.machine import Machine
-from tasp_lab.planning.changes import Asked, Bought, bought, ways_to_fit
+from tasp_lab.planning.changes import SIMULATIONS, Asked, Bought, Job, bought, check_numbers, ways_to_fit
 from tasp_lab.planning.changes import changes as changes_of
 from tasp_lab.planning.flags import Flags, flags_of
-from tasp_lab.planning.search import Candidate, Found, Search, Setting, describe
+from tasp_lab.planning.search import Candidate, Found, Search, Setting
 from tasp_lab.prediction.columns import Column
 from tasp_lab.prediction.inputs import ComputeLike, MachineLike, SequenceLike, as_names, check_call
 from tasp_lab.prediction.interval import DECIDED
@@ -42,39 +42,16 @@ from tasp_lab.prediction.paired import Rival, is_measured, paired_errors, settin
 from tasp_lab.prediction.predict_step import STEP_SETTINGS, machine_settings
 from tasp_lab.prediction.rank import TIE, Odds
 from tasp_lab.prediction.step_results import LESS_CHECKED, StepPrediction
+from tasp_lab.prediction.training_step.layout import describe
 from tasp_lab.schedules.registry import check_names
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Model
-
-SIMULATIONS = 6
-"""Layouts that are simulated unless bounds exclude all others before."""
 
 SHOWN_TOO_LARGE = 5
 """Layouts that are shown where none fits."""
 
 ANY = "any"
 """The attention schedule of a question that leaves the choice to the plan."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is trained, beside the length of a sequence: what a study of plans asks, see `plan`."""
-
-    model: Model
-    batch_tokens: int
-    checkpointing: Checkpointing | None = None
-    logit_chunks: int = 1
-    offload: bool = False
-    matrix_dtype: MatrixDtype = "bf16"
-    simulations: int = SIMULATIONS
-
-    def __post_init__(self) -> None:
-        _check_numbers(1, self.batch_tokens, self.simulations, self.logit_chunks, self.checkpointing)
-        if not isinstance(self.offload, bool):
-            raise WorkloadError(of_type("offload", self.offload, "true or false"))
-        if self.matrix_dtype not in get_args(MatrixDtype):
-            known = ", ".join(get_args(MatrixDtype))
-            raise WorkloadError(f"matrix dtype: {self.matrix_dtype!r}, expected one of {known}")
 
 
 def plan(
@@ -126,12 +103,12 @@ def plan(
     names = None if schedules is None else as_names(schedules)
     check_call(plan, locals(), STEP_SETTINGS)
     sequence, batch_tokens = count_of(sequence, "sequence"), count_of(batch_tokens, "batch tokens")
-    _check_numbers(sequence, batch_tokens, simulations, workers, checkpointing)
+    check_numbers(sequence=sequence, batch_tokens=batch_tokens, simulations=simulations, workers=workers)
     model = load_model(model) if isinstance(model, str) else model
     if names is not None:
         check_names(list(names), model.layer(sequence))
-    asked = Asked(model, sequence, batch_tokens, names, checkpointing, logit_chunks, offload, matrix_dtype, matrix_rate,
-                  machine_settings(settings))  # fmt: skip
+    job = Job(model, batch_tokens, checkpointing, logit_chunks, offload, matrix_dtype, simulations)
+    asked = Asked(job, sequence, names, matrix_rate, machine_settings(settings))
     machine_name = machine if isinstance(machine, str) else ""
     setting = asked.on(machine)
     plans = asked.layouts(setting.machine)
@@ -151,17 +128,6 @@ def plan(
                       for change in changes_of(asked, setting, answer.best, machine_name)]  # fmt: skip
         progress(f"what {len(of_changes)} changes buy: {', '.join(change.name for change, *_ in of_changes)}")
         return replace(answer, changes=tuple(in_order(bought, of_changes, executor, workers)))
-
-
-def _check_numbers(
-    sequence: int, batch_tokens: int, simulations: int | None, workers: int, checkpointing: str | None
-) -> None:
-    named = {"sequence": sequence, "batch tokens": batch_tokens, "simulations": simulations, "workers": workers}
-    for name, value in named.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise WorkloadError(f"{name}: {value}, expected 1 or more")
-    if checkpointing is not None and checkpointing not in get_args(Checkpointing):
-        raise WorkloadError(f"checkpointing: {checkpointing!r}, expected one of {', '.join(get_args(Checkpointing))}")
 
 
 def _indivisible(machine: Machine, model: Model, sequence: int, batch_tokens: int) -> str:

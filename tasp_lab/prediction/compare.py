@@ -170,6 +170,7 @@ def compare(
         plural = "" if len(names) == 1 else "s"
         progress(f"tuning {len(names)} schedule{plural}: combinations of options to simulate: at most {most}")
     screens = screen and schedules is None and choice is None and not tune
+    # a search answers the same question for its named schedules first
     there = {} if tune else {each.question.name: each for each in known}
     new = [each for each in questions if each.name not in there]
     answers, settled = _simulated(new, on, tune, screens, count, jobs)
@@ -258,6 +259,7 @@ def _simulated(
 
     if not screens:
         return rank(questions, answer_all).answers, []
+    # what is that far behind has no part in the regret, and is not near the fastest either
     margin = (1 + NEAR) * paired_errors().margin(setting_of(on.machine))
     ranked = rank(questions, answer_all, margin=margin, order=lambda each: turns.index(each.name), shared=jobs > 1)
     answers, settled = (sorted(each, key=lambda found: place[found.schedule]) for each in ranked[:2])

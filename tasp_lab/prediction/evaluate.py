@@ -140,7 +140,7 @@ def _ways(question: Question, machine: Machine) -> list[AttentionOptions]:
     if not isinstance(question.work, Workload):
         return [question.options]
     names, stated = options_of(question.name), {}
-    if "groups" in names and _are_ranks_alike(machine.topology):
+    if "groups" in names and _are_ranks_alike(machine.topology):  # other groups take as long
         names = tuple(name for name in names if name != "groups")
     if machine.stack:
         of_stack = load_stack(machine.stack).options(question.name)
@@ -195,6 +195,7 @@ class Built:
 
         # below 1: what is as fast at best is not simulated
         margin, least_s = (1 - 1e-12, np.inf) if known is None else (1 - EQUAL, float(known.time_s))
+        # one at a time: the first has the least bound, and often excludes all others
         ranked = rank(self.candidates, simulate, margin=margin, bound=lambda one: one.least_s, size=1, least_s=least_s)
         found = min(ranked.answers, key=lambda one: one.time_s, default=known)
         assert found is not None, "without a known answer, the first candidate is simulated"
@@ -218,7 +219,7 @@ class Built:
         """The answer of a candidate; `timelines` are those of passes that it may share with others."""
         found = self._passes(candidate, detail, progress)
         for one in found.passes:
-            if one.schedule in timelines:
+            if one.schedule in timelines:  # both dataflows of a ring have one forward pass
                 one.__dict__["timeline"] = timelines[one.schedule]
         long = [one for one in found.passes if one.progress is not no_share and one.schedule not in timelines]
         for one in long:

@@ -45,6 +45,8 @@ PASS_NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "bo
 class PassAnswer:
     """One pass of a layer, or a collective, on one machine: what an `Answer` adds up. Times are in seconds.
 
+    Numbers without a description are those of `Answer`, of one pass.
+
     Parameters
     ----------
     machine, schedule, work, options : what was simulated.
@@ -83,7 +85,6 @@ class PassAnswer:
 
     @property
     def time_s(self) -> Number:
-        """When the last transfer or kernel call ends."""
         return self.timeline.time_s
 
     def on(self, machine: Machine) -> PassAnswer:
@@ -92,12 +93,10 @@ class PassAnswer:
 
     @property
     def passing(self) -> Pass:
-        """The pass of the layer."""
         return pass_of(self.schedule)
 
     @cached_property
     def interval(self) -> Interval | None:
-        """The interval of the time on a real machine; None where none was asked for."""
         time_s = float(self.time_s)
         if self.uncertainty is None or not time_s > 0:
             return None
@@ -112,24 +111,20 @@ class PassAnswer:
 
     @property
     def compute_s(self) -> Number:
-        """The compute time of the busiest rank."""
         return max(self.busy_s)
 
     @cached_property
     def communication_s(self) -> Number:
-        """The time of the same schedule with instant compute."""
         return self.on(replace(self.machine, compute=INSTANT)).time_s
 
     @cached_property
     def contention_s(self) -> Number | None:
-        """By how much the time would be less without contention; None if messages slow nothing."""
         if not self.machine.contention.slows:
             return None
         return self.time_s - self.on(replace(self.machine, contention=NONE)).time_s
 
     @cached_property
     def bound_s(self) -> Number:
-        """The lower bound of the time of all schedules; of a layer of those with the same start."""
         machine = self.bound_machine or self.machine
         if isinstance(self.work, Workload):
             return least_s(self.schedule, machine)
@@ -149,7 +144,6 @@ class PassAnswer:
 
     @cached_property
     def buffer_bytes(self) -> int:
-        """The largest memory of a rank for blocks of others and sums that are sent."""
         from tasp_lab.schedule.buffer_layout import memory_bytes
 
         return int(memory_bytes(self.schedule).max())

@@ -258,7 +258,7 @@ class PreparedMachine:
             try:
                 self._found = tuple(ring_candidates(self.machine, find, with_known=self._rings.is_free))
             except NoDecompositionError as error:
-                self._found = error
+                self._found = error  # kept, as a failed search takes as long as a successful one
         if isinstance(self._found, NoDecompositionError):
             raise self._found
         return self._found

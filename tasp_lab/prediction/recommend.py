@@ -316,6 +316,7 @@ class Recommendation:
         least_s = {each.schedule: busiest_s(each) for each in self.answers}
         rivals = [each for each in self.answers if each is not self.answer and least_s[each.schedule] < own_s]
         rivals.sort(key=lambda each: (least_s[each.schedule] + float(each.exposed_s), not each.had_choice))
+        # of those that send the same in the same time, the first stands for all
         alike = {_sent(each): each for each in reversed(rivals)}
         rivals = [each for each in rivals if each is alike[_sent(each)]][:CHECKED]
         rivals = [each for each in rivals if each.passes[0].schedule.transfers <= MOST_TRANSFERS]

@@ -19,7 +19,7 @@ from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.residuals import STEPS
-from tasp_lab.prediction.training_step.layout import KINDS, Layout, StepPlan
+from tasp_lab.prediction.training_step.layout import Layout, StepPlan, describe
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
 from tasp_lab.workload.models.parameters import parameter_count
@@ -35,9 +35,6 @@ LOGIT_CHUNKS = 8
 
 SEQUENCE_UNIT, MOST_UNITS = 1024, 2**20
 """The longest sequence that fits is a multiple of so many positions, and at most so many times as long."""
-
-STATES = ("all states at each rank", "ZeRO 1", "ZeRO 2", "FSDP")
-"""How states are shared, by ZeRO stage."""
 
 
 @dataclass(frozen=True)
@@ -262,27 +259,12 @@ class StepPrediction(Report):
         return [f"For the attention of one layer alone: {first[0].lower()}{first[1:]}", *others]
 
     def _title(self) -> str:
-        plan, layout = self.plan, self.layout
+        plan, model = self.plan, self.plan.model.name
         what = "Training step" if plan.trains else "Forward step"
-        shared = (
-            " x ".join(f"{name} {getattr(layout, name)}" for name in KINDS if getattr(layout, name) != 1) or "1 GPU"
-        )
-        return (
-            f"{what} of {plan.model.name}, {plan.sequence} positions, {plan.batch} per replica, {shared}, attention by "
-            f"{plan.schedule}, {STATES[layout.zero]}{self._extras()}, on {self.machine.topology.name}"
-            f"{software(self.machine)}"
-        )
-
-    def _extras(self) -> str:
-        plan, layout = self.plan, self.layout
-        found = f", ep {layout.ep}" if layout.ep > 1 else ""
-        found += f", {layout.recomputing}" if plan.trains else ""
-        found += "" if plan.software.fused else ", eager"
-        found += f", matrices in {plan.matrix_dtype}" if plan.matrix_dtype != "bf16" else ""
-        found += f", {layout.microbatches} micro-batches" if layout.microbatches > 1 else ""
-        found += f", {layout.interleave} parts per stage" if layout.interleave > 1 else ""
-        found += f", logits in {layout.logit_chunks} chunks" if layout.logit_chunks > 1 else ""
-        return found + (", optimizer states on the host" if layout.offload else "")
+        eager = "" if plan.software.fused else ", eager"
+        matrices = f", matrices in {plan.matrix_dtype}" if plan.matrix_dtype != "bf16" else ""
+        where = f"{self.machine.topology.name}{software(self.machine)}"
+        return f"{what} of {model}, {plan.sequence} positions, {describe(plan)}{eager}{matrices}, on {where}"
 
     def _time_rows(self) -> list[tuple[str, str, str]]:
         shown = {

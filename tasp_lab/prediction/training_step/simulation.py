@@ -58,7 +58,7 @@ def group_machine(machine: Machine, groups: IntArray) -> Machine:
 
     Groups are equal, so the first stands for all. Raises `TopologyError` for groups that are not.
     """
-    if len(groups) == 1:
+    if len(groups) == 1:  # all ranks, whose communicator the machine has
         return machine
     topology, library = equal_parts(machine.topology, groups), machine.comm_library
     if machine.system is not None:
@@ -126,6 +126,7 @@ class StepSimulation:
             [sum((time for chunk in stage for time in works[chunk]), _NOTHING) for works in (forward, backward)]
             for stage in stages
         ]
+        # a pipeline waits for its busiest stage
         busiest = max(sums, key=lambda both: float(both[0][0] + both[1][0]))
         (forward_s, busy_forward_s), (backward_s, busy_backward_s) = (each.tolist() for each in busiest)
         pipeline_s = 0.0
@@ -262,7 +263,7 @@ class StepSimulation:
         """
         build = getattr(self.phases, phase)
         key = (run.unit, phase, tuple(how.items()))
-        if (key, 1) not in self._built:
+        if (key, 1) not in self._built:  # one unit also says how many transfers more of them have
             self._built[key, 1] = build(run.unit, 1, **how)
         one = self._built[key, 1]
         most = max(2, min(self._layers // len(run.unit), MANY_TRANSFERS // max(one.transfers, 1)))
@@ -280,6 +281,7 @@ class StepSimulation:
 
         found = of(few)
         if few < run.times:
+            # the ends of a stack are unlike its middle, so one more layer costs what the second half of these does
             half = few // 2
             found = found + (run.times - few) * (found - of(half)) / (few - half)
         found = found + np.array([self._exposed_s(run, phase), 0.0])
