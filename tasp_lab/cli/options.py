@@ -40,7 +40,8 @@ OUTPUT = Group("Output", sort_key=7)
 
 def of(group: Group, help: str = "", **others: Any) -> Parameter:
     """An option of a group."""
-    return Parameter(group=group, **{"help": help} if help else {}, **others)
+    others |= {"help": help} if help else {}  # None would hide the docstring
+    return Parameter(group=group, **others)
 
 
 def shown(group: Group, help: str = "") -> Parameter:

@@ -198,7 +198,7 @@ def _provenance(machine: Machine, plan: StepPlan, rates: StepRates, overrides: S
         **provenance.overrides_inputs(overrides),
         "step": plan_inputs(plan),
     }
-    of_passes = {passing: machine.rate_of(plan.layer, passing) for passing in plan.trained}
+    of_passes = {str(passing): machine.rate_of(plan.layer, passing) for passing in plan.trained}
     constants = (
         *provenance.machine_constants(machine.parameters.values()),
         *provenance.compute_constants(plan.layer.dtype, of_passes),

@@ -279,7 +279,7 @@ class StepSimulation:
                 self._simulated[key, count] = np.array([float(found.time_s), float(found.compute_s)])
             return self._simulated[key, count]
 
-        found = of(few)
+        found: FloatArray = of(few)
         if few < run.times:
             # the ends of a stack are unlike its middle, so one more layer costs what the second half of these does
             half = few // 2
