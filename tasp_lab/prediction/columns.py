@@ -181,7 +181,7 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("time_high_s", "upper end of the interval", json=ALL),
     Column("interval", "its `median_s`, `regime` (the error class), its measured `rows` and `machines`, what is "
            "`borrowed` from other classes, and `samples` of the parameters; null with `--samples 0`",
-           lambda a: None if a.interval is None else a.interval.to_dict(), PREDICTED, "interval", ALL,
+           lambda a: None if a.interval is None else a.interval.record, PREDICTED, "interval", ALL,
            lambda a, _: "" if a.interval is None else a.interval.text),
     Column("first_is_faster", "the probability that the first schedule is faster than this one, by the errors that "
            "they do not share; null of the first", json=RANKING),

@@ -410,7 +410,7 @@ class Ranking(Report):
             "library": self.machine.comm_library.name,
             "stack": self.machine.stack or None,
             "changes": list(self.machine.changes),
-            **({} if self.recommendation is None else self.recommendation.to_dict()),
+            **({} if self.recommendation is None else self.recommendation.record),
             **({} if self.choice is None else {"layer_schedules": self.choice.records()}),
             "model_does_not_fit": self._model_does_not_fit or None,
             "versus": [each.record for each in self.versus],

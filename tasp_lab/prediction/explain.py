@@ -137,7 +137,9 @@ class PassExplanation:
         """The calls of the busiest rank, such as ``64 of 1024 x 512``."""
         return f"{self.calls} of {self.queries} x {self.keys}"
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def record(self) -> dict[str, object]:
+        """The object of ``--json``."""
         return {**asdict(self), "parts": self.parts._asdict()}
 
 
@@ -201,7 +203,7 @@ class Explanation(Report):
 
     def records(self) -> list[dict[str, object]]:
         """A row per pass and schedule."""
-        return [each.to_dict() for pair in self.passes for each in pair]
+        return [each.record for pair in self.passes for each in pair]
 
     def to_dict(self) -> dict[str, object]:
         """The field `explained` of ``--json``."""

@@ -423,7 +423,8 @@ class Recommendation:
             f"{rival.schedule}. Measure {what} to lower it to {after:.1%}."
         )
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def record(self) -> dict[str, object]:
         """The field `recommendation` of ``--json``."""
         share, rival = self.slower
         length, below, faster = self.shorter

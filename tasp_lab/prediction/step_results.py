@@ -205,7 +205,7 @@ class StepPrediction(Report):
 
     def to_dict(self) -> dict[str, object]:
         found = {column.name: column.of(self) for column in STEP_COLUMNS}
-        return found if self.recommendation is None else found | self.recommendation.to_dict()
+        return found if self.recommendation is None else found | self.recommendation.record
 
     def records(self) -> list[dict[str, object]]:
         """One row."""
@@ -350,7 +350,7 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("time_low_s", "lower end of the [interval](whole_steps.md#accuracy)", lambda step: step.interval.low_s),
     Column("time_high_s", "upper end of the interval", lambda step: step.interval.high_s),
     Column("interval", "its `median_s`, `regime`, and the measured `rows` and sources",
-           lambda step: step.interval.to_dict()),
+           lambda step: step.interval.record),
     Column("forward_s", "forward phases of all micro-batches, of the busiest stage", lambda step: step.times.forward_s),
     Column("backward_s", "backward phases likewise", lambda step: step.times.backward_s),
     Column("pipeline_s", "what that stage waits for other stages", lambda step: step.times.pipeline_s),

@@ -20,7 +20,7 @@ def of_ranking(machine: str, names: list[str], layer: Workload = LAYER) -> Tuned
     assert recommendation is not None
     found = recommendation.tuned_ring
     assert (found is not None) == any("communicator per pair" in line for line in recommendation.lines())
-    assert (recommendation.to_dict()["tuned_ring"] is None) == (found is None)
+    assert (recommendation.record["tuned_ring"] is None) == (found is None)
     return found
 
 
