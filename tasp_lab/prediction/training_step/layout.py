@@ -154,7 +154,8 @@ def describe(plan: StepPlan) -> str:
     """How a step is laid out, in a few words.
 
     >>> from tasp_lab.workload.models.catalogue import load_model
-    >>> describe(StepPlan(load_model("llama-3-8b"), 8192, "ulysses", Layout(2, 4, 1, 2, microbatches=3)))
+    >>> both, shared = AttentionOptions("both"), Layout(2, 4, 1, 2, microbatches=3)
+    >>> describe(StepPlan(load_model("llama-3-8b"), 8192, "ulysses", shared, options=both))
     'tp 2 x cp 4 x dp 2, ulysses, FSDP, 3 micro-batches, full checkpointing'
     """
     layout = plan.layout
