@@ -181,7 +181,7 @@ def command_reference() -> str:
     """What each command does, the options that several share, and those of its own."""
     commands, users = dict(all_commands()), dict[tuple[str, str, str], list[str]]()
     for name, command in commands.items():
-        for argument in command.assemble_argument_collection():
+        for argument in command.assemble_argument_collection(parse_docstring=True):
             if argument.show:
                 (group, *_) = argument.parameter.group  # type: ignore[misc]
                 title = str(getattr(group, "name", group))

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from tasp_lab.measure.accuracy import accuracy
     from tasp_lab.measure.calibrate import calibrate
     from tasp_lab.planning.plan import plan
-    from tasp_lab.prediction.answer import Answer, answer, answers
+    from tasp_lab.prediction.answer import Answer
     from tasp_lab.prediction.compare import compare
     from tasp_lab.prediction.decompose import decompose
+    from tasp_lab.prediction.evaluate import answer, answers
     from tasp_lab.prediction.layout import Layout
     from tasp_lab.prediction.predict import predict
     from tasp_lab.prediction.predict_step import predict_step
@@ -79,8 +80,8 @@ __getattr__, __dir__ = lazy_names(
         "decompose": "tasp_lab.prediction.decompose",
         "Question": "tasp_lab.prediction.question",
         "Answer": "tasp_lab.prediction.answer",
-        "answer": "tasp_lab.prediction.answer",
-        "answers": "tasp_lab.prediction.answer",
+        "answer": "tasp_lab.prediction.evaluate",
+        "answers": "tasp_lab.prediction.evaluate",
         "load_machine": "tasp_lab.machines.catalogue",
         "load_study": "tasp_lab.study.file",
         "check_study": "tasp_lab.study.check",

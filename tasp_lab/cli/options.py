@@ -17,6 +17,7 @@ from tasp_lab.core.arguments import arguments_of
 from tasp_lab.core.choices import BackendKind, MatrixDtype
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.core.units import parse_integer
+from tasp_lab.prediction.settings import MachineSettings
 from tasp_lab.rings.options import RingOptions
 from tasp_lab.schedules.collectives.kinds import KINDS, shard_help
 from tasp_lab.schedules.registry import LINEAR, SchedulesOf, attention_names
@@ -32,14 +33,39 @@ RINGS = Group("Rings", help="The rings of schedules that use a decomposition, su
 RUN = Group("Run", sort_key=6)
 OUTPUT = Group("Output", sort_key=7)
 
+# ------------------------------------------------------------------------------------------------- kinds of options
+#
+# The help of an option of one command stands in the docstring of the command, that of shared ones beside them.
 
-def quantity(help: str, group: Group, default: str | None = None) -> Parameter:
+
+def of(group: Group, help: str = "", **others: Any) -> Parameter:
+    """An option of a group."""
+    others |= {"help": help} if help else {}  # None would hide the docstring
+    return Parameter(group=group, **others)
+
+
+def shown(group: Group, help: str = "") -> Parameter:
+    """An option whose help states its default in words."""
+    return of(group, help, show_default=False)
+
+
+def flag(group: Group, help: str = "", **others: Any) -> Parameter:
+    """An option without a negative form, and without a default in its help."""
+    return of(group, help, negative=(), show_default=False, **others)
+
+
+def quantity(group: Group, help: str = "", default: str | None = None) -> Parameter:
     """A number with a unit. A leading minus sign is part of it, so that the error names the number.
 
     `default` is shown for options whose own default is None, so that a useless one can be refused.
     """
     show = None if default is None else (lambda _: default)
-    return Parameter(help=help, group=group, allow_leading_hyphen=True, show_default=show)
+    return of(group, help, allow_leading_hyphen=True, show_default=show)
+
+
+def whole(group: Group, help: str = "") -> Parameter:
+    """A whole number."""
+    return of(group, help, converter=whole_number, allow_leading_hyphen=True)
 
 
 def whole_number(_: object, tokens: Sequence[Token]) -> int:
@@ -50,31 +76,32 @@ def whole_number(_: object, tokens: Sequence[Token]) -> int:
         raise ValueError(str(error)) from error
 
 
-def whole(help: str, group: Group) -> Parameter:
-    """A whole number."""
-    return Parameter(converter=whole_number, help=help, group=group, allow_leading_hyphen=True)
-
-
-def option(help: str, group: Group, **others: Any) -> Parameter:
-    """An option without a negative form, and whose default help does not show."""
-    return Parameter(help=help, group=group, negative=(), show_default=False, **others)
-
-
-def shown(help: str, group: Group) -> Parameter:
-    """An option whose help does not show its default."""
-    return Parameter(help=help, group=group, show_default=False)
+def plot(what: str) -> Parameter:
+    """A picture."""
+    return Parameter(help=f"Plot {what} to this file (.png, .svg or .pdf).", group=OUTPUT)
 
 
 def options_class(
-    name: str, owner: type, group: Group, types: Mapping[str, Any] | None = None, *, if_given: bool = False
+    name: str,
+    owner: type,
+    group: Group,
+    types: Mapping[str, Any] | None = None,
+    *,
+    if_given: bool = False,
+    names: Sequence[str] = (),
+    groups: Mapping[str, Group] | None = None,
 ) -> type:
     """The fields of a dataclass, which have an `Option`, as options of the command line.
 
-    Some may have other `types` here. With `if_given` options that are not given are None, so that a model can set them,
-    and the help states the default of the field.
+    Parameters
+    ----------
+    names : of the fields; by default all.
+    types, groups : of some of them, where they are others here than those of the dataclass and `group`.
+    if_given : whether options that are not given are None, so that a model can set them; then the help has the default
+        of the field.
     """
     made, hints = list[tuple[str, Any, Any]](), get_type_hints(owner)
-    for each in fields(owner):
+    for each in (each for each in fields(owner) if not names or each.name in names):
         argument = arguments_of(owner)[each.name]
         option, is_number = argument.option, Integral in argument.types and not argument.option.is_count
         kind = (types or {}).get(each.name, str if option.is_count else hints[each.name])
@@ -82,8 +109,9 @@ def options_class(
         shown = Parameter(
             name=f"--{option.flag}" if option.flag else None,
             help=option.help + default,
-            group=group,
-            negative=() if each.default is False else None,
+            group=(groups or {}).get(each.name, group),
+            negative=() if each.default in (False, ()) else None,
+            show_default=False if each.default == () else None,
             converter=whole_number if is_number else None,
             allow_leading_hyphen=is_number or option.is_count,  # a sign is part of a number, so errors name it whole
         )
@@ -95,16 +123,7 @@ def options_class(
     return Parameter(name="*", group=group)(found)
 
 
-if TYPE_CHECKING:
-    RingChoice = RingOptions
-else:
-    RingChoice = options_class("RingChoice", RingOptions, RINGS)
-DEFAULT_RINGS = RingChoice()
-
-
-def plot(what: str) -> Parameter:
-    """A picture."""
-    return Parameter(help=f"Plot {what} to this file (.png, .svg or .pdf).", group=OUTPUT)
+# -------------------------------------------------------------------------------------------------------- questions
 
 
 def schedules_help() -> str:
@@ -123,107 +142,53 @@ def schedules_help() -> str:
 
 TopologyText = Annotated[
     str,
-    Parameter(
-        group=WORK,
-        help="A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, torus:4x4, "
-        "hypercube:3, nodes:2x8, nodes:2x8:rails, ...",
-    ),
-]
-Schedules = Annotated[list[str], option(schedules_help(), WORK, name="--schedule")]
-ShardBytes = Annotated[str | None, quantity(f"Size of a collective, such as 64MiB. {shard_help()}.", WORK)]
-Library = Annotated[
-    str,
-    Parameter(
-        group=MACHINE,
-        help="The communication library: auto (that of the machine), ideal (links alone), "
-        "nccl, rccl or gloo; nccl==2.28 for a version, by default 2.29.2.",
-    ),
-]
-Backend = Annotated[
-    BackendKind,
-    Parameter(
-        group=RUN,
-        help="With --fabric torchrun: nccl (RCCL on AMD) needs a GPU per rank, gloo runs on CPUs; auto: gloo only if "
-        "neither this host nor the machine has GPUs.",
-    ),
-]
-Scale = Annotated[
-    float | None,
-    Parameter(
-        group=RUN, help="Bandwidth of the emulated fabric divided by the machine's. Default: what the cores can carry."
-    ),
-]
-StackName = Annotated[
-    str | None,
-    shown(
-        "Software that runs attention, such as torch, megatron or trl, or a .toml file: its kernel, the host model of "
-        "each schedule, and the schedules that it ships. Default: none, no host times.",
-        LAYER,
-    ),
-]
-Contention = Annotated[
-    Literal["on", "off"] | None,
-    shown(
-        "Whether messages slow concurrent kernel calls by taking multiprocessors. Default: on if the machine has the "
-        "parameters.",
-        LAYER,
-    ),
-]
-Wide = Annotated[bool, option("Show all columns, however wide the table is.", OUTPUT)]
-"""Whether tables may be wider than the terminal."""
+    of(WORK, "A machine of the catalogue, a topology file, or an expression: full-mesh:8, switch:8, ring:8, torus:4x4, "
+       "hypercube:3, nodes:2x8, nodes:2x8:rails, ..."),
+]  # fmt: skip
+Schedules = Annotated[list[str], flag(WORK, schedules_help(), name="--schedule")]
+ShardBytes = Annotated[str | None, quantity(WORK, f"Size of a collective, such as 64MiB. {shard_help()}.")]
 
-Sources = Annotated[bool, option("Print sources in full; else one line of each.", OUTPUT)]
-"""Whether sources are printed in full."""
+_TYPES = {"compute": str | None, "contention": Literal["on", "off"] | None}
+_OF_LAYERS = dict.fromkeys(("compute", "kernel", "stack", "contention"), LAYER)
+LINKS = ("without_links", "links")
+STEP = ("library", "compute", "kernel", "stack", "contention", "overrides")
+FABRIC = ("compute", "kernel", "stack", "overrides", *LINKS)
 
-Csv = Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the rows to this CSV file.")]
-"""A file for the rows of a result."""
-
-Json = Annotated[bool, option("Print one JSON object and nothing else on stdout.", OUTPUT, name="--json")]
-Trace = Annotated[
-    Path | None, Parameter(group=OUTPUT, help="Write a Chrome trace (JSON) to this file; Perfetto opens it.")
-]
-Plot = Annotated[Path | None, plot("the timelines")]
+if TYPE_CHECKING:
+    RingChoice = RingOptions
+    MachineChoice = MachineSettings
+    FabricChoice = MachineSettings
+    StepChoice = MachineSettings
+    LinkChoice = MachineSettings
+else:
+    RingChoice = options_class("RingChoice", RingOptions, RINGS)
+    MachineChoice = options_class("MachineChoice", MachineSettings, MACHINE, _TYPES, groups=_OF_LAYERS)
+    FabricChoice = options_class("FabricChoice", MachineSettings, MACHINE, _TYPES, names=FABRIC, groups=_OF_LAYERS)
+    StepChoice = options_class("StepChoice", MachineSettings, MACHINE, _TYPES, names=STEP, groups=_OF_LAYERS)
+    LinkChoice = options_class("LinkChoice", MachineSettings, MACHINE, names=LINKS)
+DEFAULT_RINGS, NO_CHANGES = RingChoice(), LinkChoice()
 
 
-@Parameter(name="*", group=MACHINE)
-@dataclass(frozen=True)
-class LinkEdits:
-    """Links that fail or are slower than others, on any topology."""
-
-    without_links: Annotated[
-        tuple[str, ...],
-        option("Remove a link: 0-3 both ways, 0>3 one way; repeatable.", MACHINE, name="--without-link"),
-    ] = ()
-    links: Annotated[
-        tuple[str, ...],
-        option("Set the bandwidth of a link, such as 0-3=10GB/s; repeatable.", MACHINE, name="--link"),
-    ] = ()
-
-
-Overrides = Annotated[
-    tuple[str, ...],
-    option(
-        "Override a parameter of the machine or a field of the layer: nic.bandwidth=x2, link.bandwidth=900GB/s, "
-        "port.latency=+1us, link.0-1=x0.5, compute.rate=x0.9, layer.kv_heads=1, of steps also gpu.memory=40GiB; "
-        "repeatable.",
-        MACHINE,
-        name="--set",
-    ),
-]
+def machine_settings(choice: MachineSettings) -> dict[str, Any]:
+    """The settings of a machine as arguments of functions."""
+    found = dict(vars(choice))
+    if "contention" in found:
+        found["contention"] = {None: None, "on": True, "off": False}[found["contention"]]
+    return found
 
 
 @Parameter(name="*", group=RUN)
 @dataclass(frozen=True)
 class SamplingChoice:
-    """What intervals are made of."""
+    """What intervals are made of.
 
-    samples: Annotated[
-        int | None,
-        whole(
-            "Samples of the parameters for intervals; 0 for no intervals. Default: 32; accuracy 8, compare none.", RUN
-        ),
-    ] = None
-    seed: Annotated[int, whole("Seed of the samples; equal seeds give equal intervals.", RUN)] = 0
+    Args:
+        samples: Samples of the parameters for intervals; 0 for no intervals. Default: 32; accuracy 8, compare none.
+        seed: Seed of the samples; equal seeds give equal intervals.
+    """
+
+    samples: Annotated[int | None, whole(RUN)] = None
+    seed: Annotated[int, whole(RUN)] = 0
 
     @property
     def given(self) -> dict[str, int]:
@@ -234,14 +199,19 @@ class SamplingChoice:
 @Parameter(name="*", group=MACHINE)
 @dataclass(frozen=True)
 class ExpressionNumbers:
-    """The numbers of topology expressions; catalogue machines and files have their own."""
+    """The numbers of topology expressions; catalogue machines and files have their own.
 
-    link_bandwidth: Annotated[
-        str | None, quantity("Bandwidth of the links or switch ports of an expression.", MACHINE, "50GB/s")
-    ] = None
-    link_latency: Annotated[str | None, quantity("Latency from rank to rank over links.", MACHINE, "1us")] = None
-    nic_bandwidth: Annotated[str | None, quantity("Bandwidth of the NICs of an expression.", MACHINE, "50GB/s")] = None
-    nic_latency: Annotated[str | None, quantity("Latency from rank to rank over NICs.", MACHINE, "5us")] = None
+    Args:
+        link_bandwidth: Bandwidth of the links or switch ports of an expression.
+        link_latency: Latency from rank to rank over links.
+        nic_bandwidth: Bandwidth of the NICs of an expression.
+        nic_latency: Latency from rank to rank over NICs.
+    """
+
+    link_bandwidth: Annotated[str | None, quantity(MACHINE, default="50GB/s")] = None
+    link_latency: Annotated[str | None, quantity(MACHINE, default="1us")] = None
+    nic_bandwidth: Annotated[str | None, quantity(MACHINE, default="50GB/s")] = None
+    nic_latency: Annotated[str | None, quantity(MACHINE, default="5us")] = None
 
     @property
     def given(self) -> dict[str, str]:
@@ -266,38 +236,49 @@ class ExpressionNumbers:
         return f"{options} {'apply' if len(self.given) > 1 else 'applies'} to expressions only"
 
 
-DEFAULT_SAMPLES, NO_CHANGES, DEFAULT_NUMBERS = SamplingChoice(), LinkEdits(), ExpressionNumbers()
-ON = {None: None, "on": True, "off": False}
-"""The values of `Contention` for functions."""
+DEFAULT_SAMPLES, DEFAULT_NUMBERS, DEFAULT_STEP = SamplingChoice(), ExpressionNumbers(), StepChoice()
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class StepMachine:
-    """The machine of a whole step, and how fast it computes."""
+    """The machine of a whole step, and how fast it computes.
 
-    matrix_dtype: Annotated[
-        MatrixDtype, Parameter(group=LAYER, help="Dtype of matrix products; attention is in bf16.")
-    ] = "bf16"
-    matrix_rate: Annotated[
-        str | None,
-        shown("Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.", LAYER),
-    ] = None
-    compute: Annotated[str | None, shown("Compute rate of attention, such as timed:300TFLOP/s.", LAYER)] = None
-    kernel: Annotated[str | None, shown("Kernel model of attention, such as flash-attention-3.", LAYER)] = None
-    stack: StackName = None
+    Args:
+        matrix_dtype: Dtype of matrix products; attention is in bf16.
+        matrix_rate: Rate of matrix products, such as timed:600TFLOP/s. Default: that of the accelerator.
+    """
+
+    matrix_dtype: Annotated[MatrixDtype, of(LAYER)] = "bf16"
+    matrix_rate: Annotated[str | None, shown(LAYER)] = None
+    machine: StepChoice = DEFAULT_STEP
     numbers: ExpressionNumbers = DEFAULT_NUMBERS
-    overrides: Overrides = ()
-    library: Library = "auto"
-    contention: Contention = None
 
     def settings(self, topology: str) -> dict[str, Any]:
         """The arguments of `predict_step` and `plan`, by keyword; `plan` changes a machine that is given by name."""
-        given = {name: value for name, value in vars(self).items() if name != "numbers"}
-        given |= {"machine": topology, "contention": ON[self.contention]}
+        given = {"matrix_dtype": self.matrix_dtype, "matrix_rate": self.matrix_rate, "machine": topology}
+        given |= machine_settings(self.machine)
         if self.numbers == DEFAULT_NUMBERS:
-            return given
-        return given | {"machine": self.numbers.load(topology, self.library), "library": "auto"}
+            return given  # by name, so that a plan can ask for more nodes
+        return given | {"machine": self.numbers.load(topology, self.machine.library), "library": "auto"}
 
 
 DEFAULT_STEP_MACHINE = StepMachine()
+
+# ------------------------------------------------------------------------------------------------- runs and outputs
+
+Backend = Annotated[
+    BackendKind,
+    of(RUN, "With --fabric torchrun: nccl (RCCL on AMD) needs a GPU per rank, gloo runs on CPUs; auto: gloo only if "
+       "neither this host nor the machine has GPUs."),
+]  # fmt: skip
+Scale = Annotated[
+    float | None,
+    of(RUN, "Bandwidth of the emulated fabric divided by the machine's. Default: what the cores can carry."),
+]
+Wide = Annotated[bool, flag(OUTPUT, "Show all columns, however wide the table is.")]
+Sources = Annotated[bool, flag(OUTPUT, "Print sources in full; else one line of each.")]
+Csv = Annotated[Path | None, of(OUTPUT, "Also write the rows to this CSV file.")]
+Json = Annotated[bool, flag(OUTPUT, "Print one JSON object and nothing else on stdout.", name="--json")]
+Trace = Annotated[Path | None, of(OUTPUT, "Write a Chrome trace (JSON) to this file; Perfetto opens it.")]
+Plot = Annotated[Path | None, plot("the timelines")]

@@ -13,18 +13,15 @@ from tasp_lab.cli.options import (
     DEFAULT_RINGS,
     DEFAULT_SAMPLES,
     LAYER,
-    NO_CHANGES,
-    ON,
     PASSES,
     WORK,
-    Contention,
     ExpressionNumbers,
-    Library,
-    LinkEdits,
-    Overrides,
+    FabricChoice,
+    MachineChoice,
     RingChoice,
     SamplingChoice,
-    StackName,
+    machine_settings,
+    of,
     options_class,
 )
 from tasp_lab.core.choices import Dtype, KindChoice
@@ -39,6 +36,8 @@ MAX_DOCUMENTS = 100_000
 
 
 if TYPE_CHECKING:
+    from tasp_lab.machines.machine import Machine
+
     LayerFields = Workload
     LayoutFields = Layout
     OptionChoice = AttentionOptions
@@ -53,47 +52,25 @@ NO_FIELDS, NO_LAYOUT, DEFAULT_CHOICE = LayerFields(), LayoutFields(), OptionChoi
 @Parameter(name="*", group=LAYER)
 @dataclass(frozen=True)
 class LayerChoice:
-    """An attention layer, and how it is computed."""
+    """An attention layer, and how it is computed.
+
+    Args:
+        model: A layer of this model, such as llama-3-8b or a model file: it sets heads, head dimension, mask, window,
+            decay and layers.
+    """
 
     fields: LayerFields = NO_FIELDS
-    model: Annotated[
-        str | None,
-        Parameter(
-            group=LAYER,
-            help="A layer of this model, such as llama-3-8b or a model file: it sets heads, head dimension, mask, "
-            "window, decay and layers.",
-        ),
-    ] = None
+    model: Annotated[str | None, of(LAYER)] = None
     choice: OptionChoice = DEFAULT_CHOICE
-    compute: Annotated[
-        str | None,
-        Parameter(
-            group=LAYER,
-            help="timed:300TFLOP/s: kernel calls take as long as at this rate; real: run the kernels (validate only). "
-            "Default: the rates of the machine, or one marked as assumed; in validate on other fabrics than emulated: "
-            "real.",
-            show_default=False,
-        ),
-    ] = None
-    kernel: Annotated[
-        str | None,
-        Parameter(
-            group=LAYER,
-            help="Kernel model, such as flash-attention-3; tasp-lab profile show lists those of a machine. Default: "
-            "that of the stack, or else of PyTorch.",
-            show_default=False,
-        ),
-    ] = None
-    stack: StackName = None
 
-    def work(self, shard_bytes: str | None) -> Work:
-        """The work: a layer of `seq` positions, or a collective."""
+    def work(self, shard_bytes: str | None, *, is_plain: bool = True) -> Work:
+        """The work: a layer of `seq` positions, or a collective; `is_plain` unless others of its options are given."""
         if self._is_layer == (shard_bytes is not None):
             got = "both" if self._is_layer else "neither"
             raise QuantityError(f"expected --seq (an attention layer) or --shard-bytes (a collective), got {got}")
         if shard_bytes is None:
             return self.workload()
-        if self != DEFAULT_LAYER:
+        if self != DEFAULT_LAYER or not is_plain:
             raise QuantityError("options of attention layers apply with --seq only, not with --shard-bytes")
         return parse_size_bytes(shard_bytes)
 
@@ -198,30 +175,27 @@ def parse_documents(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-DEFAULT_LAYER = LayerChoice()
+DEFAULT_LAYER, AS_RUN, AS_IS = LayerChoice(), FabricChoice(), MachineChoice()
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class QuestionChoice:
-    """What `predict`, `compare` and `validate` have in common: the work, the machine and its changes, and rings."""
+    """What `predict`, `compare` and `validate` have in common: the work, the machine with its settings, and rings."""
 
     layer: LayerChoice = DEFAULT_LAYER
     numbers: ExpressionNumbers = DEFAULT_NUMBERS
-    changes: LinkEdits = NO_CHANGES
-    overrides: Overrides = ()
+    machine: FabricChoice = AS_RUN
     rings: RingChoice = DEFAULT_RINGS
+
+    def work(self, shard_bytes: str | None) -> Work:
+        """The work: a layer, or a collective, to which the settings of layers do not apply."""
+        machine = self.machine
+        return self.layer.work(shard_bytes, is_plain=(machine.compute, machine.kernel, machine.stack) == (None,) * 3)
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the functions of these names, by keyword."""
-        return {
-            **vars(self.changes),
-            "overrides": self.overrides,
-            **vars(self.rings),
-            "options": self.layer.options(),
-            "compute": self.layer.compute,
-            "kernel": self.layer.kernel,
-        }
+        return {**machine_settings(self.machine), **vars(self.rings), "options": self.layer.options()}
 
 
 @Parameter(name="*")
@@ -229,12 +203,15 @@ class QuestionChoice:
 class PredictionChoice(QuestionChoice):
     """What `predict` and `compare` have in common."""
 
-    library: Library = "auto"
-    contention: Contention = None
+    machine: MachineChoice = AS_IS
     sampling: SamplingChoice = DEFAULT_SAMPLES
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"contention": ON[self.contention], "stack": self.layer.stack} | self.sampling.given
+        return super().settings() | self.sampling.given
+
+    def load(self, topology: str) -> Machine:
+        """The machine with its library."""
+        return self.numbers.load(topology, self.machine.library)
 
 
 DEFAULT_QUESTION, DEFAULT_PREDICTION = QuestionChoice(), PredictionChoice()
@@ -243,12 +220,14 @@ DEFAULT_QUESTION, DEFAULT_PREDICTION = QuestionChoice(), PredictionChoice()
 @Parameter(name="*", group=WORK)
 @dataclass(frozen=True)
 class LayoutChoice:
-    """How ranks share a training step."""
+    """How ranks share a training step.
+
+    Args:
+        fsdp: Shard parameters, gradients and optimiser states: ZeRO stage 3.
+    """
 
     fields: LayoutFields = NO_LAYOUT
-    fsdp: Annotated[
-        bool, Parameter(group=WORK, help="Shard parameters, gradients and optimiser states: ZeRO stage 3.")
-    ] = True
+    fsdp: Annotated[bool, of(WORK)] = True
 
     def layout(self) -> Layout:
         """The layout."""

@@ -36,8 +36,8 @@ class Option(NamedTuple):
     flag : its name there, without hyphens; by default that of the argument.
     is_count : whether a text such as ``128Ki`` may stand for a number.
     least : the least value of a number.
-    tried : values that are searched for the fastest (`tasp_lab.prediction.tune`); none of what changes the numbers that
-        a layer computes.
+    tried : values that tuning tries (`tasp_lab.prediction.evaluate.tuned`); none of what changes the numbers that a
+        layer computes.
     open : values of which every prediction takes the fastest where the option is left at its default; where no machine
         is known, the schedule itself chooses by bytes.
     expected : the type in messages; by default it follows from the annotation.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasp_lab.core.errors import MissingPackageError
 from tasp_lab.core.tables import Part, Table, brief, to_html, to_text
@@ -64,6 +64,22 @@ class View(Report):
 
     def parts(self) -> Sequence[Part]:
         return self.shown
+
+
+Result = TypeVar("Result", bound=Report)
+
+
+class Reports(Report, tuple[Result, ...]):
+    """Several results, one below the other."""
+
+    def to_dict(self) -> dict[str, object]:
+        return {"parts": [each.to_dict() for each in self]}
+
+    def records(self) -> list[Mapping[str, object]]:
+        return [row for each in self for row in each.records()]
+
+    def parts(self) -> list[Part]:
+        return [part for each in self for part in each.parts()]
 
 
 def flat(row: Mapping[str, object]) -> dict[str, object]:

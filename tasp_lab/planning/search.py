@@ -27,12 +27,13 @@ from tasp_lab.machines.stack import load_stack
 from tasp_lab.planning.candidates import Speeds, bounds_of
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import ComputeLike
-from tasp_lab.prediction.predict_step import context_machine, predict_step
+from tasp_lab.prediction.predict_step import predict_step
 from tasp_lab.prediction.rank import TIE, Bar, Outcome, rank
 from tasp_lab.prediction.step_results import StepPrediction
-from tasp_lab.prediction.training_step.layout import StepPlan
+from tasp_lab.prediction.training_step.layout import StepPlan, describe
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
 from tasp_lab.prediction.training_step.rates import StepRates
+from tasp_lab.prediction.training_step.simulation import context_machine
 from tasp_lab.schedules.registry import layer_names_on
 from tasp_lab.workload.layer import Workload
 
@@ -142,7 +143,7 @@ class Search:
         steps, refused, late, done = list(known), list[str](), dict[int, float](), count()
 
         def simulate(chosen: Sequence[Candidate], _: Bar) -> Iterator[Outcome[StepPrediction | None]]:
-            self._rank([each.plan for each in chosen])
+            self._rank([each.plan for each in chosen])  # at once, on all workers
             scheduled = dict[StepPlan, Candidate]()
             for each in chosen:
                 plan = self._with_schedule(each.plan)
@@ -155,6 +156,7 @@ class Search:
             results = in_order(simulated, tasks, self.executor, self.workers)
             for (plan, each), result in zip(scheduled.items(), results, strict=True):
                 if isinstance(result, StepPrediction):
+                    # closed forms of layouts that are alike are short by about the same factor
                     late[_alike(plan)] = min(result.time_s / each.expected_s, late.get(_alike(plan), math.inf))
                     steps.append(result)
                     yield Outcome(result, result.time_s)
@@ -277,30 +279,3 @@ def is_shipped(name: str, layer: Workload, ranks: int, stacks: Sequence[str] = C
     (True, False)
     """
     return any(load_stack(each).shipped(name, layer, ranks, "both") is not None for each in stacks)
-
-
-def describe(plan: StepPlan) -> str:
-    """A layout in a few words.
-
-    >>> from tasp_lab.prediction.training_step.layout import Layout
-    >>> from tasp_lab.workload.models.catalogue import load_model
-    >>> describe(StepPlan(load_model("llama-3-8b"), 8192, "ulysses", Layout(2, 4, 1, 2, microbatches=3)))
-    'tp 2 x cp 4 x dp 2, ulysses, FSDP, 3 micro-batches, full checkpointing'
-    """
-    layout = plan.layout
-    degrees = " x ".join(
-        f"{each} {getattr(layout, each)}" for each in ("tp", "cp", "pp", "dp") if getattr(layout, each) != 1
-    )
-    shared = (layout.cp or 1) * (layout.dp or 1) > 1
-    found = [
-        degrees or "1 GPU",
-        plan.schedule if layout.cp != 1 else "",
-        ("", "ZeRO 1", "ZeRO 2", "FSDP")[layout.zero] if shared else "",
-        f"{layout.interleave} parts per stage" if layout.interleave > 1 else "",
-        f"micro-batches of {plan.batch}" if plan.batch > 1 else "",
-        f"{layout.microbatches} micro-batches" if layout.microbatches > 1 else "",
-        f"logits in {layout.logit_chunks} chunks" if layout.logit_chunks > 1 else "",
-        "optimizer states on the host" if layout.offload else "",
-        layout.recomputing,
-    ]
-    return ", ".join(each for each in found if each)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import get_args
 
-from tasp_lab.core.choices import AttentionKind
+from tasp_lab.core.choices import Pass
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.machines.compute import PARTS, KernelCompute
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
-from tasp_lab.prediction.answer import PASS_NAMES, Answer
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
+from tasp_lab.prediction.passes import PASS_NAMES
 from tasp_lab.prediction.provenance import (
     Provenance,
     UsedConstant,
@@ -28,30 +30,13 @@ from tasp_lab.prediction.provenance import (
 from tasp_lab.prediction.question import NO_SAMPLES, Question
 from tasp_lab.schedules.build import AnySchedule
 from tasp_lab.schedules.collectives.kinds import describe
-from tasp_lab.schedules.registry import kind_of
 from tasp_lab.timeline.events import CONTENTION, SEND, Timeline
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import Passing
-from tasp_lab.workload.layer import Work, Workload
+from tasp_lab.workload.layer import Workload
 
 MIN_SHARE = 0.0005
 """Parts of the critical path with a smaller share of the time are left out of the table."""
-
-
-def caption(work: Work, schedules: Sequence[str], topology: Topology, library: str = "") -> str:
-    """The title of a picture: the work, the machine and the communication library.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> caption(2**20, ["ring", "multi-ring"], full_mesh(8), "ideal")
-    'AllGather of 1 MiB per rank on full-mesh:8, library: ideal'
-    >>> caption(Workload(8192, heads=32, kv_heads=8, mask="causal"), ["tasp"], full_mesh(8), "nccl")
-    'Attention over 8,192 positions, 32 heads (8 KV heads) of 128, causal, bf16 on full-mesh:8, library: nccl'
-    """
-    if isinstance(work, Workload):
-        done = describe_layer(work)
-    else:
-        done = describe(kind_of(schedules), topology.world_size, work)
-    return f"{done} on {topology.name}" + (f", library: {library}" if library else "")
 
 
 def software(machine: Machine) -> str:
@@ -66,63 +51,35 @@ def software(machine: Machine) -> str:
     return "".join(f", {name}" for name in names)
 
 
-_KINDS: Mapping[AttentionKind, str] = {"softmax": "Attention", "linear": "Linear attention", "hybrid": "Hybrid "}
-
-
-def describe_layer(layer: Workload) -> str:
-    """An attention layer, or a hybrid, in words.
-
-    >>> describe_layer(Workload(8, batch=2, documents=(3, 5), dtype="fp32", heads=1))
-    'Attention over 8 positions in 2 documents, batch 2, 1 head (1 KV head) of 128, causal, fp32'
-    >>> describe_layer(Workload(8192, cached_keys=6144, mask="causal"))
-    'Attention over 8,192 positions, 6,144 of them cached, 32 heads (32 KV heads) of 128, causal, bf16'
-    >>> describe_layer(Workload(8192, mask="causal", kind="hybrid", layers="2xLLS", decay="scalar"))
-    'Hybrid LLSLLS over 8,192 positions, 32 heads (32 KV heads) of 128, causal, decay per position, bf16'
-    """
-    parts = [
-        f"{_KINDS[layer.kind]}{layer.layers} over {layer.sequence:,} positions"
-        + (f" in {len(layer.documents)} documents" if layer.documents else ""),
-        f"{layer.cached_keys:,} of them cached" if layer.cached_keys else "",
-        f"batch {layer.batch}" if layer.batch > 1 else "",
-        f"{_count(layer.heads, 'head')} ({_count(layer.kv_head_count, 'KV head')}) of {layer.head_dim}",
-        layer.visible.caption,
-        f"decay per {layer.decay}" if layer.decay in ("head", "channel") else "",
-        "decay per position" if layer.decay == "scalar" else "",
-        f"window {layer.window}" if layer.window else "",
-        layer.dtype,
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"
-
-
 def title_of(answer: Answer, where: str) -> str:
     """The work and the place, on one line."""
     if not answer.computes:
         return f"{describe(answer.collective, answer.world_size, answer.shard_bytes)} on {where}"
-    layer = answer.layer
+    return f"{layer_text(answer.layer, answer.options.passes)}, on {where}"
+
+
+def layer_text(layer: Workload, passes: Pass) -> str:
+    """An attention layer, or a hybrid, and its passes in words.
+
+    >>> layer_text(Workload(8, batch=2, documents=(3, 5), dtype="fp32", heads=1), "both")
+    'Causal attention, forward and backward, 2 x 8 positions in 2 documents, 1 heads of 128, fp32'
+    >>> layer_text(Workload(8192, kind="hybrid", layers="2xLLS", decay="scalar", kv_heads=8), "forward")
+    'Causal hybrid LLSLLS (decay: scalar), forward, 8192 positions, 32 heads (8 KV) of 128, bf16'
+    """
+    decay = f" (decay: {layer.decay})"
+    attention = "attention" if layer.kind == "softmax" else f"linear attention{decay}"
+    if layer.kind == "hybrid":
+        attention = f"hybrid {layer.layers}{decay if 'L' in layer.layers else ''}"
     linear = "" if layer.linear_kv_heads is None else f", {layer.linear_kv_heads} in linear layers"
     kv_heads = "" if layer.kv_head_count == layer.heads and not linear else f" ({layer.kv_head_count} KV{linear})"
-    heads = f"{layer.heads} heads{kv_heads}"
     batch = "" if layer.batch == 1 else f"{layer.batch} x "
     window = "" if layer.window is None else f" in a window of {layer.window}"
     documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
     cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
-    positions = f"{batch}{layer.sequence} positions{documents}{cached}"
     return (
-        f"{layer.mask.capitalize()} {_attention_text(layer)}{window}, {PASS_NAMES[answer.options.passes]}, "
-        f"{positions}, {heads} of {layer.head_dim}, {layer.dtype}, on {where}"
+        f"{layer.mask.capitalize()} {attention}{window}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
+        f"{documents}{cached}, {layer.heads} heads{kv_heads} of {layer.head_dim}, {layer.dtype}"
     )
-
-
-def _attention_text(layer: Workload) -> str:
-    """The kind of attention of a layer, or of the layers of a hybrid."""
-    decay = f" (decay: {layer.decay})"
-    if layer.kind == "hybrid":
-        return f"hybrid {layer.layers}{decay if 'L' in layer.layers else ''}"
-    return "attention" if layer.kind == "softmax" else f"linear attention{decay}"
 
 
 def ranks_text(answer: Answer) -> str:
@@ -258,14 +215,11 @@ LIBRARY_VERSIONS = {"nccl": "NCCL 2.29", "rccl": "RCCL 2.27"}
 """Whose constants ``tasp_lab/machines/libraries/constants`` has, by name of the library."""
 
 
-_PASSES: tuple[Passing, ...] = ("forward", "backward")
-
-
 def software_of(answer: Answer) -> list[str]:
     """The line about the software of an answer; none of a collective."""
     if not answer.computes:
         return []
-    line = software_line(answer.passes[0].machine, answer.layer, answer.rates)
+    line = software_line(answer.on, answer.layer, answer.rates)
     return [line] if line else []
 
 
@@ -279,7 +233,7 @@ def software_line(machine: Machine, layer: Workload, passes: Collection[str]) ->
     compute = machine.compute
     if not isinstance(compute, KernelCompute) or layer.kind == "linear":
         return ""
-    asked: list[Passing] = [each for each in _PASSES if each in passes]
+    asked = [each for each in get_args(Passing) if each in passes]
     assumed = {each: compute.rate(layer.dtype, each, "softmax", layer.head_dim).assumed for each in asked}
     gpu = machine.accelerator
     known = {True: f"assumed on {gpu}", False: f"measured on {gpu}"}

@@ -95,28 +95,6 @@ def ratio(a: Number, b: Number) -> float:
     return float(a) / float(b) if float(b) else 1.0
 
 
-def _interval_text(answer: Answer, _: Answer | None) -> str:
-    """The interval; empty where none was asked for."""
-    return "" if answer.interval is None else answer.interval.text
-
-
-def _pass_text(answer: Answer, _: Answer | None) -> str:
-    """The pass with its dataflow."""
-    return answer.passing + (f", {answer.dataflow}" if answer.passing == "backward" and answer.dataflow else "")
-
-
-def _contention_text(answer: Answer, _: Answer | None) -> str:
-    return "" if answer.contention_s is None else f"{ratio(answer.contention_s, answer.time_s):.1%}"
-
-
-def _speed_up(answer: Answer, first: Answer | None) -> str:
-    return "-" if first is None else f"{ratio(first.time_s, answer.time_s):.2f}x"
-
-
-def _share_of_bound(answer: Answer, _: Answer | None) -> str:
-    return f"{ratio(answer.bound_s, answer.time_s):.1%}"
-
-
 def _shipped_by(answer: Answer) -> list[str]:
     """The stacks that ship the schedule of an answer for its layer; none for one that was built elsewhere."""
     if not isinstance(answer.question.schedule, str):
@@ -131,25 +109,41 @@ MOST_NAMED = 3
 """Stacks that a table names; of more, how many there are besides."""
 
 
-def _few(names: Sequence[str]) -> str:
+def _few_stacks(answer: Answer, _: Answer | None) -> str:
+    if answer.on.stack:
+        return ""
+    names = _shipped_by(answer)
     more = f" +{len(names) - MOST_NAMED}" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more or "-"
+
+
+def _measured_error(answer: Answer, _: Answer | None) -> str:
+    if answer.measured_s is None or answer.measured_prediction_s is None:
+        return ""
+    if answer.not_comparable is not None:
+        return "not a prediction"
+    return f"{ratio(answer.measured_prediction_s, answer.measured_s) - 1:+.1%}"
+
+
+def _pass(answer: Answer, _: Answer | None) -> str:
+    """The pass with its dataflow."""
+    return answer.passing + (f", {answer.dataflow}" if answer.passing == "backward" and answer.dataflow else "")
+
+
+def _time(value: Number | None) -> str:
+    return "" if value is None else format_time(value)
 
 
 def _is_hybrid(answer: Answer) -> bool:
     return answer.computes and answer.layer.kind == "hybrid"
 
 
-def _options(answer: Answer) -> dict[str, object]:
-    """The options that apply to the schedule; none of one that was given as an object."""
-    return {name: getattr(answer.options, name) for name in answer.applying}
-
-
 _PREDICTIONS: tuple[Column[Answer], ...] = (
     # What was asked.
     Column("schedule", "its name", json=ALL, title="schedule", always=True),
-    Column("", "the pass", title="pass", tables=LAYER, cell=_pass_text, when=lambda a: a.options.passes != "forward"),
-    Column("options", "the options that apply to the schedule, as an object", _options, RANKING, always=True),
+    Column("", "the pass", title="pass", tables=LAYER, cell=_pass, when=lambda a: a.options.passes != "forward"),
+    Column("options", "the options that apply to the schedule, as an object",
+           lambda a: {name: getattr(a.options, name) for name in a.applying}, RANKING, always=True),
     Column("collective", "`AllGather`, `ReduceScatter`, `AllReduce`, `AllToAll` or `SendRecv`", json=COLLECTIVE),
     Column("topology", "the name of the topology", json=PREDICTED, always=True),
     Column("world_size", "the number of ranks", json=PREDICTED, always=True),
@@ -187,7 +181,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("time_high_s", "upper end of the interval", json=ALL),
     Column("interval", "its `median_s`, `regime` (the error class), its measured `rows` and `machines`, what is "
            "`borrowed` from other classes, and `samples` of the parameters; null with `--samples 0`",
-           lambda a: None if a.interval is None else a.interval.to_dict(), PREDICTED, "interval", ALL, _interval_text),
+           lambda a: None if a.interval is None else a.interval.record, PREDICTED, "interval", ALL,
+           lambda a, _: "" if a.interval is None else a.interval.text),
     Column("first_is_faster", "the probability that the first schedule is faster than this one, by the errors that "
            "they do not share; null of the first", json=RANKING),
     Column("expected_regret", "how much longer than the fastest schedule this one is expected to take, as a share",
@@ -195,8 +190,9 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
            cell=lambda a, _: "-" if a.expected_regret is None
            else "tie" if a.is_tied else format_regret(a.expected_regret).removesuffix(" slower")),
     Column("untuned_time_s", "with `--tune`: the time with the given options", lambda a: a.untuned_s, RANKING,
-           "untuned", cell=lambda a, _: "" if a.untuned_s is None else format_time(a.untuned_s)),
-    Column("", "over the first row", title="speed-up", tables=ALL, cell=_speed_up),
+           "untuned", cell=lambda a, _: _time(a.untuned_s)),
+    Column("", "over the first row", title="speed-up", tables=ALL,
+           cell=lambda a, first: "-" if first is None else f"{ratio(first.time_s, a.time_s):.2f}x"),
     Column("busbw_bytes_per_s", "bus bandwidth as nccl-tests defines it", json=COLLECTIVE, title="busbw"),
     Column("compute_s", "kernel time of the busiest rank", json=LAYER, title="compute"),
     Column("exposed_s", "`time_s` - `compute_s`: what messages add", json=LAYERS, title="exposed",
@@ -205,7 +201,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("communication_s", "with `--explain`: time of the same schedule without kernel calls", json=LAYER,
            title="communication", explains=True),
     Column("contention_s", "with `--explain`: part of `time_s` due to messages that slow kernel calls; null where they "
-           "do not", json=LAYER, title="contention", cell=_contention_text, explains=True),
+           "do not", json=LAYER, title="contention", explains=True,
+           cell=lambda a, _: "" if a.contention_s is None else f"{ratio(a.contention_s, a.time_s):.1%}"),
     Column("ccr", "with `--explain`: compute / communication; null without communication", json=LAYER, title="CCR",
            cell=lambda a, _: "-" if a.ccr is None else f"{a.ccr:.3g}", explains=True),
     # What it takes.
@@ -219,75 +216,68 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("flops", "of all ranks", json=LAYER),
     Column("bound_s", "least time of any schedule of this work that starts with the same blocks", json=ALL,
            title="bound", tables=PREDICTED),
-    Column("", "bound / time", title="share of bound", tables=ALL, cell=_share_of_bound),
+    Column("", "bound / time", title="share of bound", tables=ALL,
+           cell=lambda a, _: f"{ratio(a.bound_s, a.time_s):.1%}"),
     Column("bottleneck", "`compute` if it takes half of the time, else the largest part of the critical path: `link`, "
            "`port`, `NIC`, `latency`, ...; for schedules with too many events `communication`",
            json=RANKING, title="bottleneck"),
     # What ran on a fabric.
     Column("measured_s", "with `--validate`: the median time on the fabric", json=RANKING, title="on the fabric",
-           cell=lambda a, _: "" if a.measured_s is None else format_time(a.measured_s)),
+           cell=lambda a, _: _time(a.measured_s)),
     Column("measured_prediction_s", "with `--validate`: the prediction for the fabric", json=RANKING, title="error",
-           cell=lambda a, _: _error_text(a)),
+           cell=_measured_error),
     Column("", "of a tuned schedule", title="options", tables=RANKING, cell=lambda a, _: a.options.arguments,
            when=lambda a: a.untuned_s is not None),
-    Column("shipped_by", "the [stacks](stacks.md) that ship it for this layer", lambda a: _shipped_by(a), RANKING,
-           title="shipped by", cell=lambda a, _: "" if a.machine and a.machine.stack else _few(_shipped_by(a))),
+    Column("shipped_by", "the [stacks](stacks.md) that ship it for this layer", _shipped_by, RANKING,
+           title="shipped by", cell=_few_stacks),
 )  # fmt: skip
 
 
-def _point(name: str, meaning: str) -> Column[Answer]:
-    """A column that says which point of a study a row is."""
-    return Column(name, meaning, None, STUDY, tells_apart=True)
+def _filled(meanings: Mapping[str, str], *, tells_apart: bool) -> tuple[Column[Answer], ...]:
+    """Columns that a study fills: which point a row is, or where it is from."""
+    return tuple(Column(name, meaning, None, STUDY, tells_apart=tells_apart) for name, meaning in meanings.items())
 
 
-def _history(name: str, meaning: str) -> Column[Answer]:
-    """A column that says where a row is from."""
-    return Column(name, meaning, None, STUDY)
-
-
-def _as_predicted(name: str, meaning: str = "") -> Column[Answer]:
-    """A column of predictions in the rows of studies, too."""
-    column = next(column for column in _PREDICTIONS if column.name == name)
-    return Column(name, meaning or column.meaning, column.value, STUDY)
+def _as_predicted(**meanings: str) -> tuple[Column[Answer], ...]:
+    """Columns of predictions in the rows of studies, too; with another meaning where it is given."""
+    known = {column.name: column for column in _PREDICTIONS}
+    return tuple(
+        Column(name, meaning or known[name].meaning, known[name].value, STUDY) for name, meaning in meanings.items()
+    )
 
 
 _ROWS: tuple[Column[Answer], ...] = (
-    _history("key", "hash of inputs, machine, schedules and model version"),
-    # Which point it is.
-    _point("machine", "its name, expression or file"),
-    _point("nodes", "of the machine"),
-    _point("ranks", "of the machine"),
-    _point("library", "the communication library"),
-    _point("model", "whose layer it is, if any"),
-    _point("seq", "positions over all ranks"),
-    _point("batch", "sequences"),
-    _point("heads", "query heads"),
-    _point("kv_heads", "key and value heads"),
-    _point("head_dim", "elements per head"),
-    _point("dtype", "of queries, keys, values and results"),
-    _point("mask", "`full` or `causal`"),
-    _point("kind", "`softmax` or `linear` attention, or a `hybrid`"),
-    _point("passes", "`forward`, `backward` or `both`"),
-    _point("schedule", "its name"),
-    _point("variant", "its name; `as is` without changes"),
-    _point("overrides", "what the variant changes"),
+    *_filled({"key": "hash of inputs, machine, schedules and model version"}, tells_apart=False),
+    *_filled({
+        "machine": "its name, expression or file",
+        "nodes": "of the machine",
+        "ranks": "of the machine",
+        "library": "the communication library",
+        "model": "whose layer it is, if any",
+        "seq": "positions over all ranks",
+        "batch": "sequences",
+        "heads": "query heads",
+        "kv_heads": "key and value heads",
+        "head_dim": "elements per head",
+        "dtype": "of queries, keys, values and results",
+        "mask": "`full` or `causal`",
+        "kind": "`softmax` or `linear` attention, or a `hybrid`",
+        "passes": "`forward`, `backward` or `both`",
+        "schedule": "its name",
+        "variant": "its name; `as is` without changes",
+        "overrides": "what the variant changes",
+    }, tells_apart=True),
     # Numbers.
-    _as_predicted("time_s"),
-    _as_predicted("time_low_s"),
-    _as_predicted("time_high_s"),
+    *_as_predicted(time_s="", time_low_s="", time_high_s=""),
     Column("setting", "how schedules are compared, which errors of their order depend on: with a model of the "
            "`library`, by `links alone` without one or on PCIe, `exact` on ideal links",
-           lambda a: setting_of(a.passes[0].machine), STUDY),
+           lambda a: setting_of(a.on), STUDY),
     Column("measured", "whether layers with its kernel calls and its host were measured, which errors of their order "
            "depend on, too", lambda a: a.is_measured, STUDY),
-    _as_predicted("compute_s"),
-    _as_predicted("exposed_s"),
-    _as_predicted("bound_s", "least time of the layer; of a `settled` row, of this schedule"),
-    _as_predicted("bottleneck"),
+    *_as_predicted(compute_s="", exposed_s="",
+                   bound_s="least time of the layer; of a `settled` row, of this schedule", bottleneck=""),
     Column("steps", "the steps of the schedules of all passes", json=STUDY),
-    _as_predicted("bytes_per_rank"),
-    _as_predicted("link_bytes"),
-    _as_predicted("buffer_bytes"),
+    *_as_predicted(bytes_per_rank="", link_bytes="", buffer_bytes=""),
     Column("memory_bytes", "tensors of the layer, gradients and buffers of the rank with the most positions",
            json=RANKING + STUDY),
     Column("fits", "whether a GPU has that memory, or null", json=RANKING + STUDY),
@@ -295,25 +285,18 @@ _ROWS: tuple[Column[Answer], ...] = (
     Column("settled_by", "`simulation`, or `bound` if the lower bound exceeds the time of another schedule",
            lambda a: "simulation", STUDY),
     Column("search_complete", "whether a larger search budget would find the same rings", json=STUDY),
-    # Where it is from.
-    _history("version", "of tasp-lab"),
-    _history("models", "`MODEL_VERSION`"),
-    _history("constants", "hash of the machine"),
-    _history("digest", "hash of the schedules"),
-    _history("status", "`ok`, `settled`, `does not apply` or `failed`"),
-    _history("error", "why there is no answer"),
-    _history("inputs", "inputs of the point, as JSON"),
+    *_filled({
+        "version": "of tasp-lab",
+        "models": "`MODEL_VERSION`",
+        "constants": "hash of the machine",
+        "digest": "hash of the schedules",
+        "status": "`ok`, `settled`, `does not apply` or `failed`",
+        "error": "why there is no answer",
+        "inputs": "inputs of the point, as JSON",
+    }, tells_apart=False),
 )  # fmt: skip
 
 COLUMNS: tuple[Column[Answer], ...] = (*_PREDICTIONS, *_ROWS)
-
-
-def _error_text(answer: Answer) -> str:
-    if answer.measured_s is None or answer.measured_prediction_s is None:
-        return ""
-    if answer.not_comparable is not None:
-        return "not a prediction"
-    return f"{ratio(answer.measured_prediction_s, answer.measured_s) - 1:+.1%}"
 
 
 def view_of(answer: Answer) -> View:
@@ -326,7 +309,7 @@ def fields_of(answer: Answer, view: View, explain: bool = False) -> dict[str, ob
 
     With `explain` also the fields that take simulations of their own.
 
-    >>> from tasp_lab.prediction.answer import answer
+    >>> from tasp_lab.prediction.evaluate import answer
     >>> from tasp_lab.prediction.question import Question
     >>> list(fields_of(answer(Question("full-mesh:2", "ring", 64)), "collective"))[:4]
     ['schedule', 'collective', 'topology', 'world_size']

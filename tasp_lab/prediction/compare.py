@@ -1,5 +1,7 @@
 """Rank the schedules of a layer on a machine by predicted time.
 
+    compare("h100-8", Workload(65536, heads=32, mask="causal"), passes="both").recommendation.schedule
+
 Of a hybrid, only stacks of the schedules that are fastest for single layers are compared: eight ranks have 168 pairs of
 a linear and a softmax schedule, and a stack takes as long to simulate as all its layers. So the schedules of each kind
 are predicted for one layer alone, and the `FASTEST` of each kind are combined. The fastest softmax schedule without a
@@ -14,30 +16,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, zip_longest
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.simulate import Engine
 from tasp_lab.core.choices import AttentionKind, Preference
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError, WorkloadError, of_type
 from tasp_lab.core.progress import CountCallback, ProgressCallback, count_lines, no_progress
-from tasp_lab.core.report import Report, flat
+from tasp_lab.core.report import Report, Reports, flat
 from tasp_lab.core.tables import Part
 from tasp_lab.core.units import format_size_about
 from tasp_lab.core.workers import deal
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NO_SAMPLES
 from tasp_lab.machines.stack import load_stack
-from tasp_lab.prediction.answer import Answer, answer, build, refusal
-from tasp_lab.prediction.captions import (
-    assumptions,
-    interval_line,
-    provenance_of,
-    ranks_text,
-    software,
-    software_of,
-    title_of,
-)
+from tasp_lab.prediction import captions
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of
+from tasp_lab.prediction.evaluate import SEARCHED, answer, build, refusal, tried_options, tuned
 from tasp_lab.prediction.explain import Explanation
 from tasp_lab.prediction.inputs import (
     LayerLike,
@@ -54,7 +49,6 @@ from tasp_lab.prediction.question import (
     SETTINGS,
     PreparedMachine,
     Question,
-    Rings,
     are_sought,
     prepare,
     question_of,
@@ -62,29 +56,18 @@ from tasp_lab.prediction.question import (
 )
 from tasp_lab.prediction.rank import NEAR, Bar, Outcome, rank
 from tasp_lab.prediction.recommend import Recommendation
-from tasp_lab.prediction.tune import SEARCHED, axes_of, search, trials
 from tasp_lab.prediction.versus import Versus, change_name, changed_question, versus_table
+from tasp_lab.schedules import registry
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import AnySchedule, attention_layout, check_schedules, names_in
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.task import chunk_layout
-from tasp_lab.schedules.registry import (
-    LASP_2H,
-    NOT_APPLICABLE,
-    baselines,
-    by_kind,
-    check_names,
-    layer_names_on,
-    names_of,
-    options_for,
-    reason_of,
-)
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import LAYER_KINDS, Workload
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Model
 
-SINGLE_RINGS = tuple(baselines())
+SINGLE_RINGS = tuple(registry.baselines())
 """The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
 
 COMPUTES: Mapping[AttentionKind, str] = {
@@ -97,8 +80,7 @@ COMPUTES: Mapping[AttentionKind, str] = {
 FASTEST = 3
 """Schedules of each kind of layer that are stacked."""
 
-TimeOf = Callable[[Workload, str], float | None]
-"""The time of a schedule of a single layer in seconds; None if it does not apply."""
+# -------------------------------------------------------------------------------------------------------- candidates
 
 
 def compare(
@@ -128,7 +110,8 @@ def compare(
     work : the layer, or the hybrid; or the name of a model, beside a `sequence`.
     schedules : those to compare, by name or as objects, see `predict`; by default all names, families at every split
         of the ranks into two factors, and tuned also in all their variants.
-    tune : whether to search the options of each schedule for the shortest time, see `tasp_lab.prediction.tune`.
+    tune : whether to search the options of each schedule for the shortest time, see
+        `tasp_lab.prediction.evaluate.tuned`.
     screen : whether schedules are left out whose lower bound is so far above the time of the fastest one that they
         cannot be recommended (`tasp_lab.prediction.paired.PairedErrors.margin`). Only where all names are compared,
         with the options that are given.
@@ -152,43 +135,42 @@ def compare(
     'ulysses'
     """
     check_call(compare, locals(), SETTINGS)
-    given = work
+    given, count = work, count or count_lines(progress)
     asked = question_of(machine, work, settings, NO_SAMPLES.samples, engine)
     if not isinstance(asked.work, Workload):
         raise WorkloadError(
             f"work {work!r}: bytes of a collective, expected an attention layer; see compare_collectives"
         )
-    model = load_model(work) if isinstance(work, str) else None
-    changed = [changed_question(each, machine, asked.overrides) for each in versus]
+    changed = [changed_question(change, machine, asked.overrides) for change in versus]
     for other, overrides in changed:  # wrong ones are refused before anything is simulated
         prepare(question_of(other, work, settings | {"overrides": overrides}))
     asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
     work, options = asked.layer, asked.options
     options.check_layer(work)
     on = prepare(asked)
-    machine, world_size = on.machine_for(work), on.machine.topology.world_size
-    question = with_machine(asked, on.machine)
+    machine, question = on.machine_for(work), with_machine(asked, on.machine)
     chosen: Sequence[AnySchedule]
     alone: dict[AttentionKind, list[str]] = {}
     left_out = 0
     if schedules is None:
-        chosen, left_out = _shipped(machine.stack, layer_names_on(world_size, work, variants=tune), work, on, options)
+        chosen, left_out = _shipped(work, on, options, variants=tune)
         for letter, kind in LAYER_KINDS.items() if work.kind == "hybrid" else ():
             if letter in work.layers:
-                alone[kind], _ = _shipped(machine.stack, layer_names_on(world_size, work.of(letter)), work, on, options)
+                alone[kind], _ = _shipped(work.of(letter), on, options)
     else:
         chosen = as_schedules(schedules)
     check_schedules(chosen, work, options.passes)
-    _find_rings(on, asked.rings, [*names_in(chosen), *chain(*alone.values())], progress)
-    count = count or count_lines(progress)
+    _find_rings(question, on, [*names_in(chosen), *chain(*alone.values())], progress)
     choice = _choice(question, on, alone, count, progress) if alone else None
     chosen = chosen if choice is None else choice.names
+    questions = [replace(question, schedule=each) for each in chosen]
     if tune:
         names = names_in(chosen)
-        most, plural = sum(trials(axes_of(name, options)) for name in names), "" if len(names) == 1 else "s"
+        most = sum(len(tried_options(_with_applying(each))) for each in questions if isinstance(each.schedule, str))
+        plural = "" if len(names) == 1 else "s"
         progress(f"tuning {len(names)} schedule{plural}: combinations of options to simulate: at most {most}")
-    questions = [replace(question, schedule=each) for each in chosen]
     screens = screen and schedules is None and choice is None and not tune
+    # a search answers the same question for its named schedules first
     there = {} if tune else {each.question.name: each for each in known}
     new = [each for each in questions if each.name not in there]
     answers, settled = _simulated(new, on, tune, screens, count, jobs)
@@ -202,8 +184,10 @@ def compare(
         ranked = [replace(each, first=None if each is applying[0] else applying[0], expected_regret=regret,
                           is_tied=bool(tied)) for each, regret, tied in odds]  # fmt: skip
         answers[: len(ranked)] = ranked  # those that do not apply are last
-    provenance = provenance_of(asked, chosen, machine, answers, rings=True, search_complete=on.search_complete,
-                               more={"searched": plain(SEARCHED)} if tune else {})  # fmt: skip
+    provenance = captions.provenance_of(
+        asked, chosen, machine, answers, rings=True, search_complete=on.search_complete,
+        more={"searched": plain(SEARCHED)} if tune else {},
+    )  # fmt: skip
     others = []
     for change, (other, overrides) in zip(versus, changed, strict=True):
         if recommendation is None:
@@ -212,24 +196,42 @@ def compare(
         found = compare(other, given, schedules, engine=engine, tune=tune, screen=screen, prefer=prefer,
                         jobs=jobs, progress=progress, count=count, **(settings | {"overrides": overrides}))  # fmt: skip
         others.append(Versus.of(change_name(change), recommendation, found.recommendation, found.candidates[0].reason))
+    model = load_model(given) if isinstance(given, str) else None
     return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation,
                    versus=tuple(others), settled=tuple(settled), left_out=left_out, model=model)  # fmt: skip
 
 
 def _shipped(
-    stack: str, names: Sequence[str], work: Workload, on: PreparedMachine, options: AttentionOptions
+    work: Workload, on: PreparedMachine, options: AttentionOptions, variants: bool = False
 ) -> tuple[list[str], int]:
-    """The schedules that a stack runs for a layer, and how many others there are; of no stack all.
+    """The schedules that the stack of a machine runs for a layer, and how many others there are; without a stack all.
 
     Raises `ScheduleError` if it runs none.
     """
-    ranks, passes = on.machine.topology.world_size, options.passes
-    reasons = {name: load_stack(stack).refusal(name, work, ranks, passes) if stack else "" for name in names}
+    ranks, stack = on.machine.topology.world_size, on.machine.stack
+    names = registry.layer_names_on(ranks, work, variants=variants)
+    if not stack:
+        return names, 0
+    reasons = {name: load_stack(stack).refusal(name, work, ranks, options.passes) for name in names}
     found = [name for name, why in reasons.items() if not why]
-    if stack and not found:
+    if not found:
         limited = next((why for why in reasons.values() if "does not ship" not in why), "")
         raise ScheduleError(limited or f"the stack {stack} ships no schedule of this layer")
     return found, len(names) - len(found)
+
+
+def _find_rings(question: Question, on: PreparedMachine, names: Sequence[str], progress: ProgressCallback) -> None:
+    """Find the rings that some schedule needs. Raises `TaspLabError` for rings and options that cannot be used."""
+    topology, rings = on.machine.topology, question.rings
+    for given in rings if isinstance(rings, tuple) else ():
+        if given.world_size != topology.world_size:
+            where = f"{topology.name} has {topology.world_size}"
+            raise ScheduleError(f"decomposition: rings of {given.world_size} ranks, {where}")
+    if are_sought(rings, names):
+        try:
+            on.rings(progress)
+        except NoDecompositionError:
+            return  # schedules over rings do not apply, others may
 
 
 def is_too_large(answer: Answer) -> bool:
@@ -257,59 +259,48 @@ def _simulated(
 
     if not screens:
         return rank(questions, answer_all).answers, []
+    # what is that far behind has no part in the regret, and is not near the fastest either
     margin = (1 + NEAR) * paired_errors().margin(setting_of(on.machine))
     ranked = rank(questions, answer_all, margin=margin, order=lambda each: turns.index(each.name), shared=jobs > 1)
     answers, settled = (sorted(each, key=lambda found: place[found.schedule]) for each in ranked[:2])
     return answers, sorted(settled, key=lambda each: each.rank_s)
 
 
+def _with_applying(question: Question) -> Question:
+    """The question with those of its options that the schedule has."""
+    name, options = question.schedule, question.options
+    applying = registry.options_for(name, options) if isinstance(name, str) else AttentionOptions(options.passes)
+    return replace(question, options=applying)
+
+
 def _outcome(
     question: Question, on: PreparedMachine, bar: Bar, tune: bool = False, screens: bool = False
 ) -> Outcome[Answer]:
-    """The answer for a schedule with those of the options that apply to it; with `tune` with the best options.
+    """The answer for a schedule, with `tune` with its best options. Raises an error that is no matter of the schedule.
 
-    Raises an error that is no matter of the schedule.
+    With `screens` one that the bar excludes is settled.
     """
-    name, options = question.schedule, question.options
-    untuned_s: float | None = None
-    applying = options_for(name, options) if isinstance(name, str) else AttentionOptions(options.passes)
-    start = replace(question, options=applying)
+    asked, settled = _with_applying(question), None
     try:
-        if tune and isinstance(name, str):
-            times_s: dict[str, float] = {}
-            tuned = search(lambda each: build(replace(question, options=each), on).time_s(times_s), applying,
-                           axes_of(name, options))  # fmt: skip
-            start, untuned_s = replace(question, options=tuned.options), tuned.untuned_s
-        built = build(start, on)
-        # single rings are always simulated: speed-ups are over the fastest of them
-        settled = built.settled() if screens and name not in SINGLE_RINGS else None
-        if settled is not None and bar.excludes(settled.rank_s):
-            return Outcome(settled, bound_s=settled.rank_s)
-        found = replace(built.answer(), untuned_s=untuned_s)
-    except NOT_APPLICABLE as error:
-        return Outcome(refusal(start, error, on))
+        if tune and isinstance(asked.schedule, str):
+            found = tuned(asked, on)
+        else:
+            built = build(asked, on)
+            # single rings are always simulated: speed-ups are over the fastest of them
+            settled = built.settled() if screens and asked.name not in SINGLE_RINGS else None
+            if settled is not None and bar.excludes(settled.rank_s):
+                return Outcome(settled, bound_s=settled.rank_s)
+            found = built.answer()
+    except registry.NOT_APPLICABLE as error:
+        return Outcome(refusal(asked, error, on))
     time_s = inf if is_too_large(found) else float(found.time_s)
     bar.lower(time_s)  # at once, for those of this round that are still to be answered
     return Outcome(found, time_s, 0.0 if settled is None else settled.rank_s, settled)
 
 
-def _find_rings(on: PreparedMachine, rings: Rings, names: Sequence[str], progress: ProgressCallback) -> None:
-    """Find the rings that some schedule needs. Raises `TaspLabError` for rings and options that cannot be used."""
-    topology = on.machine.topology
-    for each in rings if isinstance(rings, tuple) else ():
-        if each.world_size != topology.world_size:
-            where = f"{topology.name} has {topology.world_size}"
-            raise ScheduleError(f"decomposition: rings of {each.world_size} ranks, {where}")
-    if are_sought(rings, names):
-        try:
-            on.rings(progress)
-        except NoDecompositionError:
-            return  # schedules over rings do not apply, others may
-
-
 def compare_kinds(
     machine: MachineLike, layers: Sequence[Workload], schedules: ScheduleNames | None = None, **settings: Any
-) -> Rankings:
+) -> Reports[Ranking]:
     """A ranking per kind of attention: layers of different kinds are never in one.
 
     Parameters
@@ -330,60 +321,28 @@ def compare_kinds(
     kinds = [each.kind for each in layers]
     if len(set(kinds)) < len(kinds):
         raise ScheduleError(f"layers of the kinds {', '.join(kinds)}, expected each kind once")
-    given = None if schedules is None else by_kind(as_names(schedules), kinds)
+    given = None if schedules is None else registry.by_kind(as_names(schedules), kinds)
     chosen = [each for each in layers if given is None or given[each.kind]]
-    return Rankings(
-        tuple(compare(machine, each, None if given is None else given[each.kind], **settings) for each in chosen)
-    )
+    return Reports(compare(machine, each, None if given is None else given[each.kind], **settings) for each in chosen)
 
 
-def _choice(
-    question: Question,
-    on: PreparedMachine,
-    alone: Mapping[AttentionKind, list[str]],
-    count: CountCallback,
-    progress: ProgressCallback,
-) -> StackChoice:
-    """Choose the stacks of a hybrid to compare, by the times of all schedules of its layers."""
-    total, work = sum(map(len, alone.values())), question.layer
-    progress(f"hybrid {work.layers}: {total} schedules of its layers are predicted alone, the fastest are stacked")
-    numbers = iter(range(total))
-
-    def time_of(layer: Workload, name: str) -> float | None:
-        count(next(numbers), total, f"one layer by {name}")
-        found = _outcome(replace(question, schedule=name, work=layer), on, Bar()).answer
-        return float(found.time_s) if found.applies else None
-
-    choice = choose_stacks(work, on.machine.topology, alone, question.options, time_of)
-    count(total, total, "")
-    progress(str(choice))
-    return choice
-
-
-def question_about(schedule: str, question: Question, on: PreparedMachine | None = None) -> Question:
-    """The question about a schedule that is to be explained, which need not be among those that were compared.
-
-    Raises `ScheduleError` for an unknown name, and for a schedule that does not apply.
-    """
-    check_names([schedule], question.layer)
-    asked = replace(question, schedule=schedule, options=options_for(schedule, question.options))
-    try:
-        build(asked, on)
-    except NOT_APPLICABLE as error:
-        raise ScheduleError(f"explain: {schedule} does not apply: {reason_of(error, schedule)}") from error
-    return asked
+# ----------------------------------------------------------------------------------------------------------- ranking
 
 
 @dataclass(frozen=True, repr=False)
 class Ranking(Report):
     """All answers, the fastest first; then those that do not fit into a GPU, and those that do not apply last.
 
-    `settled` are those that a bound settled (see `compare`), the least bound first, and `left_out` is how many the
-    stack does not run. `model` is whose layer it is, if known. `question` is what was asked of each schedule. Of a
-    hybrid `choice` says which stacks of layers are compared, None if they were given. `recommendation` is None if no
-    schedule applies; `versus` are the changes that it is compared with. `fabric` are the comparisons of the schedules
-    that were run, one for each set of options. `is_reporter` is False on the ranks of a torchrun group that leave the
-    output to rank 0.
+    Parameters
+    ----------
+    question : what was asked of each schedule.
+    choice : of a hybrid, which stacks of layers are compared; None if they were given.
+    fabric : the comparisons of the schedules that were run, one for each set of options.
+    is_reporter : False on the ranks of a torchrun group that leave the output to rank 0.
+    recommendation : None if no schedule applies. `versus` are the changes that it is compared with.
+    settled : those that a bound settled (see `compare`), the least bound first.
+    left_out : how many schedules the stack does not run.
+    model : whose layer it is, if known.
     """
 
     question: Question
@@ -420,6 +379,10 @@ class Ranking(Report):
         """Its time in seconds."""
         return None if self.single_ring is None else float(self.single_ring.time_s)
 
+    @property
+    def _applying(self) -> list[Answer]:
+        return [each for each in self.candidates if each.applies]
+
     def explain(self, schedule: str) -> Explanation:
         """Where a schedule spends its time, beside the recommended one; that beside the fastest other one.
 
@@ -441,20 +404,16 @@ class Ranking(Report):
             return Explanation(best, rest[0] if rest else None, schedule)
         return Explanation(best, found, schedule)
 
-    @property
-    def _applying(self) -> list[Answer]:
-        return [each for each in self.candidates if each.applies]
-
     def to_dict(self) -> dict[str, object]:
         return {
             "computes": COMPUTES[self.kind],
             "library": self.machine.comm_library.name,
             "stack": self.machine.stack or None,
             "changes": list(self.machine.changes),
-            **({} if self.recommendation is None else self.recommendation.to_dict()),
-            **({} if self.choice is None else {"layer_schedules": self.choice.to_dict()}),
+            **({} if self.recommendation is None else self.recommendation.record),
+            **({} if self.choice is None else {"layer_schedules": self.choice.records()}),
             "model_does_not_fit": self._model_does_not_fit or None,
-            "versus": [each.to_dict() for each in self.versus],
+            "versus": [each.record for each in self.versus],
             "results": [fields_of(each, "ranking") for each in self.candidates],
             "not_simulated": [{"schedule": each.schedule, "least_s": each.least_s} for each in self.settled],
             "fabric": [each.to_dict() for each in self.fabric],
@@ -478,22 +437,24 @@ class Ranking(Report):
             # the software it is for follows what to use and how sure that is
             lines = self.recommendation.lines()
             model = [self._model_does_not_fit] if self._model_does_not_fit else []
-            found += [*lines[:2], *model, *software_of(self.recommendation.answer), *lines[2:]]
+            found += [*lines[:2], *model, *captions.software_of(self.recommendation.answer), *lines[2:]]
         found += [versus_table(self.versus)] if self.versus else []
         if best.applies:
-            title = title_of(best, f"{best.topology}, {ranks_text(best)}{software(self.machine)}")
-            found.append(table_of(title, "ranking", [*applying, *self.settled], lambda _: self.single_ring))
+            where = f"{best.topology}, {captions.ranks_text(best)}{captions.software(self.machine)}"
+            rows = [*applying, *self.settled]
+            found.append(table_of(captions.title_of(best, where), "ranking", rows, lambda _: self.single_ring))
             if too_large:
                 found.append(f"do not fit into a GPU: {', '.join(each.schedule for each in too_large)}")
             if count := len(self.settled):
                 beyond = f"at least {self.settled[0].rank_s / float(best.time_s):.2f} times the time of {best.schedule}"
-                rows = "the last row" if count == 1 else f"the last {count} rows"
-                found.append(f"not simulated, as bounds are {beyond}: {rows}")
+                last = "the last row" if count == 1 else f"the last {count} rows"
+                found.append(f"not simulated, as bounds are {beyond}: {last}")
             if self.left_out:
                 stack = f"as {self.machine.stack} does not run them for this layer"
                 found.append(f"left out, {stack}: {self.left_out} schedules")
-            found += [*self.machine.changes, *([] if self.choice is None else [str(self.choice)]), *assumptions(best)]
-            found += [] if best.interval is None else [interval_line(best.interval)]
+            found += [*self.machine.changes, *([] if self.choice is None else [str(self.choice)])]
+            found += captions.assumptions(best)
+            found += [] if best.interval is None else [captions.interval_line(best.interval)]
         refused = [each for each in self.candidates if not each.applies]
         return [*found, *([refused_table(refused)] if refused else [])]
 
@@ -521,26 +482,24 @@ class Ranking(Report):
         )
 
 
-class Rankings(Report, tuple[Ranking, ...]):
-    """A ranking for each kind of attention."""
+def question_about(schedule: str, question: Question, on: PreparedMachine | None = None) -> Question:
+    """The question about a schedule that is to be explained, which need not be among those that were compared.
 
-    @property
-    def is_reporter(self) -> bool:
-        """False on the ranks of a torchrun group that leave the output to rank 0."""
-        return all(each.is_reporter for each in self)
-
-    def to_dict(self) -> dict[str, object]:
-        return {"parts": [each.to_dict() for each in self]}
-
-    def records(self) -> list[dict[str, object]]:
-        return [row for each in self for row in each.records()]
-
-    def parts(self) -> list[Part]:
-        return [part for each in self for part in each.parts()]
+    Raises `ScheduleError` for an unknown name, and for a schedule that does not apply.
+    """
+    registry.check_names([schedule], question.layer)
+    asked = _with_applying(replace(question, schedule=schedule))
+    try:
+        build(asked, on)
+    except registry.NOT_APPLICABLE as error:
+        raise ScheduleError(f"explain: {schedule} does not apply: {registry.reason_of(error, schedule)}") from error
+    return asked
 
 
-@dataclass(frozen=True)
-class StackChoice:
+# ------------------------------------------------------------------------------------------------- stacks of hybrids
+
+
+class StackChoice(NamedTuple):
     """The schedules of single layers by kind, the fastest first, with their times in seconds, and the chosen stacks.
 
     The time of a schedule that does not apply is None.
@@ -549,26 +508,47 @@ class StackChoice:
     alone: Mapping[AttentionKind, tuple[tuple[str, float | None], ...]]
     names: tuple[str, ...]
 
-    @property
-    def stacked(self) -> Mapping[AttentionKind, tuple[str, ...]]:
-        """The schedules of each kind that are in a stack, the fastest first."""
-        used = {getattr(names_of(stack), kind) for stack in self.names for kind in ("linear", "softmax")}
-        return {kind: tuple(name for name, _ in rows if name in used) for kind, rows in self.alone.items()}
-
-    def to_dict(self) -> dict[str, object]:
+    def records(self) -> dict[str, list[dict[str, object]]]:
         """The field `layer_schedules` of ``--json``."""
+        used = {getattr(registry.names_of(stack), kind) for stack in self.names for kind in ("linear", "softmax")}
         return {
-            kind: [{"schedule": name, "time_s": time_s, "stacked": name in self.stacked[kind]} for name, time_s in rows]
+            kind: [{"schedule": name, "time_s": time_s, "stacked": name in used} for name, time_s in rows]
             for kind, rows in self.alone.items()
         }
 
     def __str__(self) -> str:
         """What was chosen, on one line."""
-        of_kinds = (f"{', '.join(names)} of {kind} layers" for kind, names in self.stacked.items())
+        stacked = {
+            kind: [str(row["schedule"]) for row in rows if row["stacked"]] for kind, rows in self.records().items()
+        }
+        of_kinds = (f"{', '.join(names)} of {kind} layers" for kind, names in stacked.items())
         return (
             f"stacks of the schedules that are fastest for a layer alone, {FASTEST} of each kind, of the fastest "
-            f"without a re-layout, and {LASP_2H}: {'; '.join(of_kinds)}"
+            f"without a re-layout, and {registry.LASP_2H}: {'; '.join(of_kinds)}"
         )
+
+
+def _choice(
+    question: Question,
+    on: PreparedMachine,
+    alone: Mapping[AttentionKind, list[str]],
+    count: CountCallback,
+    progress: ProgressCallback,
+) -> StackChoice:
+    """Choose the stacks of a hybrid to compare, by the times of all schedules of its layers."""
+    total, work = sum(map(len, alone.values())), question.layer
+    progress(f"hybrid {work.layers}: {total} schedules of its layers are predicted alone, the fastest are stacked")
+    numbers = iter(range(total))
+
+    def time_of(layer: Workload, name: str) -> float | None:
+        count(next(numbers), total, f"one layer by {name}")
+        found = _outcome(replace(question, schedule=name, work=layer), on, Bar()).answer
+        return float(found.time_s) if found.applies else None
+
+    choice = choose_stacks(work, on.machine.topology, alone, question.options, time_of)
+    count(total, total, "")
+    progress(str(choice))
+    return choice
 
 
 def choose_stacks(
@@ -576,7 +556,7 @@ def choose_stacks(
     topology: Topology,
     names: Mapping[AttentionKind, Sequence[str]],
     options: AttentionOptions,
-    time_of: TimeOf,
+    time_of: Callable[[Workload, str], float | None],
 ) -> StackChoice:
     """The stacks to compare for a hybrid.
 
@@ -585,26 +565,23 @@ def choose_stacks(
     work : the hybrid; kinds without a layer in it have the schedule of LASP-2H.
     topology, options : they decide the sequence layouts of families with groups.
     names : the schedules of each kind of layer.
-    time_of : how long one takes for one layer.
+    time_of : the time of a schedule of a single layer in seconds; None if it does not apply.
     """
     alone: dict[AttentionKind, tuple[tuple[str, float | None], ...]] = {}
     chosen: dict[str, list[str]] = {}
+    chunks = chunk_layout(work, topology.world_size)
     for letter, kind in LAYER_KINDS.items():
         if letter not in work.layers:
-            chosen[letter] = [names_of(LASP_2H).of(letter)]
+            chosen[letter] = [registry.names_of(registry.LASP_2H).of(letter)]
             continue
-        rows = [(name, time_of(work.of(letter), name)) for name in names[kind]]
+        layer = work.of(letter)
+        rows = [(name, time_of(layer, name)) for name in names[kind]]
         alone[kind] = tuple(sorted(rows, key=lambda row: inf if row[1] is None else row[1]))
         applying = [name for name, time_s in alone[kind] if time_s is not None]
         chosen[letter] = applying[:FASTEST]
         if letter == "S" and "L" in work.layers:
             # re-layouts occur in stacks only, so a slower layer without one may make the faster stack
-            chosen[letter] += [name for name in applying if not _moves(name, work, topology, options)][:1]
+            layouts = {name: attention_layout(name, layer, topology, options) for name in applying}
+            chosen[letter] += [name for name in applying if not layouts_differ(chunks, layouts[name])][:1]
     stacks = [f"{linear}+{softmax}" for linear in chosen["L"] for softmax in chosen["S"]]
-    return StackChoice(alone, tuple(dict.fromkeys([*stacks, LASP_2H])))
-
-
-def _moves(name: str, work: Workload, topology: Topology, options: AttentionOptions) -> bool:
-    """Whether hidden states move between linear layers and those of this schedule."""
-    layout = attention_layout(name, work.of("S"), topology, options)
-    return layouts_differ(chunk_layout(work, topology.world_size), layout)
+    return StackChoice(alone, tuple(dict.fromkeys([*stacks, registry.LASP_2H])))

@@ -24,8 +24,9 @@ from tasp_lab.core.units import format_size_about, format_time
 from tasp_lab.machines.compute import MERGE, PARTS
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT
-from tasp_lab.prediction.answer import Answer, PassAnswer
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.captions import TILES_AND_WAVES
+from tasp_lab.prediction.passes import PassAnswer
 from tasp_lab.schedule.dependencies import shapes_by_rank
 
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ class PassExplanation:
         """The calls of the busiest rank, such as ``64 of 1024 x 512``."""
         return f"{self.calls} of {self.queries} x {self.keys}"
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def record(self) -> dict[str, object]:
+        """The object of ``--json``."""
         return {**asdict(self), "parts": self.parts._asdict()}
 
 
@@ -200,7 +203,7 @@ class Explanation(Report):
 
     def records(self) -> list[dict[str, object]]:
         """A row per pass and schedule."""
-        return [each.to_dict() for pair in self.passes for each in pair]
+        return [each.record for pair in self.passes for each in pair]
 
     def to_dict(self) -> dict[str, object]:
         """The field `explained` of ``--json``."""

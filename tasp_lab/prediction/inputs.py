@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from tasp_lab.core.arguments import Argument, Option, arguments_of, check_arguments
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import (
-    OverrideError,
     ProfileError,
     QuantityError,
     ScheduleError,
@@ -27,6 +26,7 @@ from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
+from tasp_lab.prediction.settings import AS_IS, MachineSettings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import AnySchedule, GivenSchedule, as_schedule, built_in, names_in
 from tasp_lab.topology.derived import with_links, without_links
@@ -66,11 +66,7 @@ Schedules = GivenSchedule | Sequence[GivenSchedule]
 ComputeLike = Annotated[float | str, Option(expected="a rate in FLOP/s, or a text such as 'timed:300TFLOP/s'")]
 """A compute rate in FLOP/s, as a number or as ``"timed:RATE"``; ``"real"`` where kernels are executed."""
 
-Library = Annotated[str, Option(expected="the name of a library", error=ProfileError)]
-Kernel = Annotated[str | None, Option(expected="the name of a kernel", error=ProfileError)]
-StackName = Annotated[str | None, Option(expected="the name of a stack", error=ProfileError)]
 Links = Annotated[Sequence[str], Option(expected="a list of texts", error=TopologyError)]
-Overrides = Annotated[Sequence[str], Option(expected="a list of texts", error=OverrideError)]
 
 
 def check_call(
@@ -248,35 +244,16 @@ def with_pairs(machine: Machine) -> Machine:
     return replace(machine, system=replace(machine.system, in_pairs=True)).rebuilt(machine.parameters)
 
 
-def chosen_machine(
-    machine: MachineLike,
-    library: str = "auto",
-    compute: ComputeLike | None = None,
-    kernel: str | None = None,
-    overrides: Sequence[str] = (),
-    missing_links: Sequence[str] = (),
-    links: Sequence[str] = (),
-    *,
-    contention: bool | None = None,
-    stack: str | None = None,
-    assumes: bool = True,
-) -> Machine:
-    """The machine with all that a question changes, in this order.
+def chosen_machine(machine: MachineLike, settings: MachineSettings = AS_IS, *, assumes: bool = True) -> Machine:
+    """The machine with all that `settings` change, in this order: rate or kernel, overrides, links.
 
-    Parameters
-    ----------
-    machine, library : as of `as_machine`.
-    compute, kernel : a compute rate or a kernel.
-    overrides : see `tasp_lab.machines.overrides`.
-    missing_links, links : links to remove and bandwidths to change, after overrides.
-    contention : whether messages slow kernel calls; None for as it is.
-    stack : the software that runs layers, whose kernel runs unless one was named or the machine states rates.
-    assumes : whether a machine without a compute rate has `ASSUMED_COMPUTE`.
+    `assumes` is whether it has `ASSUMED_COMPUTE` where it has no compute rate of its own.
 
     Raises `QuantityError` for a rate beside a kernel, either of them beside an override by another rate, real kernels,
     and contention of a machine that has no constants of it; `ProfileError` for an unknown stack.
     """
-    found, rate = as_machine(machine, library), parse_compute(compute)
+    compute, kernel, overrides = settings.compute, settings.kernel, settings.overrides
+    found, rate = as_machine(machine, settings.library), parse_compute(compute)
     if compute is not None and kernel is not None:
         raise QuantityError(f"compute {compute!r} and kernel {kernel!r}, expected one of them")
     if rate == "real":
@@ -291,15 +268,15 @@ def chosen_machine(
             other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
             raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
         found = overridden(found, overrides)
-    found = as_machine(found, missing_links=missing_links, links=links)
+    found = as_machine(found, missing_links=settings.without_links, links=settings.links)
     found = with_compute(found) if assumes else found
-    if contention and not found.contention.slows:
+    if settings.contention and not found.contention.slows:
         raise QuantityError(
             f"contention: {found.topology.name} with the library {found.comm_library.name} has no constants of it, "
             "expected a machine of a profile with sms and sms_per_channel, and its own library"
         )
-    found = replace(found, contention=NONE) if contention is False else found
-    return found if stack is None else replace(found, stack=load_stack(stack).name)
+    found = replace(found, contention=NONE) if settings.contention is False else found
+    return found if settings.stack is None else replace(found, stack=load_stack(settings.stack).name)
 
 
 def with_compute(machine: Machine) -> Machine:

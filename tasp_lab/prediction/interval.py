@@ -77,7 +77,8 @@ class Interval:
         median, low, high = texts
         return f"{median} ({low} to {high})"
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def record(self) -> dict[str, object]:
         """Its median, and what it is made of: regime of residuals, what was measured there, is borrowed, samples."""
         found = self.residual
         return {

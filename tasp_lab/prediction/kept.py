@@ -37,6 +37,7 @@ def build_once(
     searched = rings is None and uses_rings(name)
     around = None if rings is None else (rings.rings.tobytes(), rings.shares, rings.fold)
     key = name, topology if searched else followed(name, topology, options), work, around, options
+    # popped and put back: a dictionary is in the order of insertion, so the oldest is the first one
     _kept[key] = passes = _kept.pop(key, None) or _of_parts(name, topology, work, rings, options)
     if len(_kept) > MOST_KEPT:
         del _kept[next(iter(_kept))]

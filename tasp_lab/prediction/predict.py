@@ -4,46 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, overload
 
 from sim.simulate import Engine, engine_of
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.core.report import Report, flat
+from tasp_lab.core.report import Report, Reports, flat
 from tasp_lab.core.tables import Part
 from tasp_lab.core.units import format_speed
 from tasp_lab.machines.libraries.nccl_tuning import Collective
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import DEFAULT_SAMPLING
-from tasp_lab.prediction.answer import Answer, Detail, answer
-from tasp_lab.prediction.captions import (
-    assumptions,
-    compute_of_passes,
-    explanation_parts,
-    interval_line,
-    provenance_of,
-    ranks_text,
-    software,
-    software_of,
-    title_of,
-    whole,
-)
+from tasp_lab.prediction import captions
+from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.columns import fields_of, refused_table, table_of, view_of
-from tasp_lab.prediction.inputs import (
-    MachineLike,
-    Schedules,
-    WorkLike,
-    as_schedules,
-    check_call,
-)
+from tasp_lab.prediction.evaluate import answer
+from tasp_lab.prediction.inputs import MachineLike, Schedules, WorkLike, as_schedules, check_call
+from tasp_lab.prediction.passes import Detail
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.question import SETTINGS, Question, are_sought, prepare, question_of, with_machine
 from tasp_lab.prediction.rank import NEAR
-from tasp_lab.prediction.recommend import RINGS, TunedRing, has_few_channels, tuned_ring
 from tasp_lab.schedules.build import check_schedules, names_in
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
-from tasp_lab.schedules.registry import COLLECTIVES, NOT_APPLICABLE, options_for, uses_rings
+from tasp_lab.schedules.registry import COLLECTIVES, NOT_APPLICABLE, uses_rings
+from tasp_lab.timeline.critical_path import time_by_kind
 from tasp_lab.timeline.events import CONTENTION, SEND, Event
 from tasp_lab.workload.layer import Workload
 
@@ -93,7 +77,9 @@ def predict(
     chosen = as_schedules(schedules)
     question = question_of(machine, work, settings, DEFAULT_SAMPLING.samples, engine)
     collective = check_schedules(chosen, question.work, question.options.passes)
-    _check_layer_only(question)
+    for name in ("compute", "kernel", "contention", "stack") if not isinstance(question.work, Workload) else ():
+        if getattr(question, name) is not None:
+            raise QuantityError(f"{name}: applies to attention layers only, not to collectives")
     on = prepare(question)
     names = names_in(chosen)
     are_sought(question.rings, names)  # raises for options of a search that no schedule needs
@@ -107,25 +93,12 @@ def predict(
     items = tuple(each for found in answers if found.applies for each in found.each_pass)
     simulated = next(found.machine or on.machine for found in answers if found.applies)
     has_rings = any(map(uses_rings, names))
-    provenance = provenance_of(
-        question, chosen, simulated, items,
-        rings=has_rings,
-        engines=tuple(sorted({engine_of(each.schedule, simulated, each.engine)
-                              for found in items for each in found.passes})),
-        search_complete=on.search_complete if has_rings else None,
-    )  # fmt: skip
-    return Predictions(
-        items, simulated, question, provenance, explain, tuple(each for each in answers if not each.applies)
-    )
-
-
-def _check_layer_only(question: Question) -> None:
-    """Raise `QuantityError` for a collective with settings of layers."""
-    if isinstance(question.work, Workload):
-        return
-    for name in ("compute", "kernel", "contention", "stack"):
-        if getattr(question, name) is not None:
-            raise QuantityError(f"{name}: applies to attention layers only, not to collectives")
+    engines = {engine_of(each.schedule, simulated, each.engine) for found in items for each in found.passes}
+    provenance = captions.provenance_of(question, chosen, simulated, items, rings=has_rings,
+                                        engines=tuple(sorted(engines)),
+                                        search_complete=on.search_complete if has_rings else None)  # fmt: skip
+    refused = tuple(each for each in answers if not each.applies)
+    return Predictions(items, simulated, question, provenance, explain, refused)
 
 
 def _check_some_apply(answers: Sequence[Answer]) -> None:
@@ -154,6 +127,7 @@ class Predictions(Report, Sequence[Answer]):
     provenance : version, inputs and their hash, constants, engine, search and date.
     explain : whether `to_dict` and the tables include what the time was spent on.
     refused : the schedules that do not apply.
+    is_ranking : whether these are all schedules of a collective, the fastest first.
     """
 
     items: tuple[Answer, ...]
@@ -162,6 +136,7 @@ class Predictions(Report, Sequence[Answer]):
     provenance: Provenance
     explain: bool = False
     refused: tuple[Answer, ...] = ()
+    is_ranking: bool = False
 
     @overload
     def __getitem__(self, index: int) -> Answer: ...
@@ -179,47 +154,33 @@ class Predictions(Report, Sequence[Answer]):
         return self.machine.comm_library.name
 
     def to_dict(self) -> dict[str, object]:
+        ranking = {"collective": self[0].collective, "fastest": self[0].schedule} if self.is_ranking else {}
+        rows = self._rows()
+        for each, row in zip(self.items, rows, strict=False):
+            row |= explanation_fields(each) if self.explain and not each.is_sum else {}
         return {
+            **ranking,
             "library": self.library,
             "stack": self.machine.stack or None,
             "changes": list(self.machine.changes),
-            "compute": compute_of_passes(self),
-            "predictions": [*map(self._fields, self.items), *map(self._refused_fields, self.refused)],
+            "compute": captions.compute_of_passes(self),
+            "predictions": rows,
             "provenance": self.provenance.to_dict(),
         }
 
-    def _fields(self, each: Answer) -> dict[str, object]:
-        explanation = explanation_fields(each) if self.explain and not each.is_sum else {}
-        if self.explain and each.is_all and each.computes:
-            ring = self._tuned_rings.get(each)
-            explanation["tuned_ring"] = None if ring is None else ring.to_dict()
-        return fields_of(each, view_of(each), self.explain) | {"status": "ok", "reason": None} | explanation
-
-    def _refused_fields(self, each: Answer) -> dict[str, object]:
+    def _rows(self) -> list[dict[str, object]]:
+        """The fields of each schedule and pass; of a schedule that does not apply the reason in place of numbers."""
+        status = {"status": "ok", "reason": None}
         where = {"topology": self.machine.topology.name, "world_size": self.machine.topology.world_size}
-        return {"schedule": each.schedule, **where, "time_s": None, "status": "does not apply", "reason": each.reason}
+        return [
+            *(fields_of(each, view_of(each), self.explain) | status for each in self.items),
+            *({"schedule": each.schedule, **where, "time_s": None, "status": "does not apply", "reason": each.reason}
+              for each in self.refused),
+        ]  # fmt: skip
 
     def records(self) -> list[dict[str, object]]:
         """A row per schedule and pass; of a schedule that does not apply one row without numbers."""
-        rows = [fields_of(each, view_of(each), self.explain) | {"status": "ok", "reason": None} for each in self.items]
-        rows += map(self._refused_fields, self.refused)
-        return [flat(row) | {"library": self.library} for row in rows]
-
-    @cached_property
-    def _tuned_rings(self) -> dict[Answer, TunedRing | None]:
-        """What remains of the gain of each schedule of softmax attention over single rings."""
-        compared = [each for each in self.items if each.is_all and each.computes and each.layer.kind == "softmax"]
-        return {each: tuned_ring(each, self._rings) for each in compared if has_few_channels(self.machine)}
-
-    @cached_property
-    def _rings(self) -> list[Answer]:
-        """All single rings; those that were not asked are predicted, without an interval."""
-        known = {found.schedule: found for found in self.items if found.is_all}
-        given = self.question.options
-        asked = [
-            replace(self.question, sampling=None, schedule=name, options=options_for(name, given)) for name in RINGS
-        ]
-        return [known.get(each.name) or answer(each) for each in asked]
+        return [flat(row) | {"library": self.library} for row in self._rows()]
 
     def _cliff(self, each: Answer) -> str:
         """A line about a size or version near a library's call where the library takes something else."""
@@ -233,21 +194,29 @@ class Predictions(Report, Sequence[Answer]):
     def parts(self) -> list[Part]:
         if not self.items:
             return []
-        shown = whole(self.items) or self.items[0]
+        shown = captions.whole(self.items) or self.items[0]
         first = {each.compared_by: each for each in reversed(self.items)}
-        title = title_of(shown, f"{shown.topology}, {ranks_text(shown)}{software(self.machine)}")
-        table = table_of(title, view_of(shown), self.items, lambda each: first[each.compared_by], self.explain)
-        parts: list[Part] = [*software_of(shown), table, *self.machine.changes, *assumptions(shown)]
-        parts += [interval_line(shown.interval)] if shown.interval is not None else []
+        where = f"{shown.topology}, {captions.ranks_text(shown)}{captions.software(self.machine)}"
+        table = table_of(captions.title_of(shown, where), view_of(shown), self.items,
+                         lambda each: first[each.compared_by], self.explain)  # fmt: skip
+        parts: list[Part] = [self._fastest()] if self.is_ranking else []
+        parts += [*captions.software_of(shown), table, *self.machine.changes, *captions.assumptions(shown)]
+        parts += [captions.interval_line(shown.interval)] if shown.interval is not None else []
         parts += dict.fromkeys(line for each in self.items if (line := self._cliff(each)))
-        if self.explain:
-            for each in self.items:
-                parts += [] if each.is_sum else explanation_parts(each.timeline, self.machine.topology)
-                if (ring := self._tuned_rings.get(each)) is not None:
-                    parts.append(ring.line)
-        if self.refused:
-            parts.append(refused_table(self.refused))
-        return parts
+        for each in self.items if self.explain else ():
+            parts += [] if each.is_sum else captions.explanation_parts(each.timeline, self.machine.topology)
+        return [*parts, *([refused_table(self.refused)] if self.refused else [])]
+
+    def _fastest(self) -> str:
+        """Which schedule is the fastest, and by how much."""
+        first, *others = self
+        near = sum(each.time_s <= (1 + NEAR) * first.time_s for each in self)
+        if near > 1:
+            return f"{first.collective}: {first.schedule} is the fastest ({near} schedules are within {NEAR:.0%})."
+        if not others:
+            return f"{first.collective}: {first.schedule} is the only one that applies."
+        faster = format_speed(float(others[0].time_s / first.time_s), f"the next, {others[0].schedule}")
+        return f"{first.collective}: {first.schedule} is {faster}."
 
 
 _FUSED: Mapping[CollectiveKind, Collective] = {
@@ -258,62 +227,30 @@ _FUSED: Mapping[CollectiveKind, Collective] = {
 
 def explanation_fields(found: Answer) -> dict[str, object]:
     """The fields of `--json --explain` of one pass: the parts of the critical path, every transfer and kernel call."""
-    from tasp_lab.timeline.critical_path import time_by_kind
 
-    spent = time_by_kind(found.timeline, found.passes[0].machine.topology)
-    sends = [event for event in found.timeline.events if event.kind == SEND]
-    calls = [event for event in found.timeline.events if event.kind != SEND]
+    def fields(event: Event, *names: str) -> dict[str, object]:
+        row = {name: list(event.blocks) if name == "blocks" else getattr(event, name) for name in names}
+        return row | {"start_s": float(event.start_s), "end_s": float(event.end_s)}
+
+    of_transfer = ("step", "rank", "peer", "lane", "block", "bytes", "bound_by", "waited_for", "blocks")
+    transfers, calls = list[dict[str, object]](), list[dict[str, object]]()
+    for event in found.timeline.events:
+        spent = {what: float(seconds) for what, seconds in event.spent}
+        if event.kind == SEND:
+            parts = [{"what": what, "seconds": float(seconds)} for what, seconds in event.spent]
+            transfers.append(fields(event, *of_transfer) | {"spent": parts})
+        else:
+            lost = {"contention_s": spent.get(CONTENTION, 0.0)}
+            calls.append(fields(event, "step", "rank", "flops", "waited_for") | lost)
+    path = time_by_kind(found.timeline, found.on.topology)
     explained: dict[str, object] = {
-        "explanation": [{"kind": kind, "seconds": seconds} for kind, seconds in spent],
-        "transfers": [
-            _event_fields(each, "step", "rank", "peer", "lane", "block", "bytes", "bound_by", "waited_for", "blocks")
-            | {"spent": [{"what": what, "seconds": float(s)} for what, s in each.spent]}
-            for each in sends
-        ],
+        "explanation": [{"kind": kind, "seconds": seconds} for kind, seconds in path],
+        "transfers": transfers,
     }
-    if found.computes:
-        explained["calls"] = [
-            _event_fields(each, "step", "rank", "flops", "waited_for")
-            | {"contention_s": float(dict(each.spent).get(CONTENTION, 0))}
-            for each in calls
-        ]
-    return explained
-
-
-def _event_fields(event: Event, *names: str) -> dict[str, object]:
-    found = {name: list(event.blocks) if name == "blocks" else getattr(event, name) for name in names}
-    return found | {"start_s": float(event.start_s), "end_s": float(event.end_s)}
+    return explained | ({"calls": calls} if found.computes else {})
 
 
 # Rankings of collectives: `compare` of sizes instead of layers.
-
-
-class CollectiveRankings(Report, tuple[Predictions, ...]):
-    """The predictions of each collective, the fastest first."""
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "parts": [{"collective": each[0].collective, "fastest": each[0].schedule} | each.to_dict() for each in self]
-        }
-
-    def records(self) -> list[dict[str, object]]:
-        return [row for each in self for row in each.records()]
-
-    def parts(self) -> list[Part]:
-        return [part for each in self for part in (_line(each), *each.parts())]
-
-
-def _line(found: Predictions) -> str:
-    """Which schedule is the fastest, and by how much."""
-    first, *others = found
-    fastest = f"{first.collective}: {first.schedule} is the"
-    near = sum(each.time_s <= (1 + NEAR) * first.time_s for each in found)
-    if near > 1:
-        return f"{fastest} fastest ({near} schedules are within {NEAR:.0%})."
-    if not others:
-        return f"{fastest} only one that applies."
-    faster = format_speed(float(others[0].time_s / first.time_s), f"the next, {others[0].schedule}")
-    return f"{first.collective}: {first.schedule} is {faster}."
 
 
 def compare_collectives(
@@ -323,7 +260,7 @@ def compare_collectives(
     *,
     progress: ProgressCallback = no_progress,
     **settings: Any,
-) -> CollectiveRankings:
+) -> Reports[Predictions]:
     """Predict collectives of one size per rank by all their schedules, or by some of one collective.
 
     Schedules of others, such as files in MSCCL XML, are ranked as those of their collective that are given beside them.
@@ -341,8 +278,13 @@ def compare_collectives(
     >>> [each.schedule for each in found[0]]
     ['multi-ring', 'ring']
     """
+
+    def ranked(schedules: Schedules) -> Predictions:
+        found = predict(machine, schedules, size, progress=progress, **settings)
+        return replace(found, items=tuple(sorted(found, key=lambda each: float(each.time_s))), is_ranking=True)
+
     if schedules is not None:
-        return CollectiveRankings((_ranked(predict(machine, schedules, size, progress=progress, **settings)),))
+        return Reports((ranked(schedules),))
     by_kind: dict[str, list[str]] = {}
     for name, spec in COLLECTIVES.items():
         by_kind.setdefault(str(spec.kind), []).append(name)
@@ -350,13 +292,9 @@ def compare_collectives(
     for names in by_kind.values():
         if len(names) > 1:
             try:
-                rankings.append(_ranked(predict(machine, names, size, progress=progress, **settings)))
+                rankings.append(ranked(names))
             except NOT_APPLICABLE as error:
                 reasons.append(str(error))
     if not rankings:
         raise ScheduleError(reasons[0])
-    return CollectiveRankings(rankings)
-
-
-def _ranked(found: Predictions) -> Predictions:
-    return replace(found, items=tuple(sorted(found, key=lambda each: float(each.time_s))))
+    return Reports(rankings)

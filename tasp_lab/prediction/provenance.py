@@ -119,6 +119,7 @@ def plain(value: object) -> object:
     if isinstance(value, (int, float, Fraction, np.integer, np.floating)):
         return _number(value.item() if isinstance(value, np.generic) else value)
     if isinstance(value, np.ndarray):
+        # in one order of bytes, so that hashes are equal on all computers
         data = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("<")))
         return {
             "shape": list(value.shape),
@@ -143,7 +144,7 @@ def plain(value: object) -> object:
 def _number(value: float | Fraction) -> int | float | str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    exact = Fraction(value)
+    exact = Fraction(value)  # 2, 2.0 and 2/1 are one input
     if exact.denominator == 1:
         return exact.numerator
     return float(value) if Fraction(float(value)) == exact else str(exact)

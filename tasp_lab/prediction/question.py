@@ -23,26 +23,16 @@ from typing import Annotated, Any, Literal
 
 from tasp_lab.core.arguments import Argument, Option, arguments_of
 from tasp_lab.core.choices import Pass
-from tasp_lab.core.errors import NoDecompositionError, OverrideError, ScheduleError, TaspLabError, TopologyError
+from tasp_lab.core.errors import NoDecompositionError, ScheduleError, TaspLabError
 from tasp_lab.core.files import file_sha256
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.version import MODEL_VERSION
 from tasp_lab.machines.compute import KernelCompute
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.prediction.inputs import (
-    ComputeLike,
-    Kernel,
-    Library,
-    MachineLike,
-    StackName,
-    WorkLike,
-    as_work,
-    chosen_machine,
-    run_by_stack,
-    with_assumptions,
-)
+from tasp_lab.prediction.inputs import MachineLike, WorkLike, as_work, chosen_machine, run_by_stack, with_assumptions
 from tasp_lab.prediction.provenance import machine_content, plain, rings_inputs, sha256
+from tasp_lab.prediction.settings import AS_IS, MachineSettings
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.rings.options import ANY_RINGS, RingOptions
 from tasp_lab.rings.rings import Decomposition
@@ -95,8 +85,8 @@ def are_sought(rings: Rings, schedules: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Question:
-    """One question.
+class Question(MachineSettings):
+    """One question: the machine with its settings, a schedule, the work, and how it is answered.
 
     Parameters
     ----------
@@ -105,17 +95,7 @@ class Question:
         for this machine and work, or one for each requested pass.
     work : a layer, or the bytes per rank of a collective.
     options : of the schedule; its passes among them.
-    library : of a machine given by name, see `tasp_lab.machines.catalogue.load_machine`.
-    kernel : a kernel of the machine's accelerator by name, as ``tasp-lab profile show`` lists them.
-    stack : the software that runs a layer, a name of `tasp_lab.machines.stack`: its kernels, and the host model of each
-        schedule. What it does not ship is refused, and `compare` leaves it out.
-    contention : whether messages slow the kernel calls beside them (`tasp_lab.machines.contention`); by default where
-        the machine has constants of it.
-    overrides : texts such as ``nic.bandwidth=x2``, applied in order, see `tasp_lab.machines.overrides`.
     sampling : of the constants, for the interval; no samples for an interval of residuals alone, None for no interval.
-    compute : the compute rate of a rank in FLOP/s, or ``"timed:RATE"``; by default the machine's own kernel or rates.
-    without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``) of the overridden
-        machine, see `tasp_lab.topology.derived`.
     rings : which rings schedules over rings may take, or the rings themselves; the fastest are taken.
     engine : of the simulator, see `sim.simulate.simulate`.
     labels : the values of a study's axes, by name, for tables. They are no inputs: equal questions have equal keys.
@@ -125,15 +105,7 @@ class Question:
     schedule: AnySchedule | tuple[Schedule, ...]
     work: Work
     options: Annotated[AttentionOptions, Option(expected="AttentionOptions", error=ScheduleError)] = DEFAULT_OPTIONS
-    library: Library = "auto"
-    kernel: Kernel = None
-    stack: StackName = None
-    contention: bool | None = None
-    overrides: Annotated[tuple[str, ...], Option(error=OverrideError)] = ()
     sampling: Sampling | None = NO_SAMPLES
-    compute: ComputeLike | None = None
-    without_links: Annotated[tuple[str, ...], Option(error=TopologyError)] = ()
-    links: Annotated[tuple[str, ...], Option(error=TopologyError)] = ()
     rings: Rings = ANY_RINGS
     engine: Engine = "auto"
     labels: tuple[tuple[str, Value], ...] = field(default=(), compare=False)
@@ -196,24 +168,23 @@ class Question:
         return sha256([self.inputs(), constants_of(self) if constants is None else constants, models])[:32]
 
 
-RUN_SETTINGS: Mapping[str, Argument] = {
+SETTINGS: Mapping[str, Argument] = {
     **arguments_of(AttentionOptions, ScheduleError),
     **arguments_of(RingOptions),
-    **{name: arguments_of(Question)[name] for name in ("options", "overrides", "without_links", "links", "compute")},
-    "kernel": arguments_of(Question)["kernel"],
+    **arguments_of(MachineSettings),
+    "options": arguments_of(Question)["options"],
     "sequence": arguments_of(as_work)["sequence"],
     "decomposition": arguments_of(chosen_rings)["given"],
-}
-"""What `predict`, `compare` and `validate` take by keyword: the fields of a question, of its options and of its rings;
-the positions of a layer of the model that the work names; and the rings of schedules over rings, of several the fastest
-(by default those of `tasp_lab.prediction.ring_choice.ring_candidates`)."""
-
-SETTINGS: Mapping[str, Argument] = {
-    **RUN_SETTINGS,
-    **{name: arguments_of(Question)[name] for name in ("library", "contention", "stack")},
     **arguments_of(Sampling),
 }
-"""What `predict` and `compare` take by keyword."""
+"""What `predict` and `compare` take by keyword: the fields of a question, of its options and of its rings; the
+positions of a layer of the model that the work names; and the rings of schedules over rings, of several the fastest
+(by default those of `tasp_lab.prediction.ring_choice.ring_candidates`)."""
+
+RUN_SETTINGS = {
+    name: SETTINGS[name] for name in SETTINGS if name not in ("library", "contention", "stack", "samples", "seed")
+}
+"""What `validate` takes by keyword: a fabric has its own library, and is measured."""
 
 
 def question_of(
@@ -287,7 +258,7 @@ class PreparedMachine:
             try:
                 self._found = tuple(ring_candidates(self.machine, find, with_known=self._rings.is_free))
             except NoDecompositionError as error:
-                self._found = error
+                self._found = error  # kept, as a failed search takes as long as a successful one
         if isinstance(self._found, NoDecompositionError):
             raise self._found
         return self._found
@@ -329,20 +300,9 @@ class PreparedMachine:
         return self._uncertainties[key]
 
 
-def machine_of(question: Question) -> Machine:
-    """The machine of a question with all that it changes. Raises `TaspLabError`."""
-    return chosen_machine(
-        question.machine, question.library, question.compute, question.kernel, question.overrides,
-        question.without_links, question.links, contention=question.contention, stack=question.stack,
-    )  # fmt: skip
-
-
 def with_machine(question: Question, machine: Machine) -> Question:
     """The question on a machine that has all the changes of the question already; overrides of the layer, too."""
-    return replace(
-        question, machine=machine, library="auto", kernel=None, stack=None, contention=None, overrides=(),
-        without_links=(), links=(),
-    )  # fmt: skip
+    return replace(question, machine=machine, **vars(AS_IS) | {"compute": question.compute})
 
 
 def prepared(question: Question) -> PreparedMachine:
@@ -363,7 +323,9 @@ def _prepared(question: Question, files: tuple[str, ...]) -> PreparedMachine:
 
 def prepare(question: Question) -> PreparedMachine:
     """The machine of a question, prepared anew. Raises `TaspLabError`."""
-    return PreparedMachine(machine_of(question), question.rings, question.sampling, question.compute is None)
+    return PreparedMachine(
+        chosen_machine(question.machine, question), question.rings, question.sampling, question.compute is None
+    )
 
 
 def constants_of(question: Question) -> str:

@@ -1,5 +1,8 @@
 """Which schedule to take: a decision from a ranking, how sure it is, and what it costs to be wrong.
 
+    found = compare("h100-8", Workload(65536, heads=32, mask="causal"))
+    found.recommendation.schedule, found.recommendation.expected_regret
+
 Of the schedules whose expected regret (`tasp_lab.prediction.rank`) is within `TIE` of the least, the recommendation is
 
 1. the one with the fewest buffers,
@@ -8,16 +11,13 @@ Of the schedules whose expected regret (`tasp_lab.prediction.rank`) is within `T
 
 `prefer` puts one of these criteria, or the time, first. A question is *decided* if the expected regret of the
 recommendation is at most `DECIDED`: one schedule is clearly faster, or several are equally fast. Else it is a *tie* if
-only schedules within `NEAR` of the fastest may be faster, or *open*; the recommendation then names what to measure::
-
-    found = compare("h100-8", Workload(65536, heads=32, mask="causal"))
-    found.recommendation.schedule, found.recommendation.expected_regret
+only schedules within `NEAR` of the fastest may be faster, or *open*; the recommendation then names what to measure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import inf
 from typing import Any, Literal, NamedTuple
@@ -30,7 +30,8 @@ from tasp_lab.machines.compute import KernelCompute, with_kernel
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.stack import OWN_STACK, Shipped, Stack, kernels_run, shipping
-from tasp_lab.prediction.answer import Answer, Built, answer, build
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.evaluate import Built, answer, build
 from tasp_lab.prediction.inputs import with_pairs
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.paired import Setting, paired_errors, setting_of
@@ -100,7 +101,7 @@ class Recommendation:
     @cached_property
     def setting(self) -> Setting:
         """Where the schedules are compared."""
-        return setting_of(self.answers[0].passes[0].machine)
+        return setting_of(self.answers[0].on)
 
     @cached_property
     def odds(self) -> Odds:
@@ -143,29 +144,6 @@ class Recommendation:
         return self.expected_regrets[self.number]
 
     @property
-    def is_decided(self) -> bool:
-        """Whether that is at most `DECIDED`, and the loss under other kernels and hosts, too (`otherwise`)."""
-        return self.expected_regret <= DECIDED and not self.overturned
-
-    @property
-    def overturned(self) -> list[Otherwise]:
-        """Where the recommendation loses more than `DECIDED` under what was not asked for."""
-        return [each for each in self.otherwise if each.regret > DECIDED]
-
-    @property
-    def verdict(self) -> Verdict:
-        """``decided``; else ``tie`` if only schedules near the fastest may be faster, or ``open``."""
-        if self.is_decided:
-            return "decided"
-        ties = self.answer in self.near and self.regret_beyond_near <= DECIDED and not self.overturned
-        return "tie" if ties else "open"
-
-    @property
-    def regret_beyond_near(self) -> float:
-        """The expected regret where none of `near` is faster."""
-        return self.odds.regret_beyond(len(self.near), self.number)
-
-    @property
     def margin(self) -> float:
         """Its predicted time over the shortest one, less one."""
         return float(self.answer.time_s / self.answers[0].time_s) - 1
@@ -175,11 +153,47 @@ class Recommendation:
         """The answers whose predicted time is within `NEAR` of the shortest."""
         return [each for each in self.answers if each.time_s <= (1 + NEAR) * self.answers[0].time_s]
 
+    @property
+    def regret_beyond_near(self) -> float:
+        """The expected regret where none of `near` is faster."""
+        return self.odds.regret_beyond(len(self.near), self.number)
+
+    @property
+    def overturned(self) -> list[Otherwise]:
+        """Where the recommendation loses more than `DECIDED` under what was not asked for."""
+        return [each for each in self.otherwise if each.regret > DECIDED]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether its expected regret, and the loss under other kernels and hosts (`otherwise`), are small enough."""
+        return self.expected_regret <= DECIDED and not self.overturned
+
+    @property
+    def verdict(self) -> Verdict:
+        """``decided``; else ``tie`` if only schedules near the fastest may be faster, or ``open``."""
+        if self.is_decided:
+            return "decided"
+        ties = self.answer in self.near and self.regret_beyond_near <= DECIDED and not self.overturned
+        return "tie" if ties else "open"
+
+    @cached_property
+    def to_measure(self) -> tuple[str, float]:
+        """The one measurement that would lower the expected regret most, and the expected regret after it.
+
+        Of an open question either a rival beside the recommendation at this size, or the bandwidth of the network.
+        """
+        found = []
+        for after, number in self.odds.measured(self.number):
+            rival = "" if number is None else f"{self.schedule} and {self.answers[number].schedule} at this size"
+            found.append((after, rival or "the bandwidth that messages between ranks reach"))
+        after, best = min(found, default=(self.expected_regret, ""))
+        return best, after
+
     def shipped(self, answer: Answer) -> list[tuple[Stack, Shipped]]:
         """The stacks that ship the schedule of an answer, and how each turns it on; of a named stack that one alone."""
         if not isinstance(answer.question.schedule, str):
             return []
-        on, asked = answer.passes[0].machine, answer.options
+        on, asked = answer.on, answer.options
         found = shipping(answer.schedule, answer.layer, answer.world_size, asked.passes, on.accelerator, asked.groups)
         return [(stack, how) for stack, how in found if on.stack in ("", stack.name)]
 
@@ -266,17 +280,16 @@ class Recommendation:
     @property
     def _changes(self) -> list[tuple[str, Callable[[Machine], Machine]]]:
         """What was not asked for, but assumed: its name, and the change to something else."""
-        machine, layer = self.answer.passes[0].machine, self.answer.layer
+        machine, layer = self.answer.on, self.answer.layer
         changes: list[tuple[str, Callable[[Machine], Machine]]] = []
         if not _are_small(self.answer) or not isinstance(machine.compute, KernelCompute) or layer.kind != "softmax":
             return changes
         if machine.compute.by_stack and not machine.stack:
-            names = [
-                each for each in kernels_run(machine.accelerator, layer) if each != machine.compute.kernel.file.kernel
-            ]
-            changes += [(f"--kernel {name}", partial(with_kernel, name=name)) for name in names]
+            others = [*kernels_run(machine.accelerator, layer)]
+            own = machine.compute.kernel.file.kernel
+            changes += [(f"--kernel {name}", partial(with_kernel, name=name)) for name in others if name != own]
         if any(source.startswith("assum") for _, source in machine.host.sources):
-            changes.append(("a host that takes no time", _with_instant_host))
+            changes.append(("a host that takes no time", lambda on: replace(on, host=on.host.with_instant_host())))
         return changes
 
     def _changed(self, condition: str, change: Callable[[Machine], Machine], built: dict[str, Built]) -> Otherwise:
@@ -303,6 +316,7 @@ class Recommendation:
         least_s = {each.schedule: busiest_s(each) for each in self.answers}
         rivals = [each for each in self.answers if each is not self.answer and least_s[each.schedule] < own_s]
         rivals.sort(key=lambda each: (least_s[each.schedule] + float(each.exposed_s), not each.had_choice))
+        # of those that send the same in the same time, the first stands for all
         alike = {_sent(each): each for each in reversed(rivals)}
         rivals = [each for each in rivals if each is alike[_sent(each)]][:CHECKED]
         rivals = [each for each in rivals if each.passes[0].schedule.transfers <= MOST_TRANSFERS]
@@ -326,27 +340,12 @@ class Recommendation:
         found = {"otherwise": tuple(otherwise), "shorter": shorter, "slower": slower, "tuned_ring": ring}
         self.__dict__.update(found)  # a cached property of a frozen class
 
-    @cached_property
-    def to_measure(self) -> tuple[str, float]:
-        """The one measurement that would lower the expected regret most, and the expected regret after it.
-
-        Of an open question either a rival beside the recommendation at this size, or the bandwidth of the network.
-        """
-
-        def what(number: int | None) -> str:
-            network = "the bandwidth that messages between ranks reach"
-            return network if number is None else f"{self.schedule} and {self.answers[number].schedule} at this size"
-
-        found = [(after, what(number)) for after, number in self.odds.measured(self.number)]
-        after, best = min(found, default=(self.expected_regret, ""))
-        return best, after
-
     # In words.
 
     @property
     def warning(self) -> str | None:
         """What was published against the prediction of the recommended schedule; None for nothing."""
-        over_nodes = len({*self.answer.passes[0].machine.topology.node_of_rank}) > 1
+        over_nodes = len({*self.answer.on.topology.node_of_rank}) > 1
         return TASP_ACROSS_NODES if self.schedule == "tasp" and over_nodes else None
 
     @cached_property
@@ -392,7 +391,7 @@ class Recommendation:
         found += [] if self.tuned_ring is None else [self.tuned_ring.line]
         shipped = self.shipped(self.answer)
         found += [f"{stack.library}: {how.text}" for stack, how in shipped]
-        asked = self.answer.passes[0].machine.stack
+        asked = self.answer.on.stack
         if isinstance(self.answer.question.schedule, str) and asked in ("", OWN_STACK):
             ships = "" if shipped or asked else "No library that is known here ships it. "
             options = self.answer.options
@@ -424,20 +423,21 @@ class Recommendation:
             f"{rival.schedule}. Measure {what} to lower it to {after:.1%}."
         )
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def record(self) -> dict[str, object]:
         """The field `recommendation` of ``--json``."""
         share, rival = self.slower
         length, below, faster = self.shorter
         what, after = ("", 0.0) if self.is_decided else self.to_measure
+        switches = [
+            {"stack": stack.name, "library": stack.library, "version": stack.version}
+            | {"text": how.text, "source": how.source}
+            for stack, how in self.shipped(self.answer)
+        ]
+        own = ("why", "prefer", "expected_regret", "margin", "is_decided", "verdict", "warning")
         return {
             "recommended": self.schedule,
-            "why": self.why,
-            "prefer": self.prefer,
-            "expected_regret": self.expected_regret,
-            "margin": self.margin,
-            "is_decided": self.is_decided,
-            "verdict": self.verdict,
-            "warning": self.warning,
+            **{name: getattr(self, name) for name in own},
             "near": [each.schedule for each in self.near],
             "network_share": share,
             "below_network_share": rival or None,
@@ -445,14 +445,10 @@ class Recommendation:
             "shorter_sequence": below or None,
             "faster_at_shorter_sequence": faster or None,
             "otherwise": [each._asdict() for each in self.otherwise],
-            "tuned_ring": None if self.tuned_ring is None else self.tuned_ring.to_dict(),
+            "tuned_ring": None if self.tuned_ring is None else self.tuned_ring.record,
             "to_measure": what or None,
             "expected_regret_then": after if what else None,
-            "switches": [
-                {"stack": stack.name, "library": stack.library, "version": stack.version}
-                | {"text": how.text, "source": how.source}
-                for stack, how in self.shipped(self.answer)
-            ],
+            "switches": switches,
         }
 
 
@@ -464,10 +460,6 @@ def _sent(answer: Answer) -> tuple[object, ...]:
 def _are_small(*answers: Answer) -> bool:
     """Whether schedules are small enough to be simulated again."""
     return all(each.schedule.transfers <= MOST_TRANSFERS for answer in answers for each in answer.passes)
-
-
-def _with_instant_host(machine: Machine) -> Machine:
-    return replace(machine, host=machine.host.with_instant_host())
 
 
 def _on_s(found: Answer, change: Callable[[Machine], Machine]) -> float:
@@ -484,15 +476,11 @@ def _on_s(found: Answer, change: Callable[[Machine], Machine]) -> float:
 # counts.
 
 
-@dataclass(frozen=True)
-class TunedRing:
+class TunedRing(NamedTuple):
     """A schedule beside the fastest single ring, without and with a communicator per pair of ranks.
 
-    Parameters
-    ----------
-    schedule, ring : their names, which are equal if the schedule is that ring.
-    time_s, ring_s : their times as the library runs them.
-    tuned_time_s, tuned_ring_s : with pairs where that is faster.
+    The names are equal if the schedule is that ring. Times are those as the library runs them, tuned ones those with
+    pairs where that is faster; a gain is negative if the ring is faster.
     """
 
     schedule: str
@@ -504,7 +492,7 @@ class TunedRing:
 
     @property
     def gain(self) -> float:
-        """How much longer the ring takes than the schedule, as a share; negative if the ring is faster."""
+        """How much longer the ring takes than the schedule, as a share."""
         return self.ring_s / self.time_s - 1
 
     @property
@@ -520,9 +508,10 @@ class TunedRing:
         gains = f": {self.schedule} would be {remaining}, not {gain}"
         return f"With a communicator per pair of ranks {changed}{'' if self.schedule == self.ring else gains}."
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def record(self) -> dict[str, object]:
         """The object `tuned_ring` of ``--json``."""
-        return asdict(self) | {"gain": self.gain, "remaining_gain": self.remaining}
+        return self._asdict() | {"gain": self.gain, "remaining_gain": self.remaining}
 
 
 def has_few_channels(machine: Machine) -> bool:
@@ -533,8 +522,7 @@ def has_few_channels(machine: Machine) -> bool:
 
 def tuned_ring(found: Answer, rings: Sequence[Answer]) -> TunedRing | None:
     """An answer beside the fastest of `rings`; None where more channels change its time by less than `NAMED`."""
-    rings = [each for each in rings if each.applies]
-    if not rings or not has_few_channels(found.passes[0].machine):
+    if not rings or not has_few_channels(found.on):
         return None
     ring = min(rings, key=lambda each: each.time_s)
     time_s, ring_s, tuned_s = float(found.time_s), float(ring.time_s), _on_s(ring, with_pairs)

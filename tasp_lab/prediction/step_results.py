@@ -19,7 +19,7 @@ from tasp_lab.prediction.interval import Interval, residual_interval
 from tasp_lab.prediction.provenance import Provenance
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.residuals import STEPS
-from tasp_lab.prediction.training_step.layout import KINDS, Layout, StepPlan
+from tasp_lab.prediction.training_step.layout import Layout, StepPlan, describe
 from tasp_lab.prediction.training_step.memory import MemoryUse, least_memory
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, StepRates
 from tasp_lab.workload.models.parameters import parameter_count
@@ -35,9 +35,6 @@ LOGIT_CHUNKS = 8
 
 SEQUENCE_UNIT, MOST_UNITS = 1024, 2**20
 """The longest sequence that fits is a multiple of so many positions, and at most so many times as long."""
-
-STATES = ("all states at each rank", "ZeRO 1", "ZeRO 2", "FSDP")
-"""How states are shared, by ZeRO stage."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +141,11 @@ class StepPrediction(Report):
         return self.tokens / self.time_s
 
     @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Positions per second of one GPU."""
+        return self.tokens_per_s / self.ranks
+
+    @property
     def flops_per_s(self) -> float:
         """Model FLOPs per second and GPU."""
         return self.model_flops / self.time_s / self.ranks
@@ -203,47 +205,51 @@ class StepPrediction(Report):
 
     def to_dict(self) -> dict[str, object]:
         found = {column.name: column.of(self) for column in STEP_COLUMNS}
-        return found if self.recommendation is None else found | self.recommendation.to_dict()
+        return found if self.recommendation is None else found | self.recommendation.record
 
     def records(self) -> list[dict[str, object]]:
         """One row."""
         return [flat(self.to_dict()) | {f"memory_{name}": size for name, size in self.memory._asdict().items()}]
 
     def parts(self) -> list[Part]:
+        software = software_line(self.machine, self.plan.layer, self.plan.trained)
+        steps = [
+            (each.schedule, format_time(each.time_s),
+             format_size_about(each.memory_bytes) + (", does not fit" if each.fits is False else ""))
+            for each in self.ranked
+        ]  # fmt: skip
         return [
             *self._answer(),
-            *self._software(),
+            *([software] if software else []),
             self._title(),
-            *([] if not self.ranked else [Table("Whole steps", ("attention", "step", "memory"), self._ranked_rows())]),
+            *([Table("Whole steps", ("attention", "step", "memory"), steps)] if steps else []),
             Table("Time", ("part", "time", "share"), self._time_rows()),
             Table("Per GPU", ("quantity", "value"), self._gpu_rows()),
-            Table("Memory of the fullest GPU", ("part", "size"), self._memory_rows()),
+            self.memory_table(),
             *self._of_a_layer(),
             *self._lines(),
         ]
 
-    def _software(self) -> list[str]:
-        line = software_line(
-            self.machine, self.plan.layer, ("forward", "backward") if self.plan.trains else ("forward",)
-        )
-        return [line] if line else []
+    @property
+    def memory_text(self) -> str:
+        """The memory of the fullest GPU, of what it has."""
+        usable = self.rates.usable_bytes
+        room = "" if usable is None else f" of {format_size_about(usable)}"
+        return f"{format_size_about(self.memory.total)}{room} per GPU"
 
     def _answer(self) -> list[str]:
         """What to use, how long that takes, and whether it fits; else what would."""
-        usable = self.rates.usable_bytes
-        room = "" if usable is None else f" of {format_size_about(usable)}"
-        memory = f"{format_size_about(self.memory.total)}{room} per GPU"
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
         takes = (
             f"{format_time(self.time_s)} per step, in runs {self.interval.text}, "
-            f"{format_four_digits(self.tokens_per_s / self.ranks)} tokens/s per GPU{mfu}"
+            f"{format_four_digits(self.tokens_per_s_per_gpu)} tokens/s per GPU{mfu}"
         )
         if self.fits is False:
             options = [f"{name} ({format_size_about(size)})" for name, size in self.would_fit.items()]
             fitting = f"It fits with {', or '.join(options)}." if options else "No option of step makes it fit."
-            return [f"Does not fit: {memory}. {fitting}", f"With more memory it would take {takes}."]
+            return [f"Does not fit: {self.memory_text}. {fitting}", f"With more memory it would take {takes}."]
         use = f"Use {self.plan.schedule}: " if self.ranked else ""
-        return [f"{use}{takes}, {memory}."]
+        return [f"{use}{takes}, {self.memory_text}."]
 
     def _of_a_layer(self) -> list[str]:
         """What `compare` recommends for a layer alone."""
@@ -253,33 +259,12 @@ class StepPrediction(Report):
         return [f"For the attention of one layer alone: {first[0].lower()}{first[1:]}", *others]
 
     def _title(self) -> str:
-        plan, layout = self.plan, self.layout
+        plan, model = self.plan, self.plan.model.name
         what = "Training step" if plan.trains else "Forward step"
-        shared = (
-            " x ".join(f"{name} {getattr(layout, name)}" for name in KINDS if getattr(layout, name) != 1) or "1 GPU"
-        )
-        return (
-            f"{what} of {plan.model.name}, {plan.sequence} positions, {plan.batch} per replica, {shared}, attention by "
-            f"{plan.schedule}, {STATES[layout.zero]}{self._extras()}, on {self.machine.topology.name}"
-            f"{software(self.machine)}"
-        )
-
-    def _extras(self) -> str:
-        plan, layout = self.plan, self.layout
-        found = f", ep {layout.ep}" if layout.ep > 1 else ""
-        found += f", {layout.recomputing}" if plan.trains else ""
-        found += "" if plan.software.fused else ", eager"
-        found += f", matrices in {plan.matrix_dtype}" if plan.matrix_dtype != "bf16" else ""
-        found += f", {layout.microbatches} micro-batches" if layout.microbatches > 1 else ""
-        found += f", {layout.interleave} parts per stage" if layout.interleave > 1 else ""
-        found += f", logits in {layout.logit_chunks} chunks" if layout.logit_chunks > 1 else ""
-        return found + (", optimizer states on the host" if layout.offload else "")
-
-    def _ranked_rows(self) -> list[tuple[str, str, str]]:
-        return [
-            (name, format_time(time_s), format_size_about(size) + (", does not fit" if fits is False else ""))
-            for name, time_s, size, fits in self.ranked
-        ]
+        eager = "" if plan.software.fused else ", eager"
+        matrices = f", matrices in {plan.matrix_dtype}" if plan.matrix_dtype != "bf16" else ""
+        where = f"{self.machine.topology.name}{software(self.machine)}"
+        return f"{what} of {model}, {plan.sequence} positions, {describe(plan)}{eager}{matrices}, on {where}"
 
     def _time_rows(self) -> list[tuple[str, str, str]]:
         shown = {
@@ -295,7 +280,7 @@ class StepPrediction(Report):
 
     def _gpu_rows(self) -> list[tuple[str, str]]:
         rows = [
-            ("tokens per second", format_four_digits(self.tokens_per_s / self.ranks)),
+            ("tokens per second", format_four_digits(self.tokens_per_s_per_gpu)),
             ("model FLOP/s", format_flops(self.flops_per_s)),
         ]
         if self.mfu is not None:
@@ -303,7 +288,8 @@ class StepPrediction(Report):
         exposed = f"{format_time(self.times.exposed_s)}, {self.times.exposed_s / self.time_s:.1%}"
         return [*rows, ("exposed messages", exposed)]
 
-    def _memory_rows(self) -> list[tuple[str, str]]:
+    def memory_table(self) -> Table:
+        """The memory of the fullest GPU, item by item."""
         rows = [
             (name.replace("_", " "), format_size_about(size)) for name, size in self.memory._asdict().items() if size
         ]
@@ -314,7 +300,7 @@ class StepPrediction(Report):
             rows.append(("the GPU has", f"{format_size_about(self.rates.capacity_bytes)}: {fits}"))
             longest = f"{format_count(self.longest_sequence)} positions" if self.longest_sequence else "none"
             rows.append(("longest sequence that fits", longest))
-        return rows
+        return Table("Memory of the fullest GPU", ("part", "size"), rows)
 
     def _lines(self) -> list[str]:
         rate = self.rates.matrices
@@ -364,7 +350,7 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("time_low_s", "lower end of the [interval](whole_steps.md#accuracy)", lambda step: step.interval.low_s),
     Column("time_high_s", "upper end of the interval", lambda step: step.interval.high_s),
     Column("interval", "its `median_s`, `regime`, and the measured `rows` and sources",
-           lambda step: step.interval.to_dict()),
+           lambda step: step.interval.record),
     Column("forward_s", "forward phases of all micro-batches, of the busiest stage", lambda step: step.times.forward_s),
     Column("backward_s", "backward phases likewise", lambda step: step.times.backward_s),
     Column("pipeline_s", "what that stage waits for other stages", lambda step: step.times.pipeline_s),
@@ -375,7 +361,7 @@ STEP_COLUMNS: tuple[Column[StepPrediction], ...] = (
     Column("exposed_s", "phases and `embedding_s`, less `compute_s`", lambda step: step.times.exposed_s),
     Column("tokens", "positions of a step"),
     Column("tokens_per_s", "over all GPUs"),
-    Column("tokens_per_s_per_gpu", "of one GPU", lambda step: step.tokens_per_s / step.ranks),
+    Column("tokens_per_s_per_gpu", "of one GPU"),
     Column("model_flops", "FLOPs by the [convention](whole_steps.md#mfu)"),
     Column("flops_per_s_per_gpu", "model FLOPs per second and GPU", lambda step: step.flops_per_s),
     Column("peak_flops_per_s", "dense peak of a GPU in `matrix_dtype`, or null",

@@ -92,6 +92,7 @@ class Uncertainty:
         together: dict[int, tuple[tuple[Machine, ...], list[int]]] = {}
         for place, schedule in enumerate(schedules):
             if machines := self._machines(schedule, transfers):
+                # the same samples of one machine, of sizes of one schedule, are simulated at once
                 together.setdefault(id(machines), (machines, []))[1].append(place)
         for machines, places in together.values():
             of_places = times_on(machines, [schedules[place] for place in places])

@@ -23,7 +23,8 @@ from tasp_lab.core.tables import Table
 from tasp_lab.core.units import format_factor, format_time
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import FEW_SAMPLES
-from tasp_lab.prediction.answer import Answer, answer
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.evaluate import answer
 from tasp_lab.prediction.inputs import MachineLike
 from tasp_lab.prediction.interval import DECIDED, Interval, quantile
 from tasp_lab.prediction.paired import paired_errors, setting_of
@@ -92,7 +93,8 @@ class Versus:
         ratio, low, high = (format_factor(1 / each) for each in (self.ratio, self.high, self.low))
         return f"{ratio} as fast ({low} to {high})"
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def record(self) -> dict[str, object]:
         """An object of the field `versus` of ``--json``; numbers are null if no schedule applies."""
         found = self.answer
         applies = found is not None
@@ -135,7 +137,7 @@ def changed_question(
 def ratio_of(changed: Answer, base: Answer) -> tuple[float, float, float]:
     """The time of an answer over that of another one, and the 5 and 95 % points of the ratio."""
     ratio = float(changed.time_s / base.time_s)
-    machines = [each.passes[0].machine for each in (changed, base)]
+    machines = [each.on for each in (changed, base)]
     settings = [setting_of(each) for each in machines]
     if (changed.schedule == base.schedule and ratio == 1.0) or settings == ["exact", "exact"]:
         return ratio, ratio, ratio

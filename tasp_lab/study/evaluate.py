@@ -16,12 +16,13 @@ from tasp_lab.core.errors import ScheduleError, StudyError, TaspLabError, first_
 from tasp_lab.core.version import MODEL_VERSION, VERSION
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden_layer
-from tasp_lab.planning.plan import ANY, Job, plan, plan_fields
-from tasp_lab.planning.search import describe
-from tasp_lab.prediction.answer import build, refusal
+from tasp_lab.planning.changes import Job
+from tasp_lab.planning.plan import ANY, plan, plan_fields
 from tasp_lab.prediction.columns import fields_of
+from tasp_lab.prediction.evaluate import build, refusal
 from tasp_lab.prediction.paired import setting_of
 from tasp_lab.prediction.question import Question, Value, constants_of, key_of
+from tasp_lab.prediction.training_step.layout import describe
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import check_names, is_own
 from tasp_lab.study.point import COLUMNS, OF_PLANS, SETTINGS, Point, Row, cells_of_layer

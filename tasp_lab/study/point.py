@@ -10,7 +10,8 @@ import msgspec
 
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import StudyError
-from tasp_lab.planning.plan import PLAN_COLUMNS, Job
+from tasp_lab.planning.changes import Job
+from tasp_lab.planning.plan import PLAN_COLUMNS
 from tasp_lab.prediction.answer import Status
 from tasp_lab.prediction.columns import columns, names
 from tasp_lab.prediction.question import Question, Value

@@ -30,8 +30,9 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden_layer
 from tasp_lab.machines.parameters import Change
 from tasp_lab.machines.sampling import rate_ends
-from tasp_lab.prediction.answer import PassAnswer, answer
+from tasp_lab.prediction.evaluate import answer
 from tasp_lab.prediction.inputs import with_host
+from tasp_lab.prediction.passes import PassAnswer
 from tasp_lab.prediction.question import prepared
 from tasp_lab.study.axis import parse_share
 from tasp_lab.study.lookup import fields_of, one_point_at

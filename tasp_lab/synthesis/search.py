@@ -39,12 +39,14 @@ from tasp_lab.core.version import MODEL_VERSION
 from tasp_lab.core.workers import in_order, processes
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import Sampling
-from tasp_lab.prediction.answer import Answer, Detail, answer
-from tasp_lab.prediction.answer import build as build_question
-from tasp_lab.prediction.captions import describe_layer, provenance_of, title_of
+from tasp_lab.prediction.answer import Answer
+from tasp_lab.prediction.captions import layer_text, provenance_of, title_of
 from tasp_lab.prediction.columns import fields_of, table_of
 from tasp_lab.prediction.compare import Ranking, compare, is_too_large
+from tasp_lab.prediction.evaluate import answer
+from tasp_lab.prediction.evaluate import build as build_question
 from tasp_lab.prediction.inputs import MachineLike
+from tasp_lab.prediction.passes import Detail
 from tasp_lab.prediction.question import (
     PreparedMachine,
     Question,
@@ -315,7 +317,7 @@ class _Search:
                            on=self.on)  # fmt: skip
         question = {
             "machine": self.machine.topology.name,
-            "layer": describe_layer(self.work),
+            "layer": layer_text(self.work, self.options.passes),
             "pass": self.options.passes,
             "models": str(MODEL_VERSION),
         }
@@ -362,7 +364,7 @@ class _Search:
 
 def _room_bytes(one: Answer) -> int | None:
     """The memory for buffers of a schedule; None if it is unknown, or all tensors of the layer fit on each GPU."""
-    usable = step_rates(one.passes[0].machine).usable_bytes
+    usable = step_rates(one.on).usable_bytes
     own = one.memory_bytes - one.buffer_bytes
     # gradients may be of twice the bytes
     return None if usable is None or usable > 2 * own * one.world_size else usable - own
@@ -452,7 +454,7 @@ class Found(Report):
             "effort": self.effort,
             "interrupted": self.interrupted,
             "explained": self.explained,
-            "provenance": provenance_of(self.question, [], self.answer.passes[0].machine, self.answers, rings=False,
+            "provenance": provenance_of(self.question, [], self.answer.on, self.answers, rings=False,
                                         more={"effort": self.effort}).to_dict(),
         }  # fmt: skip
 

@@ -9,10 +9,11 @@ from typing import TypeVar
 from tasp_lab.core.choices import FabricKind
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.core.progress import ProgressCallback, no_progress
+from tasp_lab.core.report import Reports
 from tasp_lab.machines.compute import KernelCompute
 from tasp_lab.machines.machine import IDEAL
 from tasp_lab.prediction.answer import Answer
-from tasp_lab.prediction.compare import SINGLE_RINGS, Ranking, Rankings
+from tasp_lab.prediction.compare import SINGLE_RINGS, Ranking
 from tasp_lab.prediction.inputs import ComputeLike, parse_compute
 from tasp_lab.rings.options import RingOptions
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -21,7 +22,7 @@ from tasp_lab.validation.fabrics import check_fabric, check_work, default_scale,
 from tasp_lab.validation.validate import Comparison, validate
 from tasp_lab.workload.layer import Workload
 
-Found = TypeVar("Found", bound=Ranking | Rankings)
+Found = TypeVar("Found", bound=Ranking | Reports[Ranking])
 
 
 def check_best(
@@ -54,7 +55,7 @@ def run_best(
 
     Raises `TaspLabError` for what the fabric cannot run.
     """
-    if isinstance(ranking, Rankings):
+    if isinstance(ranking, Reports):
         return type(ranking)(tuple(run_best(each, count, fabric, scale, repeats, progress) for each in ranking))
     question = ranking.question
     check_best(question.layer, question.compute, count, fabric, scale, repeats)

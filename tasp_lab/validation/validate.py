@@ -24,7 +24,7 @@ from tasp_lab.core.report import Report, flat
 from tasp_lab.core.tables import Part, brief
 from tasp_lab.core.units import Number, format_bandwidth, format_flops, format_time
 from tasp_lab.machines.machine import IDEAL, INSTANT, Compute, ComputeRate, Machine
-from tasp_lab.prediction.answer import Answer, answer_schedule, label, one_after_the_other, together
+from tasp_lab.prediction.answer import Answer, answer_schedule, one_after_the_other, together
 from tasp_lab.prediction.captions import assumptions, compute_of_passes, kernels_text, layer_constants, title_of
 from tasp_lab.prediction.columns import cells_of, fields_of, ratio, rows_table, view_of
 from tasp_lab.prediction.inputs import (
@@ -39,6 +39,7 @@ from tasp_lab.prediction.inputs import (
     with_assumptions,
     with_compute,
 )
+from tasp_lab.prediction.passes import label
 from tasp_lab.prediction.provenance import (
     Provenance,
     machine_constants,
@@ -281,8 +282,8 @@ def validate(
     check_names(names, work)
     rate = parse_compute(question.compute)
     check_work(work, rate, fabric, kernel, question.overrides)
-    machine = chosen_machine(wires(machine), "auto", None if kernel is None else question.compute, kernel,
-                             question.overrides, question.without_links, question.links, assumes=False)  # fmt: skip
+    asked = replace(question, compute=None if kernel is None else question.compute)
+    machine = chosen_machine(wires(machine), asked, assumes=False)
     sought = are_sought(question.rings, names)
     given = question.rings if isinstance(question.rings, tuple) else ()
     if len(given) > 1:

@@ -117,7 +117,7 @@ def test_explain_lists_each_pass_once(tell: Tell) -> None:
     for row in passes:
         assert sum(transfer["bytes"] for transfer in row["transfers"]) == row["bytes_sent"]
         assert sum(call["flops"] for call in row["calls"]) == row["flops"]
-    assert set(both) == PREDICTED | STATUS | {"communication_s", "contention_s", "ccr", "tuned_ring"}
+    assert set(both) == PREDICTED | STATUS | {"communication_s", "contention_s", "ccr"}
     told = tell("predict", *asked)[1]
     assert [line.strip() for line in told.splitlines() if "where the time" in line] == [
         "where the time of tasp forward went",

@@ -10,7 +10,7 @@ import pytest
 from tasp_lab.cli.app import app
 from tasp_lab.prediction import compare as comparison
 from tasp_lab.prediction.columns import names
-from tasp_lab.prediction.tune import SEARCHED
+from tasp_lab.prediction.evaluate import SEARCHED
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.workload.layer import Workload

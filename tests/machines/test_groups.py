@@ -11,10 +11,10 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.machine import Machine
-from tasp_lab.prediction.predict_step import group_machine, with_groups
 from tasp_lab.prediction.training_step.layout import Layout, state_groups, tensor_groups
 from tasp_lab.prediction.training_step.messages import gather
 from tasp_lab.prediction.training_step.phases import in_groups, part_of
+from tasp_lab.prediction.training_step.simulation import group_machine, with_groups
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 
 

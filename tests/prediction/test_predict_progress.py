@@ -10,7 +10,8 @@ import tasp_lab
 from sim.simulate import Engine
 from tasp_lab.core import process, workers
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.prediction import answer as evaluator
+from tasp_lab.prediction import evaluate as evaluator
+from tasp_lab.prediction.passes import PassAnswer
 from tasp_lab.schedules.attention.options import AttentionOptions
 
 LAYER = tasp_lab.Workload(sequence=4096, heads=4, kv_heads=2, head_dim=8, mask="causal")
@@ -56,13 +57,13 @@ def test_events_are_kept_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
 def _threads_of_passes(monkeypatch: pytest.MonkeyPatch, cores: int) -> list[str]:
     """Let every pass take long, on so many cores; the list gets the thread in which each pass is simulated."""
     threads: list[str] = []
-    simulated = evaluator.PassAnswer._simulated
+    simulated = PassAnswer._simulated
 
-    def recorded(one: evaluator.PassAnswer) -> tasp_lab.Timeline:
+    def recorded(one: PassAnswer) -> tasp_lab.Timeline:
         threads.append(threading.current_thread().name)
         return simulated(one)
 
-    monkeypatch.setattr(evaluator.PassAnswer, "_simulated", recorded)
+    monkeypatch.setattr(PassAnswer, "_simulated", recorded)
     monkeypatch.setattr(process, "usable_cores", lambda: cores)
     monkeypatch.setitem(evaluator.MANY_TRANSFERS, "array", 1)
     return threads
@@ -109,11 +110,11 @@ def test_passes_take_no_cores_that_workers_have(monkeypatch: pytest.MonkeyPatch)
 def test_an_error_in_a_thread_is_that_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = _threads_of_passes(monkeypatch, 2)
 
-    def fails(one: evaluator.PassAnswer) -> tasp_lab.Timeline:
+    def fails(one: PassAnswer) -> tasp_lab.Timeline:
         threads.append(threading.current_thread().name)
         raise ScheduleError("no such time")
 
-    monkeypatch.setattr(evaluator.PassAnswer, "_simulated", fails)
+    monkeypatch.setattr(PassAnswer, "_simulated", fails)
     found = _answer()
     assert (found.status, found.reason) == ("does not apply", "no such time")
     assert len(set(threads)) == 3

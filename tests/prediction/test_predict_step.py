@@ -132,7 +132,7 @@ def test_layer_inputs_on_the_host_cost_time_only_where_computing_is_shorter(monk
 
     full = step("full")
     assert step("offload") == full, "a layer is computed for longer than 128 MiB take over PCIe"
-    monkeypatch.setattr("tasp_lab.prediction.predict_step.HOST_LINK_BYTES_PER_S", 1e6)
+    monkeypatch.setattr("tasp_lab.prediction.training_step.simulation.HOST_LINK_BYTES_PER_S", 1e6)
     slow = step("offload")
     moved_s = 32 * 16384 * 4096 * 2 / 1e6
     assert moved_s < slow.forward_s < moved_s + full.forward_s, "the output matrix and the loss come on top"
@@ -241,7 +241,7 @@ def test_an_unknown_schedule_or_one_of_another_kind_is_refused() -> None:
 
 def test_the_phase_with_fewer_simulated_layers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward passes have fewer transfers, so more of them are simulated where transfers are limited."""
-    monkeypatch.setattr("tasp_lab.prediction.predict_step.MANY_TRANSFERS", 250)
+    monkeypatch.setattr("tasp_lab.prediction.training_step.simulation.MANY_TRANSFERS", 250)
     lines = list[str]()
     found = predict_step("full-mesh:4", small_model(12), 512, "ulysses", progress=lines.append)
     simulated = [int(line.split()[1]) for line in lines]

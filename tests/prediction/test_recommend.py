@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from tasp_lab.core.choices import Preference
-from tasp_lab.prediction.answer import answer
 from tasp_lab.prediction.compare import Ranking, compare
+from tasp_lab.prediction.evaluate import answer
 from tasp_lab.prediction.interval import DECIDED
 from tasp_lab.prediction.question import Question
 from tasp_lab.prediction.rank import TIE

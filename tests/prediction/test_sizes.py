@@ -13,7 +13,7 @@ import pytest
 
 import tasp_lab
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError
-from tasp_lab.prediction import answer as evaluator
+from tasp_lab.prediction import evaluate as evaluator
 from tasp_lab.schedule import calls, proof
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.calls import Calls, Effects

@@ -8,7 +8,7 @@ from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.inputs import with_pairs
 from tasp_lab.prediction.predict import predict
-from tasp_lab.prediction.recommend import NAMED, RINGS, TunedRing
+from tasp_lab.prediction.recommend import NAMED, TunedRing
 from tasp_lab.workload.layer import Workload
 
 LAYER = Workload(16384, heads=32, mask="causal")
@@ -20,7 +20,7 @@ def of_ranking(machine: str, names: list[str], layer: Workload = LAYER) -> Tuned
     assert recommendation is not None
     found = recommendation.tuned_ring
     assert (found is not None) == any("communicator per pair" in line for line in recommendation.lines())
-    assert (recommendation.to_dict()["tuned_ring"] is None) == (found is None)
+    assert (recommendation.record["tuned_ring"] is None) == (found is None)
     return found
 
 
@@ -60,15 +60,3 @@ def test_a_recommended_ring_gains_nothing_over_itself() -> None:
 )
 def test_nothing_where_no_ring_would_be_faster(machine: str, names: list[str], layer: Workload) -> None:
     assert of_ranking(machine, names, layer) is None
-
-
-def test_predict_explains_with_rings_that_were_not_asked() -> None:
-    found = predict("h100-8", ["tasp"], LAYER, passes="both", explain=True, samples=0)
-    rows = found.to_dict()["predictions"]
-    assert ["tuned_ring" in row for row in rows] == [False, False, True]  # type: ignore[attr-defined]
-    tuned = rows[-1]["tuned_ring"]  # type: ignore[index]
-    rings = [each for each in predict("h100-8", RINGS, LAYER, passes="both", samples=0) if each.is_all]
-    assert tuned["ring_s"] == pytest.approx(float(min(each.time_s for each in rings)), rel=1e-9)
-    assert tuned["tuned_ring_s"] < tuned["ring_s"]
-    assert str(found).count("communicator per pair") == 1
-    assert "communicator per pair" not in str(predict("h100-8", ["tasp"], LAYER, samples=0))

@@ -25,7 +25,7 @@ def test_a_ratio_is_that_of_the_answers(ranking: Ranking) -> None:
         assert found.answer is not None
         assert found.ratio == pytest.approx(float(found.answer.time_s / found.base.time_s), rel=1e-12)
         assert found.low <= found.ratio <= found.high
-        document = found.to_dict()
+        document = found.record
         assert document["time_s"] == float(found.answer.time_s)
         assert document["ratio"] == found.ratio
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.bounds.schedules import least_of_schedule_s
 from sim.simulate import simulate
 from tasp_lab.core.choices import Pass
-from tasp_lab.prediction.answer import Built, build
+from tasp_lab.prediction.evaluate import Built, build
 from tasp_lab.prediction.question import Question, prepare
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions

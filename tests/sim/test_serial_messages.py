@@ -22,7 +22,7 @@ from tasp_lab.machines.libraries.groups import GroupLibrary
 from tasp_lab.machines.libraries.library import CommLibrary
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.stack import load_stack
-from tasp_lab.prediction.answer import answer
+from tasp_lab.prediction.evaluate import answer
 from tasp_lab.prediction.inputs import with_host
 from tasp_lab.prediction.question import Question
 from tasp_lab.schedule.schedule import Schedule

@@ -21,7 +21,7 @@ from tasp_lab.machines.kernel_model.constants import data_folder
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters
 from tasp_lab.machines.stack import load_stack
-from tasp_lab.prediction.answer import Built, build
+from tasp_lab.prediction.evaluate import Built, build
 from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.registry import ATTENTION, SCHEDULES, ScheduleSpec

@@ -12,7 +12,7 @@ import pytest
 from tasp_lab import load_study, plan
 from tasp_lab.core.errors import StudyError
 from tasp_lab.core.units import format_four_digits, format_size_about
-from tasp_lab.planning.search import describe
+from tasp_lab.prediction.training_step.layout import describe
 from tasp_lab.study.check import check_study
 from tasp_lab.study.folder import StudyFolder
 from tasp_lab.study.lookup import points_at

@@ -12,7 +12,7 @@ import pytest
 import tasp_lab
 from tasp_lab.core.errors import QuantityError, ScheduleError
 from tasp_lab.prediction import compare as comparison
-from tasp_lab.prediction.answer import build
+from tasp_lab.prediction.evaluate import build
 from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.synthesis.search import frames
 from tasp_lab.topology.builders import nodes

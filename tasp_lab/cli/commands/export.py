@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from tasp_lab.cli.console import print_json
 from tasp_lab.cli.memory import limited_memory
 from tasp_lab.cli.options import (
@@ -18,10 +16,11 @@ from tasp_lab.cli.options import (
     WORK,
     ExpressionNumbers,
     Json,
-    LinkEdits,
+    LinkChoice,
     RingChoice,
     ShardBytes,
     TopologyText,
+    of,
 )
 from tasp_lab.cli.options_layer import DEFAULT_LAYER, LayerChoice
 from tasp_lab.core.choices import ExportFormat
@@ -36,24 +35,14 @@ def export(
     topology: TopologyText,
     /,
     *,
-    schedule: Annotated[str, Parameter(group=WORK, help="The schedule, as in predict.")],
-    format: Annotated[
-        ExportFormat,
-        Parameter(
-            group=OUTPUT,
-            help="msccl++: an execution plan (JSON). msccl-xml: of msccl-executor-nccl and RCCL. chakra: traces for "
-            "ASTRA-sim, OUTPUT.RANK.et for each rank. nccl-graph: the rings, for NCCL_GRAPH_FILE. nccl-tuner: rules "
-            "for NCCL's tuner plugin (CSV).",
-        ),
-    ],
+    schedule: Annotated[str, of(WORK)],
+    format: Annotated[ExportFormat, of(OUTPUT)],
     shard_bytes: ShardBytes = None,
     layer: LayerChoice = DEFAULT_LAYER,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkEdits = NO_CHANGES,
+    changes: LinkChoice = NO_CHANGES,
     rings: RingChoice = DEFAULT_RINGS,
-    output: Annotated[
-        Path | None, Parameter(group=OUTPUT, help="The file. Default: standard output, of chakra none.")
-    ] = None,
+    output: Annotated[Path | None, of(OUTPUT)] = None,
     json: Json = False,
 ) -> None:
     """Write a collective, or the data that a layer moves, as a plan of another engine.
@@ -66,6 +55,13 @@ def export(
     Example: tasp-lab export h100-8 --schedule ulysses --seq 64Ki --format msccl++ --output ulysses.json
 
     Example: tasp-lab export torus:4x4 --schedule trees --shard-bytes 1MiB --format chakra --output trees
+
+    Args:
+        schedule: The schedule, as in predict.
+        format: msccl++: an execution plan (JSON). msccl-xml: of msccl-executor-nccl and RCCL. chakra: traces for
+            ASTRA-sim, OUTPUT.RANK.et for each rank. nccl-graph: the rings, for NCCL_GRAPH_FILE. nccl-tuner: rules for
+            NCCL's tuner plugin (CSV).
+        output: The file. Default: standard output, of chakra none.
     """
     from tasp_lab.core.files import check_writable, write_whole
     from tasp_lab.core.progress import print_progress

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
 from tasp_lab.cli.console import print_json, print_parts, tell
 from tasp_lab.cli.options import (
     OUTPUT,
@@ -21,7 +19,8 @@ from tasp_lab.cli.options import (
     TopologyText,
     Trace,
     Wide,
-    option,
+    flag,
+    of,
     whole,
 )
 from tasp_lab.cli.options_layer import DEFAULT_QUESTION, QuestionChoice
@@ -41,17 +40,10 @@ def validate(
     schedule: Schedules,
     shard_bytes: ShardBytes = None,
     question: QuestionChoice = DEFAULT_QUESTION,
-    fabric: Annotated[
-        FabricKind,
-        Parameter(
-            group=RUN,
-            help="Where ranks run. emulated: network namespaces with shaped links; local: plain processes; torchrun: "
-            "the processes of a torchrun job.",
-        ),
-    ] = "emulated",
+    fabric: Annotated[FabricKind, of(RUN)] = "emulated",
     scale: Scale = None,
-    repeat: Annotated[int, whole("Timed repetitions of each schedule.", RUN)] = 5,
-    transport: Annotated[TransportKind, Parameter(group=RUN, help="How ranks send blocks.")] = "auto",
+    repeat: Annotated[int, whole(RUN)] = 5,
+    transport: Annotated[TransportKind, of(RUN)] = "auto",
     backend: Backend = "auto",
     trace: Trace = None,
     plot: Plot = None,
@@ -63,22 +55,27 @@ def validate(
     Example: tasp-lab validate full-mesh:8 --schedule ring --schedule multi-ring --shard-bytes 1MiB
 
     Example: tasp-lab validate full-mesh:8 --schedule ring-attention --schedule tasp --seq 8192 --compute timed:2e9
+
+    Args:
+        fabric: Where ranks run. emulated: network namespaces with shaped links; local: plain processes; torchrun: the
+            processes of a torchrun job.
+        repeat: Timed repetitions of each schedule.
+        transport: How ranks send blocks.
     """
-    from tasp_lab.prediction.captions import caption
-    from tasp_lab.prediction.inputs import as_topology
+    from tasp_lab.prediction.captions import title_of
     from tasp_lab.validation import validate as comparison
 
-    layer, changes = question.layer, question.changes
+    settings = question.settings()
     machine = question.numbers.load(topology, "ideal")  # the fabric has a library of its own
-    work = layer.work(shard_bytes)
-    if layer.stack is not None:
-        raise ProfileError(f"stack {layer.stack!r}: ranks run on their own, expected none; see predict and compare")
+    work = question.work(shard_bytes)
+    if (stack := settings.pop("stack")) is not None:
+        raise ProfileError(f"stack {stack!r}: ranks run on their own, expected none; see predict and compare")
     check_outputs(trace=trace, plot=plot, topology=topology)
     found = comparison.validate(
         machine,
         schedule,
         work,
-        **question.settings(),
+        **settings,
         fabric=fabric,
         scale=scale,
         repeats=repeat,
@@ -90,41 +87,24 @@ def validate(
         return
     shown = [run for run in found.runs if run.prediction.is_all]
     timelines = [line for run in shown for line in (run.prediction.timeline, run.measured_timeline)]
-    title = caption(work, schedule, as_topology(machine, changes.without_links, changes.links))
+    title = title_of(shown[0].prediction, shown[0].prediction.topology)
     write_timelines(timelines, trace, plot, f"{title}: predicted and measured")
     tell(found, json, wide=wide)
 
 
 def gpu_check(
-    machine: Annotated[
-        str | None,
-        Parameter(
-            group=WORK, help="The machine, such as h100-8, or a topology file. Default: a full mesh of the ranks."
-        ),
-    ] = None,
+    machine: Annotated[str | None, of(WORK)] = None,
     /,
     *,
-    one: Annotated[
-        bool, option("Check with all ranks in this process on one GPU, or on the processor; without torchrun.", RUN)
-    ] = False,
-    ranks: Annotated[
-        int | None, whole("With --one: how many ranks. Default: those of the machine, else 4.", RUN)
-    ] = None,
-    schedule: Annotated[
-        list[str] | None, option("With --one: run only these; repeatable.", WORK, name="--schedule")
-    ] = None,
-    seed: Annotated[int | None, whole("With --one: seed of the orders of ranks. Default: 0.", RUN)] = None,
-    quick: Annotated[bool, option("Smaller sizes and fewer runs.", RUN)] = False,
-    measure: Annotated[
-        bool, option("With --one, on a GPU: first write tables of what one GPU settles of predictions.", RUN)
-    ] = False,
-    minutes: Annotated[int | None, whole("With --measure: the time for all. Default: 15.", RUN)] = None,
-    backend: Annotated[
-        BackendKind, Parameter(group=RUN, help="auto: nccl (RCCL on AMD); gloo checks the logic on CPUs.")
-    ] = "auto",
-    output: Annotated[
-        Path, Parameter(group=OUTPUT, help="The folder of the record, gpu-check.json and gpu-check.txt.")
-    ] = Path("gpu-check"),
+    one: Annotated[bool, flag(RUN)] = False,
+    ranks: Annotated[int | None, whole(RUN)] = None,
+    schedule: Annotated[list[str] | None, flag(WORK, name="--schedule")] = None,
+    seed: Annotated[int | None, whole(RUN)] = None,
+    quick: Annotated[bool, flag(RUN)] = False,
+    measure: Annotated[bool, flag(RUN)] = False,
+    minutes: Annotated[int | None, whole(RUN)] = None,
+    backend: Annotated[BackendKind, of(RUN)] = "auto",
+    output: Annotated[Path, of(OUTPUT)] = Path("gpu-check"),
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -135,6 +115,18 @@ def gpu_check(
     Example: tasp-lab gpu-check --one --schedule tasp
 
     Example: tasp-lab gpu-check h200-8 --one --measure --quick --output record
+
+    Args:
+        machine: The machine, such as h100-8, or a topology file. Default: a full mesh of the ranks.
+        one: Check with all ranks in this process on one GPU, or on the processor; without torchrun.
+        ranks: With --one: how many ranks. Default: those of the machine, else 4.
+        schedule: With --one: run only these; repeatable.
+        seed: With --one: seed of the orders of ranks. Default: 0.
+        quick: Smaller sizes and fewer runs.
+        measure: With --one, on a GPU: first write tables of what one GPU settles of predictions.
+        minutes: With --measure: the time for all. Default: 15.
+        backend: auto: nccl (RCCL on AMD); gloo checks the logic on CPUs.
+        output: The folder of the record, gpu-check.json and gpu-check.txt.
     """
 
     def show(record: Record) -> None:

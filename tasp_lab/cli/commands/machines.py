@@ -20,11 +20,11 @@ from tasp_lab.cli.options import (
     NO_CHANGES,
     ExpressionNumbers,
     Json,
-    LinkEdits,
+    LinkChoice,
     RingChoice,
     Sources,
     TopologyText,
-    option,
+    flag,
     plot,
     quantity,
     whole,
@@ -50,7 +50,7 @@ def show_topologies(
     /,
     *,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkEdits = NO_CHANGES,
+    changes: LinkChoice = NO_CHANGES,
     sources: Sources = False,
     json: Json = False,
 ) -> None:
@@ -87,28 +87,30 @@ def show_topologies(
 @Parameter(name="*", group=MACHINE)
 @dataclass(frozen=True)
 class ImportChoice:
-    """What a file does not contain, see `tasp_lab.machines.importers.read_topology`."""
+    """What a file does not contain, see `tasp_lab.machines.importers.read_topology`.
 
-    link_bandwidth: Annotated[str | None, quantity("Bandwidth of one NVLink or xGMI link, one way.", MACHINE)] = None
-    pcie_bandwidth: Annotated[str | None, quantity("Bandwidth of one PCIe link, one way.", MACHINE)] = None
-    cpu_bandwidth: Annotated[str | None, quantity("Bandwidth between two sockets, one way.", MACHINE)] = None
-    nvswitch: Annotated[bool | None, Parameter(help="Whether NVLinks lead to switches. Default: detected.")] = None
-    pcie: Annotated[bool | None, Parameter(help="Whether to include PCIe. Default: where it is needed.")] = None
-    sockets: Annotated[
-        int | None, whole("Number of CPU sockets that share the NUMA nodes. Default: 1 or 2.", MACHINE)
-    ] = None
-    profile: Annotated[
-        str | None,
-        Parameter(
-            help="A family, such as h100, or a profile of your own: the file has its wiring, and the machine gets its "
-            "library, kernels, constants and NICs.",
-        ),
-    ] = None
-    nodes: Annotated[
-        int,
-        Parameter(help="Number of nodes like that of the file, connected by their NICs; with --profile."),
-    ] = 1
-    rails: Annotated[bool, option("One switch per rail, for NICs of equal place.", MACHINE)] = False
+    Args:
+        link_bandwidth: Bandwidth of one NVLink or xGMI link, one way.
+        pcie_bandwidth: Bandwidth of one PCIe link, one way.
+        cpu_bandwidth: Bandwidth between two sockets, one way.
+        nvswitch: Whether NVLinks lead to switches. Default: detected.
+        pcie: Whether to include PCIe. Default: where it is needed.
+        sockets: Number of CPU sockets that share the NUMA nodes. Default: 1 or 2.
+        profile: A family, such as h100, or a profile of your own: the file has its wiring, and the machine gets its
+            library, kernels, constants and NICs.
+        nodes: Number of nodes like that of the file, connected by their NICs; with --profile.
+        rails: One switch per rail, for NICs of equal place.
+    """
+
+    link_bandwidth: Annotated[str | None, quantity(MACHINE)] = None
+    pcie_bandwidth: Annotated[str | None, quantity(MACHINE)] = None
+    cpu_bandwidth: Annotated[str | None, quantity(MACHINE)] = None
+    nvswitch: bool | None = None
+    pcie: bool | None = None
+    sockets: Annotated[int | None, whole(MACHINE)] = None
+    profile: str | None = None
+    nodes: int = 1
+    rails: Annotated[bool, flag(MACHINE)] = False
 
 
 FROM_FILE = ImportChoice()
@@ -304,7 +306,7 @@ def decompose(
     /,
     *,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkEdits = NO_CHANGES,
+    changes: LinkChoice = NO_CHANGES,
     rings: RingChoice = DEFAULT_RINGS,
     plot: Annotated[Path | None, plot("the rings")] = None,
     json: Json = False,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 
 from tasp_lab.cli.console import Progress, print_json, print_parts, tell
 from tasp_lab.cli.options import (
@@ -21,7 +21,8 @@ from tasp_lab.cli.options import (
     SamplingChoice,
     Scale,
     Wide,
-    option,
+    flag,
+    of,
     plot,
     whole,
 )
@@ -37,21 +38,11 @@ if TYPE_CHECKING:
 
 
 def accuracy(
-    *paths: Annotated[Path, Parameter(group=WORK, help="Files and folders. Default: the tables of tasp-lab.")],
-    profile: Annotated[
-        str | None,
-        Parameter(
-            group=MACHINE, help="The machine of tables and logs that do not name one: h100-8, h100 or my.toml:2x8."
-        ),
-    ] = None,
+    *paths: Annotated[Path, of(WORK)],
+    profile: Annotated[str | None, of(MACHINE)] = None,
     plot: Annotated[Path | None, plot("the errors of predictions")] = None,
-    pairs: Annotated[
-        bool,
-        option(
-            "With --json, list all pairs of rows that did the same work, with both ratios and the probability.", OUTPUT
-        ),
-    ] = False,
-    jobs: Annotated[int | None, whole("Worker processes. Default: the number of cores.", RUN)] = None,
+    pairs: Annotated[bool, flag(OUTPUT)] = False,
+    jobs: Annotated[int | None, whole(RUN)] = None,
     sampling: SamplingChoice = DEFAULT_SAMPLES,
     wide: Wide = False,
     json: Json = False,
@@ -65,6 +56,12 @@ def accuracy(
     Example: tasp-lab accuracy my-cluster/
 
     Example: tasp-lab accuracy all_gather.log --profile h100-8
+
+    Args:
+        paths: Files and folders. Default: the tables of tasp-lab.
+        profile: The machine of tables and logs that do not name one: h100-8, h100 or my.toml:2x8.
+        pairs: With --json, list all pairs of rows that did the same work, with both ratios and the probability.
+        jobs: Worker processes. Default: the number of cores.
     """
     from tasp_lab.machines.sampling import FEW_SAMPLES, Sampling
     from tasp_lab.measure import accuracy as report
@@ -87,46 +84,17 @@ _FILES = Group("Files", help="Without --fabric.", sort_key=2)
 
 
 def calibrate(
-    *measurements: Annotated[
-        str,
-        Parameter(
-            group=WORK,
-            help="Logs of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest, CSV tables, or folders of "
-            "them; with --fabric a machine.",
-        ),
-    ],
-    profile: Annotated[
-        str | None,
-        Parameter(
-            group=_FILES, help="The profile to start from, and the machine of logs: h100-8, h100-2x8 or my.toml:2x8."
-        ),
-    ] = None,
-    fit: Annotated[
-        tuple[str, ...], option("A parameter to fit, repeatable. Default: all that the measurements identify.", _FILES)
-    ] = (),
-    algorithm: Annotated[
-        Literal["ring"] | None,
-        Parameter(group=_FILES, help="The algorithm of AllReduce if the measurement does not name it."),
-    ] = None,
-    in_place: Annotated[bool, option("Use in-place columns of logs.", _FILES)] = False,
-    kernels: Annotated[
-        tuple[str, ...],
-        option(
-            "Fit an attention kernel to tables of its times, or live: time it on this machine.",
-            _FILES,
-            consume_multiple=True,
-        ),
-    ] = (),
-    fabric: Annotated[
-        FabricKind | None, Parameter(group=RUN, help="Measure running ranks instead of reading files, see validate.")
-    ] = None,
+    *measurements: Annotated[str, of(WORK)],
+    profile: Annotated[str | None, of(_FILES)] = None,
+    fit: Annotated[tuple[str, ...], flag(_FILES)] = (),
+    algorithm: Annotated[Literal["ring"] | None, of(_FILES)] = None,
+    in_place: Annotated[bool, flag(_FILES)] = False,
+    kernels: Annotated[tuple[str, ...], flag(_FILES, consume_multiple=True)] = (),
+    fabric: Annotated[FabricKind | None, of(RUN)] = None,
     scale: Scale = None,
     backend: Backend = "auto",
-    output: Annotated[
-        Path | None,
-        Parameter(group=OUTPUT, help="File of the profile (.toml), or with --fabric of the machine (.toml, .json)."),
-    ] = None,
-    force: Annotated[bool, option("Also write a fit that predicts no better than the profile.", OUTPUT)] = False,
+    output: Annotated[Path | None, of(OUTPUT)] = None,
+    force: Annotated[bool, flag(OUTPUT)] = False,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -141,6 +109,18 @@ def calibrate(
     Example: tasp-lab calibrate --kernels times.csv --profile h100-8 --output kernel.toml
 
     Example: tasp-lab calibrate full-mesh:4 --fabric emulated --output my.json
+
+    Args:
+        measurements: Logs of nccl-tests, rccl-tests, TransferBench or p2pBandwidthLatencyTest, CSV tables, or folders
+            of them; with --fabric a machine.
+        profile: The profile to start from, and the machine of logs: h100-8, h100-2x8 or my.toml:2x8.
+        fit: A parameter to fit, repeatable. Default: all that the measurements identify.
+        algorithm: The algorithm of AllReduce if the measurement does not name it.
+        in_place: Use in-place columns of logs.
+        kernels: Fit an attention kernel to tables of its times, or live: time it on this machine.
+        fabric: Measure running ranks instead of reading files, see validate.
+        output: File of the profile (.toml), or with --fabric of the machine (.toml, .json).
+        force: Also write a fit that predicts no better than the profile.
     """
     from tasp_lab.measure.calibrate import calibrate as calibrate_files
     from tasp_lab.prediction.inputs import wires

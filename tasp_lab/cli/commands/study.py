@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from tasp_lab.cli.console import Progress, print_json, tell
-from tasp_lab.cli.options import OUTPUT, RUN, WORK, Json, Wide, option, quantity, whole
+from tasp_lab.cli.options import OUTPUT, RUN, WORK, Json, Wide, flag, of, quantity, whole
 from tasp_lab.core.progress import print_progress
 
 study = App(name="study", sort_key=7, help="Studies of many points: the fastest schedules, crossovers, sensitivity.")
@@ -20,7 +20,6 @@ study = App(name="study", sort_key=7, help="Studies of many points: the fastest 
 # ------------------------------------------------------------------------------------------------ check and run
 
 StudyFile = Annotated[Path, Parameter(help="The file of a study, see docs/studies.md.")]
-Yes = Annotated[bool, option("Run also more than 100,000 points.", RUN)]
 
 
 @study.command
@@ -28,14 +27,15 @@ def check(
     file: StudyFile,
     /,
     *,
-    estimate: Annotated[
-        bool, Parameter(group=RUN, help="Estimate the run time, by some points of each schedule.")
-    ] = True,
+    estimate: Annotated[bool, of(RUN)] = True,
     json: Json = False,
 ) -> None:
     """Check the file of a study: names, number of points, estimated run time.
 
     Example: tasp-lab study check longctx.toml
+
+    Args:
+        estimate: Estimate the run time, by some points of each schedule.
     """
     from tasp_lab.study.check import check_study
     from tasp_lab.study.file import load_study
@@ -48,23 +48,23 @@ def run(
     file: StudyFile,
     /,
     *,
-    output: Annotated[
-        Path | None, Parameter(group=OUTPUT, help="The folder of rows and reports. Default: the name of the study.")
-    ] = None,
-    jobs: Annotated[int | None, whole("Worker processes. Default: the number of cores.", RUN)] = None,
-    dask: Annotated[
-        str | None,
-        Parameter(group=RUN, help="Scheduler of a Dask cluster, such as tcp://host:8786, instead of --jobs."),
-    ] = None,
-    screen: Annotated[
-        bool, option("Do not simulate a schedule whose lower bound exceeds the time of another.", RUN)
-    ] = False,
-    yes: Yes = False,
+    output: Annotated[Path | None, of(OUTPUT)] = None,
+    jobs: Annotated[int | None, whole(RUN)] = None,
+    dask: Annotated[str | None, of(RUN)] = None,
+    screen: Annotated[bool, flag(RUN)] = False,
+    yes: Annotated[bool, flag(RUN)] = False,
     json: Json = False,
 ) -> None:
     """Predict all points of a study that have no row yet; after an interrupt, run it again to go on.
 
     Example: tasp-lab study run longctx.toml --jobs 2
+
+    Args:
+        output: The folder of rows and reports. Default: the name of the study.
+        jobs: Worker processes. Default: the number of cores.
+        dask: Scheduler of a Dask cluster, such as tcp://host:8786, instead of --jobs.
+        screen: Do not simulate a schedule whose lower bound exceeds the time of another.
+        yes: Run also more than 100,000 points.
     """
     from tasp_lab.core.errors import StudyError
     from tasp_lab.core.process import usable_cores
@@ -106,24 +106,14 @@ FILTER = Group("Rows", sort_key=2)
 Folder = Annotated[Path, Parameter(help="The folder of a study.")]
 Where = Annotated[
     str | None,
-    Parameter(
-        group=FILTER,
-        help="Only these rows, like 'seq >= 64Ki and machine == \"h100-8\"': columns, numbers, texts in quotes, "
-        "comparisons, in, and, or, not, + - * /.",
-    ),
-]
+    of(FILTER, "Only these rows, like 'seq >= 64Ki and machine == \"h100-8\"': columns, numbers, texts in quotes, "
+       "comparisons, in, and, or, not, + - * /."),
+]  # fmt: skip
 Baseline = Annotated[
     str | None,
-    Parameter(
-        group=FILTER,
-        help="What speed-ups refer to: a schedule, or COLUMN=VALUE such as machine=h100-8. Default: that of the study.",
-    ),
-]
-
-
-def names(help: str, name: str | None = None) -> Parameter:
-    """Names of columns, separated by commas or repeated."""
-    return option(f"{help} Several with commas.", SHOWN, name=name)
+    of(FILTER, "What speed-ups refer to: a schedule, or COLUMN=VALUE such as machine=h100-8. Default: that of the "
+       "study."),
+]  # fmt: skip
 
 
 def split(given: Iterable[str] | None) -> list[str]:
@@ -140,24 +130,14 @@ def show(
     folder: Folder,
     /,
     *,
-    rows: Annotated[list[str] | None, names("Columns that become the rows of a pivot table.")] = None,
-    columns: Annotated[list[str] | None, names("Columns that become its columns.")] = None,
-    value: Annotated[
-        str | None,
-        Parameter(
-            group=SHOWN,
-            help="What its cells are: a column such as time_s, speedup, exposed_share, bound_share or memory_bytes, or "
-            "winner. If not given, time_s where schedules are among rows or columns, else winner.",
-        ),
-    ] = None,
+    rows: Annotated[list[str] | None, flag(SHOWN)] = None,
+    columns: Annotated[list[str] | None, flag(SHOWN)] = None,
+    value: Annotated[str | None, of(SHOWN)] = None,
     where: Where = None,
     baseline: Baseline = None,
-    sort: Annotated[
-        str | None,
-        Parameter(group=FILTER, allow_leading_hyphen=True, help="Column to sort by; -NAME for descending order."),
-    ] = None,
-    limit: Annotated[int | None, whole("Maximum number of rows.", FILTER)] = None,
-    csv: Annotated[Path | None, Parameter(group=OUTPUT, help="Also write the table to this CSV file.")] = None,
+    sort: Annotated[str | None, of(FILTER, allow_leading_hyphen=True)] = None,
+    limit: Annotated[int | None, whole(FILTER)] = None,
+    csv: Annotated[Path | None, of(OUTPUT)] = None,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -168,6 +148,15 @@ def show(
     Example: tasp-lab study show longctx --rows machine,model --columns seq --value winner --where "seq >= 64Ki"
 
     Example: tasp-lab study show longctx --rows schedule --columns seq --where "machine == 'h100-8'" --sort 64Ki
+
+    Args:
+        rows: Columns that become the rows of a pivot table. Several with commas.
+        columns: Columns that become its columns. Several with commas.
+        value: What its cells are: a column such as time_s, speedup, exposed_share, bound_share or memory_bytes, or
+            winner. If not given, time_s where schedules are among rows or columns, else winner.
+        sort: Column to sort by; -NAME for descending order.
+        limit: Maximum number of rows.
+        csv: Also write the table to this CSV file.
     """
     from tasp_lab.cli.outputs import write_rows
     from tasp_lab.core.files import check_writable
@@ -189,29 +178,13 @@ def plot(
     folder: Folder,
     /,
     *,
-    x: Annotated[
-        str | None, Parameter(group=SHOWN, help="The horizontal axis. Default: the first with numbers.")
-    ] = None,
-    y: Annotated[
-        str,
-        Parameter(
-            group=SHOWN,
-            help="A quantity such as time_s, speedup or exposed_share, or a second axis such as machine, for a map of "
-            "the fastest schedules.",
-        ),
-    ] = "time_s",
-    lines: Annotated[str, Parameter(group=SHOWN, help="The column with one line per value.")] = "schedule",
-    panels: Annotated[
-        list[str] | None, names("Columns with one panel per value. Default: all others that vary.")
-    ] = None,
+    x: Annotated[str | None, of(SHOWN)] = None,
+    y: Annotated[str, of(SHOWN)] = "time_s",
+    lines: Annotated[str, of(SHOWN)] = "schedule",
+    panels: Annotated[list[str] | None, flag(SHOWN)] = None,
     where: Where = None,
     baseline: Baseline = None,
-    output: Annotated[
-        Path | None,
-        Parameter(
-            group=OUTPUT, help="The file (.png, .svg or .pdf). Default: an SVG in the folder plots of the study."
-        ),
-    ] = None,
+    output: Annotated[Path | None, of(OUTPUT)] = None,
     json: Json = False,
 ) -> None:
     """Plot times with intervals and bounds, or a map of the fastest schedules over two axes.
@@ -219,6 +192,14 @@ def plot(
     Example: tasp-lab study plot longctx --x seq --y time_s --panels machine,model --output times.svg
 
     Example: tasp-lab study plot longctx --x seq --y machine --output winners.png
+
+    Args:
+        x: The horizontal axis. Default: the first with numbers.
+        y: A quantity such as time_s, speedup or exposed_share, or a second axis such as machine, for a map of the
+            fastest schedules.
+        lines: The column with one line per value.
+        panels: Columns with one panel per value. Default: all others that vary. Several with commas.
+        output: The file (.png, .svg or .pdf). Default: an SVG in the folder plots of the study.
     """
     from tasp_lab.cli.outputs import check_outputs, write_picture
     from tasp_lab.study.chart import chart
@@ -241,14 +222,15 @@ def report(
     *,
     where: Where = None,
     baseline: Baseline = None,
-    output: Annotated[
-        Path | None, Parameter(group=OUTPUT, help="The file. Default: report.html in the folder of the study.")
-    ] = None,
+    output: Annotated[Path | None, of(OUTPUT)] = None,
     json: Json = False,
 ) -> None:
     """Write a report of a study, one page of HTML that needs no network: tables, plots, sources.
 
     Example: tasp-lab study report longctx --output longctx.html
+
+    Args:
+        output: The file. Default: report.html in the folder of the study.
     """
     from tasp_lab.core.errors import OutputError
     from tasp_lab.core.files import check_writable
@@ -270,31 +252,12 @@ def report(
 
 FIND = Group("Question", help="Instead of [find] in the file of the study.", sort_key=2)
 
-StudyPath = Annotated[Path, Parameter(group=WORK, help="The file or the folder of a study.")]
-Between = Annotated[list[str] | None, option("One of the two schedules; given twice.", FIND, name="--between")]
-Along = Annotated[
-    str | None,
-    Parameter(
-        group=FIND, help="A numeric axis: seq, batch, heads, kv_heads, head_dim, nodes, buffers, nic.bandwidth, ..."
-    ),
-]
+StudyPath = Annotated[Path, of(WORK, "The file or the folder of a study.")]
+Between = Annotated[list[str] | None, flag(FIND, "One of the two schedules; given twice.", name="--between")]
 At = Annotated[
     str | None,
-    Parameter(
-        group=FIND, help="Values of axes that select points, such as machine=h100-8,seq=128Ki; names are optional."
-    ),
+    of(FIND, "Values of axes that select points, such as machine=h100-8,seq=128Ki; names are optional."),
 ]
-Margin = Annotated[str | None, quantity("Times that differ by less count as equal, like 5%; 0 if not given.", FIND)]
-From = Annotated[
-    str | None,
-    Parameter(
-        name="--from",
-        allow_leading_hyphen=True,
-        group=FIND,
-        help="Lower end of the axis, such as 8Ki, or x0.5 for an override.",
-    ),
-]
-To = Annotated[str | None, quantity("Upper end of the axis.", FIND)]
 
 
 @study.command
@@ -303,11 +266,11 @@ def crossover(
     /,
     *,
     at: At = None,
-    along: Along = None,
+    along: Annotated[str | None, of(FIND)] = None,
     between: Between = None,
-    margin: Margin = None,
-    from_: From = None,
-    to: To = None,
+    margin: Annotated[str | None, quantity(FIND)] = None,
+    from_: Annotated[str | None, of(FIND, name="--from", allow_leading_hyphen=True)] = None,
+    to: Annotated[str | None, quantity(FIND)] = None,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -321,6 +284,12 @@ def crossover(
     Example: tasp-lab study crossover longctx/ --at h100-8x8 --between tasp --between ulysses --margin 5%
 
     Example: tasp-lab study crossover longctx/ --along nic.bandwidth --from x0.25 --to x4
+
+    Args:
+        along: A numeric axis: seq, batch, heads, kv_heads, head_dim, nodes, buffers, nic.bandwidth, ...
+        margin: Times that differ by less count as equal, like 5%; 0 if not given.
+        from_: Lower end of the axis, such as 8Ki, or x0.5 for an override.
+        to: Upper end of the axis.
     """
     from tasp_lab.study.crossover import find_crossovers
     from tasp_lab.study.lookup import study_at
@@ -339,19 +308,10 @@ def sensitivity(
     /,
     *,
     at: At = None,
-    of: Annotated[
-        str | None, Parameter(group=FIND, help="What varies: speedup over the baseline of the study, or time.")
-    ] = None,
+    quantity: Annotated[str | None, of(FIND, name="--of")] = None,
     between: Between = None,
-    by: Annotated[
-        str | None,
-        Parameter(
-            group=FIND, help="Intervals of parameters: 'source interval', 'source interval, else 20%', or 20% for all."
-        ),
-    ] = None,
-    top: Annotated[
-        int | None, whole("Number of parameters shown, the largest effects first. Default: 5.", OUTPUT)
-    ] = None,
+    by: Annotated[str | None, of(FIND)] = None,
+    top: Annotated[int | None, whole(OUTPUT)] = None,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -360,12 +320,17 @@ def sensitivity(
     Example: tasp-lab study sensitivity longctx.toml --at machine=h100-8x8,model=llama-3-8b,seq=128Ki
 
     Example: tasp-lab study sensitivity longctx/ --at h100-8x8,128Ki --of time --between tasp
+
+    Args:
+        quantity: What varies: speedup over the baseline of the study, or time.
+        by: Intervals of parameters: 'source interval', 'source interval, else 20%', or 20% for all.
+        top: Number of parameters shown, the largest effects first. Default: 5.
     """
     from tasp_lab.study.lookup import study_at
     from tasp_lab.study.sensitivity import find_sensitivity
 
     asked, _ = study_at(path)
-    options = {"of": of, "between": between, "at": at, "by": by, "top": top}
+    options = {"of": quantity, "between": between, "at": at, "by": by, "top": top}
     find = asked.find.get("sensitivity", {}) | {name: value for name, value in options.items() if value is not None}
     with Progress(lines_only=json) as shown:
         found = find_sensitivity(asked.points(), find, asked.baseline, shown.line)

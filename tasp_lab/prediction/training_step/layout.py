@@ -20,6 +20,7 @@ from tasp_lab.prediction.layout import DEFAULT_LAYOUT as DEFAULT_LAYOUT
 from tasp_lab.prediction.layout import KINDS as KINDS
 from tasp_lab.prediction.layout import Layout as Layout
 from tasp_lab.prediction.training_step.costs import EAGER, FUSED, ElementWise, LayerKind, kinds_of
+from tasp_lab.schedule.calls import Passing
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
@@ -92,9 +93,7 @@ class StepPlan:
         for name in ("sequence", "batch"):
             if getattr(self, name) < 1:
                 raise WorkloadError(f"{name}: {getattr(self, name)}, expected 1 or more")
-        if self.matrix_dtype not in get_args(MatrixDtype):
-            known = ", ".join(get_args(MatrixDtype))
-            raise WorkloadError(f"matrix dtype: {self.matrix_dtype!r}, expected one of {known}")
+        check_matrix_dtype(self.matrix_dtype)
         if self.options.passes == "backward":
             raise WorkloadError("pass 'backward' of a whole step, expected both or forward")
         self.layout.check(self.model)
@@ -103,6 +102,11 @@ class StepPlan:
     def trains(self) -> bool:
         """Whether there is a backward pass."""
         return self.options.passes == "both"
+
+    @property
+    def trained(self) -> tuple[Passing, ...]:
+        """The passes of a step."""
+        return ("forward", "backward") if self.trains else ("forward",)
 
     @property
     def layer(self) -> Workload:
@@ -134,7 +138,38 @@ class StepPlan:
         return parts_of(self.model, self.layout.chunks)
 
 
+def check_matrix_dtype(dtype: str) -> None:
+    """Raise `WorkloadError` for a dtype in which matrix products are not predicted."""
+    if dtype not in get_args(MatrixDtype):
+        raise WorkloadError(f"matrix dtype: {dtype!r}, expected one of {', '.join(get_args(MatrixDtype))}")
+
+
 @lru_cache(maxsize=256)
 def parts_of(model: Model, count: int) -> list[tuple[LayerKind, ...]]:
     """The layers of each of so many parts of a model."""
     return Layout(pp=count).split(kinds_of(model))
+
+
+def describe(plan: StepPlan) -> str:
+    """How a step is laid out, in a few words.
+
+    >>> from tasp_lab.workload.models.catalogue import load_model
+    >>> both, shared = AttentionOptions("both"), Layout(2, 4, 1, 2, microbatches=3)
+    >>> describe(StepPlan(load_model("llama-3-8b"), 8192, "ulysses", shared, options=both))
+    'tp 2 x cp 4 x dp 2, ulysses, FSDP, 3 micro-batches, full checkpointing'
+    """
+    layout = plan.layout
+    shown = [(name, getattr(layout, name)) for name in ("tp", "cp", "pp", "dp")]
+    found = [
+        " x ".join(f"{name} {degree}" for name, degree in shown if degree != 1) or "1 GPU",
+        f"ep {layout.ep}" if layout.ep > 1 else "",
+        plan.schedule if layout.cp != 1 else "",
+        ("", "ZeRO 1", "ZeRO 2", "FSDP")[layout.zero] if (layout.cp or 1) * (layout.dp or 1) > 1 else "",
+        f"{layout.interleave} parts per stage" if layout.interleave > 1 else "",
+        f"micro-batches of {plan.batch}" if plan.batch > 1 else "",
+        f"{layout.microbatches} micro-batches" if layout.microbatches > 1 else "",
+        f"logits in {layout.logit_chunks} chunks" if layout.logit_chunks > 1 else "",
+        "optimizer states on the host" if layout.offload else "",
+        layout.recomputing if plan.trains else "",
+    ]
+    return ", ".join(filter(None, found))

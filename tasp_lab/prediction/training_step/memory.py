@@ -280,7 +280,7 @@ def _activation_bytes(
         saved = {kind: size + ELEMENT_BYTES * (results + kept(model, kind)) + _row_bytes(model)
                  for kind, size in saved.items()}  # fmt: skip
     sizes = [sum(saved[kind] for kind in part) for part in parts]
-    under_way = sizes[0]
+    under_way = sizes[0]  # without a pipeline a micro-batch ends before the next one begins
     if pp > 1:
         under_way = most_under_way(order_of(stage, pp, interleave, microbatches), sizes.__getitem__)
     if host:

@@ -1,5 +1,7 @@
 """The forward and the backward phase of a step: chains of so many layers, each one schedule.
 
+    Phases(plan, topology, places).forward([kind], 4)
+
 A chain has attention passes with everything beside them. Before each pass every rank makes its inputs in one
 call: all that stands between this pass and the one before, at the cost of its FLOPs and bytes. So passes follow each
 other, and nothing else holds them together.
@@ -24,18 +26,8 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
-from tasp_lab.prediction.training_step.costs import (
-    CAST_BYTES,
-    NO_COST,
-    Cost,
-    LayerKind,
-    before_attention,
-    behind_projection,
-    moved_parameters,
-    output_projection,
-    repeated_selectively,
-    stored_parameters,
-)
+from tasp_lab.prediction.training_step import costs
+from tasp_lab.prediction.training_step.costs import NO_COST, Cost, LayerKind
 from tasp_lab.prediction.training_step.layout import StepPlan, context_groups, state_groups
 from tasp_lab.prediction.training_step.messages import StatesTask, all_reduce, gather, reduce_scatter
 from tasp_lab.schedule.blocks import Blocks, Kind, Pool
@@ -46,7 +38,6 @@ from tasp_lab.schedule.composition.sequence import ShiftedSteps, check_size, tab
 from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, Dense, StackedTask
-from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.hybrid.relayout import relayout
@@ -96,6 +87,35 @@ def runs_of(layers: Sequence[LayerKind]) -> list[Run]:
     return [Run(kinds, 1)] if kinds else []
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionPass:
+    """A pass of a layer, or a re-layout, by all ranks.
+
+    Parameters
+    ----------
+    schedule : of all groups together.
+    made : bool array (world_size, blocks), what the call before it makes at each rank.
+    flops : the FLOPs of the pass over all ranks that no schedule can do without; 0 of a re-layout.
+    layout : the positions of the ranks of a context group.
+    """
+
+    schedule: Schedule
+    made: BoolArray
+    flops: int
+    layout: SequenceLayout
+
+
+class Work(NamedTuple):
+    """What a call of every rank does: FLOPs and bytes are int arrays (world_size,), `launches` kernels of element-wise
+    work, and `products` the matrix products of each rank.
+    """
+
+    flops: IntArray
+    moved_bytes: IntArray
+    launches: int
+    products: Sequence[tuple[Product, ...]]
+
+
 class Phases:
     """Builds the phases of a stage.
 
@@ -111,8 +131,10 @@ class Phases:
         part = part_of(topology, self.groups)
         letters = sorted(set(plan.model.pattern))
         for letter in letters:
+            name, options = plan.schedule, plan.options
+            if is_hybrid(name):
+                name, options = names_of(name).of(letter), options_for_layer(name, letter, options)
             build = linear_schedules if letter == "L" else attention_schedules
-            name, options = _of_letter(plan, letter)
             self._add(self.passes, (letter,), build(name, part, plan.layer_of(letter), None, options))
         for before, after in permutations(letters, 2):
             ends = self.layout_of(before), self.layout_of(after)
@@ -122,7 +144,7 @@ class Phases:
     def _add(self, passes: dict[Any, AttentionPass], key: tuple[str, ...], schedules: Sequence[Schedule]) -> None:
         """Add the forward schedule, and the backward one if there is one, in all groups."""
         for passing, schedule in zip(get_args(Passing), schedules, strict=False):
-            passes[*key, passing] = _in_groups(schedule, self.groups)
+            passes[*key, passing] = _in_all(schedule, self.groups)
 
     def layout_of(self, letter: str) -> SequenceLayout:
         """The positions of the ranks of a context group in a layer."""
@@ -151,33 +173,32 @@ class Phases:
     def forward(self, unit: Sequence[LayerKind], count: int, *, gathers: bool = True) -> Schedule:
         """The forward phase of so many units of layers; `gathers` if parameters of layers are gathered first."""
         model, kinds = self.plan.model, list(unit) * count
-        links = _Links(self)
+        chain = _Chain(self, "forward", self._gathers(kinds, gathers), [], reduces=False)
         for number, kind in enumerate(kinds):
-            moving = self.between.get((kinds[number - 1].letter, kind.letter, "forward")) if number else None
-            links.begin(kind, moving, reduces=False)
-            links.add(before_attention(model, kind, self.plan.element_wise), self.passes[kind.letter, "forward"])
-            self._behind(links, kind)
-        return _Chain("forward", links.slots, links.last(reduces=False), self._gathers(kinds, gathers), []).schedule()
+            chain.begin(kind, self.between.get((kinds[number - 1].letter, kind.letter, "forward")) if number else None)
+            before = costs.before_attention(model, kind, self.plan.element_wise)
+            chain.add(before, self.passes[kind.letter, "forward"])
+            chain.add(self._behind(kind))
+        return chain.schedule()
 
     def backward(self, unit: Sequence[LayerKind], count: int, *, reduces: bool, gathers: bool = True) -> Schedule:
         """The backward phase of so many units; `reduces` if their gradients are reduced."""
-        model, layout = self.plan.model, self.plan.layout
+        model, layout, work = self.plan.model, self.plan.layout, self.plan.element_wise
         kinds = list(reversed(list(unit) * count))
-        links = _Links(self, is_backward=True)
+        reductions = self._of_states(reduce_scatter if layout.zero else all_reduce, GRADIENT_BYTES, kinds)
+        chain = _Chain(self, "backward", self._gathers(kinds, gathers), reductions, reduces=reduces)
         for number, kind in enumerate(kinds):
-            moving = self.between.get((kind.letter, kinds[number - 1].letter, "backward")) if number else None
-            links.begin(kind, moving, reduces=reduces and number > 0)
-            before = before_attention(model, kind, self.plan.element_wise)
+            chain.begin(kind, self.between.get((kind.letter, kinds[number - 1].letter, "backward")) if number else None)
+            before = costs.before_attention(model, kind, work)
             if layout.repeats_layers:
-                links.add(before, self.passes[kind.letter, "forward"])
-                self._behind(links, kind)
+                chain.add(before, self.passes[kind.letter, "forward"])
+                chain.add(self._behind(kind))
             elif layout.checkpointing == "selective":
-                links.add(repeated_selectively(model, kind, self.plan.element_wise))
-            behind = behind_projection(model, kind, self.plan.element_wise).plus(output_projection(model))
-            links.add(behind.backward("inputs", self.sums), self.passes[kind.letter, "backward"])
-            links.add(before.backward("inputs", self.sums))
-        last = links.last(reduces=reduces)
-        return _Chain("backward", links.slots, last, self._gathers(kinds, gathers), self._reductions(kinds)).schedule()
+                chain.add(costs.repeated_selectively(model, kind, work))
+            behind = costs.behind_projection(model, kind, work).plus(costs.output_projection(model))
+            chain.add(behind.backward("inputs", self.sums), self.passes[kind.letter, "backward"])
+            chain.add(before.backward("inputs", self.sums))
+        return chain.schedule()
 
     @property
     def overlaps(self) -> bool:
@@ -191,33 +212,31 @@ class Phases:
         """
         return "weights" if self.plan.layout.zero == 3 else "sums"
 
-    def _behind(self, links: _Links, kind: LayerKind) -> None:
-        """What is behind attention."""
-        links.add(output_projection(self.plan.model))
-        links.add(behind_projection(self.plan.model, kind, self.plan.element_wise))
+    def _behind(self, kind: LayerKind) -> Cost:
+        model = self.plan.model
+        return costs.output_projection(model).plus(costs.behind_projection(model, kind, self.plan.element_wise))
 
     def work(self, cost: Cost, kind: LayerKind) -> Work:
         """The work of a call at each rank, an equal part of that of its tensor group."""
         tokens, tp, ep = self.tokens(kind.letter), self.plan.layout.tp, self.plan.layout.ep
-        moved_bytes = cost.moved_bytes + (CAST_BYTES * cost.inputs if self.plan.matrix_dtype == "fp8" else 0)
+        cast_bytes = costs.CAST_BYTES * cost.inputs if self.plan.matrix_dtype == "fp8" else 0
         products = {
             each: tuple(matrix.product(each, tp, ep) for matrix in cost.matrices) for each in {*tokens.tolist()}
         }
-        of_ranks = [products[each] for each in tokens.tolist()]
-        return Work(-(-tokens * cost.flops // tp), -(-tokens * moved_bytes // tp), cost.launches, of_ranks)
+        return Work(
+            -(-tokens * cost.flops // tp), -(-tokens * (cost.moved_bytes + cast_bytes) // tp), cost.launches,
+            [products[each] for each in tokens.tolist()],
+        )  # fmt: skip
 
     def copied_bytes(self, kind: LayerKind, *, is_backward: bool) -> int:
         """What a rank moves to copy the parameters and gradients of a layer out of and into FSDP's buffers."""
-        if self.plan.layout.zero < 3 or self.states.shape[1] == 1:
-            return 0
         layout = self.plan.layout
-        return FSDP_COPY_BYTES[is_backward] * stored_parameters(self.plan.model, kind, layout.ep) // layout.tp
+        if layout.zero < 3 or self.states.shape[1] == 1:
+            return 0
+        return FSDP_COPY_BYTES[is_backward] * costs.stored_parameters(self.plan.model, kind, layout.ep) // layout.tp
 
     def _gathers(self, kinds: Sequence[LayerKind], gathers: bool) -> list[Schedule]:
         return self._of_states(gather, PARAMETER_BYTES, kinds) if gathers and self.plan.layout.zero else []
-
-    def _reductions(self, kinds: Sequence[LayerKind]) -> list[Schedule]:
-        return self._of_states(reduce_scatter if self.plan.layout.zero else all_reduce, GRADIENT_BYTES, kinds)
 
     def _of_states(
         self, messages: Callable[[Topology, int], Schedule], size_bytes: int, kinds: Sequence[LayerKind]
@@ -226,80 +245,28 @@ class Phases:
         if not self.overlaps:
             return []
         model, layout, ranks = self.plan.model, self.plan.layout, self.states.shape[1]
-        parameters = {kind: -(-moved_parameters(model, kind, layout.ep, ranks) // layout.tp) for kind in set(kinds)}
-        found = {kind: in_groups(messages(self.states_part, size_bytes * count), self.states)
-                 for kind, count in parameters.items()}  # fmt: skip
+        found = dict[LayerKind, Schedule]()
+        for kind in set(kinds):
+            parameters = -(-costs.moved_parameters(model, kind, layout.ep, ranks) // layout.tp)
+            found[kind] = in_groups(messages(self.states_part, size_bytes * parameters), self.states)
         return [found[kind] for kind in kinds]
 
 
-class _Links:
-    """Collects the calls of a phase: costs add up until a pass needs them."""
-
-    def __init__(self, phases: Phases, is_backward: bool = False) -> None:
-        self.slots: list[list[Link]] = []
-        self._phases, self._is_backward, self._cost = phases, is_backward, NO_COST
-
-    def begin(self, kind: LayerKind, moving: AttentionPass | None, *, reduces: bool) -> None:
-        """Begin a layer, with a re-layout if there is one; its next call opens it."""
-        self._kind, self._opens, self._reduces = kind, True, reduces
-        self.slots.append([])
-        if moving is not None:
-            work = self._phases.work(NO_COST, kind)
-            self.slots[-1].append(Link(work, moving, is_backward=self._is_backward))
-
-    def add(self, cost: Cost, behind: AttentionPass | None = None) -> None:
-        """Add to the next call; behind it, if there is a pass, comes this one."""
-        self._cost = self._cost.plus(cost)
-        if behind is None:
-            return
-        work = self._phases.work(self._cost, self._kind)
-        if self._opens:
-            copied = self._phases.copied_bytes(self._kind, is_backward=self._is_backward)
-            work = work._replace(moved_bytes=work.moved_bytes + copied, launches=work.launches + 2 * (copied > 0))
-        link = Link(work, behind, self._opens, not self._opens, self._opens and self._reduces, self._is_backward)
-        self.slots[-1].append(link)
-        self._cost, self._opens = NO_COST, False
-
-    def last(self, *, reduces: bool) -> Link:
-        """The call behind all passes."""
-        return Link(self._phases.work(self._cost, self._kind), reduces=reduces, is_backward=self._is_backward)
-
-
-class Work(NamedTuple):
-    """What a call of every rank does.
-
-    Parameters
-    ----------
-    flops, moved_bytes : int arrays (world_size,).
-    launches : kernels of element-wise work.
-    products : the matrix products of each rank.
-    """
-
-    flops: IntArray
-    moved_bytes: IntArray
-    launches: int
-    products: Sequence[tuple[Product, ...]]
-
-
-@dataclass(frozen=True, eq=False)
-class Link:
+class _Link(NamedTuple):
     """A call of every rank, and the pass behind it.
 
-    Parameters
+    Attributes
     ----------
-    work : of the call.
-    behind : the pass; None for the last call of a chain.
-    opens, reads : whether it opens its layer; whether it reads the parameters of the layer that is open.
-    reduces : whether it makes the last part of the gradients of a layer.
-    is_backward : whether it is of the backward pass.
+    behind : None for the last call of a chain.
+    opens, reads : whether it opens its layer, and whether it reads the parameters of the layer that is open.
+    ends : whether it makes the last part of the gradients of a layer: that before the one that it opens.
     """
 
     work: Work
     behind: AttentionPass | None = None
     opens: bool = False
     reads: bool = False
-    reduces: bool = False
-    is_backward: bool = False
+    ends: bool = False
 
     @property
     def steps(self) -> int:
@@ -307,13 +274,10 @@ class Link:
         return 1 + (0 if self.behind is None else len(self.behind.schedule.steps))
 
 
-Slot = Sequence[Link]
-"""The calls of a layer with the passes behind them; one of them opens the layer."""
-
-
 class _Part(NamedTuple):
-    """A table of blocks of the chain, with what happens to it from a step on."""
+    """A table of blocks of the chain, the first of which has a number, with what happens to it from a step on."""
 
+    first: int
     blocks: Blocks
     task: Task
     initial: BoolArray
@@ -324,176 +288,187 @@ class _Part(NamedTuple):
 
 
 class _Chain:
-    """Builds a chain: places calls and passes at steps, and blocks in tables.
+    """Builds a chain: collects its calls, whose costs add up until a pass needs them; then places calls and passes at
+    steps, and blocks in tables.
 
-    Parameters
-    ----------
-    slots, last : the layers, in the order in which they are computed, and the call behind the last of them.
-    gathers : how the parameters of each layer are gathered, alike but for their bytes; none if each rank has them.
-    reductions : how the gradients of each layer are reduced, likewise; none if they are not.
+    `gathers` are how the parameters of each layer are gathered, alike but for their bytes; none if each rank has them.
+    `reductions` are how its gradients are reduced, likewise, with `reduces` in this chain.
     """
 
     def __init__(
-        self, name: str, slots: Sequence[Slot], last: Link, gathers: Sequence[Schedule], reductions: Sequence[Schedule]
-    ) -> None:
-        self._name, self._last = name, last
-        passes = [link.behind.schedule for slot in slots for link in slot if link.behind is not None]
-        self._ranks, tasks = passes[0].world_size, [each.task for each in passes]
-        self._dtype = next(task.dtype for task in tasks if task is not None)
-        self._lanes = max(each.lanes for each in passes)
+        self, phases: Phases, name: Passing, gathers: Sequence[Schedule], reductions: Sequence[Schedule], *,
+        reduces: bool,
+    ) -> None:  # fmt: skip
+        self._phases, self._name, self._is_backward, self._reduces = phases, name, name == "backward", reduces
+        self._ranks, self._cost = phases.groups.size, NO_COST
         self._gathers, self._reductions = gathers, reductions
         self._gather, self._reduction = (each[0] if each else None for each in (gathers, reductions))
-        opening = [[link.opens for link in slot].index(True) for slot in slots]
-        ahead = max(sum(link.steps for link in slot[:at]) for slot, at in zip(slots, opening, strict=True))
-        behind = max(sum(link.steps for link in slot[at:]) for slot, at in zip(slots, opening, strict=True))
-        self._slot = max(ahead + behind, 0 if self._gather is None else len(self._gather.steps))
-        self._links = [*(link for slot in slots for link in slot), last]
-        self._at = self._placed(slots, opening, ahead)
+        self._slots: list[list[_Link]] = []
+        self._parts: list[_Part] = []
 
-    def _placed(self, slots: Sequence[Slot], opening: Sequence[int], ahead: int) -> list[int]:
-        """The step of each call; those that open layers are a slot apart."""
-        found: list[int] = []
-        for number, (slot, at) in enumerate(zip(slots, opening, strict=True)):
-            opens = (number + 1) * self._slot
-            begin = opens - sum(link.steps for link in slot[:at])
-            found += [begin + before for before in accumulate((link.steps for link in slot[:-1]), initial=0)]
-        return [*found, (len(slots) + 1) * self._slot - ahead]
+    def begin(self, kind: LayerKind, moving: AttentionPass | None) -> None:
+        """Begin a layer, with a re-layout if there is one; its next call opens it."""
+        self._kind, self._opens = kind, True
+        self._slots.append([] if moving is None else [_Link(self._phases.work(NO_COST, kind), moving)])
+
+    def add(self, cost: Cost, behind: AttentionPass | None = None) -> None:
+        """Add to the next call; behind it, if there is a pass, comes this one."""
+        self._cost = self._cost.plus(cost)
+        if behind is None:
+            return
+        work, opens = self._phases.work(self._cost, self._kind), self._opens
+        if opens:
+            copied = self._phases.copied_bytes(self._kind, is_backward=self._is_backward)
+            work = work._replace(moved_bytes=work.moved_bytes + copied, launches=work.launches + 2 * (copied > 0))
+        ends = opens and self._reduces and len(self._slots) > 1  # gradients of the layer before
+        self._slots[-1].append(_Link(work, behind, opens, reads=True, ends=ends))
+        self._cost, self._opens = NO_COST, False
 
     def schedule(self) -> Schedule:
         """The schedule, proven. Raises `ScheduleError` if there are too many blocks."""
-        tokens, states, passes = self._tokens(), self._states(), self._passes()
-        parts = [tokens, *states.values(), *passes]
-        first = dict(zip(map(id, parts), np.cumsum([0, *(len(each.blocks) for each in parts)]).tolist(), strict=False))
-        check_size(self._name, self._ranks, sum(len(each.blocks) for each in parts))
-        dense, calls = self._calls(tokens, states, passes, first)
-        steps = ShiftedSteps(
-            [each.steps for each in parts],
-            [each.begin for each in parts],
-            [first[id(each)] for each in parts],
-            calls,
-        )
+        last = _Link(self._phases.work(self._cost, self._kind), ends=self._reduces)
+        links = [*(link for slot in self._slots for link in slot), last]
+        own = [link.behind.schedule for link in links if link.behind is not None]
+        lanes = max(each.lanes for each in own)
+        dtype = next(each.task.dtype for each in own if each.task is not None)
+        steps_of_calls, slot = self._placed()
+        tokens = self._add_tokens(dtype)
+        states = self._add_states(links, steps_of_calls, slot, lanes, dtype)
+        passes = self._add_passes(links, steps_of_calls)
+        check_size(self._name, self._ranks, sum(len(part.blocks) for part in self._parts))
+        dense, calls = self._calls(links, steps_of_calls, tokens, states, passes)
+        firsts = [part.first for part in self._parts]
+        steps = ShiftedSteps([each.steps for each in self._parts], [each.begin for each in self._parts], firsts, calls)
         steps.keep()  # the proof, the dependencies and the shapes of calls go through them in turn
+        initial, final, kept = (
+            np.concatenate([getattr(part, name) for part in self._parts], axis=1)
+            for name in ("initial", "final", "kept")
+        )
         return Schedule(
             name=self._name,
             world_size=self._ranks,
-            lanes=self._lanes + sum(each.lanes for each in (self._gather, self._reduction) if each is not None),
-            blocks=tables_joined([each.blocks for each in parts]),
-            initial=_side_by_side([each.initial for each in parts]),
-            final=_side_by_side([each.final for each in parts]),
+            lanes=lanes + sum(each.lanes for each in (self._gather, self._reduction) if each is not None),
+            blocks=tables_joined([part.blocks for part in self._parts]),
+            initial=initial,
+            final=final,
             steps=steps,
-            task=StackedTask([each.task for each in parts], [len(each.blocks) for each in parts], dense),
-            kept=_side_by_side([each.kept for each in parts]),
+            task=StackedTask([part.task for part in self._parts], [len(part.blocks) for part in self._parts], dense),
+            kept=kept,
         )
 
-    def _tokens(self) -> _Part:
+    def _placed(self) -> tuple[list[int], int]:
+        """The step of each call, and the steps of a slot, which calls that open layers are apart."""
+        opening = [[link.opens for link in slot].index(True) for slot in self._slots]
+        before = [sum(link.steps for link in slot[:at]) for slot, at in zip(self._slots, opening, strict=True)]
+        behind = [sum(link.steps for link in slot[at:]) for slot, at in zip(self._slots, opening, strict=True)]
+        size = max(max(before) + max(behind), 0 if self._gather is None else len(self._gather.steps))
+        found: list[int] = []
+        for number, (slot, ahead) in enumerate(zip(self._slots, before, strict=True)):
+            begin = (number + 1) * size - ahead
+            found += [begin + steps for steps in accumulate((link.steps for link in slot[:-1]), initial=0)]
+        return [*found, (len(self._slots) + 1) * size - max(before)], size
+
+    # Tables of blocks: what moves along the chain, states beside it, and the passes.
+
+    def _part(
+        self, blocks: Blocks, task: Task, initial: BoolArray, final: BoolArray, kept: BoolArray,
+        steps: Sequence[Step] = (), begin: int = 0,
+    ) -> _Part:  # fmt: skip
+        """A further table, behind those that are there."""
+        first = self._parts[-1].first + len(self._parts[-1].blocks) if self._parts else 0
+        self._parts.append(_Part(first, blocks, task, initial, final, kept, steps, begin))
+        return self._parts[-1]
+
+    def _add_tokens(self, dtype: str) -> _Part:
         """A block per rank that is there at the start, and one that the last call makes."""
         blocks = Blocks.of_data(np.ones(2 * self._ranks, dtype=np.int64))
         own, none = np.eye(self._ranks, dtype=np.bool_), np.zeros((self._ranks, self._ranks), dtype=np.bool_)
-        initial, final = _side_by_side([own, none]), _side_by_side([none, own])
-        return _Part(blocks, self._moved(blocks, initial, final), initial, final, final, (), 0)
+        initial, final = np.concatenate([own, none], axis=1), np.concatenate([none, own], axis=1)
+        return self._part(blocks, StatesTask.of(blocks, dtype, initial, final), initial, final, final)
 
-    def _states(self) -> dict[tuple[str, int], _Part]:
+    def _add_states(
+        self, links: Sequence[_Link], at: Sequence[int], slot: int, lanes: int, dtype: str
+    ) -> dict[tuple[str, int], _Part]:
         """Gathers by the link that opens a layer, reductions by the link that makes gradients."""
         found, opened = {}, -1
-        for number, (link, step) in enumerate(zip(self._links, self._at, strict=True)):
+        for number, (link, step) in enumerate(zip(links, at, strict=True)):
             before, opened = opened, opened + link.opens
             if link.opens and self._gather is not None:
-                pool = Pool("parameters", 2 * self._slot)
-                blocks = replace(self._gathers[opened].blocks, kinds=(Kind("parameters", pool=pool),))
-                nothing = np.zeros_like(self._gather.initial)
-                steps = _on_lanes(self._gather.steps, self._lanes)
-                task = self._moved(blocks, self._gather.initial, nothing)
-                found["gather", number] = _Part(
-                    blocks, task, self._gather.initial, nothing, nothing, steps, step - self._slot
-                )
-            if link.reduces and self._reduction is not None:
+                initial, nothing = self._gather.initial, np.zeros_like(self._gather.initial)
+                # buffers for two layers: this one's parameters arrive while the layer before is computed
+                kind = Kind("parameters", pool=Pool("parameters", 2 * slot))
+                blocks = replace(self._gathers[opened].blocks, kinds=(kind,))
+                task = StatesTask.of(blocks, dtype, initial, nothing)
+                steps = _on_lanes(self._gather.steps, lanes)
+                found["gather", number] = self._part(blocks, task, initial, nothing, nothing, steps, step - slot)
+            if link.ends and self._reduction is not None:
                 blocks, final = self._reductions[before].blocks, self._reduction.final
-                lanes = self._lanes + (0 if self._gather is None else self._gather.lanes)
-                steps, nothing = _on_lanes(self._reduction.steps, lanes), np.zeros_like(final)
-                task = self._moved(blocks, nothing, final)
-                found["reduce", number] = _Part(blocks, task, nothing, final, self._reduction.left, steps, step + 1)
+                nothing = np.zeros_like(final)
+                steps = _on_lanes(self._reduction.steps, lanes + (0 if self._gather is None else self._gather.lanes))
+                task = StatesTask.of(blocks, dtype, nothing, final)
+                found["reduce", number] = self._part(
+                    blocks, task, nothing, final, self._reduction.left, steps, step + 1
+                )
         return found
 
-    def _moved(self, blocks: Blocks, initial: BoolArray, final: BoolArray) -> StatesTask:
-        return StatesTask.of(blocks, self._dtype, initial, final)
-
-    def _passes(self) -> list[_Part]:
+    def _add_passes(self, links: Sequence[_Link], at: Sequence[int]) -> list[_Part]:
         found = []
-        for link, step in zip(self._links, self._at, strict=True):
-            if link.behind is None:
-                continue
-            own = link.behind.schedule
-            kept = own.initial | own.left
-            initial = own.initial & ~link.behind.made
-            final = np.zeros_like(own.final)
-            assert own.task is not None, "a pass of a layer has a task"
-            found.append(_Part(own.blocks, own.task, initial, final, kept, own.steps, step + 1))
+        for link, step in zip(links, at, strict=True):
+            if link.behind is not None:
+                own = link.behind.schedule
+                assert own.task is not None, "a pass of a layer has a task"
+                initial, nothing = own.initial & ~link.behind.made, np.zeros_like(own.final)
+                kept = own.initial | own.left
+                found.append(self._part(own.blocks, own.task, initial, nothing, kept, own.steps, step + 1))
         return found
+
+    # Calls.
 
     def _calls(
-        self,
-        tokens: _Part,
-        states: dict[tuple[str, int], _Part],
+        self, links: Sequence[_Link], at: Sequence[int], tokens: _Part, states: dict[tuple[str, int], _Part],
         passes: Sequence[_Part],
-        first: dict[int, int],
-    ) -> tuple[Dense, dict[int, Step]]:
+    ) -> tuple[Dense, dict[int, Step]]:  # fmt: skip
         """All calls, with what each reads and makes, and their steps."""
         sources, targets, parts, steps = list[IntArray](), list[IntArray](), list[IntArray](), dict[int, Step]()
-        for number, (link, step) in enumerate(zip(self._links, self._at, strict=True)):
-            read = self._read(number, tokens, states, passes)
-            made = [(tokens, tokens.final)] if link.behind is None else [(passes[number], link.behind.made)]
-            own = [_blocks_at(read, rank, first) for rank in range(self._ranks)]
-            kernel = DENSE_BACKWARD if link.is_backward else DENSE
+        kernel, opened = DENSE_BACKWARD if self._is_backward else DENSE, 0
+        gradient_part = None if self._reduction is None else _initial_part(self._reduction)
+        for number, (link, step) in enumerate(zip(links, at, strict=True)):
+            opened = number if link.opens else opened
+            # results of the pass before, and the parameters of the layer that is open
+            before = links[number - 1].behind if number else None
+            read = [(tokens, tokens.initial) if before is None else (passes[number - 1], before.schedule.final)]
+            gathered = states.get(("gather", opened))
+            if gathered is not None and self._gather is not None and link.reads:
+                read.append((gathered, self._gather.final))
+            made = (tokens, tokens.final) if link.behind is None else (passes[number], link.behind.made)
+            sums = None if link.behind is None else _initial_part(link.behind.schedule)
+            reduced = states.get(("reduce", number))
+            own = [_blocks_at(read, rank) for rank in range(self._ranks)]
             params = number * self._ranks + np.arange(self._ranks)[:, None]
             steps[step] = Step.of((), [Calls(kernel, np.arange(self._ranks), (BlockLists.of(own),), params)])
             sources += own
-            sums = None if link.behind is None else _initial_part(link.behind.schedule)
             for rank in range(self._ranks):
-                blocks, part = self._gradients(states.get(("reduce", number)), rank, first)
-                results = _blocks_at(made, rank, first)
-                own_part = np.zeros_like(results) if sums is None else sums[rank, results - first[id(made[0][0])]]
-                targets.append(np.concatenate([results, blocks]))
-                parts.append(np.concatenate([own_part, part]))
-        backward = np.repeat([each.is_backward for each in self._links], self._ranks)
-        works = [each.work for each in self._links]
+                results = _blocks_at([made], rank)
+                own_part = np.zeros_like(results) if sums is None else sums[rank, results - made[0].first]
+                if reduced is not None and self._reduction is not None and gradient_part is not None:
+                    gradients = np.flatnonzero(self._reduction.initial[rank])
+                    own_part = np.concatenate([own_part, gradient_part[rank, gradients]])
+                    results = np.concatenate([results, reduced.first + gradients])
+                targets.append(results)
+                parts.append(own_part)
+        works, count = [link.work for link in links], len(links) * self._ranks
         flops, moved = (np.concatenate([getattr(each, name) for each in works]) for name in ("flops", "moved_bytes"))
-        lists = BlockLists.of(sources), BlockLists.of(targets)
         launches = np.repeat([each.launches for each in works], self._ranks)
         table: dict[tuple[Product, ...], int] = {}
         product = np.array([table.setdefault(rank, len(table)) for each in works for rank in each.products])
-        dense = Dense(*lists, flops, backward, moved, np.concatenate(parts), launches, product, tuple(table))
+        dense = Dense(BlockLists.of(sources), BlockLists.of(targets), flops, np.full(count, self._is_backward), moved,
+                      np.concatenate(parts), launches, product, tuple(table))  # fmt: skip
         return dense, steps
 
-    def _read(
-        self, number: int, tokens: _Part, states: dict[tuple[str, int], _Part], passes: Sequence[_Part]
-    ) -> list[tuple[_Part, BoolArray]]:
-        """What a call reads: results of the pass before it, and the parameters of the layer that is open."""
-        link = self._links[number]
-        read = [(tokens, tokens.initial)]
-        if number:
-            before = self._links[number - 1].behind
-            assert before is not None, "only the last call has no pass behind it"
-            read = [(passes[number - 1], before.schedule.final)]
-        opened = max((each for each in range(number + 1) if self._links[each].opens), default=0)
-        gathered = states.get(("gather", opened))
-        if gathered is not None and (link.opens or link.reads):
-            assert self._gather is not None, "parameters are gathered"
-            read.append((gathered, self._gather.final))
-        return read
 
-    def _gradients(self, reduced: _Part | None, rank: int, first: dict[int, int]) -> tuple[IntArray, IntArray]:
-        """The gradients that a rank makes in a call, and its part of each; none where no layer ends."""
-        if reduced is None or self._reduction is None:
-            none = np.zeros(0, dtype=np.int64)
-            return none, none
-        own, part = np.flatnonzero(self._reduction.initial[rank]), _initial_part(self._reduction)
-        assert part is not None, "gradients are sums"
-        return first[id(reduced)] + own, part[rank, own]
-
-
-def _blocks_at(tables: Sequence[tuple[_Part, BoolArray]], rank: int, first: dict[int, int]) -> IntArray:
+def _blocks_at(tables: Sequence[tuple[_Part, BoolArray]], rank: int) -> IntArray:
     """The numbers of blocks that a rank reads or makes, ascending."""
-    return np.sort(np.concatenate([np.flatnonzero(table[rank]) + first[id(part)] for part, table in tables]))
+    return np.sort(np.concatenate([np.flatnonzero(table[rank]) + part.first for part, table in tables]))
 
 
 def _initial_part(schedule: Schedule) -> IntArray | None:
@@ -505,35 +480,6 @@ def _initial_part(schedule: Schedule) -> IntArray | None:
 def _on_lanes(steps: Sequence[Step], lane: int) -> list[Step]:
     """Steps whose lanes begin with this one."""
     return [replace(step, lane=step.lane + lane) for step in steps]
-
-
-def _side_by_side(tables: Sequence[BoolArray]) -> BoolArray:
-    return np.concatenate(tables, axis=1)
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionPass:
-    """A pass of a layer, or a re-layout, by all ranks.
-
-    Parameters
-    ----------
-    schedule : of all groups together.
-    made : bool array (world_size, blocks), what the call before it makes at each rank.
-    flops : the FLOPs of the pass over all ranks that no schedule can do without; 0 of a re-layout.
-    layout : the positions of the ranks of a context group.
-    """
-
-    schedule: Schedule
-    made: BoolArray
-    flops: int
-    layout: SequenceLayout
-
-
-def _of_letter(plan: StepPlan, letter: str) -> tuple[str, AttentionOptions]:
-    """The schedule and the options of the layers of a letter."""
-    if not is_hybrid(plan.schedule):
-        return plan.schedule, plan.options
-    return names_of(plan.schedule).of(letter), options_for_layer(plan.schedule, letter, plan.options)
 
 
 def part_of(topology: Topology, groups: IntArray) -> Topology:
@@ -551,17 +497,13 @@ def in_groups(schedule: Schedule, groups: IntArray) -> Schedule:
     return found
 
 
-def _in_groups(one: Schedule, groups: IntArray) -> AttentionPass:
+def _in_all(one: Schedule, groups: IntArray) -> AttentionPass:
     """A pass of one group, in all of them."""
-    task = one.task
+    task, schedule = one.task, in_groups(one, groups)
     assert isinstance(task, LayerTask), "a pass of a layer has a task"
-    schedule = in_groups(one, groups)
     assert schedule.task is not None, "a pass of a layer has a task"
+    flops = 0
+    if isinstance(task, AttentionTask | LinearTask):
+        flops = task.total_flops if isinstance(task, AttentionTask) else least_flops(task)
     made = schedule.task.contract.inputs(schedule.world_size)
-    return AttentionPass(schedule, made, len(groups) * _flops(task), task.layout)
-
-
-def _flops(task: LayerTask) -> int:
-    if isinstance(task, AttentionTask):
-        return task.total_flops
-    return least_flops(task) if isinstance(task, LinearTask) else 0
+    return AttentionPass(schedule, made, len(groups) * flops, task.layout)

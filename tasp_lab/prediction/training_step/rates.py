@@ -170,9 +170,9 @@ def step_rates(machine: Machine, dtype: MatrixDtype = "bf16", given: Number | No
     return replace(rates, capacity_bytes=capacity, capacity_source=found.memory.source)
 
 
-def of_machine(overrides: Sequence[str]) -> list[str]:
+def of_machine(overrides: Sequence[str]) -> tuple[str, ...]:
     """The overrides without those of `GPU_MEMORY`, which no machine has among its numbers."""
-    return [str(each) for each in parse_overrides(overrides) if each.name != GPU_MEMORY]
+    return tuple(str(each) for each in parse_overrides(overrides) if each.name != GPU_MEMORY)
 
 
 def with_memory(rates: StepRates, overrides: Sequence[str]) -> StepRates:

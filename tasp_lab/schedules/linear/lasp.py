@@ -66,7 +66,8 @@ def best_pieces(topology: Topology, workload: Workload) -> int:
     """The divisor of the number of KV heads with the least time of the chain, if each hop takes as long as the slowest.
 
     K pieces take world_size - 2 + K hops, each the latency and the time of a K-th of a state. What a library takes to
-    launch a message is not counted, as schedules do not depend on the library; `tasp_lab.prediction.tune` counts it.
+    launch a message is not counted, as schedules do not depend on the library; tuning counts it
+    (`tasp_lab.prediction.evaluate.tuned`).
     """
     heads, hops = workload.kv_head_count, topology.world_size - 2
     state_bytes = 4 * workload.batch * heads * workload.head_dim**2

@@ -27,6 +27,7 @@ from tasp_lab.machines.profile import Profile, load_profile
 from tasp_lab.machines.sampling import Sampling, machine_samples
 from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.inputs import chosen_machine
+from tasp_lab.prediction.settings import MachineSettings
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.derived import with_links
@@ -205,9 +206,8 @@ def test_samples_of_uncertain_wires_keep_edited_links() -> None:
     profile = load_profile("h100")
     wire = replace(profile.parameters["link_bandwidth"], low=400e9, high=500e9)
     uncertain = profile.with_parameters(profile.parameters.with_parameters([wire]))
-    machine = chosen_machine(
-        uncertain.machine("1x4"), "auto", None, None, ["link.0-switch=x0.5"], (), ["1-switch=1GB/s"]
-    )
+    settings = MachineSettings(overrides=("link.0-switch=x0.5",), links=("1-switch=1GB/s",))
+    machine = chosen_machine(uncertain.machine("1x4"), settings)
     for sample in machine_samples(machine, Sampling(8)).machines:
         rates = {link.name: link.bandwidth_bytes_per_s for link in sample.topology.links}
         assert rates["1->switch"] == 1e9

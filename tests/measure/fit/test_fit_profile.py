@@ -347,7 +347,7 @@ def test_profiles_of_one_name_that_differ_are_two_machines(tmp_path: Path) -> No
         (folder := tmp_path / name).mkdir()
         (folder / f"{name}.csv").write_text(csv(made(name, sizes=SIZES[::3]), "my.toml"))  # type: ignore[arg-type]
         (folder / "my.toml").write_text(
-            profile_document(H100.with_parameters(with_numbers(H100.parameters, {"ring_rate": rate})))
+            profile_document(H100.with_parameters(changed(H100.parameters, {"ring_rate": rate})))
         )
     with pytest.raises(FitError, match=r"'my\.toml' differs from that of .*all_gather\.csv, expected one machine"):
         calibrate_files(tmp_path)

@@ -16,7 +16,6 @@ from tasp_lab import Layout, predict_step
 from tasp_lab.core.choices import Checkpointing
 from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.prediction.predict_step import group_machine
 from tasp_lab.prediction.step_results import StepPrediction
 from tasp_lab.prediction.training_step.costs import Matrix, kinds_of, moved_parameters, stored_parameters
 from tasp_lab.prediction.training_step.layout import context_groups, stage_of, state_groups, tensor_groups
@@ -30,6 +29,7 @@ from tasp_lab.prediction.training_step.pipeline import (
     one_forward_one_backward,
     order_of,
 )
+from tasp_lab.prediction.training_step.simulation import group_machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.library_rings import library_schedule
 from tasp_lab.topology.builders import full_mesh, nodes
