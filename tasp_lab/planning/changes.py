@@ -29,6 +29,7 @@ from tasp_lab.prediction.settings import MachineSettings
 from tasp_lab.prediction.step_results import LOGIT_CHUNKS, StepPrediction
 from tasp_lab.prediction.training_step.layout import Layout, StepPlan, check_matrix_dtype, describe
 from tasp_lab.prediction.training_step.rates import of_machine, step_rates, with_memory
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.workload.models.model import Model
 
 SIMULATIONS = 6
@@ -183,7 +184,7 @@ def bought(asked: tuple[Change, StepPrediction, Sequence[StepPrediction], Rankin
         return Bought(change.name, None, reason=change.reason)
     search = Search(change.setting, CHANGE_SIMULATIONS, rankings=dict(rankings) if change.keeps_times else {})
     known = steps if change.keeps_times else (best,)
-    as_is = {replace(each.plan, schedule="") for each in known}
+    as_is = set(map(asked_plan, known))
     if not change.keeps_times:
         known = search.run(each for each in change.plans if each in as_is).steps
     found = search.run((each for each in change.plans if each not in as_is), known)
@@ -191,6 +192,11 @@ def bought(asked: tuple[Change, StepPrediction, Sequence[StepPrediction], Rankin
         return Bought(change.name, None, reason="no layout fits")
     step = found.fastest
     return Bought(change.name, step, step.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu)
+
+
+def asked_plan(step: StepPrediction) -> StepPlan:
+    """The layout that was asked for, before a schedule and its options were chosen: one of `Asked.layouts`."""
+    return replace(step.plan, schedule="", options=AttentionOptions(step.plan.options.passes))
 
 
 def ways_to_fit(asked: Asked, setting: Setting, name: str) -> Iterator[dict[str, Any]]:

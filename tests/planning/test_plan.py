@@ -15,9 +15,11 @@ from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.kernel_model.catalogue import kernel_names
 from tasp_lab.planning.candidates import candidates
+from tasp_lab.planning.changes import asked_plan
 from tasp_lab.planning.plan import Plan
 from tasp_lab.planning.search import Search, Setting
 from tasp_lab.prediction.training_step.rates import RESERVED_BYTES, step_rates
+from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.workload.models.model import MLP, Attention, Model
 from tests.support.steps import small_model
 
@@ -88,6 +90,18 @@ def test_more_memory_buys_layouts_that_do_not_fit_as_is() -> None:
     assert found.best.layout.checkpointing != "none"
     assert memory.step.memory.total > (found.setting.rates.usable_bytes or 0)
     assert memory.share > 1
+
+
+def test_a_change_for_the_better_is_tried_with_the_recommended_layout() -> None:
+    """It is found again among all layouts, whatever options its schedule has, so no such change costs anything."""
+    found = plan("h100-2x2", MODEL, 65536, 2 * 65536, schedules=["zigzag-ring-attention"], simulations=2)
+    assert any(step.plan.options != AttentionOptions("both") for step in found.steps)
+    asked = {replace(each, software=step.plan.software) for step in found.steps
+             for each in candidates(MODEL, 65536, 2 * 65536, 4, 2)}  # fmt: skip
+    assert set(map(asked_plan, found.steps)) <= asked
+    better = [each for each in found.changes if each.change.startswith(("memory", "nic", "kernel"))]
+    assert len(better) >= 2
+    assert min(each.share for each in better) >= 1 - 1e-9, better
 
 
 def test_the_kernel_of_a_change_is_that_with_which_the_step_takes_least() -> None:
