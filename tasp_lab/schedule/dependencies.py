@@ -28,9 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray, distinct, positions, stable_order
-from tasp_lab.core.compiled import call
 from tasp_lab.schedule.calls import BlockLists, Calls, Task, ranges
-from tasp_lab.schedule.large import CopyTable, Ends, Releases, Sorted, edge_numbers, sorted_parts
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.workload.kernel_shapes import KernelName, KernelShape, ShapeRows, distinct_shapes
@@ -331,13 +329,6 @@ _ROWS_AT_ONCE = 2**15
 """Parts and readers whose edges are derived at once: their arrays fit into a cache."""
 
 
-_MANY_ROWS = 2**18
-"""More parts and readers are sorted by tables, as machine code, instead of by searching."""
-
-_COPIES_PER_ROW = 4
-"""Tables have an entry for each copy, and are used if there are not many more copies than parts and readers."""
-
-
 class Copies:
     """Parts and readers of copies at some ranks, or at all, the buffers in which they lie, and their edges.
 
@@ -358,49 +349,33 @@ class Copies:
         self._is_sum = schedule.blocks.are_sums
         part_stays = schedule.is_resident(parts.rank, parts.block)
         read_stays = schedule.is_resident(reads.rank, reads.block)
-        copies, rows = schedule.world_size * len(schedule.blocks), len(parts.step) + len(reads.step)
-        self._is_large = ranks is None and rows > _MANY_ROWS and copies < _COPIES_PER_ROW * rows
-        sort = self._sort_by_tables if self._is_large else self._sort
-        self._sorted = sort(parts, reads, read_stays)
-        came = self._sorted.of_reads
+        part_keys, start = self._first_key(parts) + parts.step, self._first_key(reads)
+        # Parts in the order of their keys: those of a copy, step by step. Parts with the same key come together.
+        self._order = stable_order(part_keys)
+        keys = part_keys[self._order]
+        begins = np.flatnonzero(np.diff(keys, prepend=-1))
+        begin = np.repeat(begins, np.diff(np.append(begins, len(keys))))
+        # A reader waits for the parts from position `first` to `end`: for all of a resident copy that come before its
+        # step, for the last ones that come to a buffer.
+        self._end = positions(keys, start + reads.step)
+        delivered = np.append(keys, -1)[self._end - 1] >= start  # else the copy is as it was at the start
+        began = np.append(begin, 0)[self._end - 1]
+        self._first = np.where(delivered, began, self._end)
+        all_parts = np.flatnonzero(delivered & read_stays)
+        self._first[all_parts] = positions(keys, start[all_parts])
+        together = np.empty_like(begin)
+        together[self._order] = self._order[begin]
+        came = np.where(delivered, np.append(self._order, -1)[began], -1)
         self._last_part_step = np.where(came >= 0, np.append(parts.step, -1)[came], -1)
         sums = np.flatnonzero(read_stays & self._is_sum[reads.block])
         sum_read_keys = (self._first_key(reads) + reads.step)[sums]
         by_key = stable_order(sum_read_keys)
         self._sum_reads, self._sum_read_keys = sums[by_key], sum_read_keys[by_key]
-        self.parts = Uses(*parts, np.where(part_stays, RESIDENT, parts.step), self._sorted.of_parts)
+        self.parts = Uses(*parts, np.where(part_stays, RESIDENT, parts.step), together)
         self.reads = Uses(*reads, np.where(read_stays, RESIDENT, self._last_part_step), came)
-        self._filling = np.flatnonzero(self._lands(self.parts))
         self._release, self._release_before = self._releases()
         step, rank, pool = np.nonzero(self._release >= 0)
         self.buffers = Buffers(rank, pool, step)
-
-    def _sort(self, parts: _Uses, reads: _Uses, read_stays: BoolArray) -> Sorted:
-        part_keys, start = self._first_key(parts) + parts.step, self._first_key(reads)
-        order = stable_order(part_keys)
-        keys = part_keys[order]
-        # Parts with the same key come together.
-        begins = np.flatnonzero(np.diff(keys, prepend=-1))
-        begin = np.repeat(begins, np.diff(np.append(begins, len(keys))))
-        end = positions(keys, start + reads.step)
-        delivered = np.append(keys, -1)[end - 1] >= start  # else the copy is as it was at the start
-        began = np.append(begin, 0)[end - 1]
-        first = np.where(delivered, began, end)
-        all_parts = np.flatnonzero(delivered & read_stays)
-        first[all_parts] = positions(keys, start[all_parts])
-        of_parts = np.empty_like(begin)
-        of_parts[order] = order[begin]
-        return Sorted(order, first, end, of_parts, np.where(delivered, np.append(order, -1)[began], -1))
-
-    def _sort_by_tables(self, parts: _Uses, reads: _Uses, read_stays: BoolArray, fast: bool = True) -> Sorted:
-        steps, calls = np.arange(self._steps), self._first_call
-        columns = parts.step[:calls], parts.step[calls:], reads.step[calls:]
-        ends = Ends(*(np.searchsorted(column, steps, side="right") for column in columns))
-        found = Sorted.empty(len(parts.step), len(reads.step))
-        part, reader = (uses.rank * len(self._schedule.blocks) + uses.block for uses in (parts, reads))
-        copies = CopyTable.of(self._schedule.world_size * len(self._schedule.blocks))
-        call(sorted_parts, part, reader, read_stays, ends, copies, found, fast=fast)
-        return found
 
     def _first_key(self, uses: _Uses | Uses) -> IntArray:
         return (uses.rank * len(self._schedule.blocks) + uses.block) * self._steps
@@ -417,7 +392,7 @@ class Copies:
 
         Two int arrays (steps, ranks, pools), -1 for none.
         """
-        blocks, filling = self._schedule.blocks, self.parts.select(self._filling)
+        blocks, filling = self._schedule.blocks, self.parts.select(np.flatnonzero(self._lands(self.parts)))
         filled = np.zeros((self._steps, self._schedule.world_size, len(blocks.pools)), dtype=bool)
         filled[filling.step, filling.rank, blocks.pool[filling.block]] = True
         number = np.where(filled, np.cumsum(filled).reshape(filled.shape) - 1, -1)
@@ -440,35 +415,11 @@ class Copies:
     def edge_numbers(self, operations: IntArray, width: int, further: Edges) -> IntArray:
         """The edges of `edges` and `further` ones between other numbers of operations; each once, ascending.
 
-        Each edge is the number ``((before << width) + after << CODE_BITS) + code_of(event, cause)``; the new numbers
-        of operations are less than ``2**width``.
+        Each edge is the number ``((before << width) + after << CODE_BITS) + (event << _CAUSE_BITS) + cause``; the new
+        numbers of operations are less than ``2**width``.
         """
-        pieces = [_edge_numbers_of(further, operations, width)]
-        if self._is_large:
-            pieces.append(self._edges_by_tables(operations, width))
-        everything = np.arange(len(self.parts.step)), np.arange(len(self.reads.step))
-        for group in self._changes(*everything) if self._is_large else self.edges():
-            pieces.append(_edge_numbers_of(group, operations, width))
+        pieces = [_edge_numbers_of(edges, operations, width) for edges in (further, *self.edges())]
         return distinct(np.concatenate(pieces))
-
-    def _edges_by_tables(self, operations: IntArray, width: int, fast: bool = True) -> IntArray:
-        """The edges without those of `_changes`."""
-        parts, reads, pool = self.parts, self.reads, self._schedule.blocks.pool
-        releases = np.append(operations[self._first_buffer :], -1)
-        fills, takes = np.full((2, len(parts.step)), -1, dtype="i4")
-        filling = parts.step[self._filling], parts.rank[self._filling], pool[parts.block[self._filling]]
-        fills[self._filling] = releases[self._release[filling]]
-        takes[self._filling] = releases[self._release_before[filling]]
-        read = np.full(len(reads.step), -1, dtype="i4")
-        away = np.flatnonzero(reads.since != RESIDENT)
-        read[away] = releases[self._release[reads.since[away], reads.rank[away], pool[reads.block[away]]]]
-        waits = int((self._sorted.end - self._sorted.first).sum())
-        edges = np.zeros(waits + 2 * len(self._filling) + len(away), dtype=np.int64)
-        kinds = (ARRIVED, BLOCK), (ARRIVED, BUFFER), (SENT, BUFFER)
-        codes = np.array([CODE_BITS, *(code_of(*kind) for kind in kinds)])
-        ends = operations[parts.operation], operations[reads.operation]
-        count = call(edge_numbers, self._sorted, *ends, Releases(fills, takes, read), width, codes, edges, fast=fast)
-        return edges[:count]
 
     def _pieces(self, uses: Uses) -> Iterator[IntArray]:
         """The uses of some steps after another, as many for parts as for readers."""
@@ -483,8 +434,8 @@ class Copies:
 
     def _arrivals(self, reads: IntArray) -> Edges:
         """Edges from parts to the readers of their copies."""
-        reader, position = ranges(self._sorted.first[reads], self._sorted.end[reads])
-        operations = self.parts.operation[self._sorted.order[position]]
+        reader, position = ranges(self._first[reads], self._end[reads])
+        operations = self.parts.operation[self._order[position]]
         return Edges.of(operations, self.reads.operation[reads[reader]], ARRIVED, BLOCK)
 
     def _buffer_edges(self, parts: IntArray, reads: IntArray) -> list[Edges]:
@@ -546,11 +497,6 @@ class Copies:
 
 _CAUSE_BITS = HOST.bit_length()
 CODE_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
-
-
-def code_of(event: int, cause: int) -> int:
-    """The event and the cause of an edge as a number of `CODE_BITS` bits."""
-    return event << _CAUSE_BITS | cause
 
 
 def _edge_numbers_of(edges: Edges, operations: IntArray, width: int) -> IntArray:
