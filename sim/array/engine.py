@@ -52,16 +52,14 @@ class ArrayRun:
     @cached_property
     def time_s(self) -> float:
         """The end of the last message or call, in seconds; 0 for an empty schedule."""
-        return float(self.record.end_s.max(initial=0.0)) if "record" in vars(self) else self._run.end_s()
+        if "record" in vars(self):  # already simulated, with all times
+            return float(self.record.end_s.max(initial=0.0))
+        return Run(self.program, self.progress).end_s()
 
     @cached_property
     def record(self) -> Record:
         """The times of each operation of the program."""
-        return self._run.run()
-
-    @property
-    def _run(self) -> Run:
-        return Run(self.program, self.progress)
+        return Run(self.program, self.progress).run()
 
     @property
     def classes(self) -> int:

@@ -38,14 +38,6 @@ from tasp_lab.schedule.schedule import Schedule, remembered
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
 
-
-def are_alike(one: Machine, other: Machine) -> bool:
-    """Whether a `RepeatedRun` on one machine gives the times of the other: only library and compute rates differ."""
-    same = one.topology is other.topology or one.topology == other.topology
-    fixed = (one.contention, one.host, one.rank_speeds) == (other.contention, other.host, other.rank_speeds)
-    return same and fixed and type(one.comm_library) is type(other.comm_library)
-
-
 MOST_RUNS = 4
 """Runs that are kept of a schedule: machines of so many forms, such as meshes and switches, take turns in a study."""
 
@@ -188,13 +180,14 @@ class RepeatedRun:
 
 
 class RepeatedRuns:
-    """The times of schedules on machines that are alike: `RepeatedRun` for a list.
+    """The times of schedules on machines that are mostly alike: `RepeatedRun` for a list.
 
     Rings of a library with channels that differ in sizes alone are computed together, with arrays of one element per
     schedule, if no two of their hops share a link.
     """
 
     def __init__(self, schedules: Sequence[Schedule], machine: Machine) -> None:
+        self._schedules, self._first = schedules, machine
         self._runs = [RepeatedRun(schedule, machine) for schedule in schedules]
         groups: dict[object, list[int]] = {}
         if isinstance(machine.comm_library, ChannelLibrary):
@@ -202,17 +195,18 @@ class RepeatedRuns:
                 groups.setdefault(_likeness(run), []).append(place)
         rings = [(places, _Rings.of([self._runs[place] for place in places])) for places in groups.values()]
         self._rings = [(places, together) for places, together in rings if together is not None]
-        together = {place for places, _ in self._rings for place in places}
-        self._others = [place for place in range(len(self._runs)) if place not in together]
 
     def times_s(self, machine: Machine) -> FloatArray:
-        """The time of each schedule on a machine like the first one, in seconds; a float array (schedules,)."""
-        found = np.zeros(len(self._runs))
-        for places, rings in self._rings:
-            assert isinstance(machine.comm_library, ChannelLibrary), "machines differ in numbers alone"
-            found[places] = rings.times_s(machine.comm_library)
-        for place in self._others:
-            found[place] = self._runs[place].time_s(machine)
+        """The time of each schedule on a machine, in seconds; a float array (schedules,)."""
+        found = np.full(len(self._runs), np.nan)
+        library, first = machine.comm_library, self._first
+        same_links = machine.topology is first.topology or machine.topology == first.topology
+        if same_links and isinstance(library, ChannelLibrary) and type(library) is type(first.comm_library):
+            for places, rings in self._rings:
+                found[places] = rings.times_s(library)
+        for place in np.flatnonzero(np.isnan(found)).tolist():
+            time_s = self._runs[place].time_if_alike_s(machine)
+            found[place] = engine.time_s(self._schedules[place], machine) if time_s is None else time_s
         return found
 
 

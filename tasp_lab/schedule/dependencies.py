@@ -105,14 +105,6 @@ class Edges(NamedTuple):
     def joined(cls, parts: Sequence[Edges]) -> Edges:
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
-    def distinct(self, transfers: int) -> Edges:
-        """Each pair of operations once. Transfers, numbered below `transfers`, bring and read one block each."""
-        of_call = np.flatnonzero((self.before >= transfers) & (self.after >= transfers))
-        pairs = self.before[of_call] * (int(self.after.max(initial=0)) + 1) + self.after[of_call]
-        order = np.argsort(pairs, kind="stable")
-        again = of_call[order[1:][np.diff(pairs[order]) == 0]]
-        return Edges(*(np.delete(column, again) for column in self)) if len(again) else self
-
 
 class Uses(NamedTuple):
     """Operations that deliver or read a block at a rank at a step. Arrays of equal length.
@@ -194,14 +186,11 @@ def dependencies(schedule: Schedule, rank: int | None = None, steps: Sequence[St
         steps = steps_of(schedule, rank)
     transfers, calls = operations_of(schedule, schedule.steps if steps is None else steps)
     copies = Copies(schedule, transfers, calls, None if rank is None else [rank])
-    numbers = np.arange(len(transfers.step))
-    sent = numbers if rank is None else np.flatnonzero(transfers.source == rank)
-    edges = [
-        in_order(sent, (transfers.source * schedule.lanes + transfers.lane)[sent]),
-        compute_in_order(calls, len(numbers)),
-        *copies.edges(),
-    ]
-    return Dependencies(transfers, calls, copies.parts, copies.reads, copies.buffers, Edges.joined(edges))
+    sent = np.arange(len(transfers.step)) if rank is None else np.flatnonzero(transfers.source == rank)
+    on_lanes = in_order(sent, (transfers.source * schedule.lanes + transfers.lane)[sent])
+    operations = np.arange(len(transfers.step) + len(calls.step) + len(copies.buffers.step))
+    edges = copies.edges_between(operations, on_lanes)
+    return Dependencies(transfers, calls, copies.parts, copies.reads, copies.buffers, edges)
 
 
 def accesses(schedule: Schedule, ranks: Sequence[int], steps: Sequence[Step]) -> Accesses:
@@ -211,37 +200,13 @@ def accesses(schedule: Schedule, ranks: Sequence[int], steps: Sequence[Step]) ->
     return Accesses(transfers, calls, copies.parts, copies.reads)
 
 
-def _uses(transfers: Transfers, calls: CallTable, ranks: Sequence[int] | None) -> tuple[_Uses, _Uses]:
-    """All deliveries and all readings at some ranks, or at all."""
-    numbers = np.arange(len(transfers.step))
-    call_of_add, call_of_read = calls.adds.owner, calls.reads.owner
-    parts = _Uses(
-        np.concatenate([numbers, len(numbers) + call_of_add]),
-        np.concatenate([transfers.destination, calls.rank[call_of_add]]),
-        np.concatenate([transfers.block, calls.adds.block]),
-        np.concatenate([transfers.step, calls.step[call_of_add]]),
-    )
-    reads = _Uses(
-        np.concatenate([numbers, len(numbers) + call_of_read]),
-        np.concatenate([transfers.source, calls.rank[call_of_read]]),
-        np.concatenate([transfers.block, calls.reads.block]),
-        np.concatenate([transfers.step, calls.step[call_of_read]]),
-    )
-    return (parts, reads) if ranks is None else (parts.of(ranks), reads.of(ranks))
-
-
-class _Uses(NamedTuple):
-    """`Uses` without `since` and `first`."""
-
-    operation: IntArray
-    rank: IntArray
-    block: IntArray
-    step: IntArray
-
-    def of(self, ranks: Sequence[int]) -> _Uses:
-        """The uses at some ranks."""
-        mine = np.flatnonzero(np.isin(self.rank, ranks))
-        return _Uses(*(column[mine] for column in self))
+def _uses(operation: IntArray, rank: IntArray, block: IntArray, step: IntArray, ranks: Sequence[int] | None) -> Uses:
+    """Deliveries or readings at some ranks, or at all; `since` and `first` are filled in by `Copies`."""
+    columns = operation, rank, block, step
+    if ranks is not None:
+        mine = np.flatnonzero(np.isin(rank, ranks))
+        operation, rank, block, step = (column[mine] for column in columns)
+    return Uses(operation, rank, block, step, step, step)
 
 
 def operations_of(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, CallTable]:
@@ -328,6 +293,10 @@ def compute_in_order(calls: CallTable, first_call: int) -> Edges:
 _ROWS_AT_ONCE = 2**15
 """Parts and readers whose edges are derived at once: their arrays fit into a cache."""
 
+_CAUSE_BITS = HOST.bit_length()
+_CODE_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
+"""Bits of the cause of an edge, and of its event and cause."""
+
 
 class Copies:
     """Parts and readers of copies at some ranks, or at all, the buffers in which they lie, and their edges.
@@ -343,9 +312,19 @@ class Copies:
     def __init__(
         self, schedule: Schedule, transfers: Transfers, calls: CallTable, ranks: Sequence[int] | None = None
     ) -> None:
-        parts, reads = _uses(transfers, calls, ranks)
-        self._schedule, self._steps = schedule, len(schedule.steps) + 1
+        self._schedule, self._calls, self._steps = schedule, calls, len(schedule.steps) + 1
         self._first_call, self._first_buffer = len(transfers.step), len(transfers.step) + len(calls.step)
+        moves = np.arange(self._first_call)
+        parts, reads = (
+            _uses(
+                np.concatenate([moves, self._first_call + lists.owner]),
+                np.concatenate([end, calls.rank[lists.owner]]),
+                np.concatenate([transfers.block, lists.block]),
+                np.concatenate([transfers.step, calls.step[lists.owner]]),
+                ranks,
+            )
+            for end, lists in ((transfers.destination, calls.adds), (transfers.source, calls.reads))
+        )
         self._is_sum = schedule.blocks.are_sums
         part_stays = schedule.is_resident(parts.rank, parts.block)
         read_stays = schedule.is_resident(reads.rank, reads.block)
@@ -371,13 +350,13 @@ class Copies:
         sum_read_keys = (self._first_key(reads) + reads.step)[sums]
         by_key = stable_order(sum_read_keys)
         self._sum_reads, self._sum_read_keys = sums[by_key], sum_read_keys[by_key]
-        self.parts = Uses(*parts, np.where(part_stays, RESIDENT, parts.step), together)
-        self.reads = Uses(*reads, np.where(read_stays, RESIDENT, self._last_part_step), came)
+        self.parts = parts._replace(since=np.where(part_stays, RESIDENT, parts.step), first=together)
+        self.reads = reads._replace(since=np.where(read_stays, RESIDENT, self._last_part_step), first=came)
         self._release, self._release_before = self._releases()
         step, rank, pool = np.nonzero(self._release >= 0)
         self.buffers = Buffers(rank, pool, step)
 
-    def _first_key(self, uses: _Uses | Uses) -> IntArray:
+    def _first_key(self, uses: Uses) -> IntArray:
         return (uses.rank * len(self._schedule.blocks) + uses.block) * self._steps
 
     def _lands(self, parts: Uses) -> BoolArray:
@@ -405,21 +384,36 @@ class Copies:
         return number, before
 
     def edges(self) -> Iterator[Edges]:
-        """All edges but those of lanes."""
+        """All edges but those of lanes; some several times."""
         for parts, reads in zip(self._pieces(self.parts), self._pieces(self.reads), strict=True):
             yield self._arrivals(reads)
             if self._schedule.blocks.pools:
-                yield from (group.distinct(self._first_call) for group in self._buffer_edges(parts, reads))
+                yield from self._buffer_edges(parts, reads)
             yield from self._changes(parts, reads)
 
-    def edge_numbers(self, operations: IntArray, width: int, further: Edges) -> IntArray:
-        """The edges of `edges` and `further` ones between other numbers of operations; each once, ascending.
+    def edges_between(self, operations: IntArray, on_lanes: Edges) -> Edges:
+        """The edges of a schedule with other numbers of operations, each once, in small types: there are many.
 
-        Each edge is the number ``((before << width) + after << CODE_BITS) + (event << _CAUSE_BITS) + cause``; the new
-        numbers of operations are less than ``2**width``.
+        First those of messages `on_lanes`, which have the other numbers already.
         """
-        pieces = [_edge_numbers_of(edges, operations, width) for edges in (further, *self.edges())]
-        return distinct(np.concatenate(pieces))
+        # An edge is one number, of its ends and the code of its event and cause: sorting finds what is there twice.
+        width = len(operations).bit_length()
+        numbers = [np.zeros(0, dtype=np.int64)]
+        for edges in (compute_in_order(self._calls, self._first_call), *self.edges()):
+            ends = operations[edges.before] << width | operations[edges.after]
+            numbers.append(distinct(ends << _CODE_BITS | edges.event << _CAUSE_BITS | edges.cause))
+        number, start = distinct(np.concatenate(numbers)), len(on_lanes.before)
+        before, after = (np.empty(start + len(number), dtype="i4") for _ in range(2))
+        event, cause = (np.empty(start + len(number), dtype="i1") for _ in range(2))
+        for column, of_lanes, shift, bits in (
+            (before, on_lanes.before, _CODE_BITS + width, width),
+            (after, on_lanes.after, _CODE_BITS, width),
+            (event, on_lanes.event, _CAUSE_BITS, _CODE_BITS - _CAUSE_BITS),
+            (cause, on_lanes.cause, 0, _CAUSE_BITS),
+        ):
+            column[:start] = of_lanes
+            column[start:] = number >> shift & (1 << bits) - 1
+        return Edges(before, after, event, cause)
 
     def _pieces(self, uses: Uses) -> Iterator[IntArray]:
         """The uses of some steps after another, as many for parts as for readers."""
@@ -476,7 +470,7 @@ class Copies:
         if not len(self._sum_reads):
             return
         if self._schedule.blocks.pools:
-            yield self._joins(parts).distinct(self._first_call)
+            yield self._joins(parts)
         adds = (self.parts.since[parts] == RESIDENT) & (self.parts.operation[parts] >= self._first_call)
         changing = self.parts.select(parts[adds])
         later = (self.reads.since[reads] == RESIDENT) & self._is_sum[self.reads.block[reads]]
@@ -493,32 +487,6 @@ class Copies:
             np.searchsorted(self._sum_read_keys, self._first_key(uses) + end),
         )
         return which, self.reads.operation[self._sum_reads[position]]
-
-
-_CAUSE_BITS = HOST.bit_length()
-CODE_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
-
-
-def _edge_numbers_of(edges: Edges, operations: IntArray, width: int) -> IntArray:
-    """Edges between other numbers of operations as numbers, see `Copies.edge_numbers`; ascending, each once."""
-    ends = operations[edges.before] << width | operations[edges.after]
-    return distinct(ends << CODE_BITS | edges.event << _CAUSE_BITS | edges.cause)
-
-
-def edges_of_numbers(numbers: IntArray, width: int, lanes: Edges) -> Edges:
-    """The edges `lanes`, then those of numbers (`Copies.edge_numbers`), in small types: there are many."""
-    start = len(lanes.before)
-    before, after = (np.empty(start + len(numbers), dtype="i4") for _ in range(2))
-    event, cause = (np.empty(start + len(numbers), dtype="i1") for _ in range(2))
-    for column, of_lanes, shift, bits in (
-        (before, lanes.before, CODE_BITS + width, width),
-        (after, lanes.after, CODE_BITS, width),
-        (event, lanes.event, _CAUSE_BITS, CODE_BITS - _CAUSE_BITS),
-        (cause, lanes.cause, 0, _CAUSE_BITS),
-    ):
-        column[:start] = of_lanes
-        column[start:] = numbers >> shift & (1 << bits) - 1
-    return Edges(before, after, event, cause)
 
 
 class CallShapes(NamedTuple):

@@ -1,33 +1,27 @@
-"""Edges as numbers: each once, in order; and the sorting that they need."""
+"""Edges, each once and in order, and the sorting that they need."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.core.arrays import stable_order
-from tasp_lab.schedule.dependencies import Copies, Edges, compute_in_order, edges_of_numbers, operations_of
+from tasp_lab.schedule.dependencies import Copies, Edges, compute_in_order, operations_of
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tests.schedule.test_messages import either
 
-WIDTH = 24
-"""Bits of the number of an operation."""
-
 
 @given(either)
-def test_numbers_of_edges_are_the_edges_each_once(schedule: Schedule) -> None:
+def test_edges_between_are_all_edges_each_once(schedule: Schedule) -> None:
     """Without messages of several blocks, and in an order of their own."""
     transfers, calls = operations_of(schedule, schedule.steps)
-    copies, in_order = Copies(schedule, transfers, calls), compute_in_order(calls, schedule.transfers)
+    copies = Copies(schedule, transfers, calls)
     operations = np.arange(len(transfers.step) + len(calls.step) + len(copies.buffers.step))
-    numbers = copies.edge_numbers(operations, WIDTH, in_order)
-    expected = Counter(row for edges in (in_order, *copies.edges()) for row in rows(edges))
-    nothing = Edges.joined([Edges(*(column[:0] for column in in_order))])
-    assert rows(edges_of_numbers(numbers, WIDTH, nothing)) == sorted(expected)
+    expected = {row for edges in (compute_in_order(calls, schedule.transfers), *copies.edges()) for row in rows(edges)}
+    none = Edges.of(operations[:0], operations[:0], 0, 0)
+    assert rows(copies.edges_between(operations, none)) == sorted(expected)
 
 
 def rows(edges: Edges) -> list[tuple[int, ...]]:
