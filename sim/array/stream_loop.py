@@ -653,6 +653,8 @@ def _fill(window: Window, number: int, landing_number: int) -> None:
     """Let an operation wait for the buffer in which something lands, whose release waits for it."""
     landing, operation = window.landings[landing_number], window.operations[number & window.mask]
     buffer = window.filled[landing.rank * window.buffers + landing.step % window.buffers]
+    # With two buffers steps 0, 2 and 4 share one: what lands at step 4 waits until step 2 is released. If nothing came
+    # at step 2 the buffer still has the release of step 0.
     if buffer.step != landing.step:
         buffer.before, buffer.release, buffer.step = buffer.release, window.sizes[_RELEASES], landing.step
         window.releases[buffer.release].first = -1
@@ -844,6 +846,7 @@ def _change(window: Window, number: int, time_s: float, channels: float, sends: 
     rank, changes = window.ranks[number], number * (window.changes_mask + 1)
     at = rank.end
     rank.end += 1
+    # Changes come almost in the order of time: the new one is sifted down from the end.
     while at > rank.begin and window.changes[changes + (at - 1 & window.changes_mask)].time_s > time_s:
         before = window.changes[changes + (at - 1 & window.changes_mask)]
         change = window.changes[changes + (at & window.changes_mask)]
@@ -872,7 +875,7 @@ def _end(window: Window, number: int) -> None:
     window.end_s[0] = max(window.end_s[0], operation.end_s)
     if operation.follows >= 0:
         _let_go(window, operation.follows, operation.sent_s)
-    else:
+    else:  # the next one of the lane, which is not tracked yet, finds the time there: the row may be gone by then
         lane = window.lanes[operation.lane]
         lane.is_sent, lane.sent_s = 1, operation.sent_s
     if operation.reads >= 0:

@@ -52,7 +52,7 @@ def counted_by_hand(operations: Operations, classes: Classes) -> bool:
     of_operation, of_resource = classes.of_operation.tolist(), classes.of_resource.tolist()
     seen: list[Counter[Hashable]] = [Counter() for _ in of_operation]
     seen_by_holder: list[Counter[Hashable]] = [Counter() for _ in of_resource]
-    for before, after, *kind in np.stack(edges).T.tolist():
+    for before, after, *kind in np.stack([*edges, operations.delay]).T.tolist():
         seen[after][(*kind, of_operation[before])] += 1
     for operation, resource, role in np.stack(resource_use[:3]).T.tolist():
         seen[operation][of_resource[resource], role] += 1
