@@ -189,6 +189,7 @@ class SumCopies:
         absent = np.flatnonzero(row < 0)
         if len(absent):
             at = rank[absent], place[absent]
+            # Several contents may come to one new copy: all write their number, and the one that is left takes a row.
             marks = np.arange(len(absent), dtype=np.int32)
             self._row[at] = marks
             once = np.flatnonzero(self._row[at] == marks)
@@ -202,6 +203,7 @@ class SumCopies:
         """Rows that no copy uses."""
         unused = np.flatnonzero(~self._used)
         if len(unused) < wanted:
+            # By half, so that each row is copied about twice in all; by no more than asked once that is too much.
             size, width = self._content.shape
             grown = max(size + wanted - len(unused), min(size + size // 2, MAX_WORDS // width))
             check_words(grown * width)

@@ -180,7 +180,9 @@ def _joined(
     received = layouts.received[np.searchsorted(derived.parts.operation, of_rank[candidates])]
     sent = layouts.sent(reads.select(chosen))
     size = schedule.block_bytes[transfers.block[candidates]]
-    # What one rank receives at one step lies at different places, so blocks side by side follow each other.
+    # What one rank receives at one step lies at different places, so blocks side by side follow each other. Blocks of 8
+    # bytes at 0, 8 and 24 on one lane, which lie at 40, 48 and 56 at their source, are two messages: the third one
+    # would not lie behind the second.
     by_place = stable_order(alike[0], received)
     before, after = by_place[:-1], by_place[1:]
     joins = received[before] != OUTSIDE
