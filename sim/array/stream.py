@@ -122,8 +122,10 @@ class _NotSimpleError(Exception):
 def _is_simple(schedule: Schedule, machine: Machine) -> bool:
     """Whether nothing at the first look forbids it."""
     host, task = machine.host, schedule.task
+    operations = schedule.transfers + 2 * schedule.world_size * len(schedule.steps)
     return (
         task is not None
+        and operations < _LAST  # their numbers have 32 bits
         and len(schedule.blocks.pools) == 1
         and schedule.initial_part is None
         and host.is_instant
@@ -333,8 +335,10 @@ class _Stream:
 
         moved = Moved(
             firsts(transfers.step, len(stays) + len(ahead)),
-            *(np.concatenate([getattr(each, name) for each in (transfers, ahead)])
-              for name in ("source", "destination", "lane", "block")),
+            np.concatenate([transfers.source, ahead.source]),
+            np.concatenate([transfers.destination, ahead.destination]),
+            np.concatenate([transfers.lane, ahead.lane]),
+            np.concatenate([transfers.block, ahead.block]),
             stays, lies, *(np.full(len(stays), -1) for _ in range(3)),
         )  # fmt: skip
         operands = [(group.rank[each.owner], each.block) for group in ahead.calls for each in group.operands]

@@ -411,7 +411,8 @@ class Copies:
     def parts(self, rank: int, block: int) -> tuple[IntArray, IntArray]:
         """The parts that a copy has, and those that it lacks."""
         store = self._stores[self._store_of[block]]
-        return store.parts(rank, int(self._place[block]))
+        held_and_lacking: tuple[IntArray, IntArray] = store.parts(rank, int(self._place[block]))
+        return held_and_lacking
 
 
 def _first_of_word(bits: WordArray, word: IntArray) -> IntArray:
