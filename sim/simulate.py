@@ -72,7 +72,7 @@ def simulate(
 def times_on(machines: Sequence[Machine], schedules: Sequence[Schedule]) -> FloatArray:
     """The times of schedules on samples of one machine, in seconds; a float array (machines, schedules).
 
-    What waits for what is found once if the machines differ in the numbers of their library and of their calls alone.
+    What waits for what is found once for machines that differ from the first one in numbers alone.
 
     >>> from tasp_lab.schedules.build import collective
     >>> from tasp_lab.topology.builders import full_mesh
@@ -81,11 +81,7 @@ def times_on(machines: Sequence[Machine], schedules: Sequence[Schedule]) -> Floa
     [[5e-06, 9e-06]]
     """
     first = machines[0]
-    if (
-        first.topology.is_exact
-        or first.rank_speeds
-        or not all(repeated.are_alike(first, machine) for machine in machines)
-    ):
+    if first.topology.is_exact or first.rank_speeds:
         times_s = [[simulate(each, machine, events=False).time_s for each in schedules] for machine in machines]
         return np.array(times_s, dtype=float)
     runs = repeated.RepeatedRuns(schedules, first)

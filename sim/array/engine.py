@@ -7,7 +7,6 @@ schedule and machine (`sim.array.symmetry`); without any symmetry every operatio
 2. `sim.array.symmetry` partitions them into classes, `sim.array.quotient` builds one program from these.
 3. `sim.array.event_loop` runs the program; `sim.array.flows` and `sim.array.max_min` are the network, and
    `tasp_lab.core.compiled` turns large runs into machine code.
-   `sim.array.recurrence` replaces the event loop for rings that share no constraint.
 4. `sim.array.timeline` turns the result into events of single messages and calls.
 
 Layers of more than `MANY` transfers of which only the time is asked for are simulated step by step
@@ -23,7 +22,6 @@ from sim.array.event_loop import Run
 from sim.array.from_schedule import is_ring_schedule, ring_operations, step_operations
 from sim.array.operations import FREED, Operations
 from sim.array.quotient import Program, program_of
-from sim.array.recurrence import end_s, is_contention_free, record_of
 from sim.array.stream import stream_time_s
 from sim.array.symmetry import classes_of
 from sim.array.timeline import Record, timeline_of
@@ -54,20 +52,14 @@ class ArrayRun:
     @cached_property
     def time_s(self) -> float:
         """The end of the last message or call, in seconds; 0 for an empty schedule."""
-        if is_contention_free(self.program):
-            return end_s(self.program)
-        return float(self.record.end_s.max(initial=0.0)) if "record" in vars(self) else self._run.end_s()
+        if "record" in vars(self):  # already simulated, with all times
+            return float(self.record.end_s.max(initial=0.0))
+        return Run(self.program, self.progress).end_s()
 
     @cached_property
     def record(self) -> Record:
         """The times of each operation of the program."""
-        if is_contention_free(self.program):
-            return record_of(self.program)
-        return self._run.run()
-
-    @property
-    def _run(self) -> Run:
-        return Run(self.program, self.progress)
+        return Run(self.program, self.progress).run()
 
     @property
     def classes(self) -> int:
@@ -94,11 +86,10 @@ class ArrayRun:
 def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: ShareCallback = no_share) -> ArrayRun:
     """Predict the execution of a schedule on a machine; `explain`: events record what their time was spent on.
 
-    `progress` is called with the share of the events that are done, unless these are so regular that none are
-    simulated.
+    `progress` is called with the share of the events that are done.
 
     Raises `ScheduleError` if the machine lacks ranks or links of the schedule, and for more than `MAX_TRANSFERS`
-    transfers and kernel calls of a schedule that is not ring-based or has little symmetry.
+    transfers and kernel calls of a schedule that has little symmetry.
 
     >>> from tasp_lab.schedules.build import collective
     >>> from tasp_lab.topology.builders import full_mesh
@@ -111,8 +102,7 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: S
     with without_garbage_collection():
         operations, derived = operations_of(schedule, machine)
         program = program_of(operations, classes_of(operations))
-    if not is_contention_free(program):
-        check_fits(schedule, program.plan.size)
+    check_fits(schedule, program.plan.size)
     return ArrayRun(schedule, machine, explain, program, derived, progress)
 
 

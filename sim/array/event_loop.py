@@ -100,7 +100,7 @@ def run_events(plan: Plan, state: State, until: int) -> float:
     now_s = 0.0
     _begin_ready(plan, state, now_s)
     _settle(plan, state, now_s)
-    room = len(state.flows.log) - 2 * len(state.flows.progress)
+    room = len(state.flows.log) - 2 * len(state.flows.progress)  # for the rows of one more instant
     while (
         state.events.size[0]
         and state.sizes[0] < until
@@ -118,8 +118,10 @@ def _take_due(plan: Plan, state: State, now_s: float) -> None:
     """Process the events that are due now, and start the operations that they release."""
     while state.events.size[0] and first_due(state.events) <= now_s * (1 + SAME):
         number = pop(state.events)
+        # By kind, then by number: times that differ in rounding would give another order on another machine.
         put(state.instant, number, state.operations[number].event * plan.size + number)
         if state.operations[number].event == _SENT:
+            # Of the flows of a group only the earliest is in the queue. Others may end with it.
             end_due(state.flows, state.operations[number].slot, state.instant, _SENT * plan.size, now_s)
     while state.instant.size[0]:
         number = pop(state.instant)
@@ -143,6 +145,8 @@ def _settle(plan: Plan, state: State, now_s: float) -> None:
     while state.requests.size[0]:
         number = pop(state.requests)
         host = state.hosts[plan.rows[number % plan.classes].host]
+        # Requests come here lane by lane. Those that find the host busy line up behind it, over instants: lanes 2 and 1
+        # that ask at 1 s and at 2 s while it is busy are served in this order.
         if not host.is_busy:
             host.is_busy = True
             _launch(plan, state, number, now_s)

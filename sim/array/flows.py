@@ -127,6 +127,7 @@ def settle(flows: Flows, queue: EventQueue, now_s: float) -> None:
         number = sharing.changed[at]
         constraint, clock = sharing.constraints[number], flows.clocks[number]
         if constraint.level != constraint.before:
+            # Until now flows have moved at the level before: ends are readings, so only the clock has to know.
             clock.reading, clock.since_s = _reading(flows, number, constraint.before, now_s), now_s
         if constraint.members:
             if clock.earliest < 0:

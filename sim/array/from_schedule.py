@@ -19,7 +19,6 @@ from sim.array.operations import (
     TRANSFER,
     Cost,
     CostTable,
-    Edges,
     GpuUses,
     Incidence,
     Operations,
@@ -30,7 +29,7 @@ from sim.messages import LibraryMessages
 from tasp_lab.core.arrays import IntArray, numbered
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
-from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, HANDED_OUT, HOST, LANE, SENT, CallTable
+from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, HANDED_OUT, HOST, LANE, SENT, CallTable, Edges
 from tasp_lab.schedule.messages import MessageDependencies, Messages
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.all_gather import RingSteps
@@ -87,7 +86,7 @@ def step_operations(schedule: Schedule, machine: Machine, derived: MessageDepend
     calls, buffers = derived.calls, derived.buffers
     call_cost = call_costs(machine, machine.compute.time_s, calls, np.arange(len(calls.step)), table)
     free = table.number(Cost(0.0, 0.0, 0.0, None, ""))
-    issued_cost, issued = _issues(schedule, machine, derived, table)
+    issued_cost, edges = _issues(schedule, machine, derived, table)
     first = derived.first_buffer + len(buffers.step) + len(issued_cost)
     handed = HandedOut.of(machine, derived, first, table)
     freed_cost = np.concatenate([np.full(len(buffers.step), free), issued_cost, handed.cost])
@@ -96,7 +95,7 @@ def step_operations(schedule: Schedule, machine: Machine, derived: MessageDepend
     step = np.concatenate([messages.step, calls.step, buffers.step, late])
     kind = np.repeat([TRANSFER, CALL, FREED], [len(transfer_cost), len(calls.step), len(freed_cost)])
     host, lane = np.full(len(kind), -1), np.zeros(len(kind), dtype=np.int64)
-    moved = slice(len(transfer_cost))
+    moved, edges = slice(len(transfer_cost)), handed.edges(edges)
     host[moved] = hosts(machine, list(table.costs), transfer_cost, messages.source)
     lane[moved] = np.where(host[moved] >= 0, messages.lane, 0)
     return Operations(
@@ -105,19 +104,14 @@ def step_operations(schedule: Schedule, machine: Machine, derived: MessageDepend
         costs=list(table.costs),
         cost=cost[None],
         label=numbered(kind, step, cost, lane)[1],
-        edges=handed.edges(_at_once(derived, issued)),
+        edges=edges,
+        delay=np.broadcast_to(np.int64(0), len(edges.before)),
         **Incidence.of(machine.topology, routes)._asdict(),
         host=host,
         lane=lane,
         gpu_uses=_gpu_uses(machine, derived, list(table.costs), transfer_cost, call_cost, handed),
         contention=machine.contention,
     )
-
-
-def _at_once(derived: MessageDependencies, issued: Edges) -> Edges:
-    """The edges of a schedule and of hosts, in one repeat."""
-    edges = Edges(*derived.edges, np.broadcast_to(np.int64(0), len(derived.edges.before)))
-    return Edges.joined([edges, issued]) if len(issued.before) else edges
 
 
 def _gpu_uses(
@@ -146,15 +140,17 @@ def _gpu_uses(
 def _issues(
     schedule: Schedule, machine: Machine, derived: MessageDependencies, table: CostTable
 ) -> tuple[IntArray, Edges]:
-    """What waits for hosts: an operation that takes until then for each time at which one has issued something."""
-    nothing = np.zeros(0, dtype=np.int64)
+    """What waits for hosts: an operation that takes until then for each time at which one has issued something.
+
+    Returns their costs, and the edges of the schedule and of hosts.
+    """
     issued = issue_times(schedule, derived, machine.host)
     if issued is None:
-        return nothing, Edges.of(nothing, nothing, ARRIVED, HOST)
+        return np.zeros(0, dtype=np.int64), derived.edges
     costs = [table.number(Cost(float(time_s), 0.0, 0.0, None, "")) for time_s in issued.times_s]
     first = derived.first_buffer + len(derived.buffers.step)
-    after = np.arange(len(issued.number))
-    return np.array(costs), Edges.of(first + issued.number, after, ARRIVED, HOST)
+    waits = Edges.of(first + issued.number, np.arange(len(issued.number)), ARRIVED, HOST)
+    return np.array(costs), Edges.joined([derived.edges, waits])
 
 
 def _transfer_costs(messages: Messages, table: CostTable) -> tuple[IntArray, IntArray]:
@@ -215,7 +211,8 @@ def ring_operations(schedule: Schedule, machine: Machine) -> Operations:
         costs=costs,
         cost=cost,
         label=numbered(lane, *cost)[1],
-        edges=Edges.joined([Edges.of(hop, hop, SENT, LANE, 1), Edges.of(before, hop, ARRIVED, BLOCK, lag)]),
+        edges=Edges.joined([Edges.of(hop, hop, SENT, LANE), Edges.of(before, hop, ARRIVED, BLOCK)]),
+        delay=np.repeat([1, lag], rings.size),
         **passes._asdict(),
         host=host,
         lane=lane,

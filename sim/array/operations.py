@@ -24,6 +24,7 @@ from tasp_lab.core.arrays import FloatArray, IntArray, numbered
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.dependencies import Edges
 from tasp_lab.topology.graph import Topology
 
 TRANSFER, CALL, FREED = 0, 1, 2
@@ -52,25 +53,6 @@ class Cost(NamedTuple):
         return cls(float(message.launch_s), wire_bytes, latency_s, max_bytes_per_s, message.rule, channels)
 
 
-class Edges(NamedTuple):
-    """Int arrays (edges,): operation `after` waits for `event` of operation `before`, `delay` repeats earlier."""
-
-    before: IntArray
-    after: IntArray
-    event: IntArray
-    cause: IntArray
-    delay: IntArray
-
-    @classmethod
-    def of(cls, before: IntArray, after: IntArray, event: int, cause: int, delay: int = 0) -> Edges:
-        shape = len(before)
-        return cls(before, after, *(np.full(shape, value) for value in (event, cause, delay)))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Edges]) -> Edges:
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
 SENDS, RECEIVES, COMPUTES = 1, 2, 3
 """What an operation does on a GPU."""
 
@@ -97,6 +79,7 @@ class Operations:
     costs : the distinct costs.
     cost : int array (variants, operations), the index in `costs` of each; see `variant`.
     label : int array (operations,); operations with different labels are in different classes.
+    edges : what waits for what, and `delay`, an int array (edges,): for an operation so many repeats earlier.
     constraints : int array (constraints,), the constraints of the topology that any operation passes, in order.
     capacity_bytes_per_s : float array (constraints,), their capacities.
     passing, passed : int arrays (passes,): operation `passing` passes constraint `passed` of these.
@@ -111,6 +94,7 @@ class Operations:
     cost: IntArray
     label: IntArray
     edges: Edges
+    delay: IntArray
     constraints: IntArray
     capacity_bytes_per_s: FloatArray
     passing: IntArray
@@ -122,7 +106,8 @@ class Operations:
 
     def without_edges(self) -> Operations:
         """The operations alone, in less memory."""
-        return replace(self, edges=Edges(*(np.zeros(0, dtype=np.int64) for _ in Edges._fields)))
+        none = np.zeros(0, dtype=np.int64)
+        return replace(self, edges=Edges(none, none, none, none), delay=none)
 
     def variant(self, repeat: int) -> int:
         """The row of `cost` of a repeat: row 0 for the first, the other rows in turn for the rest."""

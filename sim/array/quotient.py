@@ -159,7 +159,7 @@ def _edges(operations: Operations, classes: Classes, leaders: _Leaders, rows: Ta
     edges, count = operations.edges, len(rows) - 1
     led, number = leaders.among(edges.after), classes.of_operation.astype(np.int32)
     before, after = number[edges.before[led]], number[edges.after[led]]
-    delay, row = edges.delay[led], 2 * before + (edges.event[led] != SENT)
+    delay, row = operations.delay[led], 2 * before + (edges.event[led] != SENT)
     order = np.argsort(row, kind="stable")
     followers = table(len(row), offset="i4", cause="i4")
     followers["offset"], followers["cause"] = (after - before)[order], edges.cause[led][order]
@@ -249,5 +249,5 @@ def _lanes(operations: Operations) -> int:
     """The number of transfers that follow no other one of the same repeat on their lane."""
     edges = operations.edges
     is_first = operations.kind == TRANSFER
-    is_first[edges.after[(edges.cause == LANE) & (edges.delay == 0)]] = False
+    is_first[edges.after[(edges.cause == LANE) & (operations.delay == 0)]] = False
     return int(is_first.sum())

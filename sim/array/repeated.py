@@ -12,6 +12,7 @@ equal capacities does depend on numbers: there is a program for each such set.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -24,7 +25,6 @@ from sim.array.event_loop import Run
 from sim.array.from_schedule import hops_of
 from sim.array.operations import Cost, Incidence, capacities_of
 from sim.array.quotient import Program, program_of
-from sim.array.recurrence import end_s, hop_before, is_contention_free, last_end_s, narrowest_bytes_per_s
 from sim.array.symmetry import classes_of
 from sim.event.engine import without_garbage_collection
 from sim.messages import call_facts
@@ -37,14 +37,6 @@ from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule, remembered
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
-
-
-def are_alike(one: Machine, other: Machine) -> bool:
-    """Whether a `RepeatedRun` on one machine gives the times of the other: only library and compute rates differ."""
-    same = one.topology is other.topology or one.topology == other.topology
-    fixed = (one.contention, one.host, one.rank_speeds) == (other.contention, other.host, other.rank_speeds)
-    return same and fixed and type(one.comm_library) is type(other.comm_library)
-
 
 MOST_RUNS = 4
 """Runs that are kept of a schedule: machines of so many forms, such as meshes and switches, take turns in a study."""
@@ -141,7 +133,7 @@ class RepeatedRun:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
             program = self._program(costs, network.capacity_bytes_per_s, machine.contention)
-            self._known[key] = end_s(program) if is_contention_free(program) else Run(program).end_s()
+            self._known[key] = Run(program).end_s()
         return self._known[key]
 
     def _network_of(self, topology: Topology) -> _Network:
@@ -183,19 +175,19 @@ class RepeatedRun:
         if key not in self._programs:
             used = replace(operations, **passes._asdict())
             self._programs[key] = program_of(used, classes_of(used))
-            if not is_contention_free(self._programs[key]):
-                check_fits(self._schedule, self._programs[key].plan.size)
+            check_fits(self._schedule, self._programs[key].plan.size)
         return self._programs[key].with_numbers(costs, passes.capacity_bytes_per_s, contention)
 
 
 class RepeatedRuns:
-    """The times of schedules on machines that are alike: `RepeatedRun` for a list.
+    """The times of schedules on machines that are mostly alike: `RepeatedRun` for a list.
 
     Rings of a library with channels that differ in sizes alone are computed together, with arrays of one element per
     schedule, if no two of their hops share a link.
     """
 
     def __init__(self, schedules: Sequence[Schedule], machine: Machine) -> None:
+        self._schedules, self._first = schedules, machine
         self._runs = [RepeatedRun(schedule, machine) for schedule in schedules]
         groups: dict[object, list[int]] = {}
         if isinstance(machine.comm_library, ChannelLibrary):
@@ -203,17 +195,18 @@ class RepeatedRuns:
                 groups.setdefault(_likeness(run), []).append(place)
         rings = [(places, _Rings.of([self._runs[place] for place in places])) for places in groups.values()]
         self._rings = [(places, together) for places, together in rings if together is not None]
-        together = {place for places, _ in self._rings for place in places}
-        self._others = [place for place in range(len(self._runs)) if place not in together]
 
     def times_s(self, machine: Machine) -> FloatArray:
-        """The time of each schedule on a machine like the first one, in seconds; a float array (schedules,)."""
-        found = np.zeros(len(self._runs))
-        for places, rings in self._rings:
-            assert isinstance(machine.comm_library, ChannelLibrary), "machines differ in numbers alone"
-            found[places] = rings.times_s(machine.comm_library)
-        for place in self._others:
-            found[place] = self._runs[place].time_s(machine)
+        """The time of each schedule on a machine, in seconds; a float array (schedules,)."""
+        found = np.full(len(self._runs), np.nan)
+        library, first = machine.comm_library, self._first
+        same_links = machine.topology is first.topology or machine.topology == first.topology
+        if same_links and isinstance(library, ChannelLibrary) and type(library) is type(first.comm_library):
+            for places, rings in self._rings:
+                found[places] = rings.times_s(library)
+        for place in np.flatnonzero(np.isnan(found)).tolist():
+            time_s = self._runs[place].time_if_alike_s(machine)
+            found[place] = engine.time_s(self._schedules[place], machine) if time_s is None else time_s
         return found
 
 
@@ -230,7 +223,11 @@ def _likeness(run: RepeatedRun) -> object:
 
 @dataclass(frozen=True, eq=False)
 class _Rings:
-    """Fused rings without contention, whatever the library: the operations of all have the same costs but for sizes.
+    """Fused rings whose hops share no link and no host, whatever the library; all have the same costs but for sizes.
+
+    So a message has the rate of its narrowest link or of its own limit. It starts when the previous one of its hop has
+    left and the hop before has delivered its block, `lag` steps earlier: the ends of a step are maxima and sums of
+    those of earlier steps, for all hops and all sizes at once.
 
     Attributes
     ----------
@@ -238,7 +235,8 @@ class _Rings:
     kinds : of each kind of message its place, the bytes that it has in each ring, and whether it belongs to step 0.
     kind, route_s : of each operation its kind of message and the latency of its route; arrays (variants, classes).
     narrowest_bytes_per_s : of each class, the capacity of its narrowest link.
-    variants, before, lag : see `last_end_s`.
+    variants : the variant of each step, see `Operations.variant`.
+    before, lag : for each class the one whose block it forwards, and how many steps earlier that has it.
     """
 
     calls: Sequence[CallFacts]
@@ -258,11 +256,19 @@ class _Rings:
             return None
         # with all constraints, so that it holds whatever the rates are
         program = program_of(operations, classes_of(operations))
+        plan, rows = program.plan, program.plan.rows
+        passes = np.bincount(plan.passes["constraint"], plan.passes["count"])
         numbers = np.array([each.launch_s for each in operations.costs]).astype(np.int64) - _FIRST
-        if not is_contention_free(program) or (numbers < 0).any():
+        is_ring = operations.repeats > 1 and rows["host"][:-1].max(initial=-1) < 0
+        if not is_ring or passes.max(initial=0) > 1 or (numbers < 0).any():
             return None
-        plan = program.plan
         shape = plan.variants, plan.classes
+        capacity = np.append(program.capacity_bytes_per_s[plan.passes["constraint"]], np.inf)
+        narrowest = np.minimum.reduceat(capacity, rows["first_pass"][:-1])
+        # What follows an arrival is the next hop, `lag` steps later; see `sim.array.quotient` for offsets.
+        later = np.arange(plan.classes) + plan.after["offset"][rows["if_arrived"][:-1]]
+        before = np.zeros(plan.classes, dtype=np.int64)
+        before[later % plan.classes] = np.arange(plan.classes)
         kinds = [[kind for kind in run._kinds if isinstance(kind, _Kind)] for run in runs]
         sizes = [np.array([each.size_bytes for each in same], float) for same in zip(*kinds, strict=True)]
         return cls(
@@ -270,9 +276,10 @@ class _Rings:
             [(each.place, size, each.first) for each, size in zip(kinds[0], sizes, strict=True)],
             numbers[plan.cost].reshape(shape),
             np.array([each.latency_s for each in operations.costs])[plan.cost].reshape(shape),
-            narrowest_bytes_per_s(program),
+            narrowest,
             [operations.variant(step) for step in range(operations.repeats)],
-            *hop_before(program),
+            before,
+            int(later[0]) // plan.classes,
         )
 
     def times_s(self, library: ChannelLibrary) -> FloatArray:
@@ -286,8 +293,15 @@ class _Rings:
                 numbers[row, kind] = number
         launch_s, latency_s, wire_bytes, limit = numbers[:, self.kind]
         rates = np.minimum(self.narrowest_bytes_per_s[:, None], limit)
-        durations_s = launch_s, wire_bytes / rates, self.route_s[..., None] + latency_s
-        return last_end_s(durations_s, self.variants, self.before, self.lag)
+        sending_s, delivering_s = launch_s + wire_bytes / rates, self.route_s[..., None] + latency_s
+        ends: deque[FloatArray] = deque(maxlen=self.lag)
+        sent_s = latest_s = np.zeros(sending_s.shape[1:])
+        for step, variant in enumerate(self.variants):
+            start_s = np.maximum(sent_s, ends[0][self.before]) if step >= self.lag else sent_s
+            sent_s = start_s + sending_s[variant]
+            ends.append(sent_s + delivering_s[variant])
+            latest_s = np.maximum(latest_s, ends[-1])
+        return np.asarray(latest_s.max(axis=0))
 
 
 class _Network(NamedTuple):

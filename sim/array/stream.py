@@ -30,7 +30,6 @@ they came, hosts that issue, ...), the time is None and the event loop is run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -46,16 +45,17 @@ from sim.array.stream_loop import (
     NEXT,
     OPEN,
     STEP_LANDINGS,
-    Bounds,
+    Batch,
     Issued,
+    Landed,
     Moved,
-    Shape,
     Used,
     Window,
     cost_table,
     find_messages,
     issue,
     landing_table,
+    power_of_2,
     run_events,
 )
 from sim.messages import LibraryMessages
@@ -70,16 +70,13 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
 
-_STEPS_KEPT, _FEW_STEPS_KEPT = 64, 8
-"""How many steps of operations there is room for at first, as machine code and as Python; ranks that are further apart
-take more. What is not used takes no memory, but Python copies it."""
+_STEPS_KEPT, _FEW_STEPS_KEPT = 32, 4
+"""How many steps of operations there is room for at first, as machine code and as Python, which copies it for each
+batch; ranks that are further apart take more."""
 
 _BATCH, _SMALL_BATCH = 2**16, 2**6
 """Steps are taken together up to so many operations, as machine code and as Python: each call of NumPy costs as much
 for a few as for thousands."""
-
-_MORE_AHEAD = 0
-"""A buffer that comes free lets messages begin as many steps later as there are buffers: so many are tracked ahead."""
 
 _LAST = 2**31 - 1
 
@@ -95,7 +92,8 @@ def stream_time_s(
         return None
     per_step = schedule.transfers // max(len(schedule.steps), 1) + 2 * schedule.world_size
     batch = max((_BATCH if fast else _SMALL_BATCH) // per_step, 1)
-    ahead = schedule.blocks.pools[0].buffers + _MORE_AHEAD
+    # A buffer that comes free lets messages begin as many steps later as there are buffers.
+    ahead = schedule.blocks.pools[0].buffers
     rates = _Rates(machine.topology, schedule.lanes)
     while ahead < 4 * len(schedule.steps) + 4:
         try:
@@ -121,16 +119,13 @@ class _NotSimpleError(Exception):
     """The schedule is not of the kind that this module simulates."""
 
 
-def _power_of_2(number: int) -> int:
-    """The least power of 2 that is no less."""
-    return 1 << max(number - 1, 0).bit_length()
-
-
 def _is_simple(schedule: Schedule, machine: Machine) -> bool:
     """Whether nothing at the first look forbids it."""
     host, task = machine.host, schedule.task
+    operations = schedule.transfers + 2 * schedule.world_size * len(schedule.steps)
     return (
         task is not None
+        and operations < _LAST  # their numbers have 32 bits
         and len(schedule.blocks.pools) == 1
         and schedule.initial_part is None
         and host.is_instant
@@ -233,22 +228,6 @@ class _Rates:
                 raise _SharedError
 
 
-class _Batch(NamedTuple):
-    """The transfers and calls of steps from `first` on, as `find_messages` takes them.
-
-    `step` is an int array (transfers,), from 0 on. What moves and is read at one step more is at the ends of `moved`
-    and `reads`.
-    """
-
-    first: int
-    step: IntArray
-    bounds: Bounds
-    moved: Moved
-    reads: Used
-    adds: Used
-    calls: CallTable
-
-
 class _Stream:
     """One simulation of a schedule with about so many operations `per_step`, `batch` steps at a time."""
 
@@ -274,7 +253,7 @@ class _Stream:
         self._count_lanes()
         self._window = self._new_window()
         for first in range(0, steps, self._batch):
-            self._take(self._batch_from(first))
+            self._take(*self._batch_from(first))
             end = min(first + self._batch, steps)
             until = _LAST if end == steps else end - 1 - self._ahead
             self._check(call(run_events, until, self._window, fast=self._fast))
@@ -308,10 +287,9 @@ class _Stream:
     def _new_window(self) -> Kept:
         schedule, contention, buffers = self._schedule, self._machine.contention, self._blocks.pools[0].buffers
         share = float(contention.share(1, 1)) if contention.slows else 0.0
-        ranks, lanes, kept = schedule.world_size, schedule.lanes, _STEPS_KEPT if self._fast else _FEW_STEPS_KEPT
-        self._shape = Shape(lanes, buffers, _power_of_2(2 * self._per_step // ranks))
+        ranks, kept = schedule.world_size, _STEPS_KEPT if self._fast else _FEW_STEPS_KEPT
         window = Window.of(
-            ranks, lanes, buffers, ranks * len(schedule.steps) + 1, int(kept * self._per_step) + 1,
+            ranks, schedule.lanes, buffers, ranks * len(schedule.steps) + 1, int(kept * self._per_step) + 1,
             np.array([share, float(contention.max_channels)]), *self._rates.flows(),
         )  # fmt: skip
         return Kept(window)
@@ -322,7 +300,8 @@ class _Stream:
         if status != DONE:
             raise _NotSimpleError
 
-    def _batch_from(self, first: int) -> _Batch:
+    def _batch_from(self, first: int) -> tuple[Batch, IntArray, CallTable]:
+        """The steps from `first` on, the step of each transfer, counted from there, and the calls."""
         schedule, blocks, count = self._schedule, self._blocks, len(self._schedule.steps)
         end = min(first + self._batch, count)
         steps = [schedule.steps[first] if self._ahead_step is None else self._ahead_step]
@@ -348,7 +327,14 @@ class _Stream:
             sends_own = np.zeros(len(steps), dtype=bool)
             sends_own[transfers.step[leaves]] = True
             self._check_reads(first, ~sends_own[calls.step], calls)
+        steps_and_next = np.arange(len(steps) + 1)
+
+        def firsts(step: IntArray, count: int) -> IntArray:
+            """Where each step begins, then the step ahead, then the end."""
+            return np.append(np.searchsorted(step, steps_and_next), count)
+
         moved = Moved(
+            firsts(transfers.step, len(stays) + len(ahead)),
             np.concatenate([transfers.source, ahead.source]),
             np.concatenate([transfers.destination, ahead.destination]),
             np.concatenate([transfers.lane, ahead.lane]),
@@ -356,25 +342,17 @@ class _Stream:
             stays, lies, *(np.full(len(stays), -1) for _ in range(3)),
         )  # fmt: skip
         operands = [(group.rank[each.owner], each.block) for group in ahead.calls for each in group.operands]
-        read_rank, block_ahead = zip((calls.rank[read_call], read_block), *operands, strict=True)
-        none = np.zeros(0, dtype=bool)
+        read_rank, block_ahead = map(np.concatenate, zip((calls.rank[read_call], read_block), *operands, strict=True))
         reads = Used(
-            read_call, np.concatenate(read_rank), np.concatenate(block_ahead), none, np.full(len(read_call), -1)
-        )
+            firsts(calls.step[read_call], len(read_rank)), read_call, read_rank, block_ahead,
+            np.zeros(0, dtype=bool), np.full(len(read_call), -1),
+        )  # fmt: skip
         add_rank = calls.rank[add_call]
         adds = Used(
-            add_call, add_rank, add_block, schedule.is_resident(add_rank, add_block), np.full(len(add_call), -1)
-        )
-        of_use = (calls.step[read_call], calls.step[add_call])
-        bounds = (
-            np.append(np.searchsorted(step, np.arange(len(steps) + 1)), total)
-            for step, total in zip(
-                (transfers.step, *of_use, calls.step),
-                (len(moved.source), len(reads.rank), len(adds.rank), len(calls.rank)),
-                strict=True,
-            )
-        )
-        return _Batch(first, transfers.step, Bounds(*bounds), moved, reads, adds, calls)
+            firsts(calls.step[add_call], len(add_rank)), add_call, add_rank, add_block,
+            schedule.is_resident(add_rank, add_block), np.full(len(add_call), -1),
+        )  # fmt: skip
+        return Batch(first, len(steps), moved, reads, adds), transfers.step, calls
 
     def _places(self, rank: IntArray, block: IntArray) -> IntArray:
         """Where resident copies lie as they are sent, in bytes; -1 for those of the caller, which are gathered."""
@@ -396,52 +374,47 @@ class _Stream:
         if (~outside(self._schedule, rank[stay], block[stay])).any():
             raise _NotSimpleError
 
-    def _take(self, batch: _Batch) -> None:
-        """Track the messages and calls of steps."""
-        first, step, bounds, moved, reads, adds, calls = batch
-        order = np.zeros(len(moved.block) + len(adds.block), dtype=np.int64)
-        starts = np.zeros(self._schedule.world_size + 2, dtype=np.int64)
-        found = self._room_for_landings(bounds)
-        status = call(
-            find_messages, first, bounds, moved, reads, adds, self._size, order, starts, found, self._window,
-            self._shape, fast=self._fast,
-        )  # fmt: skip
-        self._check(status)
+    def _take(self, batch: Batch, step: IntArray, calls: CallTable) -> None:
+        """Track the messages and calls of steps; `step` and `calls` as of `_batch_from`."""
+        moved, reads = batch.moved, batch.reads
+        room = self._room_for_landings(batch)
+        self._check(call(find_messages, batch, self._size, room, self._window, fast=self._fast))
         end = len(moved.message)
         self._check_start(moved.source[:end], moved.block[:end], moved.read)
         end_reads = len(reads.landing)
         self._check_start(reads.rank[:end_reads], reads.block[:end_reads], reads.landing)
         is_first = moved.message == np.arange(end)
-        message = (np.cumsum(is_first) - 1)[moved.message]
-        firsts = np.flatnonzero(is_first)
+        firsts, message = np.flatnonzero(is_first), (np.cumsum(is_first) - 1)[moved.message]
         size_bytes = np.bincount(message, self._size[moved.block[:end]], len(firsts)).astype(np.int64)
         source, destination, lane = (column[firsts] for column in (moved.source, moved.destination, moved.lane))
-        cost, route = self._message_costs(first + step[firsts], source, destination, lane, size_bytes)
-        of_step = np.searchsorted(step[firsts], np.arange(len(bounds.moved) - 1))
-        call_cost = self._costs_of_calls(calls)
-        issued = Issued(of_step, message, source, destination, lane, cost, route, calls.rank, call_cost)
+        cost, route = self._message_costs(batch.first + step[firsts], source, destination, lane, size_bytes)
+        of_steps = (np.searchsorted(column, np.arange(batch.steps + 1)) for column in (step[firsts], calls.step))
+        first, first_call = of_steps
+        issued = Issued(
+            first, message, source, destination, lane, cost, route, first_call, calls.rank, self._costs_of_calls(calls)
+        )
         window = self._window.value
         if len(window.costs) < len(self._costs):
             self._window = Kept(window._replace(costs=cost_table(list(self._costs))))
-        arguments = first, bounds, moved, reads, adds, issued
-        while (status := call(issue, *arguments, self._window, self._shape, fast=self._fast)) == FULL:
-            window = self._window.value
-            self._window = Kept(window.with_room(len(window.operations.rows)))
+        while (status := call(issue, batch, issued, self._window, fast=self._fast)) == FULL:
+            self._window = Kept(self._window.value.with_room())
         self._check(status)
 
-    def _room_for_landings(self, bounds: Bounds) -> Int32Array:
+    def _room_for_landings(self, batch: Batch) -> Landed:
         """Keep the landings of the latest step alone, with room for those of a batch; returns the room to find them."""
-        window = self._window.value
+        window, moved, adds = self._window.value, batch.moved.first, batch.adds.first
         latest = window.landings[window.sizes[STEP_LANDINGS] : window.sizes[LANDINGS]]
-        most = max(len(latest), int((np.diff(bounds.moved) + np.diff(bounds.adds)).max()))
-        rows = len(latest) + int(bounds.moved[-2] + bounds.adds[-2])
+        most = max(len(latest), int((np.diff(moved) + np.diff(adds)).max()))
+        rows = len(latest) + int(moved[-2] + adds[-2])
         if rows > len(window.landings):
             window = window._replace(landings=landing_table(2 * rows))
             self._window = Kept(window)
         window.landings[: len(latest)] = latest
         window.sizes[[STEP_LANDINGS, LANDINGS, NEXT]] = 0, len(latest), 0
-        places = max(_power_of_2(2 * most + 1), _power_of_2(self._schedule.world_size) * self._shape.spread)
-        return np.full(2 * places, -1, dtype=np.int32)
+        ranks, spread = self._schedule.world_size, power_of_2(2 * self._per_step // self._schedule.world_size)
+        places = max(power_of_2(2 * most + 1), power_of_2(ranks) * spread)
+        found, order = np.full(2 * places, -1, dtype=np.int32), np.zeros(most, dtype=np.int64)
+        return Landed(found, spread, order, np.zeros(ranks + 2, dtype=np.int64))
 
     def _check_start(self, rank: IntArray, block: IntArray, landing: IntArray) -> None:
         """What has not landed at the step before it is read must be there since the start."""

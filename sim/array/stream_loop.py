@@ -1,6 +1,10 @@
 """The loops of `sim.array.stream`: the messages of some steps, and the times of the operations of a few more.
 
 Large schedules run as machine code (`tasp_lab.core.compiled`).
+
+Operations are numbered as they come, step by step, messages before calls. Tables have room for the latest ones:
+operation n is in row ``n & mask``, which the next one takes once n has ended and nothing refers to it any more. So rows
+that are used together lie side by side: what takes time is to fetch them into the cache of the processor.
 """
 
 from __future__ import annotations
@@ -21,65 +25,13 @@ DONE, UNSUPPORTED, FULL, LATE = range(4)
 """How a step ends: well; the schedule has something that this module does not derive; there is no room for it; or a
 message starts before something that it affects has ended already."""
 
-_STATUS, OPEN, NEXT, LANDINGS, STEP_LANDINGS, _RELEASES, _STACK, _ISSUED = range(8)
+(
+    _STATUS, OPEN, NEXT, LANDINGS, STEP_LANDINGS, _RELEASES, _STACK, OLDEST, COUNT, _STEP_BEFORE, EDGES, _UNUSED_EDGE,
+) = range(12)  # fmt: skip
 """Places in `Window.sizes`: the status; how many operations are tracked and have not ended; the next step of the batch
 to be issued; how many landings the table has, and how many before the latest step; how many releases there were so far;
-the height of the stack; and from here on how many operations the latest step of even number has, and that of odd."""
-
-
-class Pool(NamedTuple):
-    """A table whose rows are taken and given back.
-
-    Rows are taken one after the other in chunks of `_CHUNK`, and a chunk is free again once all its rows came back. So
-    rows that are taken together lie side by side: what takes time is to fetch rows into the cache of the processor.
-
-    Attributes
-    ----------
-    rows : the table.
-    chunks : a table by chunk: how many of its rows are `left`, taken or to be taken, and the `next` free chunk.
-    free : int array (3,): the next row, which is in a new chunk if it is a multiple of `_CHUNK`; the first free chunk;
-        how many there are.
-    """
-
-    rows: Table
-    chunks: Table
-    free: IntArray
-
-    @classmethod
-    def of(cls, rows: int, **columns: str) -> Pool:
-        """A pool with at least so many free rows, and these columns."""
-        return cls(table(0, **columns), table(0, left="i4", next="i4"), np.zeros(3, dtype=np.int64)).with_room(rows)
-
-    def with_room(self, rows: int) -> Pool:
-        """A pool with these rows and at least so many more, which are free."""
-        old, more = len(self.chunks), -(-rows // _CHUNK)
-        chunks = _longer(self.chunks, more)
-        chunks["next"][old:] = np.arange(old + 1, old + more + 1)
-        if self.free[2]:
-            chunks["next"][-1] = self.free[1]
-        free = np.array([self.free[0], old, self.free[2] + more])
-        return Pool(_longer(self.rows, more * _CHUNK), chunks, free)
-
-
-_CHUNK = 64
-"""Rows of a chunk of a pool, a power of 2."""
-
-
-def _longer(rows: Table, more: int) -> Table:
-    """A table with so many more rows, of zeros, which take no memory until they are written.
-
-    It begins where a cache line does: a row of 64 bytes is in one line, not in two.
-    """
-    size = (len(rows) + more) * rows.dtype.itemsize
-    room = np.zeros(size + _LINE, dtype=np.uint8)
-    at = -room.ctypes.data % _LINE
-    longer: Table = room[at : at + size].view(rows.dtype)
-    longer[: len(rows)] = rows
-    return longer
-
-
-_LINE = 64
-"""Bytes of a cache line."""
+the height of the stack; the first operation whose row is not free; how many operations came so far, and before the
+latest step; how many edges are in use, and the first row of those that are not any more, -1 for none."""
 
 
 class Window(NamedTuple):
@@ -87,16 +39,15 @@ class Window(NamedTuple):
 
     Attributes
     ----------
-    operations : a pool: the `first` edge of those that wait for its arrival, or -1; the one that `follows` on its lane,
-        or -1; the release of the buffer that it `reads`, and of the one that it
-        `fills`, or -1; the `next` one that waits for the same release; whether it `is_call`, whether it `is_done`,
-        whether it is the last one on its lane so far, `is_last`, and of the latest two steps, `is_recent`: until then
-        others may be found that wait for it; its `step`; the ranks that it `leaves` and `enters`; its `cost`; when its
-        last byte left, `sent_s`, and its `end_s`. Of a message that may share bandwidth the `route`, else -1. A row
-        takes 64 bytes, as most of the time goes by until it is in a cache.
+    operations : a table: the `first` edge of those that wait for its arrival, or -1; the one that `follows` on its
+        `lane`, or -1; the release of the buffer that it `reads`, and of the one that it `fills`, or -1; the `next` one
+        that waits for the same release; whether it `is_call`, and whether it `is_done`; its `step`; the ranks that it
+        `leaves` and `enters`; its `cost`; when its last byte left, `sent_s`, and its `end_s`. Of a message that may
+        share bandwidth the `route`, else -1. A row takes 64 bytes, a cache line.
     starts : a table by operation: for how many others it `waits`, and the earliest time at which it can start, `at_s`.
         It is small, as each of the others comes by.
-    edges : a pool: who waits `after`, and the `next` edge of the same operation.
+    mask : one less than the number of rows of both, a power of two.
+    edges : a table: who waits `after`, and the `next` edge of the same operation, or the next row that is free again.
     releases : a table, one for each rank and step at which a buffer was filled: for how many uses it `waits`, the end
         of the latest one, `time_s`; the `first` operation that waits for it, or -1.
     costs : a table: `launch_s`, `wire_bytes`, the greatest rate `limit`, `latency_s`, `channels`. Of calls, `launch_s`
@@ -106,19 +57,21 @@ class Window(NamedTuple):
         `release` of its buffer, or -1; whether the copy `is_away`, which is in a buffer; whether it `is_free` of calls
         that read it; where it `goes`; what came `first` and `last`; its `place` in the buffer in bytes; the `transfer`
         of the step that brought it, or -1.
-    lane, call : int arrays, the last message on each lane, and the last call of each rank; or -1.
+    lanes : a table by rank and lane, the calls of a rank behind its lanes: the `last` operation so far, or -1; whether
+        it `is_sent`, and when it was, `sent_s`.
+    lanes_of_rank : one more than a rank has lanes for messages.
     filled : a table by rank and buffer: the latest `release` and its `step`, and the one `before` it; or -1.
+    buffers : how many buffers a rank has.
     ranks : a table: the `running` call, or -1; its `start_s`; whether its end `is_stale`; `done_s`, the end of the last
-        call; the channels `sending` and `receiving` then; the range of its `changes` after that, `begin` and `end`; how
-        far the running call is known: the next change `at` which it goes on, at `now_s` with `left_s` to compute alone
-        and with the channels `sends` and `receives`; how many tracked messages it sends or receives, `open`, and those
-        that are `coming`; and the columns of `EventQueue`.
+        call; the channels `sending` and `receiving` then; the numbers of its `changes` after that, from `begin` to
+        `end`; how far the running call is known: the next change `at` which it goes on, at `now_s` with `left_s` to
+        compute alone and with the channels `sends` and `receives`; how many tracked messages it sends or receives,
+        `open`, and those that are `coming`; and the columns of `EventQueue`.
     changes : a table of changes of channels, equally many for each rank, in the order of `time_s`: `sending`,
-        `receiving`.
-    issued : int array, the operations of the latest two steps, those of a step of odd number in the second half.
+        `receiving`. Change n of a rank is in row ``n & changes_mask`` of these.
     queue : the ranks by the end of their running calls.
-    events : messages that may share bandwidth by when they begin or end to flow; `instant` those that end now. Their
-        table of operations has the `slot` in `flows`, or -1, besides.
+    events : the rows of messages that may share bandwidth by when they begin or end to flow; `instant` those that end
+        now. Their table of operations has the `slot` in `flows`, or -1, besides.
     flows : those that flow. `passes` are what each route passes, from `first_pass` of the route on.
     flowed_s : float array (1,), the time up to which rates are known.
     stack : int array, operations that wait for nothing.
@@ -127,18 +80,20 @@ class Window(NamedTuple):
     end_s : float array (1,), the end of the last operation so far.
     """
 
-    operations: Pool
+    operations: Table
     starts: Table
-    edges: Pool
+    mask: int
+    edges: Table
     releases: Table
     costs: Table
     landings: Table
-    lane: Int32Array
-    call: Int32Array
+    lanes: Table
+    lanes_of_rank: int
     filled: Table
+    buffers: int
     ranks: Table
     changes: Table
-    issued: Int32Array
+    changes_mask: int
     queue: EventQueue
     events: EventQueue
     instant: EventQueue
@@ -157,11 +112,11 @@ class Window(NamedTuple):
         flows: Flows, passes: Table, first_pass: IntArray,
     ) -> Window:  # fmt: skip
         """No operations yet, and room for `rows`; `fills`: how often buffers are filled at most."""
-        operations = Pool.of(
-            0, first="i4", follows="i4", reads="i4", fills="i4", next="i4", is_call="i1", is_done="i1", is_last="i1",
-            is_recent="i1", step="i4", leaves="i4", enters="i4", cost="i4", route="i4", sent_s="f8", end_s="f8",
+        rows = power_of_2(rows)
+        operations = table(
+            0, first="i4", follows="i4", lane="i4", reads="i4", fills="i4", next="i4", is_call="i2", is_done="i2",
+            step="i4", leaves="i4", enters="i4", cost="i4", route="i4", sent_s="f8", end_s="f8",
         )  # fmt: skip
-        flowing = table(0, due="f8", place="i4", slot="i4")
         filled = table(ranks * buffers, release="i4", step="i4", before="i4")
         filled["release"] = filled["step"] = filled["before"] = -1
         of_ranks = table(
@@ -170,20 +125,27 @@ class Window(NamedTuple):
             open="i4", coming="i4",
         )  # fmt: skip
         of_ranks["place"] = of_ranks["running"] = -1
-        nothing = np.zeros(0, dtype=np.int32)
+        of_lanes = table(ranks * (lanes + 1), last="i4", is_sent="i4", sent_s="f8")
+        of_lanes["last"] = -1
+        changes = power_of_2(_CHANGES * rows // ranks) if share[0] else 0
+        flowing = table(rows, due="f8", place="i4", slot="i4")
+        sizes = np.zeros(_UNUSED_EDGE + 1, dtype=np.int64)
+        sizes[_UNUSED_EDGE] = -1
         return cls(
-            operations=operations,
-            starts=table(0, waits="i4", at_s="f8"),
-            edges=Pool.of(0, after="i4", next="i4"),
+            operations=_lined_up(rows, operations.dtype),
+            starts=table(rows, waits="i4", at_s="f8"),
+            mask=rows - 1,
+            edges=table(_EDGES * rows, after="i4", next="i4"),
             releases=table(fills, waits="i4", first="i4", time_s="f8"),
             costs=cost_table([]),
             landings=landing_table(0),
-            lane=np.full(ranks * lanes, -1, dtype=np.int32),
-            call=np.full(ranks, -1, dtype=np.int32),
+            lanes=of_lanes,
+            lanes_of_rank=lanes + 1,
             filled=filled,
+            buffers=buffers,
             ranks=of_ranks,
-            changes=table(0, time_s="f8", sending="f8", receiving="f8"),
-            issued=nothing,
+            changes=table(ranks * changes, time_s="f8", sending="f8", receiving="f8"),
+            changes_mask=changes - 1,
             queue=EventQueue.of(of_ranks),
             events=EventQueue.of(flowing),
             instant=EventQueue.of(flowing),
@@ -191,37 +153,69 @@ class Window(NamedTuple):
             passes=passes,
             first_pass=first_pass,
             flowed_s=np.zeros(1),
-            stack=nothing,
-            sizes=np.zeros(_ISSUED + 2, dtype=np.int64),
+            stack=np.zeros(rows, dtype=np.int32),
+            sizes=sizes,
             share=share,
             end_s=np.zeros(1),
-        ).with_room(rows)
+        )
 
-    def with_room(self, rows: int) -> Window:
-        """A window with these operations and room for so many more, and for edges and changes in proportion."""
-        operations = self.operations.with_room(rows)
-        size, half, ranks = len(operations.rows), len(self.issued) // 2, len(self.call)
-        issued = np.zeros((2, size), dtype=np.int32)
-        issued[:, :half] = self.issued.reshape(2, half)
-        more = size - len(self.starts)
-        flowing = _longer(self.events.operations, more)
-        old = self.changes.reshape(ranks, -1)
-        changes = np.zeros((ranks, _CHANGES * size // ranks if self.share[0] else 0), dtype=old.dtype)
-        changes[:, : old.shape[1]] = old
+    def with_room(self) -> Window:
+        """A window with these operations and room for twice as many, and for edges and changes."""
+        rows, ranks = 2 * len(self.operations), len(self.ranks)
+        number = np.arange(self.sizes[OLDEST], self.sizes[COUNT])
+        before, now = number & self.mask, number & rows - 1
+        longer = _lined_up(rows, self.operations.dtype), _zeros(rows, self.starts), _zeros(rows, self.events.operations)
+        for new, old in zip(longer, (self.operations, self.starts, self.events.operations), strict=True):
+            new[now] = old[before]
+        operations, starts, flowing = longer
+        # Queues and flows name operations by their rows.
+        row = np.zeros(self.mask + 1, dtype=np.int32)
+        row[before] = now
+        heap, queued = np.zeros(rows, dtype=np.int32), self.events.size[0]
+        heap[:queued] = row[self.events.heap[:queued]]
+        self.flows.progress["number"] = row[self.flows.progress["number"]]
+        edges = _zeros(2 * len(self.edges), self.edges)
+        edges[: len(self.edges)] = self.edges
+        changes, changes_mask = _zeros(2 * len(self.changes), self.changes), 2 * self.changes_mask + 1
+        rank, change = np.arange(ranks)[:, None], self.ranks["begin"][:, None] + np.arange(self.changes_mask + 1)
+        of_ranks = self.changes.reshape(ranks, -1)[rank, change & self.changes_mask]
+        changes.reshape(ranks, -1)[rank, change & changes_mask] = of_ranks
         return self._replace(
             operations=operations,
-            starts=_longer(self.starts, more),
-            edges=self.edges.with_room(_EDGES * rows),
-            changes=changes.ravel(),
-            issued=issued.ravel(),
-            events=EventQueue(flowing, np.resize(self.events.heap, size), self.events.size),
+            starts=starts,
+            mask=rows - 1,
+            edges=edges,
+            changes=changes,
+            changes_mask=changes_mask,
+            events=EventQueue(flowing, heap, self.events.size),
             instant=EventQueue.of(flowing),
-            stack=np.zeros(size, dtype=np.int32),
+            stack=np.zeros(rows, dtype=np.int32),
         )
 
 
-_EDGES, _CHANGES = 4, 8
+def _zeros(rows: int, like: Table) -> Table:
+    return np.zeros(rows, dtype=like.dtype)
+
+
+def _lined_up(rows: int, dtype: Any) -> Table:
+    """A table of zeros that begins where a cache line does: a row of 64 bytes is in one line, not in two."""
+    size = rows * dtype.itemsize
+    room = np.zeros(size + _LINE, dtype=np.uint8)
+    at = -room.ctypes.data % _LINE
+    lined_up: Table = room[at : at + size].view(dtype)
+    return lined_up
+
+
+_LINE = 64
+"""Bytes of a cache line."""
+
+_EDGES, _CHANGES = 4, 4
 """Room for edges and for changes of channels per operation."""
+
+
+def power_of_2(number: int) -> int:
+    """The least power of 2 that is no less."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def landing_table(rows: int) -> Table:
@@ -240,34 +234,15 @@ def cost_table(costs: Sequence[tuple[float, ...]]) -> Table:
     return rows
 
 
-class Shape(NamedTuple):
-    """The numbers of lanes and of buffers per rank, and how many places a rank has in `_place_found`, a power of 2."""
-
-    lanes: int
-    buffers: int
-    spread: int
-
-
-class Bounds(NamedTuple):
-    """Where what each step does begins in the arrays of a batch of steps: int arrays (steps + 2,).
-
-    The last but one is the step after the batch, whose transfers and reads are looked at ahead, the last one the end.
-    """
-
-    moved: IntArray
-    reads: IntArray
-    adds: IntArray
-    calls: IntArray
-
-
 class Moved(NamedTuple):
-    """The transfers of a batch of steps, arrays (transfers,).
+    """The transfers of a batch of steps, arrays (transfers,), those of step k from ``first[k]`` on.
 
     `stays`: whether the copy at the destination is resident; `lies`: the place of a resident copy at the source in
     bytes, -1 if it is none or a tensor of the caller. To be filled in: the landings that are `read`, those of the step
     before, or -1; those that are `made`; and the `message`, the number of its first transfer.
     """
 
+    first: IntArray
     source: IntArray
     destination: IntArray
     lane: IntArray
@@ -280,11 +255,13 @@ class Moved(NamedTuple):
 
 
 class Used(NamedTuple):
-    """What calls read, or add to, arrays (uses,): the `call` of the batch, the copy, and its `landing`, to be filled.
+    """What calls read, or add to, arrays (uses,), that of step k from ``first[k]`` on.
 
-    `stays`: whether the copy is resident; of reads it is not looked at.
+    The `call` of the batch, the copy, and its `landing`, to be filled in. `stays`: whether the copy is resident; of
+    reads it is not looked at.
     """
 
+    first: IntArray
     call: IntArray
     rank: IntArray
     block: IntArray
@@ -292,10 +269,36 @@ class Used(NamedTuple):
     landing: IntArray
 
 
-class Issued(NamedTuple):
-    """The messages and calls of a batch of steps: int arrays. `message` is the message of each transfer, of `Moved`.
+class Batch(NamedTuple):
+    """The transfers and calls of `steps` steps from `first` on. What follows at one step more is at the ends of
+    `moved` and `reads`: what lies beside what in a buffer depends on where it goes next.
+    """
 
-    The messages of a step begin at `first`, an array (steps + 1,). `route` is -1 of messages that share no bandwidth.
+    first: int
+    steps: int
+    moved: Moved
+    reads: Used
+    adds: Used
+
+
+class Landed(NamedTuple):
+    """Room to find landings: `found` is a hash table of their numbers, all -1, see `_place_found`.
+
+    It has a part of `spread` places for each rank, a power of 2. `order` has room for all landings of a step, `starts`
+    for all ranks and two more.
+    """
+
+    found: Int32Array
+    spread: int
+    order: IntArray
+    starts: IntArray
+
+
+class Issued(NamedTuple):
+    """The messages and calls of a batch of steps: int arrays; those of step k are from ``first[k]`` and
+    ``first_call[k]`` on.
+
+    `message` is the message of each transfer of `Moved`. `route` is -1 of messages that share no bandwidth.
     """
 
     first: IntArray
@@ -305,6 +308,7 @@ class Issued(NamedTuple):
     lane: IntArray
     cost: IntArray
     route: IntArray
+    first_call: IntArray
     rank: IntArray
     call_cost: IntArray
 
@@ -312,53 +316,43 @@ class Issued(NamedTuple):
 # ------------------------------------------------------------------------------------------------ messages of steps
 
 
-def find_messages(
-    step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, size_bytes: IntArray, order: IntArray,
-    starts: IntArray, found: Int32Array, window: Window, shape: Shape,
-) -> int:  # fmt: skip
-    """Find what the transfers and calls from `step` on read and where arrivals land; join transfers to messages.
-
-    `order` has room for all landings of a step, `starts` for all ranks and two more. `found` has room for more than
-    twice as many numbers of landings, all -1. Returns how it ended.
-    """
+def find_messages(batch: Batch, size_bytes: IntArray, landed: Landed, window: Window) -> int:
+    """Find what transfers and calls read and where arrivals land; join transfers to messages. Returns how it ended."""
     for number in range(window.sizes[LANDINGS]):
         landing = window.landings[number]
-        found[_place_found(window, landing.rank, landing.block, step - 1, 0, found, shape)] = number
-    for at in range(len(bounds.moved) - 2):
-        if not _find(step + at, at, bounds, moved, reads, adds, found, window, shape):
+        landed.found[_place_found(window, landing.rank, landing.block, batch.first - 1, 0, landed)] = number
+    for at in range(batch.steps):
+        if not _find(batch, at, landed, window):
             return UNSUPPORTED
-        first_landing = window.sizes[STEP_LANDINGS]
-        _look_ahead(step + at, at + 1, bounds, moved, reads, found, window, shape)
-        count = window.sizes[LANDINGS] - first_landing
-        _place(window, first_landing, count, order, starts, size_bytes)
-        _join(window, count, order, moved, size_bytes)
+        _look_ahead(batch, at, landed, window)
+        _place(window, landed, size_bytes)
+        _join(window, landed.order, batch.moved, size_bytes)
     return int(window.sizes[_STATUS])
 
 
 @compilable
-def _find(
-    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, found: Int32Array, window: Window,
-    shape: Shape,
-) -> bool:  # fmt: skip
-    """Find what a step reads and where arrivals land; whether each block arrives once."""
-    first, end, before = bounds.moved[at_step], bounds.moved[at_step + 1], window.sizes[STEP_LANDINGS]
+def _find(batch: Batch, at_step: int, landed: Landed, window: Window) -> bool:
+    """Find what a step of the batch reads and where arrivals land; whether each block arrives once."""
+    moved, reads, adds, found = batch.moved, batch.reads, batch.adds, landed.found
+    step, before = batch.first + at_step, window.sizes[STEP_LANDINGS]
+    first, end = moved.first[at_step], moved.first[at_step + 1]
     for at in range(first, end):
-        moved.read[at] = _landing(window, moved.source[at], moved.block[at], step - 1, before, found, shape)
+        moved.read[at] = _landing(window, moved.source[at], moved.block[at], step - 1, before, landed)
         moved.message[at] = at
-    for at in range(bounds.reads[at_step], bounds.reads[at_step + 1]):
-        reads.landing[at] = _landing(window, reads.rank[at], reads.block[at], step - 1, before, found, shape)
+    for at in range(reads.first[at_step], reads.first[at_step + 1]):
+        reads.landing[at] = _landing(window, reads.rank[at], reads.block[at], step - 1, before, landed)
     landings = window.sizes[LANDINGS]
     window.sizes[STEP_LANDINGS] = landings
     for at in range(first, end):
         rank, block = moved.destination[at], moved.block[at]
-        place = _place_found(window, rank, block, step, landings, found, shape)
+        place = _place_found(window, rank, block, step, landings, landed)
         if found[place] >= landings:
             return False
-        name = -1 - (moved.source[at] * shape.lanes + moved.lane[at])
+        name = -1 - (moved.source[at] * window.lanes_of_rank + moved.lane[at])
         found[place] = moved.made[at] = _land(window, step, rank, block, not moved.stays[at], name, at)
-    for at in range(bounds.adds[at_step], bounds.adds[at_step + 1]):
+    for at in range(adds.first[at_step], adds.first[at_step + 1]):
         rank, block = adds.rank[at], adds.block[at]
-        place = _place_found(window, rank, block, step, landings, found, shape)
+        place = _place_found(window, rank, block, step, landings, landed)
         if found[place] >= landings:
             window.landings[found[place]].last = adds.call[at]
             adds.landing[at] = found[place]
@@ -370,30 +364,30 @@ def _find(
 
 
 @compilable
-def _look_ahead(
-    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, found: Int32Array, window: Window, shape: Shape
-) -> None:
-    """Note of the landings of a step what the next one, which is number `at_step` of the batch, does with them."""
-    landings = window.sizes[STEP_LANDINGS]
-    for at in range(bounds.reads[at_step], bounds.reads[at_step + 1]):
-        number = found[_place_found(window, reads.rank[at], reads.block[at], step, landings, found, shape)]
+def _look_ahead(batch: Batch, at_step: int, landed: Landed, window: Window) -> None:
+    """Note of the landings of a step of the batch what the next one does with them."""
+    moved, reads, found, lanes = batch.moved, batch.reads, landed.found, window.lanes_of_rank
+    step, landings = batch.first + at_step, window.sizes[STEP_LANDINGS]
+    for at in range(reads.first[at_step + 1], reads.first[at_step + 2]):
+        number = found[_place_found(window, reads.rank[at], reads.block[at], step, landings, landed)]
         if number >= landings:
             window.landings[number].is_free = 0
-    for at in range(bounds.moved[at_step], bounds.moved[at_step + 1]):
-        number = found[_place_found(window, moved.source[at], moved.block[at], step, landings, found, shape)]
+    for at in range(moved.first[at_step + 1], moved.first[at_step + 2]):
+        number = found[_place_found(window, moved.source[at], moved.block[at], step, landings, landed)]
         if number >= landings and window.landings[number].goes < 0:
-            window.landings[number].goes = moved.destination[at] * shape.lanes + moved.lane[at]
+            window.landings[number].goes = moved.destination[at] * lanes + moved.lane[at]
 
 
 @compilable
-def _place_found(window: Window, rank: int, block: int, step: int, first: int, found: Int32Array, shape: Shape) -> int:
+def _place_found(window: Window, rank: int, block: int, step: int, first: int, landed: Landed) -> int:
     """Where in `found` a landing of a step is, or will be, which has landings from `first` on.
 
     `found` is a hash table with linear probing for steps of even number and one for the others, each with a part for
     each rank, as a step goes from rank to rank. Landings of earlier steps count as free places.
     """
+    found, spread = landed.found, landed.spread
     half = len(found) // 2
-    at, start = (rank * shape.spread + (block * _MIXES & (shape.spread - 1))) & (half - 1), step % 2 * half
+    at, start = (rank * spread + (block * _MIXES & (spread - 1))) & (half - 1), step % 2 * half
     while found[start + at] >= first:
         landing = window.landings[found[start + at]]
         if landing.rank == rank and landing.block == block:
@@ -407,9 +401,9 @@ _MIXES = 40503
 
 
 @compilable
-def _landing(window: Window, rank: int, block: int, step: int, first: int, found: Int32Array, shape: Shape) -> int:
+def _landing(window: Window, rank: int, block: int, step: int, first: int, landed: Landed) -> int:
     """The landing of a copy at a step, which has landings from `first` on; -1 for none."""
-    number: int = found[_place_found(window, rank, block, step, first, found, shape)]
+    number: int = landed.found[_place_found(window, rank, block, step, first, landed)]
     if number < first:
         return -1
     if not window.landings[number].is_away:
@@ -429,18 +423,19 @@ def _land(window: Window, step: int, rank: int, block: int, is_away: bool, name:
 
 
 @compilable
-def _place(window: Window, first: int, count: int, order: IntArray, starts: IntArray, size_bytes: IntArray) -> None:
-    """Put the landings of a step in the order in which they lie in the buffer of each rank, ranks in ascending order.
+def _place(window: Window, landed: Landed, size_bytes: IntArray) -> None:
+    """Put the landings of the latest step in the order in which they lie in the buffer of each rank, rank by rank.
 
     The order is that of `tasp_lab.schedule.buffer_layout`.
     """
+    order, starts, first, end = landed.order, landed.starts, window.sizes[STEP_LANDINGS], window.sizes[LANDINGS]
     for at in range(len(starts)):
         starts[at] = 0
-    for number in range(first, first + count):
+    for number in range(first, end):
         starts[window.landings[number].rank + 2] += 1
     for at in range(2, len(starts)):
         starts[at] += starts[at - 1]
-    for number in range(first, first + count):
+    for number in range(first, end):
         rank = window.landings[number].rank
         order[starts[rank + 1]] = number
         starts[rank + 1] += 1
@@ -473,9 +468,9 @@ def _is_before(window: Window, one: int, other: int) -> bool:
 
 
 @compilable
-def _join(window: Window, count: int, order: IntArray, moved: Moved, size_bytes: IntArray) -> None:
-    """Join the transfers whose blocks lie side by side at both ends and become ready together."""
-    begin = 0
+def _join(window: Window, order: IntArray, moved: Moved, size_bytes: IntArray) -> None:
+    """Join the transfers of the latest step whose blocks lie side by side at both ends and become ready together."""
+    begin, count = 0, window.sizes[LANDINGS] - window.sizes[STEP_LANDINGS]
     for at in range(1, count + 1):
         if at < count:
             before, after = window.landings[order[at - 1]], window.landings[order[at]]
@@ -508,18 +503,15 @@ def _are_one(window: Window, one: int, other: int, moved: Moved, size_bytes: Int
 # ------------------------------------------------------------------------------------------------ times of steps
 
 
-def issue(
-    step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, issued: Issued, window: Window, shape: Shape
-) -> int:
-    """Track the messages and calls from `step` on, and find the times of all that wait for no call; how it ended.
+def issue(batch: Batch, issued: Issued, window: Window) -> int:
+    """Track the messages and calls of a batch, and find the times of all that wait for no call; how it ended.
 
     `FULL`: there is no room for the step `NEXT` of the batch, at which it goes on if it is called again.
     """
-    while window.sizes[NEXT] < len(bounds.moved) - 2:
-        at_step = window.sizes[NEXT]
-        if not _has_room(at_step, bounds, issued, window):
+    while window.sizes[NEXT] < batch.steps:
+        if not _has_room(batch, issued, window):
             return FULL
-        _issue(step + at_step, at_step, bounds, moved, reads, adds, issued, window, shape)
+        _issue(batch, issued, window)
         window.sizes[NEXT] += 1
         _advance(window)
         if window.sizes[_STATUS] != DONE:
@@ -528,180 +520,141 @@ def issue(
 
 
 @compilable
-def _has_room(at_step: int, bounds: Bounds, issued: Issued, window: Window) -> bool:
-    """Whether there is room for the operations of a step, and for all edges and changes that may come of them."""
+def _has_room(batch: Batch, issued: Issued, window: Window) -> bool:
+    """Whether there is room for the operations of the next step, and for all edges and changes that may come of them.
+
+    The rows of operations are free up to the first one that has not ended, or belongs to the latest step: those of the
+    next one may wait for it.
+    """
+    at_step, oldest = window.sizes[NEXT], window.sizes[OLDEST]
+    while oldest < window.sizes[_STEP_BEFORE] and window.operations[oldest & window.mask].is_done:
+        oldest += 1
+    window.sizes[OLDEST] = oldest
     first, end = issued.first[at_step], issued.first[at_step + 1]
-    operations = end - first + bounds.calls[at_step + 1] - bounds.calls[at_step]
+    operations = end - first + issued.first_call[at_step + 1] - issued.first_call[at_step]
     # What is read waits for a message and for a call at most.
-    edges = 2 * (bounds.moved[at_step + 1] - bounds.moved[at_step] + bounds.reads[at_step + 1] - bounds.reads[at_step])
-    has_room = _free_rows(window.operations) >= operations and _free_rows(window.edges) >= edges
+    moved, reads = batch.moved.first, batch.reads.first
+    edges = 2 * (moved[at_step + 1] - moved[at_step] + reads[at_step + 1] - reads[at_step])
+    has_room = window.sizes[COUNT] + operations - oldest <= len(window.operations)
+    has_room = has_room and window.sizes[EDGES] + edges <= len(window.edges)
     if window.share[0]:
         for at in range(first, end):
             window.ranks[issued.source[at]].coming += 1
             window.ranks[issued.destination[at]].coming += 1
         for number in range(len(window.ranks)):
             rank = window.ranks[number]
-            # A message changes the channels of a rank when it begins and when it ends. With room for twice as many
-            # changes, moving them to the front takes little time.
+            # A message changes the channels of a rank when it begins and when it ends.
             changes = rank.end - rank.begin + 2 * (rank.open + rank.coming)
-            has_room = has_room and 2 * changes <= len(window.changes) // len(window.ranks)
+            has_room = has_room and changes <= window.changes_mask + 1
             rank.coming = 0
     return bool(has_room)
 
 
 @compilable
-def _issue(
-    step: int, at_step: int, bounds: Bounds, moved: Moved, reads: Used, adds: Used, issued: Issued, window: Window,
-    shape: Shape,
-) -> None:  # fmt: skip
-    """Track the messages and calls of a step."""
-    first_message, first_call = issued.first[at_step], bounds.calls[at_step]
-    messages, calls = issued.first[at_step + 1] - first_message, bounds.calls[at_step + 1] - first_call
-    base = step % 2 * (len(window.issued) // 2)
-    for number in range(messages + calls):
-        row = _take_row(window.operations)
-        window.issued[base + number] = row
-        operation = window.operations.rows[row]
-        window.starts[row].waits, window.starts[row].at_s = 1, 0.0
-        operation.is_done, operation.is_last, operation.is_recent = 0, 1, 1
+def _issue(batch: Batch, issued: Issued, window: Window) -> None:
+    """Track the messages and calls of the next step of the batch."""
+    moved, reads, adds, at_step = batch.moved, batch.reads, batch.adds, window.sizes[NEXT]
+    first_message, first_call = issued.first[at_step], issued.first_call[at_step]
+    messages, calls = issued.first[at_step + 1] - first_message, issued.first_call[at_step + 1] - first_call
+    base = window.sizes[COUNT]
+    window.sizes[_STEP_BEFORE] = base
+    window.sizes[COUNT] += messages + calls
+    window.sizes[OPEN] += messages + calls
+    for number in range(base, base + messages + calls):
+        operation, start = window.operations[number & window.mask], window.starts[number & window.mask]
+        start.waits, start.at_s = 1, 0.0  # for the end of this function
         operation.first = operation.follows = operation.reads = operation.fills = operation.next = -1
-        operation.step, operation.route = step, -1
-        if number < messages:
-            at = first_message + number
+        operation.is_done, operation.step, operation.route = 0, batch.first + at_step, -1
+        if number < base + messages:
+            at = first_message + number - base
             operation.is_call, operation.cost, operation.route = 0, issued.cost[at], issued.route[at]
             if operation.route >= 0:
-                flowing = window.events.operations[row]
+                flowing = window.events.operations[number & window.mask]
                 flowing.slot = flowing.place = -1
             operation.leaves, operation.enters = issued.source[at], issued.destination[at]
             window.ranks[operation.leaves].open += 1
             window.ranks[operation.enters].open += 1
-            lane = issued.source[at] * shape.lanes + issued.lane[at]
-            _follow(window, row, window.lane[lane])
-            window.lane[lane] = row
+            operation.lane = operation.leaves * window.lanes_of_rank + issued.lane[at]
         else:
-            at = first_call + number - messages
+            at = first_call + number - base - messages
             operation.is_call, operation.cost = 1, issued.call_cost[at]
             operation.leaves = operation.enters = issued.rank[at]
-            _follow(window, row, window.call[issued.rank[at]])
-            window.call[issued.rank[at]] = row
-    window.sizes[OPEN] += messages + calls
+            operation.lane = (operation.leaves + 1) * window.lanes_of_rank - 1
+        _follow_lane(window, number, operation.lane)
     to_message, to_call = base - first_message, base + messages - first_call
-    for at in range(bounds.moved[at_step], bounds.moved[at_step + 1]):
-        row = window.issued[to_message + issued.message[at]]
-        _read(window, row, moved.read[at])
-        window.landings[moved.made[at]].by_message = row
-        _fill(window, row, moved.made[at], shape)
-    for at in range(bounds.reads[at_step], bounds.reads[at_step + 1]):
-        _read(window, window.issued[to_call + reads.call[at]], reads.landing[at])
-    for at in range(bounds.adds[at_step], bounds.adds[at_step + 1]):
+    for at in range(moved.first[at_step], moved.first[at_step + 1]):
+        number = to_message + issued.message[at]
+        _read(window, number, moved.read[at])
+        window.landings[moved.made[at]].by_message = number
+        _fill(window, number, moved.made[at])
+    for at in range(reads.first[at_step], reads.first[at_step + 1]):
+        _read(window, to_call + reads.call[at], reads.landing[at])
+    for at in range(adds.first[at_step], adds.first[at_step + 1]):
         if adds.landing[at] >= 0:
-            row = window.issued[to_call + adds.call[at]]
-            window.landings[adds.landing[at]].by_call = row
+            number = to_call + adds.call[at]
+            window.landings[adds.landing[at]].by_call = number
             if not adds.stays[at]:
-                _fill(window, row, adds.landing[at], shape)
-    _forget_step(window, step - 1)
-    window.sizes[_ISSUED + step % 2] = messages + calls
+                _fill(window, number, adds.landing[at])
     for number in range(base, base + messages + calls):
-        _let_go(window, window.issued[number], 0.0)
+        _let_go(window, number, 0.0)
 
 
 @compilable
-def _forget_step(window: Window, step: int) -> None:
-    """Give back the operations of a step for which none of a later step will wait, or only the next one of its lane."""
-    base = step % 2 * (len(window.issued) // 2)
-    for number in range(base, base + window.sizes[_ISSUED + step % 2]):
-        window.operations.rows[window.issued[number]].is_recent = 0
-        _forget(window, window.issued[number])
-
-
-@compilable
-def _forget(window: Window, row: int) -> None:
-    """Give back an operation unless it is needed."""
-    operation = window.operations.rows[row]
-    if operation.is_done and not operation.is_last and not operation.is_recent:
-        _give_row(window.operations, row)
-
-
-@compilable
-def _free_rows(pool: Pool) -> int:
-    """How many rows can be taken."""
-    free: int = pool.free[2] * _CHUNK + -pool.free[0] % _CHUNK
-    return free
-
-
-@compilable
-def _take_row(pool: Pool) -> int:
-    row: int = pool.free[0]
-    if row % _CHUNK == 0:
-        chunk = pool.free[1]
-        pool.free[1] = pool.chunks[chunk].next
-        pool.free[2] -= 1
-        pool.chunks[chunk].left = _CHUNK
-        row = chunk * _CHUNK
-    pool.free[0] = row + 1
-    return row
-
-
-@compilable
-def _give_row(pool: Pool, row: int) -> None:
-    chunk = pool.chunks[row // _CHUNK]
-    chunk.left -= 1
-    if not chunk.left:
-        chunk.next = pool.free[1]
-        pool.free[1] = row // _CHUNK
-        pool.free[2] += 1
-
-
-@compilable
-def _follow(window: Window, row: int, before: int) -> None:
+def _follow_lane(window: Window, number: int, lane_number: int) -> None:
     """Let an operation wait until the one before it on its lane, if there is one, has been sent."""
-    if before >= 0:
-        start, other = window.starts[row], window.operations.rows[before]
-        if other.is_done:
-            start.at_s = max(start.at_s, other.sent_s)
+    lane = window.lanes[lane_number]
+    if lane.last >= 0:
+        if lane.is_sent:
+            window.starts[number & window.mask].at_s = lane.sent_s
         else:
-            start.waits += 1
-            other.follows = row
-        other.is_last = 0
-        _forget(window, before)
+            window.starts[number & window.mask].waits += 1
+            window.operations[lane.last & window.mask].follows = number
+    lane.last, lane.is_sent = number, 0
 
 
 @compilable
-def _wait(window: Window, row: int, before: int) -> None:
-    """Let an operation wait for the arrival of another one."""
-    start, other = window.starts[row], window.operations.rows[before]
+def _wait(window: Window, number: int, before: int) -> None:
+    """Let an operation wait for the arrival of another one, of the step before."""
+    start, other = window.starts[number & window.mask], window.operations[before & window.mask]
     if other.is_done:
         start.at_s = max(start.at_s, other.end_s)
-    elif other.first < 0 or window.edges.rows[other.first].after != row:  # else it waits for another block of the same
-        number = _take_row(window.edges)
-        edge = window.edges.rows[number]
-        edge.after, edge.next = row, other.first
+    elif other.first < 0 or window.edges[other.first].after != number:  # else it waits for another block of the same
+        row = window.sizes[_UNUSED_EDGE]
+        if row >= 0:
+            window.sizes[_UNUSED_EDGE] = window.edges[row].next
+        else:
+            row = window.sizes[EDGES]
+        window.sizes[EDGES] += 1
+        edge = window.edges[row]
+        edge.after, edge.next = number, other.first
         start.waits += 1
-        other.first = number
+        other.first = row
 
 
 @compilable
-def _read(window: Window, row: int, landing_number: int) -> None:
+def _read(window: Window, number: int, landing_number: int) -> None:
     """Let an operation wait for a copy that it reads, and its buffer for the operation.
 
     All copies in buffers that it reads lie in the same one: they came to its rank at the step before.
     """
     if landing_number >= 0:
-        landing, operation = window.landings[landing_number], window.operations.rows[row]
+        landing, operation = window.landings[landing_number], window.operations[number & window.mask]
         if landing.by_message >= 0:
-            _wait(window, row, landing.by_message)
+            _wait(window, number, landing.by_message)
         if landing.by_call >= 0:
-            _wait(window, row, landing.by_call)
+            _wait(window, number, landing.by_call)
         if operation.reads < 0:
             operation.reads = landing.release
             window.releases[landing.release].waits += 1
 
 
 @compilable
-def _fill(window: Window, row: int, landing_number: int, shape: Shape) -> None:
+def _fill(window: Window, number: int, landing_number: int) -> None:
     """Let an operation wait for the buffer in which something lands, whose release waits for it."""
-    landing, operation = window.landings[landing_number], window.operations.rows[row]
-    buffer = window.filled[landing.rank * shape.buffers + landing.step % shape.buffers]
+    landing, operation = window.landings[landing_number], window.operations[number & window.mask]
+    buffer = window.filled[landing.rank * window.buffers + landing.step % window.buffers]
+    # With two buffers steps 0, 2 and 4 share one: what lands at step 4 waits until step 2 is released. If nothing came
+    # at step 2 the buffer still has the release of step 0.
     if buffer.step != landing.step:
         buffer.before, buffer.release, buffer.step = buffer.release, window.sizes[_RELEASES], landing.step
         window.releases[buffer.release].first = -1
@@ -711,12 +664,12 @@ def _fill(window: Window, row: int, landing_number: int, shape: Shape) -> None:
         operation.fills = buffer.release
         window.releases[buffer.release].waits += 1
         if buffer.before >= 0:
-            before = window.releases[buffer.before]
+            before, start = window.releases[buffer.before], window.starts[number & window.mask]
             if before.waits:
-                window.starts[row].waits += 1
-                operation.next, before.first = before.first, row
+                start.waits += 1
+                operation.next, before.first = before.first, number
             else:
-                window.starts[row].at_s = max(window.starts[row].at_s, before.time_s)
+                start.at_s = max(start.at_s, before.time_s)
 
 
 def run_events(step: int, window: Window) -> int:
@@ -735,7 +688,7 @@ def run_events(step: int, window: Window) -> int:
         if window.queue.size[0]:
             call_s = window.ranks[window.queue.heap[0]].due
         if flow_s < call_s:
-            if window.operations.rows[window.events.heap[0]].step > step:
+            if window.operations[window.events.heap[0]].step > step:
                 break
             window.flowed_s[0] = max(now_s, flow_s) if flow_s > now_s * (1 + SAME) else now_s
             _take_flow(window)
@@ -746,7 +699,7 @@ def run_events(step: int, window: Window) -> int:
                 rank.is_stale = 0
                 put(window.queue, number, _call_end_s(window, number))
                 continue
-            if window.operations.rows[rank.running].step > step:
+            if window.operations[rank.running & window.mask].step > step:
                 break
             _take_call(window)
         else:
@@ -759,26 +712,24 @@ def run_events(step: int, window: Window) -> int:
 def _take_call(window: Window) -> None:
     """End the call that ends first."""
     number = pop(window.queue)
-    rank, first = window.ranks[number], number * (len(window.changes) // len(window.ranks))
-    row = rank.running
+    rank, changes = window.ranks[number], number * (window.changes_mask + 1)
+    called = rank.running
     rank.running, rank.done_s = -1, rank.due
-    while rank.begin < rank.end and window.changes[first + rank.begin].time_s <= rank.due:
-        change = window.changes[first + rank.begin]
+    while rank.begin < rank.end and window.changes[changes + (rank.begin & window.changes_mask)].time_s <= rank.due:
+        change = window.changes[changes + (rank.begin & window.changes_mask)]
         rank.sending += change.sending
         rank.receiving += change.receiving
         rank.begin += 1
-    if rank.begin >= rank.end - rank.begin:  # so each change is moved about once, and few are in use at a time
-        _move_to_front(window, number)
-    operation = window.operations.rows[row]
+    operation = window.operations[called & window.mask]
     operation.sent_s = operation.end_s = rank.due
-    _end(window, row)
+    _end(window, called)
 
 
 @compilable
 def _take_flow(window: Window) -> None:
     """Begin to send a message, or end it and all others that end with it."""
     now_s, row = window.flowed_s[0], pop(window.events)
-    operation, flowing = window.operations.rows[row], window.events.operations[row]
+    operation, flowing = window.operations[row], window.events.operations[row]
     if flowing.slot < 0:
         first, last = window.first_pass[operation.route], window.first_pass[operation.route + 1]
         cost = window.costs[operation.cost]
@@ -790,12 +741,12 @@ def _take_flow(window: Window) -> None:
     end_due(window.flows, flowing.slot, window.instant, 0, now_s)
     while window.instant.size[0]:
         row = pop(window.instant)
-        operation = window.operations.rows[row]
+        operation = window.operations[row]
         cost = window.costs[operation.cost]
         end(window.flows, window.events.operations[row].slot, now_s)
         operation.sent_s, operation.end_s = now_s, now_s + cost.latency_s
-        _occupy(window, row, operation.end_s, -cost.channels)
-        _end(window, row)
+        _occupy(window, operation, operation.end_s, -cost.channels)
+        _end(window, window.sizes[OLDEST] + (row - window.sizes[OLDEST] & window.mask))
 
 
 @compilable
@@ -803,7 +754,7 @@ def _begin_call(window: Window, number: int) -> None:
     """Begin to find when the running call of a rank ends, from its start on."""
     rank = window.ranks[number]
     rank.at, rank.now_s, rank.sends, rank.receives = rank.begin, rank.start_s, rank.sending, rank.receiving
-    rank.left_s = window.costs[window.operations.rows[rank.running].cost].launch_s
+    rank.left_s = window.costs[window.operations[rank.running & window.mask].cost].launch_s
 
 
 @compilable
@@ -812,11 +763,11 @@ def _call_end_s(window: Window, number: int) -> float:
 
     What happens from now on, which is when it was due, changes nothing before: the next time it goes on from here.
     """
-    rank, first = window.ranks[number], number * (len(window.changes) // len(window.ranks))
+    rank, changes = window.ranks[number], number * (window.changes_mask + 1)
     at, is_past = rank.at, True
     now_s, left_s, sends, receives = rank.now_s, rank.left_s, rank.sends, rank.receives
     while at < rank.end:
-        change = window.changes[first + at]
+        change = window.changes[changes + (at & window.changes_mask)]
         if is_past and change.time_s > rank.due:
             rank.at, rank.now_s, rank.left_s, rank.sends, rank.receives = at, now_s, left_s, sends, receives
             is_past = False
@@ -834,13 +785,13 @@ def _call_end_s(window: Window, number: int) -> float:
 
 
 @compilable
-def _let_go(window: Window, row: int, time_s: float) -> None:
+def _let_go(window: Window, number: int, time_s: float) -> None:
     """Let an operation go on after this time, if it waits for nothing else."""
-    start = window.starts[row]
+    start = window.starts[number & window.mask]
     start.at_s = max(start.at_s, time_s)
     start.waits -= 1
     if not start.waits:
-        window.stack[window.sizes[_STACK]] = row
+        window.stack[window.sizes[_STACK]] = number
         window.sizes[_STACK] += 1
 
 
@@ -849,14 +800,15 @@ def _advance(window: Window) -> None:
     """Find the times of operations that wait for nothing; calls beside which there may be messages begin to run."""
     while window.sizes[_STACK] and window.sizes[_STATUS] == DONE:
         window.sizes[_STACK] -= 1
-        row = window.stack[window.sizes[_STACK]]
-        operation = window.operations.rows[row]
+        number = window.stack[window.sizes[_STACK]]
+        row = number & window.mask
+        operation = window.operations[row]
         cost = window.costs[operation.cost]
         start_s = window.starts[row].at_s
         launched_s = start_s + cost.launch_s
         if operation.is_call and cost.launch_s and window.share[0]:
             rank = window.ranks[operation.leaves]
-            rank.running, rank.start_s, rank.is_stale = row, start_s, 1
+            rank.running, rank.start_s, rank.is_stale = number, start_s, 1
             _begin_call(window, operation.leaves)
             put(window.queue, operation.leaves, launched_s)
             continue
@@ -869,21 +821,20 @@ def _advance(window: Window) -> None:
                 latest_s = max(latest_s, window.flowed_s[0])
             if launched_s < latest_s * (1 - SAME):
                 window.sizes[_STATUS] = LATE  # something has ended as if the message were not there
-            _occupy(window, row, launched_s, cost.channels)
+            _occupy(window, operation, launched_s, cost.channels)
             if operation.route >= 0:
                 put(window.events, row, launched_s)
                 continue
             operation.sent_s = launched_s + cost.wire_bytes / cost.limit
             operation.end_s = operation.sent_s + cost.latency_s
-            _occupy(window, row, operation.end_s, -cost.channels)
-        _end(window, row)
+            _occupy(window, operation, operation.end_s, -cost.channels)
+        _end(window, number)
 
 
 @compilable
-def _occupy(window: Window, row: int, time_s: float, channels: float) -> None:
+def _occupy(window: Window, operation: Any, time_s: float, channels: float) -> None:
     """Let a message take channels at both ends, or give them back if negative."""
     if channels and window.share[0]:
-        operation = window.operations.rows[row]
         ends_early = channels < 0 and operation.route >= 0
         _change(window, operation.leaves, time_s, channels, True, ends_early)
         _change(window, operation.enters, time_s, channels, False, ends_early)
@@ -892,16 +843,16 @@ def _occupy(window: Window, row: int, time_s: float, channels: float) -> None:
 @compilable
 def _change(window: Window, number: int, time_s: float, channels: float, sends: bool, ends_early: bool) -> None:
     """Note that the channels of a rank change; `ends_early`: it was not known when those of a message come back."""
-    room = len(window.changes) // len(window.ranks)
-    rank, first = window.ranks[number], number * room
-    if rank.end == room:
-        _move_to_front(window, number)
+    rank, changes = window.ranks[number], number * (window.changes_mask + 1)
     at = rank.end
     rank.end += 1
-    while at > rank.begin and window.changes[first + at - 1].time_s > time_s:
-        _copy(window.changes[first + at], window.changes[first + at - 1])
+    # Changes come almost in the order of time: the new one is sifted down from the end.
+    while at > rank.begin and window.changes[changes + (at - 1 & window.changes_mask)].time_s > time_s:
+        before = window.changes[changes + (at - 1 & window.changes_mask)]
+        change = window.changes[changes + (at & window.changes_mask)]
+        change.time_s, change.sending, change.receiving = before.time_s, before.sending, before.receiving
         at -= 1
-    change = window.changes[first + at]
+    change = window.changes[changes + (at & window.changes_mask)]
     change.time_s = time_s
     change.sending, change.receiving = (channels, 0.0) if sends else (0.0, channels)
     if rank.running >= 0 and time_s < rank.due:
@@ -913,25 +864,9 @@ def _change(window: Window, number: int, time_s: float, channels: float, sends: 
 
 
 @compilable
-def _move_to_front(window: Window, number: int) -> None:
-    """Move the changes of a rank to the front of their part of the table."""
-    rank, first = window.ranks[number], number * (len(window.changes) // len(window.ranks))
-    for at in range(rank.begin, rank.end):
-        _copy(window.changes[first + at - rank.begin], window.changes[first + at])
-    rank.end -= rank.begin
-    rank.at -= rank.begin
-    rank.begin = 0
-
-
-@compilable
-def _copy(change: Any, other: Any) -> None:
-    change.time_s, change.sending, change.receiving = other.time_s, other.sending, other.receiving
-
-
-@compilable
-def _end(window: Window, row: int) -> None:
+def _end(window: Window, number: int) -> None:
     """End an operation, and release what waits for it."""
-    operation = window.operations.rows[row]
+    operation = window.operations[number & window.mask]
     operation.is_done = 1
     window.sizes[OPEN] -= 1
     if not operation.is_call:
@@ -940,18 +875,21 @@ def _end(window: Window, row: int) -> None:
     window.end_s[0] = max(window.end_s[0], operation.end_s)
     if operation.follows >= 0:
         _let_go(window, operation.follows, operation.sent_s)
+    else:  # the next one of the lane, which is not tracked yet, finds the time there: the row may be gone by then
+        lane = window.lanes[operation.lane]
+        lane.is_sent, lane.sent_s = 1, operation.sent_s
     if operation.reads >= 0:
         _free(window, operation.reads, operation.sent_s)
     if operation.fills >= 0:
         _free(window, operation.fills, operation.end_s)
-    number = operation.first
-    while number >= 0:
-        edge = window.edges.rows[number]
-        following = edge.next
+    row = operation.first
+    while row >= 0:
+        edge = window.edges[row]
         _let_go(window, edge.after, operation.end_s)
-        _give_row(window.edges, number)
-        number = following
-    _forget(window, row)
+        following = edge.next
+        edge.next, window.sizes[_UNUSED_EDGE] = window.sizes[_UNUSED_EDGE], row
+        window.sizes[EDGES] -= 1
+        row = following
 
 
 @compilable
@@ -961,7 +899,7 @@ def _free(window: Window, number: int, time_s: float) -> None:
     release.time_s = max(release.time_s, time_s)
     release.waits -= 1
     if not release.waits:
-        row = release.first
-        while row >= 0:
-            _let_go(window, row, release.time_s)
-            row = window.operations.rows[row].next
+        waiting = release.first
+        while waiting >= 0:
+            _let_go(window, waiting, release.time_s)
+            waiting = window.operations[waiting & window.mask].next

@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.array.operations import Edges, Operations
+from sim.array.operations import Operations
 from tasp_lab.core.arrays import IntArray, distinct, numbered
 from tasp_lab.schedule.dependencies import HOST
 
@@ -106,7 +106,7 @@ def resource_use_of(operations: Operations) -> ResourceUse:
 
 def coarse_classes(operations: Operations, resource_use: ResourceUse) -> Classes | None:
     """The coarsest stable partition of colour refinement; None if it takes too long or there is little symmetry."""
-    refinement = _Refinement(operations.edges, resource_use)
+    refinement = _Refinement(operations, resource_use)
     classes = Classes(numbered(operations.label)[1], numbered(resource_use.label)[1])
     for _ in range(max(8, _MAX_VISITS // max(len(operations.label), 1))):
         before = classes
@@ -134,8 +134,8 @@ class _Refinement:
     on the order of neighbours, and different neighbourhoods have different sums but for a chance of 2**-64.
     """
 
-    def __init__(self, edges: Edges, resource_use: ResourceUse) -> None:
-        self._edges, self._use = edges, resource_use
+    def __init__(self, operations: Operations, resource_use: ResourceUse) -> None:
+        self._edges, self._edge_kind, self._use = operations.edges, _edge_kind(operations), resource_use
         self._random = np.random.default_rng(0)
 
     def by_resources(self, classes: Classes) -> tuple[Hashes, IntArray]:
@@ -150,7 +150,7 @@ class _Refinement:
 
     def by_edges(self, classes: Classes) -> tuple[Hashes, IntArray]:
         """Split operations by those that they wait for; hashes, and the classes of resources as they were."""
-        edges, kind = self._edges, _edge_kind(self._edges)
+        edges, kind = self._edges, self._edge_kind
         of_operations = self._drawn(classes.of_operation)
         for number in np.flatnonzero(np.bincount(kind)).tolist():
             chosen = np.flatnonzero(kind == number)
@@ -168,8 +168,8 @@ class _Refinement:
         return self._random.integers(0, 2**64, size=size, dtype=np.uint64)
 
 
-def _edge_kind(edges: Edges) -> IntArray:
-    return (edges.delay * 2 + edges.event) * (HOST + 1) + edges.cause
+def _edge_kind(operations: Operations) -> IntArray:
+    return (operations.delay * 2 + operations.edges.event) * (HOST + 1) + operations.edges.cause
 
 
 def is_equitable(operations: Operations, resource_use: ResourceUse, classes: Classes) -> bool:
@@ -182,7 +182,7 @@ def is_equitable(operations: Operations, resource_use: ResourceUse, classes: Cla
     return (
         _is_constant(operations.label, of_operation)
         and _is_constant(resource_use.label, of_resource)
-        and _is_regular(edges.after, _edge_kind(edges) * kinds + of_operation[edges.before], of_operation)
+        and _is_regular(edges.after, _edge_kind(operations) * kinds + of_operation[edges.before], of_operation)
         and _is_regular(resource_use.operation, used, of_operation)
         and _is_regular(resource_use.resource, users, of_resource)
     )

@@ -162,16 +162,16 @@ def attention_bound_s(machine: Machine, task: AttentionTask, initial: BoolArray 
     >>> attention_bound_s(Machine(mesh, compute=rate), task)           # 1 + 4 / 28
     Fraction(8, 7)
     """
-    return _attention_bound_s(machine, task, _Runs.of(task, task.owned(KEYS, QUERIES) if initial is None else initial))
+    return _attention_bound_s(machine, task, Runs.of(task, task.owned(KEYS, QUERIES) if initial is None else initial))
 
 
-def _attention_bound_s(machine: Machine, task: AttentionTask, runs: _Runs) -> Number:
+def _attention_bound_s(machine: Machine, task: AttentionTask, runs: Runs) -> Number:
     compute_s = machine.least_compute_s(machine.rate_of(task.workload, task.passing), task.total_flops)
     return max(compute_s, _communication_s(machine.topology, runs) if len(runs.held) > 1 else 0)
 
 
 @lru_cache(maxsize=64)  # a prediction is checked against it, and reports it
-def _communication_s(topology: Topology, runs: _Runs) -> Number:
+def _communication_s(topology: Topology, runs: Runs) -> Number:
     """The largest of the bounds on communication."""
     latency, cut = topology.min_latencies_into_ranks_s, bottleneck(topology)
     outside = tuple(rank for rank in range(topology.world_size) if rank not in cut.inside)
@@ -187,26 +187,21 @@ def _communication_s(topology: Topology, runs: _Runs) -> Number:
     return max(bounds, default=0)
 
 
-def entering_bytes(task: AttentionTask, held: BoolArray, ranks: list[int]) -> int:
-    """The bytes that any schedule of the task brings into a set of ranks, which holds `held` at the start."""
-    return _Runs.of(task, held).entering_bytes(ranks)
-
-
 @OncePerSchedule
-def _runs_of(schedule: Schedule) -> _Runs:
+def _runs_of(schedule: Schedule) -> Runs:
     """The runs of a layer of softmax attention."""
     assert isinstance(schedule.task, AttentionTask), "one layer"
-    return _Runs.of(schedule.task, schedule.initial)
+    return Runs.of(schedule.task, schedule.initial)
 
 
 @lru_cache(maxsize=32)
-def _entering(runs: _Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
+def _entering(runs: Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
     """The bytes that enter each rank, and those that enter the ranks `outside`; kept for schedules alike in both."""
     return tuple(runs.entering_bytes(ranks) for ranks in (*([rank] for rank in range(len(runs.held))), list(outside)))
 
 
 @dataclass(frozen=True, eq=False)
-class _Runs:
+class Runs:
     """The blocks of keys and queries of a task as runs: positions of one owner and group that follow one another.
 
     A group has the same KV heads and is of one document. `tensor`, `group`, `owner`, `start`, `count`, `position_bytes`
@@ -233,13 +228,13 @@ class _Runs:
         return task.workload, task.layout, task.is_backward, *(each.tobytes() for each in columns)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Runs) and self._content == other._content
+        return isinstance(other, Runs) and self._content == other._content
 
     def __hash__(self) -> int:
         return hash(self._content)
 
     @classmethod
-    def of(cls, task: AttentionTask, held: BoolArray) -> _Runs:
+    def of(cls, task: AttentionTask, held: BoolArray) -> Runs:
         """The runs in the order of tensors, groups and positions."""
         blocks = np.flatnonzero((task.tensor == KEYS) | (task.tensor == QUERIES))
         entry, document, start, count = task.pieces_of(task.start[blocks], task.count[blocks])

@@ -13,7 +13,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
@@ -51,20 +50,14 @@ def _communication_s(schedule: Schedule, machine: Machine) -> Number:
     if schedule.world_size == 1:
         return 0  # without a link
     into, latency = topology.bandwidths_into_ranks_bytes_per_s, topology.min_latencies_into_ranks_s
-    part = None
-    if schedule.initial_part is not None:
+    complete = schedule.initial
+    if schedule.initial_part is not None:  # the one part that a copy has at the start, or -1 for all
         part = np.broadcast_to(schedule.initial_part, schedule.initial.shape)
+        complete = complete & ((part < 0) | (schedule.blocks.parts == 1))
     is_float = isinstance(like(topology, Fraction(0)), float)
     found: Number = 0
     for rank in range(schedule.world_size):
-        has = schedule.initial[rank] if part is None else schedule.initial[rank] & _is_whole(schedule, part[rank])
-        if missing := int(block_bytes[np.flatnonzero(schedule.final[rank] > has)].sum()):
+        if missing := int(block_bytes[np.flatnonzero(schedule.final[rank] > complete[rank])].sum()):
             transfer_s = missing / into[rank]
             found = max(found, (float(transfer_s) if is_float else transfer_s) + latency[rank])
-    return found
-
-
-def _is_whole(schedule: Schedule, part: IntArray) -> BoolArray:
-    """Whether an initial copy of each block, of which a rank has this part, or all for -1, is complete."""
-    found: BoolArray = (part < 0) | (schedule.blocks.parts == 1)
     return found

@@ -18,6 +18,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import simpy
 
@@ -74,33 +75,25 @@ def _check_fits(schedule: Schedule, transfers: int, calls: int = 0) -> None:
         )
 
 
+@dataclass(slots=True, eq=False)
 class _Transfer:
     """A message in progress: operation `number`; when it started and was launched, and what it waited for.
 
     `waited_s` are the seconds it waited for its blocks, then for the buffer.
     """
 
-    start_s: Number
-    launched_s: Number
-    waited_for: str
-    waited_s: tuple[Number, Number]
-
-    __slots__ = ("blocks", "lane", "launched_s", "message", "number", "peer", "rank", "size_bytes", "start_s", "step",
-                 "waited_for", "waited_s")  # fmt: skip
-
-    def __init__(
-        self,
-        number: int,
-        step: int,
-        rank: int,
-        peer: int,
-        lane: int,
-        size_bytes: int,
-        blocks: Sequence[int],
-        message: Message,
-    ) -> None:
-        self.number, self.step, self.rank, self.peer, self.lane = number, step, rank, peer, lane
-        self.size_bytes, self.blocks, self.message = size_bytes, blocks, message
+    number: int
+    step: int
+    rank: int
+    peer: int
+    lane: int
+    size_bytes: int
+    blocks: Sequence[int]
+    message: Message
+    start_s: Number = 0
+    launched_s: Number = 0
+    waited_for: str = ""
+    waited_s: tuple[Number, Number] = (0, 0)
 
 
 class _Run:

@@ -219,7 +219,11 @@ class Layouts:
         return base[at, pool] + step % buffers * most[at, pool] + within, end + most @ count
 
     def _grouping(self, lands: IntArray) -> tuple[IntArray, ...]:
-        """Sort keys of what lands together, the first one first."""
+        """Sort keys of what lands together, the first one first.
+
+        Example: at one step a rank receives blocks 1, 2 and 3. It sends 1 and 3 on along lane 0, and a call reads 2.
+        So block 2 lies first, then 1 and 3, which leave as one message.
+        """
         reads, parts, derived = self._derived.reads, self._parts, self._derived
         # A copy in a buffer has the number of its first part; resident copies at which sums land come behind.
         stays = self._resident[lands]

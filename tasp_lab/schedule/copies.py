@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,39 +45,11 @@ class Joined(NamedTuple):
     older: BoolArray
 
 
-class Store(Protocol):
-    """What both kinds of stores do."""
-
-    def holds(self, rank: IntArray, place: IntArray) -> BoolArray:
-        """Which copies have any part."""
-
-    def complete(self, rank: IntArray, place: IntArray) -> BoolArray:
-        """Which copies have all parts that exist."""
-
-    def born_at(self, rank: IntArray, place: IntArray, index: int) -> BoolArray:
-        """Which copies were born at step `index`, given that they are younger than their pools have buffers."""
-
-    def exist(self, place: IntArray, word: IntArray) -> WordArray:
-        """The parts of one word of each block that exist."""
-
-    def take(self, rank: IntArray, place: IntArray) -> WordArray:
-        """The contents of copies, nothing where no copy is."""
-
-    def drop(self, rank: IntArray, place: IntArray) -> None:
-        """Remove copies."""
-
-    def create(self, rank: IntArray, place: IntArray, word: IntArray, bits: WordArray, index: int) -> Joined:
-        """Add the parts `bits` of one word of each at step `index`; no word of a copy comes twice."""
-
-    def join(self, rank: IntArray, place: IntArray, content: WordArray, index: int) -> Joined:
-        """Add contents at step `index`."""
-
-    def parts(self, rank: int, place: int) -> tuple[IntArray, IntArray]:
-        """The parts that a copy has, and those that it lacks."""
-
-
 class DataCopies:
-    """Copies of data: 0 for one that is not there, else 1 + the step of its birth, modulo `cycle`, 255 or more."""
+    """Copies of data: 0 for one that is not there, else 1 + the step of its birth, modulo `cycle`, 255 or more.
+
+    The methods are those of `SumCopies`.
+    """
 
     def __init__(self, initial: BoolArray, cycle: int) -> None:
         self._cycle = cycle
@@ -109,7 +81,9 @@ class DataCopies:
         there = self.take(rank, place)
         doubled = np.zeros(len(rank), dtype=np.uint64)
         number = np.arange(len(rank))
-        for digit in range(0, len(rank).bit_length(), _BYTE):  # of two that come to one place, some digit differs
+        # Each content writes its number where it comes, digit by digit, as tags may have a byte only. Of two that come
+        # to one place the last one wins, and the other one reads another number than its own in some digit.
+        for digit in range(0, len(rank).bit_length(), _BYTE):
             marks = (number >> digit & 255).astype(self._tag.dtype)
             self._tag[rank, place] = marks
             doubled |= self._tag[rank, place] != marks
@@ -135,24 +109,29 @@ class SumCopies:
         self._used = np.zeros(0, dtype=bool)
 
     def holds(self, rank: IntArray, place: IntArray) -> BoolArray:
+        """Which copies have any part."""
         held: BoolArray = self._row[rank, place] >= 0
         return held
 
     def complete(self, rank: IntArray, place: IntArray) -> BoolArray:
+        """Which copies have all parts that exist."""
         complete: BoolArray = (self.take(rank, place) == self._existing[place]).all(axis=1)
         return complete
 
     def born_at(self, rank: IntArray, place: IntArray, index: int) -> BoolArray:
+        """Which copies were born at step `index`, given that they are younger than their pools have buffers."""
         row = self._row[rank, place]
         born: BoolArray = row >= 0
         born[born] = self._born[row[born]] == index
         return born
 
     def exist(self, place: IntArray, word: IntArray) -> WordArray:
+        """The parts of one word of each block that exist."""
         existing: WordArray = self._existing[place, word]
         return existing
 
     def take(self, rank: IntArray, place: IntArray) -> WordArray:
+        """The contents of copies, nothing where no copy is."""
         check_words(len(rank) * self._existing.shape[1])
         row = self._row[rank, place]
         if not len(self._content):
@@ -163,17 +142,20 @@ class SumCopies:
         return content
 
     def drop(self, rank: IntArray, place: IntArray) -> None:
+        """Remove copies."""
         row = self._row[rank, place]
         self._used[row[row >= 0]] = False
         self._row[rank, place] = -1
 
     def create(self, rank: IntArray, place: IntArray, word: IntArray, bits: WordArray, index: int) -> Joined:
+        """Add the parts `bits` of one word of each at step `index`; no word of a copy comes twice."""
         row = self._rows(rank, place, index)
         before = self._content[row, word]
         self._content[row, word] = before | bits
         return Joined((before & bits)[:, None], np.zeros((len(row), 1), dtype=np.uint64), self._born[row] != index)
 
     def join(self, rank: IntArray, place: IntArray, content: WordArray, index: int) -> Joined:
+        """Add contents at step `index`."""
         row = self._rows(rank, place, index)
         before, doubled = self._content[row], np.zeros_like(content)
         number, last = np.arange(len(row), dtype=np.int32), np.zeros(len(self._used), dtype=np.int32)
@@ -207,6 +189,7 @@ class SumCopies:
         absent = np.flatnonzero(row < 0)
         if len(absent):
             at = rank[absent], place[absent]
+            # Several contents may come to one new copy: all write their number, and the one that is left takes a row.
             marks = np.arange(len(absent), dtype=np.int32)
             self._row[at] = marks
             once = np.flatnonzero(self._row[at] == marks)
@@ -220,6 +203,7 @@ class SumCopies:
         """Rows that no copy uses."""
         unused = np.flatnonzero(~self._used)
         if len(unused) < wanted:
+            # By half, so that each row is copied about twice in all; by no more than asked once that is too much.
             size, width = self._content.shape
             grown = max(size + wanted - len(unused), min(size + size // 2, MAX_WORDS // width))
             check_words(grown * width)
@@ -231,8 +215,12 @@ class SumCopies:
         return unused[:wanted]
 
     def parts(self, rank: int, place: int) -> tuple[IntArray, IntArray]:
+        """The parts that a copy has, and those that it lacks."""
         content = self.take(np.array([rank]), np.array([place]))[0]
         return _parts_of(content), _parts_of(self._existing[place] & ~content)
+
+
+Store = DataCopies | SumCopies
 
 
 def check_words(words: int) -> None:

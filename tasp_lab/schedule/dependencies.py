@@ -28,9 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray, distinct, positions, stable_order
-from tasp_lab.core.compiled import call
 from tasp_lab.schedule.calls import BlockLists, Calls, Task, ranges
-from tasp_lab.schedule.large import CopyTable, Ends, Releases, Sorted, edge_numbers, sorted_parts
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.workload.kernel_shapes import KernelName, KernelShape, ShapeRows, distinct_shapes
@@ -106,14 +104,6 @@ class Edges(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Edges]) -> Edges:
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-    def distinct(self, transfers: int) -> Edges:
-        """Each pair of operations once. Transfers, numbered below `transfers`, bring and read one block each."""
-        of_call = np.flatnonzero((self.before >= transfers) & (self.after >= transfers))
-        pairs = self.before[of_call] * (int(self.after.max(initial=0)) + 1) + self.after[of_call]
-        order = np.argsort(pairs, kind="stable")
-        again = of_call[order[1:][np.diff(pairs[order]) == 0]]
-        return Edges(*(np.delete(column, again) for column in self)) if len(again) else self
 
 
 class Uses(NamedTuple):
@@ -196,14 +186,11 @@ def dependencies(schedule: Schedule, rank: int | None = None, steps: Sequence[St
         steps = steps_of(schedule, rank)
     transfers, calls = operations_of(schedule, schedule.steps if steps is None else steps)
     copies = Copies(schedule, transfers, calls, None if rank is None else [rank])
-    numbers = np.arange(len(transfers.step))
-    sent = numbers if rank is None else np.flatnonzero(transfers.source == rank)
-    edges = [
-        in_order(sent, (transfers.source * schedule.lanes + transfers.lane)[sent]),
-        compute_in_order(calls, len(numbers)),
-        *copies.edges(),
-    ]
-    return Dependencies(transfers, calls, copies.parts, copies.reads, copies.buffers, Edges.joined(edges))
+    sent = np.arange(len(transfers.step)) if rank is None else np.flatnonzero(transfers.source == rank)
+    on_lanes = in_order(sent, (transfers.source * schedule.lanes + transfers.lane)[sent])
+    operations = np.arange(len(transfers.step) + len(calls.step) + len(copies.buffers.step))
+    edges = copies.edges_between(operations, on_lanes)
+    return Dependencies(transfers, calls, copies.parts, copies.reads, copies.buffers, edges)
 
 
 def accesses(schedule: Schedule, ranks: Sequence[int], steps: Sequence[Step]) -> Accesses:
@@ -213,37 +200,13 @@ def accesses(schedule: Schedule, ranks: Sequence[int], steps: Sequence[Step]) ->
     return Accesses(transfers, calls, copies.parts, copies.reads)
 
 
-def _uses(transfers: Transfers, calls: CallTable, ranks: Sequence[int] | None) -> tuple[_Uses, _Uses]:
-    """All deliveries and all readings at some ranks, or at all."""
-    numbers = np.arange(len(transfers.step))
-    call_of_add, call_of_read = calls.adds.owner, calls.reads.owner
-    parts = _Uses(
-        np.concatenate([numbers, len(numbers) + call_of_add]),
-        np.concatenate([transfers.destination, calls.rank[call_of_add]]),
-        np.concatenate([transfers.block, calls.adds.block]),
-        np.concatenate([transfers.step, calls.step[call_of_add]]),
-    )
-    reads = _Uses(
-        np.concatenate([numbers, len(numbers) + call_of_read]),
-        np.concatenate([transfers.source, calls.rank[call_of_read]]),
-        np.concatenate([transfers.block, calls.reads.block]),
-        np.concatenate([transfers.step, calls.step[call_of_read]]),
-    )
-    return (parts, reads) if ranks is None else (parts.of(ranks), reads.of(ranks))
-
-
-class _Uses(NamedTuple):
-    """`Uses` without `since` and `first`."""
-
-    operation: IntArray
-    rank: IntArray
-    block: IntArray
-    step: IntArray
-
-    def of(self, ranks: Sequence[int]) -> _Uses:
-        """The uses at some ranks."""
-        mine = np.flatnonzero(np.isin(self.rank, ranks))
-        return _Uses(*(column[mine] for column in self))
+def _uses(operation: IntArray, rank: IntArray, block: IntArray, step: IntArray, ranks: Sequence[int] | None) -> Uses:
+    """Deliveries or readings at some ranks, or at all; `since` and `first` are filled in by `Copies`."""
+    columns = operation, rank, block, step
+    if ranks is not None:
+        mine = np.flatnonzero(np.isin(rank, ranks))
+        operation, rank, block, step = (column[mine] for column in columns)
+    return Uses(operation, rank, block, step, step, step)
 
 
 def operations_of(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers, CallTable]:
@@ -330,12 +293,9 @@ def compute_in_order(calls: CallTable, first_call: int) -> Edges:
 _ROWS_AT_ONCE = 2**15
 """Parts and readers whose edges are derived at once: their arrays fit into a cache."""
 
-
-_MANY_ROWS = 2**18
-"""More parts and readers are sorted by tables, as machine code, instead of by searching."""
-
-_COPIES_PER_ROW = 4
-"""Tables have an entry for each copy, and are used if there are not many more copies than parts and readers."""
+_CAUSE_BITS = HOST.bit_length()
+_CODE_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
+"""Bits of the cause of an edge, and of its event and cause."""
 
 
 class Copies:
@@ -352,57 +312,51 @@ class Copies:
     def __init__(
         self, schedule: Schedule, transfers: Transfers, calls: CallTable, ranks: Sequence[int] | None = None
     ) -> None:
-        parts, reads = _uses(transfers, calls, ranks)
-        self._schedule, self._steps = schedule, len(schedule.steps) + 1
+        self._schedule, self._calls, self._steps = schedule, calls, len(schedule.steps) + 1
         self._first_call, self._first_buffer = len(transfers.step), len(transfers.step) + len(calls.step)
+        moves = np.arange(self._first_call)
+        parts, reads = (
+            _uses(
+                np.concatenate([moves, self._first_call + lists.owner]),
+                np.concatenate([end, calls.rank[lists.owner]]),
+                np.concatenate([transfers.block, lists.block]),
+                np.concatenate([transfers.step, calls.step[lists.owner]]),
+                ranks,
+            )
+            for end, lists in ((transfers.destination, calls.adds), (transfers.source, calls.reads))
+        )
         self._is_sum = schedule.blocks.are_sums
         part_stays = schedule.is_resident(parts.rank, parts.block)
         read_stays = schedule.is_resident(reads.rank, reads.block)
-        copies, rows = schedule.world_size * len(schedule.blocks), len(parts.step) + len(reads.step)
-        self._is_large = ranks is None and rows > _MANY_ROWS and copies < _COPIES_PER_ROW * rows
-        sort = self._sort_by_tables if self._is_large else self._sort
-        self._sorted = sort(parts, reads, read_stays)
-        came = self._sorted.of_reads
+        part_keys, start = self._first_key(parts) + parts.step, self._first_key(reads)
+        # Parts in the order of their keys: those of a copy, step by step. Parts with the same key come together.
+        self._order = stable_order(part_keys)
+        keys = part_keys[self._order]
+        begins = np.flatnonzero(np.diff(keys, prepend=-1))
+        begin = np.repeat(begins, np.diff(np.append(begins, len(keys))))
+        # A reader waits for the parts from position `first` to `end`: for all of a resident copy that come before its
+        # step, for the last ones that come to a buffer.
+        self._end = positions(keys, start + reads.step)
+        delivered = np.append(keys, -1)[self._end - 1] >= start  # else the copy is as it was at the start
+        began = np.append(begin, 0)[self._end - 1]
+        self._first = np.where(delivered, began, self._end)
+        all_parts = np.flatnonzero(delivered & read_stays)
+        self._first[all_parts] = positions(keys, start[all_parts])
+        together = np.empty_like(begin)
+        together[self._order] = self._order[begin]
+        came = np.where(delivered, np.append(self._order, -1)[began], -1)
         self._last_part_step = np.where(came >= 0, np.append(parts.step, -1)[came], -1)
         sums = np.flatnonzero(read_stays & self._is_sum[reads.block])
         sum_read_keys = (self._first_key(reads) + reads.step)[sums]
         by_key = stable_order(sum_read_keys)
         self._sum_reads, self._sum_read_keys = sums[by_key], sum_read_keys[by_key]
-        self.parts = Uses(*parts, np.where(part_stays, RESIDENT, parts.step), self._sorted.of_parts)
-        self.reads = Uses(*reads, np.where(read_stays, RESIDENT, self._last_part_step), came)
-        self._filling = np.flatnonzero(self._lands(self.parts))
+        self.parts = parts._replace(since=np.where(part_stays, RESIDENT, parts.step), first=together)
+        self.reads = reads._replace(since=np.where(read_stays, RESIDENT, self._last_part_step), first=came)
         self._release, self._release_before = self._releases()
         step, rank, pool = np.nonzero(self._release >= 0)
         self.buffers = Buffers(rank, pool, step)
 
-    def _sort(self, parts: _Uses, reads: _Uses, read_stays: BoolArray) -> Sorted:
-        part_keys, start = self._first_key(parts) + parts.step, self._first_key(reads)
-        order = stable_order(part_keys)
-        keys = part_keys[order]
-        # Parts with the same key come together.
-        begins = np.flatnonzero(np.diff(keys, prepend=-1))
-        begin = np.repeat(begins, np.diff(np.append(begins, len(keys))))
-        end = positions(keys, start + reads.step)
-        delivered = np.append(keys, -1)[end - 1] >= start  # else the copy is as it was at the start
-        began = np.append(begin, 0)[end - 1]
-        first = np.where(delivered, began, end)
-        all_parts = np.flatnonzero(delivered & read_stays)
-        first[all_parts] = positions(keys, start[all_parts])
-        of_parts = np.empty_like(begin)
-        of_parts[order] = order[begin]
-        return Sorted(order, first, end, of_parts, np.where(delivered, np.append(order, -1)[began], -1))
-
-    def _sort_by_tables(self, parts: _Uses, reads: _Uses, read_stays: BoolArray, fast: bool = True) -> Sorted:
-        steps, calls = np.arange(self._steps), self._first_call
-        columns = parts.step[:calls], parts.step[calls:], reads.step[calls:]
-        ends = Ends(*(np.searchsorted(column, steps, side="right") for column in columns))
-        found = Sorted.empty(len(parts.step), len(reads.step))
-        part, reader = (uses.rank * len(self._schedule.blocks) + uses.block for uses in (parts, reads))
-        copies = CopyTable.of(self._schedule.world_size * len(self._schedule.blocks))
-        call(sorted_parts, part, reader, read_stays, ends, copies, found, fast=fast)
-        return found
-
-    def _first_key(self, uses: _Uses | Uses) -> IntArray:
+    def _first_key(self, uses: Uses) -> IntArray:
         return (uses.rank * len(self._schedule.blocks) + uses.block) * self._steps
 
     def _lands(self, parts: Uses) -> BoolArray:
@@ -417,7 +371,7 @@ class Copies:
 
         Two int arrays (steps, ranks, pools), -1 for none.
         """
-        blocks, filling = self._schedule.blocks, self.parts.select(self._filling)
+        blocks, filling = self._schedule.blocks, self.parts.select(np.flatnonzero(self._lands(self.parts)))
         filled = np.zeros((self._steps, self._schedule.world_size, len(blocks.pools)), dtype=bool)
         filled[filling.step, filling.rank, blocks.pool[filling.block]] = True
         number = np.where(filled, np.cumsum(filled).reshape(filled.shape) - 1, -1)
@@ -430,45 +384,36 @@ class Copies:
         return number, before
 
     def edges(self) -> Iterator[Edges]:
-        """All edges but those of lanes."""
+        """All edges but those of lanes; some several times."""
         for parts, reads in zip(self._pieces(self.parts), self._pieces(self.reads), strict=True):
             yield self._arrivals(reads)
             if self._schedule.blocks.pools:
-                yield from (group.distinct(self._first_call) for group in self._buffer_edges(parts, reads))
+                yield from self._buffer_edges(parts, reads)
             yield from self._changes(parts, reads)
 
-    def edge_numbers(self, operations: IntArray, width: int, further: Edges) -> IntArray:
-        """The edges of `edges` and `further` ones between other numbers of operations; each once, ascending.
+    def edges_between(self, operations: IntArray, on_lanes: Edges) -> Edges:
+        """The edges of a schedule with other numbers of operations, each once, in small types: there are many.
 
-        Each edge is the number ``((before << width) + after << CODE_BITS) + code_of(event, cause)``; the new numbers
-        of operations are less than ``2**width``.
+        First those of messages `on_lanes`, which have the other numbers already.
         """
-        pieces = [_edge_numbers_of(further, operations, width)]
-        if self._is_large:
-            pieces.append(self._edges_by_tables(operations, width))
-        everything = np.arange(len(self.parts.step)), np.arange(len(self.reads.step))
-        for group in self._changes(*everything) if self._is_large else self.edges():
-            pieces.append(_edge_numbers_of(group, operations, width))
-        return distinct(np.concatenate(pieces))
-
-    def _edges_by_tables(self, operations: IntArray, width: int, fast: bool = True) -> IntArray:
-        """The edges without those of `_changes`."""
-        parts, reads, pool = self.parts, self.reads, self._schedule.blocks.pool
-        releases = np.append(operations[self._first_buffer :], -1)
-        fills, takes = np.full((2, len(parts.step)), -1, dtype="i4")
-        filling = parts.step[self._filling], parts.rank[self._filling], pool[parts.block[self._filling]]
-        fills[self._filling] = releases[self._release[filling]]
-        takes[self._filling] = releases[self._release_before[filling]]
-        read = np.full(len(reads.step), -1, dtype="i4")
-        away = np.flatnonzero(reads.since != RESIDENT)
-        read[away] = releases[self._release[reads.since[away], reads.rank[away], pool[reads.block[away]]]]
-        waits = int((self._sorted.end - self._sorted.first).sum())
-        edges = np.zeros(waits + 2 * len(self._filling) + len(away), dtype=np.int64)
-        kinds = (ARRIVED, BLOCK), (ARRIVED, BUFFER), (SENT, BUFFER)
-        codes = np.array([CODE_BITS, *(code_of(*kind) for kind in kinds)])
-        ends = operations[parts.operation], operations[reads.operation]
-        count = call(edge_numbers, self._sorted, *ends, Releases(fills, takes, read), width, codes, edges, fast=fast)
-        return edges[:count]
+        # An edge is one number, of its ends and the code of its event and cause: sorting finds what is there twice.
+        width = len(operations).bit_length()
+        numbers = [np.zeros(0, dtype=np.int64)]
+        for edges in (compute_in_order(self._calls, self._first_call), *self.edges()):
+            ends = operations[edges.before] << width | operations[edges.after]
+            numbers.append(distinct(ends << _CODE_BITS | edges.event << _CAUSE_BITS | edges.cause))
+        number, start = distinct(np.concatenate(numbers)), len(on_lanes.before)
+        before, after = (np.empty(start + len(number), dtype="i4") for _ in range(2))
+        event, cause = (np.empty(start + len(number), dtype="i1") for _ in range(2))
+        for column, of_lanes, shift, bits in (
+            (before, on_lanes.before, _CODE_BITS + width, width),
+            (after, on_lanes.after, _CODE_BITS, width),
+            (event, on_lanes.event, _CAUSE_BITS, _CODE_BITS - _CAUSE_BITS),
+            (cause, on_lanes.cause, 0, _CAUSE_BITS),
+        ):
+            column[:start] = of_lanes
+            column[start:] = number >> shift & (1 << bits) - 1
+        return Edges(before, after, event, cause)
 
     def _pieces(self, uses: Uses) -> Iterator[IntArray]:
         """The uses of some steps after another, as many for parts as for readers."""
@@ -483,8 +428,8 @@ class Copies:
 
     def _arrivals(self, reads: IntArray) -> Edges:
         """Edges from parts to the readers of their copies."""
-        reader, position = ranges(self._sorted.first[reads], self._sorted.end[reads])
-        operations = self.parts.operation[self._sorted.order[position]]
+        reader, position = ranges(self._first[reads], self._end[reads])
+        operations = self.parts.operation[self._order[position]]
         return Edges.of(operations, self.reads.operation[reads[reader]], ARRIVED, BLOCK)
 
     def _buffer_edges(self, parts: IntArray, reads: IntArray) -> list[Edges]:
@@ -525,7 +470,7 @@ class Copies:
         if not len(self._sum_reads):
             return
         if self._schedule.blocks.pools:
-            yield self._joins(parts).distinct(self._first_call)
+            yield self._joins(parts)
         adds = (self.parts.since[parts] == RESIDENT) & (self.parts.operation[parts] >= self._first_call)
         changing = self.parts.select(parts[adds])
         later = (self.reads.since[reads] == RESIDENT) & self._is_sum[self.reads.block[reads]]
@@ -542,37 +487,6 @@ class Copies:
             np.searchsorted(self._sum_read_keys, self._first_key(uses) + end),
         )
         return which, self.reads.operation[self._sum_reads[position]]
-
-
-_CAUSE_BITS = HOST.bit_length()
-CODE_BITS = HANDED_OUT.bit_length() + _CAUSE_BITS
-
-
-def code_of(event: int, cause: int) -> int:
-    """The event and the cause of an edge as a number of `CODE_BITS` bits."""
-    return event << _CAUSE_BITS | cause
-
-
-def _edge_numbers_of(edges: Edges, operations: IntArray, width: int) -> IntArray:
-    """Edges between other numbers of operations as numbers, see `Copies.edge_numbers`; ascending, each once."""
-    ends = operations[edges.before] << width | operations[edges.after]
-    return distinct(ends << CODE_BITS | edges.event << _CAUSE_BITS | edges.cause)
-
-
-def edges_of_numbers(numbers: IntArray, width: int, lanes: Edges) -> Edges:
-    """The edges `lanes`, then those of numbers (`Copies.edge_numbers`), in small types: there are many."""
-    start = len(lanes.before)
-    before, after = (np.empty(start + len(numbers), dtype="i4") for _ in range(2))
-    event, cause = (np.empty(start + len(numbers), dtype="i1") for _ in range(2))
-    for column, of_lanes, shift, bits in (
-        (before, lanes.before, CODE_BITS + width, width),
-        (after, lanes.after, CODE_BITS, width),
-        (event, lanes.event, _CAUSE_BITS, CODE_BITS - _CAUSE_BITS),
-        (cause, lanes.cause, 0, _CAUSE_BITS),
-    ):
-        column[:start] = of_lanes
-        column[start:] = numbers >> shift & (1 << bits) - 1
-    return Edges(before, after, event, cause)
 
 
 class CallShapes(NamedTuple):

@@ -36,8 +36,6 @@ from tasp_lab.schedule.dependencies import (
     Edges,
     Transfers,
     accesses,
-    compute_in_order,
-    edges_of_numbers,
     in_order,
     operations_of,
     steps_of,
@@ -111,17 +109,10 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
     first = transfers.select(np.flatnonzero(is_first))
     size_bytes = np.add.reduceat(size[blocks.block], blocks.offset[:-1]) if len(numbers) else size[blocks.block]
     messages = Messages(first.step, first.source, first.destination, first.lane, size_bytes, blocks)
-    return MessageDependencies(messages, calls, copies.buffers, _edges(schedule, copies, messages, calls, number))
-
-
-def _edges(schedule: Schedule, copies: Copies, messages: Messages, calls: CallTable, number: IntArray) -> Edges:
-    """The edges with messages in place of transfers, each once; `number` is the message of each transfer."""
-    count, others = len(messages.step), len(calls.step) + len(copies.buffers.step)
-    operations = np.concatenate([number, np.arange(count, count + others)])
-    width = len(operations).bit_length()
-    on_lanes = in_order(np.arange(count), messages.source * schedule.lanes + messages.lane)
-    edges = copies.edge_numbers(operations, width, compute_in_order(calls, len(number)))
-    return edges_of_numbers(edges, width, on_lanes)
+    others = len(messages.step) + np.arange(len(calls.step) + len(copies.buffers.step))
+    on_lanes = in_order(np.arange(len(messages.step)), messages.source * schedule.lanes + messages.lane)
+    edges = copies.edges_between(np.concatenate([number, others]), on_lanes)
+    return MessageDependencies(messages, calls, copies.buffers, edges)
 
 
 def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntArray:
@@ -189,7 +180,9 @@ def _joined(
     received = layouts.received[np.searchsorted(derived.parts.operation, of_rank[candidates])]
     sent = layouts.sent(reads.select(chosen))
     size = schedule.block_bytes[transfers.block[candidates]]
-    # What one rank receives at one step lies at different places, so blocks side by side follow each other.
+    # What one rank receives at one step lies at different places, so blocks side by side follow each other. Blocks of 8
+    # bytes at 0, 8 and 24 on one lane, which lie at 40, 48 and 56 at their source, are two messages: the third one
+    # would not lie behind the second.
     by_place = stable_order(alike[0], received)
     before, after = by_place[:-1], by_place[1:]
     joins = received[before] != OUTSIDE

@@ -16,7 +16,6 @@ from sim.array.event_loop import Record, Run
 from sim.array.from_schedule import step_operations
 from sim.array.operations import CALL, TRANSFER, Operations
 from sim.array.quotient import program_of
-from sim.array.recurrence import end_s, is_contention_free, record_of
 from sim.array.symmetry import Classes, classes_of, coarse_classes, is_equitable, resource_use_of
 from tasp_lab.core.units import Number
 from tasp_lab.machines.catalogue import load_machine
@@ -53,7 +52,7 @@ def counted_by_hand(operations: Operations, classes: Classes) -> bool:
     of_operation, of_resource = classes.of_operation.tolist(), classes.of_resource.tolist()
     seen: list[Counter[Hashable]] = [Counter() for _ in of_operation]
     seen_by_holder: list[Counter[Hashable]] = [Counter() for _ in of_resource]
-    for before, after, *kind in np.stack(edges).T.tolist():
+    for before, after, *kind in np.stack([*edges, operations.delay]).T.tolist():
         seen[after][(*kind, of_operation[before])] += 1
     for operation, resource, role in np.stack(resource_use[:3]).T.tolist():
         seen[operation][of_resource[resource], role] += 1
@@ -131,21 +130,6 @@ def test_members_do_what_their_class_does(topology: Topology, name: str, library
         for operation, each in enumerate(classes.of_operation.tolist())
     ]
     assert_same_record(together, alone, pairs)
-
-
-@some
-@given(uneven_topologies(("full-mesh", "chords"), max_ranks=5), libraries, st.integers(1, 3), st.integers(1, 9))
-def test_rings_that_share_nothing_are_paced(topology: Topology, library: CommLibrary, chunks: int, units: int) -> None:
-    """Step by step or event by event, all the same."""
-    schedule = ring_all_gather(topology, 6 * units, chunks=chunks)
-    operations = operations_of(schedule, Machine(topology, library))
-    program = program_of(operations, one_by_one(operations))
-    assume(is_contention_free(program))
-    found, expected = record_of(program), Run(program).run()
-    assert_same_record(found, expected, ((each, each) for each in range(len(expected.end_s))))
-    assert end_s(program) == max(found.end_s)
-    for number, bounds in expected.bounds.items():
-        assert [names for names, _ in found.bounds[number]] == [names for names, _ in bounds]
 
 
 # ---------------------------------------------------------------------------------------------- how many classes

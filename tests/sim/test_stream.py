@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim.array import engine, stream, stream_loop
 from sim.array.stream import stream_time_s
 from sim.event.engine import simulate
-from tasp_lab.core.compiled import Kept, call
+from tasp_lab.core.compiled import Kept
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
@@ -134,8 +134,16 @@ def test_a_message_that_starts_before_what_has_ended_is_tracked_further_ahead(
         seen.append(status)
         check(self, status)
 
-    monkeypatch.setattr(stream._Stream, "_check", noted)
-    monkeypatch.setattr(stream, "_MORE_AHEAD", -4)
+    begin = stream._Stream
+
+    def too_late(schedule: Schedule, machine: Machine, *numbers: Any) -> stream._Stream:
+        *others, ahead, batch, fast = numbers
+        return begin(
+            schedule, machine, *others, ahead - 4 if ahead == schedule.blocks.pools[0].buffers else ahead, batch, fast
+        )
+
+    monkeypatch.setattr(begin, "_check", noted)
+    monkeypatch.setattr(stream, "_Stream", too_late)
     topology = FABRICS["wide switch"]
     layer = Workload(144, heads=6, kv_heads=6, head_dim=2, mask="causal")
     machine = Machine(topology, Apart("apart"), ComputeRate(200), contention=Contention(Fraction(12), 1, 4))
@@ -169,9 +177,9 @@ def test_machine_code_gives_the_same_times_and_windows_grow(name: str, monkeypat
         begun.append(begin(*numbers))
         return begun[-1]
 
-    def grown(window: stream.Window, rows: int) -> stream.Window:
-        sizes.append(len(window.operations.rows) + rows)
-        return grow(window, rows)
+    def grown(window: stream.Window) -> stream.Window:
+        sizes.append(2 * len(window.operations))
+        return grow(window)
 
     monkeypatch.setattr(stream.Window, "of", noted)
     monkeypatch.setattr(stream.Window, "with_room", grown)
@@ -187,7 +195,7 @@ def test_machine_code_gives_the_same_times_and_windows_grow(name: str, monkeypat
 def test_operations_that_nothing_waits_for_give_their_rows_back(
     name: str, slowed: Contention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the end a window has those of the latest two steps, and the last ones of lanes and ranks; and no edges."""
+    """In the end all operations have ended, and no row of edges is in use."""
     windows: list[stream.Window] = []
 
     def kept(window: stream.Window) -> Kept:
@@ -195,42 +203,16 @@ def test_operations_that_nothing_waits_for_give_their_rows_back(
         return Kept(window)
 
     monkeypatch.setattr(stream, "Kept", kept)
+    monkeypatch.setattr(stream, "_FEW_STEPS_KEPT", 1)
     machine = Machine(FABRICS["mesh"], Apart("apart"), ComputeRate(200), contention=slowed)
     layer = Workload(240, heads=2, head_dim=2, mask="causal")
     for schedule in attention_schedules(name, machine.topology, layer, options=AttentionOptions("both")):
         assert stream_time_s(schedule, machine, fast=False) is not None
         last = windows[-1]
-        recent = sum(len(step) + sum(map(len, step.calls)) for step in schedule.steps[-2:])
-        most = recent + int((last.lane >= 0).sum()) + schedule.world_size
-        assert rows_taken(last.operations) <= most < schedule.transfers
-        assert rows_taken(last.edges) == 0
-
-
-def rows_taken(pool: stream_loop.Pool) -> int:
-    """How many rows were not given back: what is left of chunks, without what was not yet taken of the latest one."""
-    return int(pool.chunks["left"].sum()) - int(-pool.free[0] % stream_loop._CHUNK)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 200), min_size=1, max_size=12))
-def test_rows_of_pools_are_side_by_side_and_taken_again_once_their_chunk_is_back(counts: list[int]) -> None:
-    """Each time more rows are taken, then every other one of all is given back, in the end all."""
-    pool, taken = stream_loop.Pool.of(1, next="i4"), list[int]()
-    for count in counts:
-        while call(stream_loop._free_rows, pool, fast=False) < count:
-            pool = pool.with_room(len(pool.rows))
-        rows = [call(stream_loop._take_row, pool, fast=False) for _ in range(count)]
-        assert sum(after != before + 1 for before, after in pairwise(rows)) <= count // stream_loop._CHUNK + 1
-        taken += rows
-        assert len(set(taken)) == len(taken) == rows_taken(pool)
-        for row in taken[::2]:
-            call(stream_loop._give_row, pool, row, fast=False)
-        taken = taken[1::2]
-    for row in taken:
-        call(stream_loop._give_row, pool, row, fast=False)
-    assert rows_taken(pool) == 0
-    of_latest = int(pool.free[0]) % stream_loop._CHUNK
-    assert call(stream_loop._free_rows, pool, fast=False) + of_latest == len(pool.rows)
+        assert last.operations["is_done"][
+            np.arange(last.sizes[stream_loop.OLDEST], last.sizes[stream_loop.COUNT]) & last.mask
+        ].all()
+        assert last.sizes[stream_loop.EDGES] == 0
 
 
 def test_large_layers_are_streamed_without_events(monkeypatch: pytest.MonkeyPatch) -> None:

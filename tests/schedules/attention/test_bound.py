@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bounds.layers import attention_bound_s, entering_bytes
+from sim.bounds.layers import Runs, attention_bound_s
 from sim.event.engine import simulate
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.blocks import Pool
@@ -262,7 +262,7 @@ def test_what_enters_weighs_no_more_than_the_lightest_cover(
     ranks = data.draw(st.sets(st.integers(0, world_size - 1), min_size=1))
     task = uncut(layer, placed(layer, name, world_size), "keys" if dtype is None else side, dtype)
     lightest, is_simple = lightest_bytes(task, ranks)
-    found = entering_bytes(task, task.owned(KEYS, QUERIES), sorted(ranks))
+    found = Runs.of(task, task.owned(KEYS, QUERIES)).entering_bytes(sorted(ranks))
     assert found <= lightest
     if is_simple:
         assert found == lightest
@@ -280,7 +280,7 @@ def test_the_bound_finds_the_lightest_cover_of_full_and_causal_masks(
     for rank in range(world_size):
         lightest, is_simple = lightest_bytes(task, {rank})
         assert is_simple
-        assert entering_bytes(task, task.owned(KEYS, QUERIES), [rank]) == lightest
+        assert Runs.of(task, task.owned(KEYS, QUERIES)).entering_bytes([rank]) == lightest
 
 
 @given(st.integers(2, 4), layers(12), st.sampled_from(sorted(LAYOUTS)), exact_bandwidths, exact_latencies,
@@ -362,5 +362,5 @@ def test_what_travels_in_a_narrower_dtype_than_the_layer_weighs_less(narrow: str
     is_backward = narrow == "gradient_dtype"
     task = uncut(layer, LAYOUTS["contiguous"](4, 2), dtype="fp32" if is_backward else None)
     narrowed = replace(task, gradient_dtype="bf16") if is_backward else replace(task, result_dtype="bf16")
-    found = entering_bytes(narrowed, task.owned(KEYS, QUERIES), [0])
+    found = Runs.of(narrowed, task.owned(KEYS, QUERIES)).entering_bytes([0])
     assert found == 2 * 2 * (1 + 2 * is_backward)
