@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from runtime.executor.actions import Progress, no_progress
 from runtime.executor.executor import Executor
-from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.messages import Transport
 from runtime.executor.views import DTYPES, store
 from runtime.kernels import fused

@@ -236,21 +236,17 @@ def threads_of(executor: Executor) -> int:
 
 
 def test_a_batch_is_made_once() -> None:
-    """The operations of a batch find their group when they are made."""
+    """The messages of a batch find their group when they are bound."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
     try:
         executor = Executor(collective("ring", full_mesh(RANKS), 64), RANK, Batched(10.0, None, torch.device("cpu")))
-        made: list[object] = []
-        operation = Batched._operation
-        with patch.object(
-            Batched, "_operation", lambda *each, **more: (made.append(each), operation(*each, **more))[1]
-        ):
+        with patch.object(Batched, "bind", autospec=True, side_effect=Batched.bind) as bound:
             for _ in range(3):
                 executor.prepare()
                 executor.run()
-        assert len(made) == 2 * (RANKS - 1)
+        assert bound.call_count == RANKS - 1
     finally:
         dist.destroy_process_group()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from runtime.executor.copies import Action
 from runtime.executor.executor import Executor
 from runtime.executor.loopback import Board, End, Loopback, message_text
 from runtime.executor.per_step import AFTER, CALLS, COMPUTING, FINISH, JOIN, MARK, POST, RECEIVE, PerStep
@@ -85,8 +86,8 @@ class QueuedStreams(Streams):
     queues = True
 
 
-_Actions = deque[tuple[int, int, Any]]
-"""Stream, kind and what it is done with."""
+_Actions = deque[tuple[int, int, Any, Action]]
+"""Stream, kind, what it is done with, and what does it."""
 
 
 class _Rank:
@@ -101,12 +102,12 @@ class _Rank:
         self._node_of = {each.operation: each.operation + shift for each in plan.calls} | {
             each.operation: each.operation + shift for each in plan.joins
         }
-        self._handlers, self._marks = self.strategy.handlers(), set[int]()
-        actions = self.strategy.plan
+        self._waits, self._marks = executor.actions.waits, set[int]()
+        actions, do = self.strategy.plan, self.strategy.action
         if not self.streams.queues:
-            self.queues: list[_Actions] = [deque((0, *action) for action in actions.on_host)]
+            self.queues: list[_Actions] = [deque((0, *action, do(*action)) for action in actions.on_host)]
         else:
-            every = [(stream, *action) for stream, run in actions.runs for action in run]
+            every = [(stream, *action, do(*action)) for stream, run in actions.runs for action in run]
             # a GPU orders what is in its streams, and has all that is issued; on a host we do both
             names = [0] if stream is not None else sorted({number for number, *_ in every})
             self.queues = [deque(each for each in every if stream is not None or each[0] == name) for name in names]
@@ -114,17 +115,17 @@ class _Rank:
     def is_ready(self, queue: _Actions) -> bool:
         if not queue:
             return False
-        _, kind, what = queue[0]
+        _, kind, what, _ = queue[0]
         if kind == AFTER:
             return what in self._marks
-        ends: Mapping[int, Any] = self.strategy.waits
+        ends: Mapping[int, Any] = self._waits
         return kind not in (RECEIVE, FINISH) or all(ends[each.node].is_over for each in what)
 
     def advance(self, queue: _Actions) -> None:
-        stream, kind, what = queue.popleft()
+        stream, kind, what, action = queue.popleft()
         self._check_dependencies(kind, what)
         with self.current(), self.strategy.context(stream) if self.streams.queues else nullcontext():
-            self._handlers[kind](what)
+            action()
         self._note(kind, what)
 
     def _check_dependencies(self, kind: int, what: Any) -> None:
@@ -175,7 +176,7 @@ class _Rank:
 
     def will_post(self, end: End) -> bool:
         """Whether the other end of a message is still to be posted."""
-        for _, kind, what in (action for queue in self.queues for action in queue):
+        for _, kind, what, _ in (action for queue in self.queues for action in queue):
             if kind == POST:
                 for message in what.receives if end.sends else what.sends:
                     if message.peer == end.rank and message.tag == end.message.tag:
