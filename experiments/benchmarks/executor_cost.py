@@ -3,10 +3,10 @@
 ``python -m experiments.benchmarks.executor_cost`` starts gloo processes on this machine and writes
 ``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, or are longer than what one thread always
 sends (`runtime.executor.transports.PointToPoint.short_bytes`). There are two loops: of the messages alone, and with the
-same kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They have
-their tensors and operations beforehand. Of long blocks a third program has a thread per lane, written by hand, which a
-loop by steps does not need; the executor has threads beside the calls of the last two cases, as it takes them for long.
-Samples of all alternate.
+same kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They call
+the process group itself, not `torch.distributed.isend`, which takes longer, and have their tensors beforehand. Of long
+blocks a third program has a thread per lane, written by hand, which a loop by steps does not need; the executor has
+threads beside the calls of the last two cases, as it takes them for long. Samples of all alternate.
 
 A second table has the time that a pass of attention takes the host: its messages, tensors and additions, without
 messages that arrive and kernels that compute. On a GPU the host must queue a step faster than the device executes it.
@@ -241,21 +241,35 @@ def _by_step(executor: Executor, steps: int) -> list[tuple[list[_Sent], list[_Se
     return found
 
 
-def _point_to_point(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
-    """Per step: post all receives, then all sends, make all calls, wait for all."""
-    plan = list(zip(_by_step(executor, len(calls)), calls, strict=True))
+def _messages(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
+    """Per step: post all receives, then all sends, make all calls, wait for all. On gloo a batch is no more than that.
+
+    Works are kept until the next step: to free one right after it has ended contends with gloo's thread.
+    """
+    group = _group()
+    plan = [
+        (
+            [(group.recv, [each.data], each.peer, each.lane) for each in receives]
+            + [(group.send, [each.data], each.peer, each.lane) for each in sends],
+            of_step,
+        )
+        for (receives, sends), of_step in zip(_by_step(executor, len(calls)), calls, strict=True)
+    ]
 
     def loop() -> None:
-        for (receives, sends), of_step in plan:
-            works = [dist.irecv(each.data, each.peer, tag=each.lane) for each in receives]
-            works += [dist.isend(each.data, each.peer, tag=each.lane) for each in sends]
+        for messages, of_step in plan:
+            works = [post(data, peer, tag) for post, data, peer, tag in messages]
             for call in of_step:
                 call()
             for work in works:
-                assert work is not None
                 work.wait()
 
     return loop
+
+
+def _group() -> dist.ProcessGroup:
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup), "ranks have joined"
+    return dist.group.WORLD
 
 
 def _lanes(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
@@ -266,21 +280,20 @@ def _lanes(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
         [tuple(next((each for each in kind if each.lane == lane), None) for kind in of_step) for of_step in plan]
         for lane in lanes
     ]
-    arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+    arrived, group = queue.SimpleQueue[None](), _group()
 
     def run_lane(program: Sequence[Sequence[_Sent | None]]) -> None:
-        receives = [each and dist.irecv(each.data, each.peer, tag=each.lane) for each, _ in program[:1]]
+        receives = [each and group.recv([each.data], each.peer, each.lane) for each, _ in program[:1]]
         sends = []
         for step, (_, sent) in enumerate(program):
             if sent is not None:
-                sends.append(dist.isend(sent.data, sent.peer, tag=sent.lane))
+                sends.append(group.send([sent.data], sent.peer, sent.lane))
             following = program[step + 1][0] if step + 1 < len(program) else None
-            receives.append(following and dist.irecv(following.data, following.peer, tag=following.lane))
+            receives.append(following and group.recv([following.data], following.peer, following.lane))
             if (received := receives[step]) is not None:
                 received.wait()
             arrived.put(None)
         for work in sends:
-            assert work is not None
             work.wait()
         arrived.put(None)
 
@@ -296,29 +309,9 @@ def _lanes(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
     return run
 
 
-def _batches(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
-    """Per step: one batch_isend_irecv, all calls, wait for it."""
-    plan = [
-        [dist.P2POp(dist.irecv, each.data, each.peer, tag=each.lane) for each in receives]
-        + [dist.P2POp(dist.isend, each.data, each.peer, tag=each.lane) for each in sends]
-        for receives, sends in _by_step(executor, len(calls))
-    ]
-
-    def loop() -> None:
-        for operations, of_step in zip(plan, calls, strict=True):
-            works = dist.batch_isend_irecv(operations) if operations else []
-            for call in of_step:
-                call()
-            for work in works:
-                work.wait()
-
-    return loop
-
-
 def _all_to_all(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
     """Per step: pack, one all_to_all_single, all calls, wait for it, unpack."""
-    world_size = dist.get_world_size()
-    plan = []
+    world_size, group, options, plan = dist.get_world_size(), _group(), dist.AllToAllOptions(), []
     for receives, sends in _by_step(executor, len(calls)):
         incoming, outgoing = (sorted(each, key=lambda sent: (sent.peer, sent.lane)) for each in (receives, sends))
         splits = [[0] * world_size, [0] * world_size]
@@ -330,8 +323,7 @@ def _all_to_all(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
     def loop() -> None:
         for (incoming, outgoing, (received, sent)), of_step in zip(plan, calls, strict=True):
             packed, arrived = torch.cat(outgoing), torch.empty(sum(received), dtype=torch.uint8)
-            work = dist.all_to_all_single(arrived, packed, received, sent, async_op=True)
-            assert work is not None
+            work = group.alltoall_base(arrived, packed, received, sent, options)
             for call in of_step:
                 call()
             work.wait()
@@ -343,7 +335,7 @@ def _all_to_all(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
     return loop
 
 
-LOOPS = {"p2p": _point_to_point, "batched": _batches, "all-to-all": _all_to_all}
+LOOPS = {"p2p": _messages, "batched": _messages, "all-to-all": _all_to_all}
 
 
 def host_table() -> str:

@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 
 from runtime.executor.copies import Action, Copies
-from runtime.executor.messages import LostPeer, LostRankError, Message, Transport, Wait, is_lost_peer, reason_of
+from runtime.executor.messages import LostPeer, LostRankError, Message, Post, Transport, Wait, is_lost_peer, reason_of
 from runtime.executor.plans import PlannedMessage
 from runtime.executor.streams import Mark, Streams
 from runtime.protocol.heartbeat import WORKING
@@ -50,9 +50,10 @@ class Actions:
     def begin(self, streams: Streams, timed: bool) -> None:
         """Begin a run: nothing has happened yet. Actions are for runs that are all timed, or all not."""
         self.streams, self.timed = streams, timed
-        self._sent: list[tuple[PlannedMessage, Mark]] = []
-        self._received: list[tuple[PlannedMessage, Mark]] = []
-        self._computed: list[tuple[CallRow, Mark, Mark]] = []
+        if timed:
+            self._sent: list[tuple[PlannedMessage, Mark]] = []
+            self._received: list[tuple[PlannedMessage, Mark]] = []
+            self._computed: list[tuple[CallRow, Mark, Mark]] = []
 
     def post(self, receives: Sequence[PlannedMessage], sends: Sequence[PlannedMessage], channel: int = 0) -> Action:
         """Post messages together; those that are gathered first are bound to new bytes in every run."""
@@ -62,16 +63,16 @@ class Actions:
         known = [each for each in fixed if each is not None]
         bound = transport.bind(known[:count], known[count:]) if len(known) == len(planned) else None
 
+        def bind() -> Post:
+            made = [each or self._message(plan, channel) for each, plan in zip(fixed, planned, strict=True)]
+            return transport.bind(made[:count], made[count:])
+
         def post() -> None:
             if timed:
                 posted = self.streams.mark()
                 self._sent += [(each, posted) for each in sends]
-            again = bound
-            if again is None:
-                made = [each or self._message(plan, channel) for each, plan in zip(fixed, planned, strict=True)]
-                again = transport.bind(made[:count], made[count:])
             try:
-                waits.update(zip(nodes, again(), strict=True))
+                waits.update(zip(nodes, (bound or bind())()))  # noqa: B905  # strict costs as much as a wait
             except LostPeer as error:
                 if not planned:
                     raise LostRankError(f"rank {self._rank}: lost a rank ({error})", error.is_late) from None
@@ -90,18 +91,20 @@ class Actions:
     def wait(self, direction: str, messages: Sequence[PlannedMessage]) -> Action:
         """Wait until messages have arrived (``in``) or may be overwritten (``out``), in their order."""
         waits, by_node, on_gpu = self.waits, {each.node: each for each in messages}, self.copies.memory.is_cuda
+        nodes = tuple(by_node)
         given = [block for each in messages for block in each.given] if direction == "out" else []
         gathered = [each.node for each in messages if each.is_gathered and direction == "out"]
         one = self._wait_for_one(direction) if self._progress is not None or self.timed else None
 
         def wait() -> None:
-            node = 0
+            node = nodes[0]
             try:
-                for node, message in by_node.items():
-                    if one is None:
+                if one is None:
+                    for node in nodes:
                         waits[node]()
-                    else:
-                        one(message)
+                else:
+                    for node in nodes:
+                        one(by_node[node])
             except LostPeer as error:
                 self._raise_lost(by_node[node], _WAITS[direction], error)
             except RuntimeError as error:

@@ -78,7 +78,7 @@ class Executor:
         self.copies.begin()
         self.actions.begin(self.streams, timed)
         if self._transport.whole_steps:
-            self._transport.open(max(self._channels, default=0) + 1, self.memory, self.streams)
+            self._transport.open(self._channel_count, self.memory, self.streams)
         if self._made_for != (kind := (timed, self.streams.queues)):
             self.strategy, self._made_for = self._made(), kind
         self.strategy.prepare()
@@ -136,6 +136,10 @@ class Executor:
         every_step, prompt = transport.whole_steps and not transport.channels, self.streams.queues
         steps = len(self.schedule.steps)
         return PerStep(self.actions, step_plan(plan, steps, self._channels, every_step, prompt, ahead))
+
+    @cached_property
+    def _channel_count(self) -> int:
+        return max(self._channels, default=0) + 1
 
     @cached_property
     def _channels(self) -> tuple[int, ...]:

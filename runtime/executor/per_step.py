@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -31,10 +31,9 @@ class PerStep:
         self._actions, self.plan = actions, plan
         self._marks: list[Mark | None] = [None] * plan.marks
         self._first = [self.action(POST, plan.first)] if plan.first.receives else []
-        if actions.streams.queues:
-            self._runs = [(stream, [self.action(*each) for each in of_run]) for stream, of_run in plan.runs]
-        else:
-            self._runs = [(0, [self.action(*each) for each in plan.on_host])]
+        queues = actions.streams.queues
+        self._on_host = [self.action(*each) for each in plan.on_host if not queues]
+        self._runs = [(stream, [self.action(*each) for each in of_run]) for stream, of_run in plan.runs if queues]
 
     def prepare(self) -> None:
         """Post the receives that wait for nothing, if they may be posted ahead of their steps."""
@@ -42,9 +41,10 @@ class PerStep:
             post()
 
     def run(self) -> None:
-        queues = self._actions.streams.queues
+        for action in self._on_host:
+            action()
         for stream, actions in self._runs:
-            with self.context(stream) if queues else _NO_CONTEXT:
+            with self.context(stream):
                 for action in actions:
                     action()
 
@@ -74,9 +74,6 @@ class PerStep:
         """The context in which the actions of a stream are issued."""
         streams = self._actions.streams
         return streams.communicating(stream) if stream > COMPUTING else streams.computing(COMPUTING - stream)
-
-
-_NO_CONTEXT = nullcontext()
 
 
 # What the per-step executor does, in which stream and in which order, prepared once per rank's part.

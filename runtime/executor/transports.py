@@ -68,30 +68,38 @@ class PointToPoint(Transport):
         assert isinstance(other, PointToPoint), "transports of one key are of one type"
         self._of_call = other._of_call
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+    def receive(self, messages: Sequence[Message]) -> Sequence[Wait]:
         return self.bind(messages, ())()
 
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
+    def send(self, messages: Sequence[Message]) -> Sequence[Wait]:
         return self.bind((), messages)()
 
-    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Callable[[], list[Wait]]:
-        """`dist.isend` and `dist.irecv` make the same calls, and check arguments that are known here."""
-        ends = [(self._group.recv, [each.data], each.peer, each.tag) for each in receives]
-        ends += [(self._group.send, [each.data], each.peer, each.tag) for each in sends]
-        timeout, on_gpu = self._timeout, self._on_gpu
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        ends, timeout, on_gpu = _ends(self._group, receives, sends), self._timeout, self._on_gpu
+        return lambda: _post_each(ends, timeout, on_gpu, self._of_call)
 
-        def post() -> list[Wait]:
-            of_call, waits = self._of_call, list[Wait]()
-            try:
-                for call, data, peer, tag in ends:  # tags of one call stay different, also those of more bits
-                    waits.append(partial(call(data, peer, tag ^ of_call).wait, timeout))
-            except RuntimeError as error:
-                if is_lost_peer(error, on_gpu):
-                    raise LostPeer(reason_of(error), number=len(waits)) from None
-                raise
-            return waits
 
-        return post
+_End = tuple[Callable[[list[torch.Tensor], int, int], dist.Work], list[torch.Tensor], int, int]
+"""A call of a process group and its arguments, which `dist.isend` and `dist.irecv` check anew in every call."""
+
+
+def _ends(group: dist.ProcessGroup, receives: Sequence[Message], sends: Sequence[Message]) -> list[_End]:
+    return [
+        (post, [each.data], each.peer, each.tag)
+        for post, messages in ((group.recv, receives), (group.send, sends)) for each in messages
+    ]  # fmt: skip
+
+
+def _post_each(ends: Sequence[_End], timeout: timedelta | None, on_gpu: bool, of_call: int = 0) -> Sequence[Wait]:
+    waits: list[Wait] = []
+    try:
+        for call, data, peer, tag in ends:  # tags of one call stay different, also those of more bits
+            waits.append(partial(call(data, peer, tag ^ of_call).wait, timeout))
+    except RuntimeError as error:
+        if is_lost_peer(error, on_gpu):
+            raise LostPeer(reason_of(error), number=len(waits)) from None
+        raise
+    return waits
 
 
 class Batched(Transport):
@@ -109,6 +117,7 @@ class Batched(Transport):
         self.waited_on_gpu = group_of(group) if self._on_gpu else None
         self._groups: list[Group] = [group]
         self._connections: dist.ProcessGroup | None = None
+        self._open = 0
 
     @property
     def key(self) -> Hashable:
@@ -119,6 +128,9 @@ class Batched(Transport):
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Make the communicators of channels. The first one is that of the group; further ones are made once."""
+        if channels <= self._open:
+            return
+        self._open = channels
         if self._connections is not None:
             self._groups = [self._connections] * channels  # gloo matches messages by their tags
             return
@@ -128,29 +140,24 @@ class Batched(Transport):
             _connect(group, self._device)
 
     def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
-        """As `dist.batch_isend_irecv`, which for each operation finds the group anew, and checks what is known here."""
         messages = (*receives, *sends)
         if not messages:
             return list
-        group, timeout, on_gpu = group_of(self._groups[messages[0].channel]), self._timeout, self._on_gpu
-        calls = [partial(group.recv, [each.data], each.peer, each.tag) for each in receives]
-        calls += [partial(group.send, [each.data], each.peer, each.tag) for each in sends]
+        group = group_of(self._groups[messages[0].channel])
+        ends = _ends(group, receives, sends)
+        if not self._on_gpu:
+            return partial(_post_each, ends, self._timeout, False)
 
         def post() -> Sequence[Wait]:
-            works = call_peers(on_gpu, self._together, group, calls)
-            if on_gpu:
-                return [_Once(works).wait] * len(messages)
-            return [partial(work.wait, timeout) for work in works]
+            return [_Once(call_peers(True, self._together, group, ends)).wait] * len(messages)
 
         return post
 
-    def _together(self, group: dist.ProcessGroup, calls: Sequence[Callable[[], dist.Work]]) -> Sequence[dist.Work]:
-        """NCCL makes one kernel of what is posted within a coalescing, gloo a work of each."""
-        if not self._on_gpu:
-            return [each() for each in calls]
+    def _together(self, group: dist.ProcessGroup, ends: Sequence[_End]) -> Sequence[dist.Work]:
+        """NCCL makes one kernel of what is posted within a coalescing."""
         with _coalescing_manager(group, self._device, async_ops=True) as batch:
-            for each in calls:
-                each()
+            for post, data, peer, tag in ends:
+                post(data, peer, tag)
         works: list[dist.Work] = batch.works
         return works
 

@@ -32,6 +32,7 @@ from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.gpu import hardware
+from tests.gpu.beside import is_right_beside_a_collective
 from tests.gpu.delays import DelayedRuns
 from tests.gpu.groups import Ended
 from tests.gpu.hardware import (
@@ -180,6 +181,18 @@ def test_schedules_run_over_groups_of_both_priorities() -> None:
     """torch reads its variable when a group is made; it is afterwards what it was."""
     expected = [("normal", "0", True), ("high", "1", True)], "before"
     assert on_ranks(priorities_on_rank, 2) == [expected, expected]
+
+
+# collectives beside attention
+
+
+def beside_on_rank() -> bool:
+    return is_right_beside_a_collective(CPU, rounds=3)
+
+
+@pytest.mark.distributed
+def test_attention_while_a_collective_of_another_group_runs() -> None:
+    assert on_ranks(beside_on_rank, 3) == [True, True, True]
 
 
 # delays

@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.benchmarks.executor_cost import FreeKernel
-from runtime.executor import per_lane
+from runtime.executor import per_lane, transports
 from runtime.executor.executor import Executor
+from runtime.executor.kept import release_memory
 from runtime.executor.messages import Message, Wait
 from runtime.executor.transports import Batched
 from runtime.sequence_parallel.layer import SoftmaxPasses
@@ -104,9 +105,10 @@ def test_library_calls(passes: Passes) -> None:
         part, channel_of = rank_part(schedule, RANK), channels(schedule)
         messages = (*part.messages_in, *part.messages_out)
         batches: list[int] = []
-        batch = Batched._together
-        count = lambda self, group, post: (batches.append(len(post)), batch(self, group, post))[1]  # noqa: B023, E731
-        with patch.object(Batched, "_together", count):
+        post = transports._post_each
+        count = lambda ends, *more: (batches.append(len(ends)), post(ends, *more))[1]  # noqa: B023, E731
+        with patch.object(transports, "_post_each", count):
+            release_memory()  # what is bound is made anew
             run()
         assert sum(batches) == len(messages)
         assert len(batches) == len({(rows[0].step, channel_of[rows[0].lane]) for rows in messages})

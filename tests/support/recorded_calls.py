@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -119,14 +119,6 @@ class _Library:
     def all_reduce(self, data: torch.Tensor, group: _Communicator | None) -> None:
         self.connected.append((len(self.batches), 0 if group is None else group.number))
 
-    def call_peers(self, on_gpu: bool, call: Callable[..., Any], *arguments: object, **options: object) -> Any:
-        """Make a call of a transport; what it posts is a batch."""
-        made = call(*arguments, **options)
-        if self.posted:
-            self.batches.append(list(self.posted))
-            self.posted.clear()
-        return made
-
     def AllToAllOptions(self) -> None:  # noqa: N802
         """No options."""
 
@@ -147,6 +139,9 @@ class _Recorder(Transport):
 
         def post() -> Sequence[Wait]:
             waits = bound()
+            if self._library.posted:
+                self._library.batches.append(list(self._library.posted))
+                self._library.posted.clear()
             if len(self._library.all_to_alls) > len(self.packed):
                 self.packed.append((receives, sends))
             return waits
@@ -218,7 +213,6 @@ def _record(schedule: Schedule, rank: int, make_transport: MakeTransport) -> _Re
     with (
         patch.object(transports, "dist", library),
         patch.object(transports, "group_of", lambda group: group or library.group.WORLD),
-        patch.object(transports, "call_peers", library.call_peers),
     ):
         recorder = _Recorder(make_transport(1.0, None, torch.device("cpu")), library)
         executor = Executor(schedule, rank, recorder, PatternWork(schedule, rank, checked=False), as_bytes=True)
