@@ -360,7 +360,7 @@ def _measure_host(name: str, found: tuple[list[float], list[float]]) -> None:
     """Append milliseconds of forward and of backward passes of a schedule by name."""
     options = AttentionOptions("both")
     forward, backward = attention_schedules(name, full_mesh(HOST_RANKS), HOST_LAYER, options=options)
-    layer = SoftmaxPasses(forward, backward, HOST_RANK, FreeKernel(), 1.0, make_transport("batched", 60.0))
+    layer = SoftmaxPasses(forward, backward, HOST_RANK, make_transport("batched", 60.0), FreeKernel(), 1.0)
     length = attention_layout(name, HOST_LAYER, HOST_RANKS).length(HOST_RANK)
     q, k, v, dout = torch.zeros(4, 1, length, HOST_LAYER.heads, HOST_LAYER.head_dim)
     saved = layer.saved((q, k, v), *layer.forward(q, k, v))

@@ -41,6 +41,9 @@ class Work:
         """
         raise RunError(f"step {row.step}: kernel {row.kernel} is to be called, but no work was given")
 
+    def load(self, copies: Copies) -> None:
+        """Set what the memory has at the start of a run; here nothing."""
+
     def arranged(self, fields: Views) -> Views:
         """The fields of an operand as `compute` takes them; those in the memory are arranged once for all runs."""
         return fields

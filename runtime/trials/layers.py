@@ -23,8 +23,9 @@ from runtime.kernels import fused
 from runtime.kernels import linear_attention as kernels
 from runtime.kernels.linear_registry import choose_linear_kernel
 from runtime.kernels.registry import KERNELS, Kernel, choose_kernel
-from runtime.sequence_parallel.layer import AttentionLayer, copies_of_others, load_copies_of_others
-from runtime.sequence_parallel.linear_layer import LinearLayer, state_blocks
+from runtime.sequence_parallel.layer import AttentionLayer
+from runtime.sequence_parallel.linear_layer import LinearLayer
+from runtime.sequence_parallel.passes import blocks_left
 from runtime.sequence_parallel.sharding import shard, unshard
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
@@ -88,14 +89,14 @@ class AttentionTrial:
     def set_up(self, checked: bool) -> None:
         self._checked = checked
         self._layer.load(self.executor.copies)
-        load_copies_of_others(self.executor.copies, self._schedule, self._left_by_the_forward_pass)
+        self.executor.copies.load_bytes(blocks_left(self._schedule, self._rank), self._left_by_the_forward_pass)
 
     @cached_property
     def _left_by_the_forward_pass(self) -> Tensor:
         """The keys and values of other ranks with which the pass starts, as bytes."""
         task, kind = self._task, self._schedule.blocks.kind_of
         found = [self.executor.memory[:0]]
-        for block in copies_of_others(self._schedule, self._rank):
+        for block in blocks_left(self._schedule, self._rank):
             data = self.executor.memory.new_empty(int(task.block_bytes[block]))
             places = int(task.start[block]) + task.layout.stride * np.arange(task.count[block])
             at = torch.from_numpy(task.layout.positions_at(places)).to(data.device)
@@ -268,7 +269,7 @@ class LinearTrial:
         self._checked = checked
         gates, task = self._decays(), self._task
         k, v = (x.double().transpose(0, 1) for x in self._whole[linear.KEYS])
-        for block in state_blocks(self._schedule, self._rank):
+        for block in blocks_left(self._schedule, self._rank):
             chunk = int(task.chunk[block])
             before = slice(0, int(task.start[chunk]))
             starts = [each for each in self._starts() if each < before.stop]

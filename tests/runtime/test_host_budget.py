@@ -86,7 +86,7 @@ def passes(request: pytest.FixtureRequest) -> Iterator[Passes]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
     forward, backward = attention_schedules(request.param, full_mesh(RANKS), LAYER, options=AttentionOptions("both"))
-    layer = SoftmaxPasses(forward, backward, RANK, FreeKernel(), 1.0, Batched(10.0, None, torch.device("cpu")))
+    layer = SoftmaxPasses(forward, backward, RANK, Batched(10.0, None, torch.device("cpu")), FreeKernel(), 1.0)
     length = attention_layout(request.param, LAYER, RANKS).length(RANK)
     q, k, v, dout = torch.zeros(4, 1, length, LAYER.heads, LAYER.head_dim)
     saved = layer.saved((q, k, v), *layer.forward(q, k, v))
