@@ -3,8 +3,8 @@
     post = actions.post(receives, sends, channel)    # looks up tensors, peers and tags
     post()                                           # in each run: posts them
 
-An action names the peer that is lost; other errors, such as exhausted memory, are passed on. What makes actions refers
-to none of them, without a cycle the memory of an executor that is dropped is free at once.
+An action names the peer that is lost; other errors, such as exhausted memory, are passed on. `Actions` refers to none
+of the functions that it makes: without a cycle, the memory of an executor that is dropped is freed at once.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Executor:
         self.schedule, self._transport = schedule, transport
         self.copies = Copies(schedule, self.part, self.memory, work or Work(), as_bytes)
         self._progress = progress
-        self._made_for: tuple[bool, bool] | None = None
+        self._made_for: tuple[bool, bool, bool] | None = None
 
     def reuse(self, transport: Transport, work: Work | None) -> None:
         """Run from now on for another transport of the same `key`, and with other tensors; None: with none at all."""
@@ -79,7 +79,8 @@ class Executor:
         self.actions.begin(self.streams, timed)
         if self._transport.whole_steps:
             self._transport.open(self._channel_count, self.memory, self.streams)
-        if self._made_for != (kind := (timed, self.streams.queues)):
+        kind = timed, self.streams.queues, torch.are_deterministic_algorithms_enabled()
+        if self._made_for != kind:
             self.strategy, self._made_for = self._made(), kind
         self.strategy.prepare()
         if timed:

@@ -174,10 +174,10 @@ class Transport:
 
         return post
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
+    def receive(self, messages: Sequence[Message]) -> Sequence[Wait]:
         """Post receives once. Raises `LostPeer`, as `send` does."""
         raise NotImplementedError
 
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
+    def send(self, messages: Sequence[Message]) -> Sequence[Wait]:
         """Post sends once, and with `whole_steps` the receives before them."""
         raise NotImplementedError

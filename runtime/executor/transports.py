@@ -54,8 +54,8 @@ class PointToPoint(Transport):
     """A thread hands over to another one in some 10 us, in which a link of 400 MB/s carries a page."""
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device, call: int = 0) -> None:
-        self._timeout, self._on_gpu = _timeout(timeout_s, device), device.type == "cuda"
-        self._group, self._of_call = group_of(group), call % _CALLS << _FIRST_BIT
+        self._timeout, self._on_gpu = timedelta(seconds=timeout_s), device.type == "cuda"
+        self._group, self._of_call = group_of(group), [call % _CALLS << _FIRST_BIT]
 
     @property
     def key(self) -> Hashable:
@@ -66,7 +66,7 @@ class PointToPoint(Transport):
 
     def renew(self, other: Transport) -> None:
         assert isinstance(other, PointToPoint), "transports of one key are of one type"
-        self._of_call = other._of_call
+        self._of_call[:] = other._of_call
 
     def receive(self, messages: Sequence[Message]) -> Sequence[Wait]:
         return self.bind(messages, ())()
@@ -75,8 +75,7 @@ class PointToPoint(Transport):
         return self.bind((), messages)()
 
     def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
-        ends, timeout, on_gpu = _ends(self._group, receives, sends), self._timeout, self._on_gpu
-        return lambda: _post_each(ends, timeout, on_gpu, self._of_call)
+        return partial(_post_each, _ends(self._group, receives, sends), self._timeout, self._on_gpu, self._of_call)
 
 
 _End = tuple[Callable[[list[torch.Tensor], int, int], dist.Work], list[torch.Tensor], int, int]
@@ -90,11 +89,14 @@ def _ends(group: dist.ProcessGroup, receives: Sequence[Message], sends: Sequence
     ]  # fmt: skip
 
 
-def _post_each(ends: Sequence[_End], timeout: timedelta | None, on_gpu: bool, of_call: int = 0) -> Sequence[Wait]:
-    waits: list[Wait] = []
+def _post_each(
+    ends: Sequence[_End], timeout: timedelta, on_gpu: bool = False, of_call: Sequence[int] = (0,)
+) -> Sequence[Wait]:
+    """Post messages one by one; `of_call` are the bits of their tags that differ between calls, which may change."""
+    (bits,), waits = of_call, list[Wait]()
     try:
         for call, data, peer, tag in ends:  # tags of one call stay different, also those of more bits
-            waits.append(partial(call(data, peer, tag ^ of_call).wait, timeout))
+            waits.append(partial(call(data, peer, tag ^ bits).wait, timeout))
     except RuntimeError as error:
         if is_lost_peer(error, on_gpu):
             raise LostPeer(reason_of(error), number=len(waits)) from None
@@ -145,8 +147,8 @@ class Batched(Transport):
             return list
         group = group_of(self._groups[messages[0].channel])
         ends = _ends(group, receives, sends)
-        if not self._on_gpu:
-            return partial(_post_each, ends, self._timeout, False)
+        if self._timeout is not None:  # gloo has no batches
+            return partial(_post_each, ends, self._timeout)
 
         def post() -> Sequence[Wait]:
             return [_Once(call_peers(True, self._together, group, ends)).wait] * len(messages)

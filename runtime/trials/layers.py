@@ -53,6 +53,13 @@ class Exact(NamedTuple):
     size: Tensor
 
 
+def check_close(rank: int, what: str, found: Tensor, exact: Tensor, size: float, workload: Workload) -> None:
+    """Raise `RunError` if tensors differ by more than rounding of numbers of this norm."""
+    error = float((found.double() - exact).norm()) / max(size, 1e-9)  # the gradient of a gate of decay 0 has size 0
+    if not error <= TOLERANCE[DTYPES[workload.dtype]]:
+        raise RunError(f"rank {rank}: {what} differs from single-process attention by {error:.2g}")
+
+
 class AttentionTrial:
     """A pass of a layer on one rank. Its check raises `RunError`.
 
@@ -139,11 +146,7 @@ class AttentionTrial:
         if not expected:
             return
         values, sizes = (torch.cat(list(each), 1) for each in zip(*expected, strict=True))
-        error, size = float((found.double() - values).square().sum()), float(sizes.square().sum())
-        if not error <= TOLERANCE[DTYPES[self._workload.dtype]] ** 2 * size:
-            raise RunError(
-                f"rank {self._rank}: {what} differs from single-process attention by {(error / size) ** 0.5:.2g}"
-            )
+        check_close(self._rank, what, found, values, float(sizes.norm()), self._workload)
 
     def _inputs_of(self, position: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A query, the keys and values that it attends to, and the gradient of its result."""
@@ -296,10 +299,7 @@ class LinearTrial:
         for tensor, found in self._layer.outputs.items():
             for name, ours, whole, size in zip(names[tensor], found, exact[tensor], sizes[tensor], strict=False):
                 expected = shard(whole, self._task.layout, self._rank)
-                scale = (float(size.norm()) ** 2 * share) ** 0.5  # the gradient of a gate of decay 0 has size 0
-                error = float((ours.double() - expected).norm()) / max(scale, 1e-9)
-                if not error <= TOLERANCE[DTYPES[self._task.workload.dtype]]:
-                    raise RunError(f"rank {self._rank}: {name} differs from that of a single process by {error:.2g}")
+                check_close(self._rank, name, ours, expected, float(size.norm()) * share**0.5, self._task.workload)
 
     def _exact(self, absolute: bool) -> Mapping[int, Sequence[Tensor]]:
         """The outputs of the whole sequence, in float64; of absolute values, their size without cancellation of terms.

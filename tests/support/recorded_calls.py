@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -119,8 +119,18 @@ class _Library:
     def all_reduce(self, data: torch.Tensor, group: _Communicator | None) -> None:
         self.connected.append((len(self.batches), 0 if group is None else group.number))
 
+    def post_each(self, *arguments: Any) -> Sequence[Wait]:
+        """Post messages of a transport; they are a batch."""
+        waits = _POST_EACH(*arguments)
+        self.batches.append(list(self.posted))
+        self.posted.clear()
+        return waits
+
     def AllToAllOptions(self) -> None:  # noqa: N802
         """No options."""
+
+
+_POST_EACH = transports._post_each
 
 
 class _Recorder(Transport):
@@ -139,9 +149,6 @@ class _Recorder(Transport):
 
         def post() -> Sequence[Wait]:
             waits = bound()
-            if self._library.posted:
-                self._library.batches.append(list(self._library.posted))
-                self._library.posted.clear()
             if len(self._library.all_to_alls) > len(self.packed):
                 self.packed.append((receives, sends))
             return waits
@@ -212,6 +219,7 @@ def _record(schedule: Schedule, rank: int, make_transport: MakeTransport) -> _Re
     library = _Library(schedule.world_size)
     with (
         patch.object(transports, "dist", library),
+        patch.object(transports, "_post_each", library.post_each),
         patch.object(transports, "group_of", lambda group: group or library.group.WORLD),
     ):
         recorder = _Recorder(make_transport(1.0, None, torch.device("cpu")), library)
