@@ -366,7 +366,7 @@ def own_text() -> str:
         rows.append((f"{name}, {transport}, {world_size}", f"{ours_us:.0f}", f"{hand_us:.0f}", f"{own_us:.1f}"))
     head = (
         f"Wall time of a pass of one rank on torch's fake process group, whose calls end at once; fastest tenths of "
-        f"{HOST_TURNS * SAMPLES} passes. On gloo a message takes some 15 to 60 us of processor time (above)."
+        f"{HOST_TURNS * SAMPLES} passes. The table above has what a message takes on gloo."
     )
     return f"{head}\n\n{markdown_table(columns, rows)}"
 
