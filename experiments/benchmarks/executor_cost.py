@@ -3,12 +3,15 @@
 ``python -m experiments.benchmarks.executor_cost`` starts gloo processes on this machine and writes
 ``experiments/benchmarks/results/executor_cost.md``. Blocks have a few bytes, or are longer than what one thread always
 sends (`runtime.executor.transports.PointToPoint.short_bytes`). There are two loops: of the messages alone, and with the
-same kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They have
-their tensors and operations beforehand. Of long blocks a third program has a thread per lane, written by hand, which a
-loop by steps does not need; the executor has threads beside the calls of the last two cases, as it takes them for long.
-Samples of all alternate.
+same kernel calls, which take no time, and the additions of their results, as a loop by hand would make them. They call
+the process group itself, not `torch.distributed.isend`, which takes longer, and have their tensors beforehand. Of long
+blocks a third program has a thread per lane, written by hand, which a loop by steps does not need; the executor has
+threads beside the calls of the last two cases, as it takes them for long. Samples of all alternate.
 
-A second table has the time that a pass of attention takes the host: its messages, tensors and additions, without
+A second table has the executor's own time: the same, on torch's fake process group, whose calls end at once. It is wall
+time of one process, which hardly depends on what else runs, and all of it is Python of the executor or of the loop.
+
+A third table has the time that a pass of attention takes the host: its messages, tensors and additions, without
 messages that arrive and kernels that compute. On a GPU the host must queue a step faster than the device executes it.
 
 What is compared is the processor time of the threads that run Python, user and system, of all ranks. The threads of
@@ -72,7 +75,7 @@ LAYERS = tuple(Workload(sequence=5 * 4 * 3, head_dim=dim, dtype="bf16", heads=1,
 SHARD_BYTES = 64, 2**16
 """Of short blocks, of long ones."""
 
-SAMPLES, PASSES = 40, 20
+SAMPLES, PASSES = 20, 20
 """Samples of each of the three, and passes in a row in a sample, between two barriers."""
 
 HOST_SCHEDULES = ("zigzag-ring-attention", "tasp", "kv-and-q-rings", "token-multi-ring")
@@ -99,7 +102,8 @@ def main() -> None:
         f"blocks, a hand-written thread per lane; medians and quartiles of the ratios of neighbouring samples, "
         f"{SAMPLES} of each, of {PASSES} passes, made by "
         f"`python -m experiments.benchmarks.executor_cost` on {made['cores']} cores "
-        f"({made['date']}, torch {torch.__version__.split('+')[0]})."
+        f"({made['date']}, torch {torch.__version__.split('+')[0]}) at a load average of {os.getloadavg()[2]:.0f}. "
+        "Where other programs use the caches, ratios are higher than the second table lets expect."
     )
     host_head = (
         f"Processor time of one pass on the host: rank {HOST_RANK} of {HOST_RANKS}, {HOST_LAYER.sequence} positions, "
@@ -107,7 +111,8 @@ def main() -> None:
         f"(`batched`), whose calls end at once, with a kernel that returns zeros made beforehand; "
         f"{HOST_TURNS * SAMPLES} passes."
     )
-    table = f"{head}\n\n{markdown_table(columns, rows)}\n\n{host_head}\n\n{host_table()}\n"
+    tables = [head, markdown_table(columns, rows), own_text(), host_head, host_table()]
+    table = "\n\n".join(tables) + "\n"
     write_whole(RESULTS / "executor_cost.md", table.encode())
     print(table)
 
@@ -165,11 +170,7 @@ def _rank(
     if long:
         by_hand.append(_lanes(executor, calls))
 
-    def execute() -> None:
-        executor.prepare()
-        executor.run()
-
-    runs = (execute, *by_hand)
+    runs = (partial(_execute, executor), *by_hand)
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(SAMPLES):
         for found, run in zip(times, runs, strict=True):
@@ -241,21 +242,35 @@ def _by_step(executor: Executor, steps: int) -> list[tuple[list[_Sent], list[_Se
     return found
 
 
-def _point_to_point(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
-    """Per step: post all receives, then all sends, make all calls, wait for all."""
-    plan = list(zip(_by_step(executor, len(calls)), calls, strict=True))
+def _messages(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
+    """Per step: post all receives, then all sends, make all calls, wait for all. On gloo a batch is no more than that.
+
+    Works are kept until the next step: to free one right after it has ended contends with gloo's thread.
+    """
+    group = _group()
+    plan = [
+        (
+            [(group.recv, [each.data], each.peer, each.lane) for each in receives]
+            + [(group.send, [each.data], each.peer, each.lane) for each in sends],
+            of_step,
+        )
+        for (receives, sends), of_step in zip(_by_step(executor, len(calls)), calls, strict=True)
+    ]
 
     def loop() -> None:
-        for (receives, sends), of_step in plan:
-            works = [dist.irecv(each.data, each.peer, tag=each.lane) for each in receives]
-            works += [dist.isend(each.data, each.peer, tag=each.lane) for each in sends]
+        for messages, of_step in plan:
+            works = [post(data, peer, tag) for post, data, peer, tag in messages]
             for call in of_step:
                 call()
             for work in works:
-                assert work is not None
                 work.wait()
 
     return loop
+
+
+def _group() -> dist.ProcessGroup:
+    assert isinstance(dist.group.WORLD, dist.ProcessGroup), "ranks have joined"
+    return dist.group.WORLD
 
 
 def _lanes(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
@@ -266,21 +281,20 @@ def _lanes(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
         [tuple(next((each for each in kind if each.lane == lane), None) for kind in of_step) for of_step in plan]
         for lane in lanes
     ]
-    arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+    arrived, group = queue.SimpleQueue[None](), _group()
 
     def run_lane(program: Sequence[Sequence[_Sent | None]]) -> None:
-        receives = [each and dist.irecv(each.data, each.peer, tag=each.lane) for each, _ in program[:1]]
+        receives = [each and group.recv([each.data], each.peer, each.lane) for each, _ in program[:1]]
         sends = []
         for step, (_, sent) in enumerate(program):
             if sent is not None:
-                sends.append(dist.isend(sent.data, sent.peer, tag=sent.lane))
+                sends.append(group.send([sent.data], sent.peer, sent.lane))
             following = program[step + 1][0] if step + 1 < len(program) else None
-            receives.append(following and dist.irecv(following.data, following.peer, tag=following.lane))
+            receives.append(following and group.recv([following.data], following.peer, following.lane))
             if (received := receives[step]) is not None:
                 received.wait()
             arrived.put(None)
         for work in sends:
-            assert work is not None
             work.wait()
         arrived.put(None)
 
@@ -296,29 +310,9 @@ def _lanes(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
     return run
 
 
-def _batches(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
-    """Per step: one batch_isend_irecv, all calls, wait for it."""
-    plan = [
-        [dist.P2POp(dist.irecv, each.data, each.peer, tag=each.lane) for each in receives]
-        + [dist.P2POp(dist.isend, each.data, each.peer, tag=each.lane) for each in sends]
-        for receives, sends in _by_step(executor, len(calls))
-    ]
-
-    def loop() -> None:
-        for operations, of_step in zip(plan, calls, strict=True):
-            works = dist.batch_isend_irecv(operations) if operations else []
-            for call in of_step:
-                call()
-            for work in works:
-                work.wait()
-
-    return loop
-
-
 def _all_to_all(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
     """Per step: pack, one all_to_all_single, all calls, wait for it, unpack."""
-    world_size = dist.get_world_size()
-    plan = []
+    world_size, group, options, plan = dist.get_world_size(), _group(), dist.AllToAllOptions(), []
     for receives, sends in _by_step(executor, len(calls)):
         incoming, outgoing = (sorted(each, key=lambda sent: (sent.peer, sent.lane)) for each in (receives, sends))
         splits = [[0] * world_size, [0] * world_size]
@@ -330,8 +324,7 @@ def _all_to_all(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
     def loop() -> None:
         for (incoming, outgoing, (received, sent)), of_step in zip(plan, calls, strict=True):
             packed, arrived = torch.cat(outgoing), torch.empty(sum(received), dtype=torch.uint8)
-            work = dist.all_to_all_single(arrived, packed, received, sent, async_op=True)
-            assert work is not None
+            work = group.alltoall_base(arrived, packed, received, sent, options)
             for call in of_step:
                 call()
             work.wait()
@@ -343,7 +336,44 @@ def _all_to_all(executor: Executor, calls: Sequence[Sequence[Call]]) -> Call:
     return loop
 
 
-LOOPS = {"p2p": _point_to_point, "batched": _batches, "all-to-all": _all_to_all}
+LOOPS = {"p2p": _messages, "batched": _messages, "all-to-all": _all_to_all}
+
+
+def own_text() -> str:
+    """The table of the executor's own time, with its head."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    columns = "schedule, transport, ranks", "executor, us", "messages and calls by hand, us", "own us per message"
+    rows = []
+    for name, transport, world_size, long in CASES:
+        if long:
+            continue
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=world_size)
+        schedule = _schedule(name, world_size, long)
+        work = PatternWork(schedule, 1, checked=False)
+        sender = make_transport(transport, 60.0, device=torch.device("cpu"))
+        executor = Executor(schedule, 1, sender, work, as_bytes=True)
+        runs = partial(_execute, executor), LOOPS[transport](executor, _calls(executor, work))
+        times_us: tuple[list[float], ...] = [], []
+        for _ in range(HOST_TURNS * SAMPLES):
+            for found, run in zip(times_us, runs, strict=True):
+                began_s = time.perf_counter()
+                run()
+                found.append(1e6 * (time.perf_counter() - began_s))
+        dist.destroy_process_group()
+        ours_us, hand_us = (statistics.quantiles(times, n=10)[0] for times in times_us)
+        own_us = (ours_us - hand_us) / len(executor.part.messages_out)
+        rows.append((f"{name}, {transport}, {world_size}", f"{ours_us:.0f}", f"{hand_us:.0f}", f"{own_us:.1f}"))
+    head = (
+        f"Wall time of a pass of one rank on torch's fake process group, whose calls end at once; fastest tenths of "
+        f"{HOST_TURNS * SAMPLES} passes. The table above has what a message takes on gloo."
+    )
+    return f"{head}\n\n{markdown_table(columns, rows)}"
+
+
+def _execute(executor: Executor) -> None:
+    executor.prepare()
+    executor.run()
 
 
 def host_table() -> str:
@@ -368,7 +398,7 @@ def _measure_host(name: str, found: tuple[list[float], list[float]]) -> None:
     """Append milliseconds of forward and of backward passes of a schedule by name."""
     options = AttentionOptions("both")
     forward, backward = attention_schedules(name, full_mesh(HOST_RANKS), HOST_LAYER, options=options)
-    layer = SoftmaxPasses(forward, backward, HOST_RANK, FreeKernel(), 1.0, make_transport("batched", 60.0))
+    layer = SoftmaxPasses(forward, backward, HOST_RANK, make_transport("batched", 60.0), FreeKernel(), 1.0)
     length = attention_layout(name, HOST_LAYER, HOST_RANKS).length(HOST_RANK)
     q, k, v, dout = torch.zeros(4, 1, length, HOST_LAYER.heads, HOST_LAYER.head_dim)
     saved = layer.saved((q, k, v), *layer.forward(q, k, v))

@@ -80,7 +80,7 @@ def count(name: str, layer: Workload = LAYER) -> tuple[Counts, Counts]:
     )
     library = _Library()
     with _stand_ins() as (calls, launches):
-        passes = SoftmaxPasses(forward, backward, RANK, FLASH_ATTENTION, 1.0, library)
+        passes = SoftmaxPasses(forward, backward, RANK, library, FLASH_ATTENTION, 1.0)
         saved = passes.saved((q, k, v), *passes.forward(q, k, v))
         passes.backward(saved, dout)  # what is prepared once per schedule is not counted
         calls.clear()

@@ -1,9 +1,13 @@
-"""The copies of blocks at one rank during a run: their tensors, and how parts are joined to them."""
+"""The copies of blocks at one rank during a run: their tensors, and how parts are joined to them.
+
+Calls and joins are made into functions once, with the tensors in the memory. New in every run are only the caller's
+tensors, what is gathered from them, and what kernel calls return.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
 
@@ -20,6 +24,9 @@ from tasp_lab.schedule.dependencies import RESIDENT
 from tasp_lab.schedule.rank_part import SCATTERED, CallRow, Join, Operand, RankPart
 from tasp_lab.schedule.schedule import Schedule
 
+Action = Callable[[], object]
+"""One thing that a rank does in every run."""
+
 
 class Work:
     """What a rank computes in a run; by default nothing, for schedules without kernel calls and bound kinds.
@@ -33,6 +40,9 @@ class Work:
         On a GPU the call is only queued.
         """
         raise RunError(f"step {row.step}: kernel {row.kernel} is to be called, but no work was given")
+
+    def load(self, copies: Copies) -> None:
+        """Set what the memory has at the start of a run; here nothing."""
 
     def arranged(self, fields: Views) -> Views:
         """The fields of an operand as `compute` takes them; those in the memory are arranged once for all runs."""
@@ -67,18 +77,18 @@ class Copies:
         self._formats = wire, home
         how = ["add" if as_bytes and kind.join else kind.join for kind in self._kinds]
         self._sums = Sums(self._kind, self._sizes, how, wire, home)
-        self._planned: dict[int, tuple[object, list[Sum], int]] = {}
         self._resident: dict[tuple[int, ...], tuple[Views, torch.Tensor | None] | None] = {}
         self._lock = threading.Lock()
-        self._operands: dict[int, list[Views | None]] = {}
         self.work = work
+        self._has_parts = set[int]()
+        self._computed: dict[tuple[int, int], Sequence[Parts]] = {}  # by call and block, until it is joined
         self.begin()
 
     def begin(self) -> None:
         """Begin a run: resident copies are those of the start."""
-        self._has_parts = set(self._initial_sums)
-        self._computed: dict[int, Sequence[Parts]] = {}
-        self._unjoined: dict[int, int] = {}
+        self._has_parts.clear()
+        self._has_parts.update(self._initial_sums)
+        self._computed.clear()
 
     def data(self, block: int, offset: int) -> torch.Tensor:
         """The bytes of a block at an offset in the memory, as on the wire."""
@@ -160,38 +170,61 @@ class Copies:
         store(data, self._format(row.block).fields, found)
         return data
 
-    def compute(self, row: CallRow) -> None:
-        """Make a kernel call, and join what it adds to resident copies; the rest waits for its join."""
-        found = self.work.compute(row, self._operands_of(row))
-        planned = self._planned.get(id(row))
-        if planned is None:
-            places = [place for place in row.adds if place.since == RESIDENT]
-            sums = self._sums.plan(self._sums.of_call(places, row.operation, found, at_home=True))
-            planned = self._planned[id(row)] = row, sums, len(row.adds) - len(places)
-        _, sums, later = planned
-        if later:
-            self._computed[row.operation], self._unjoined[row.operation] = found, later
-        for each in sums:
-            self._add_to_resident(each, found)
+    def call(self, row: CallRow) -> Action:
+        """A kernel call, and the joins of what it adds to resident copies; the rest waits for its join."""
+        places = [place for place in row.adds if place.since == RESIDENT]
+        later = [(row.operation, place.block) for place in row.adds if place.since != RESIDENT]
+        operands = [self._operand(each) for each in row.operands]
+        fixed = [() if callable(each) else self.work.arranged(each) for each in operands]
+        fresh = [(at, each) for at, each in enumerate(operands) if callable(each)]
+        joins: list[Callable[[Sequence[Parts]], None]] | None = None
 
-    def join(self, joins: Sequence[Join]) -> None:
-        """Join all that came to some copies: to each its arrivals in their order, then what calls added."""
-        planned = self._planned.get(id(joins))
-        if planned is None:
-            planned = self._planned[id(joins)] = joins, self._sums.plan(self._terms_of(joins)), 0
-        for each in planned[1]:
-            found: Sequence[Parts] = ()
-            if each.call is not None:
-                found = self._computed[each.call]
-                for field in found[each.output].fields:  # not reused before the current stream has read it
-                    if field.is_cuda:
-                        field.record_stream(torch.cuda.current_stream(field.device))
-            if each.at_home:
-                self._add_to_resident(each, found)
-            else:
-                self._sums.join(each, each.is_first, found, self.work.bound)
-            if each.call is not None:
-                self._joined(each.call, len(each.blocks))
+        def compute() -> None:
+            nonlocal joins
+            given = fixed
+            if fresh:
+                given = fixed.copy()
+                for at, operand in fresh:
+                    given[at] = self.work.arranged(operand())
+            found = self.work.compute(row, given)
+            if joins is None:
+                sums = self._sums.plan(self._sums.of_call(places, row.operation, found, at_home=True))
+                joins = [self._add_to_resident(each, found) for each in sums]
+            for key in later:
+                self._computed[key] = found
+            for join in joins:
+                join(found)
+
+        return compute
+
+    def join(self, joins: Sequence[Join]) -> Action:
+        """The join of all that came to some copies: to each its arrivals in their order, then what calls added."""
+        computed, first_call = self._computed, self.part.first_call
+        keys = [(each, join.place.block) for join in joins for each in join.operations if each >= first_call]
+        steps: list[tuple[Sum, Callable[[Sequence[Parts]], None]]] | None = None
+
+        def run() -> None:
+            nonlocal steps
+            if steps is None:
+                steps = [(each, self._joined(each)) for each in self._sums.plan(self._terms_of(joins))]
+            for sum_, join in steps:
+                found: Sequence[Parts] = ()
+                if sum_.call is not None:
+                    found = computed[sum_.call, sum_.blocks[0]]
+                    for field in found[sum_.output].fields:  # not reused before the current stream has read it
+                        if field.is_cuda:
+                            field.record_stream(torch.cuda.current_stream(field.device))
+                join(found)
+            for each in keys:
+                del computed[each]
+
+        return run
+
+    def _joined(self, sum_: Sum) -> Callable[[Sequence[Parts]], None]:
+        found = () if sum_.call is None else self._computed[sum_.call, sum_.blocks[0]]
+        if sum_.at_home:
+            return self._add_to_resident(sum_, found)
+        return self._sums.joiner(sum_, sum_.is_first, found, self._bound)
 
     def _terms_of(self, joins: Sequence[Join]) -> list[Term]:
         """What is joined: the first that comes to each copy, then the second of each, and so on."""
@@ -201,65 +234,56 @@ class Copies:
             terms = [Term(place.block, place.offset, at_home, None, 0, offset, False) for offset in join.received]
             for call in join.operations:
                 if call >= self.part.first_call:
-                    terms += self._sums.of_call([place], call, self._computed[call], at_home)
+                    terms += self._sums.of_call([place], call, self._computed[call, place.block], at_home)
             for turn, term in enumerate(terms):
                 if turn == len(turns):
                     turns.append([])
                 turns[turn].append(term._replace(is_first=not (turn or at_home or join.begun)))
         return [term for turn in turns for term in turn]
 
-    def _joined(self, call: int, blocks: int) -> None:
-        """Forget what a call has returned once all of it is joined."""
-        with self._lock:
-            self._unjoined[call] -= blocks
-            if not self._unjoined[call]:
-                del self._unjoined[call], self._computed[call]
-
     def given(self, blocks: Sequence[int]) -> None:
         """Note that what was sent is no more there, as its sender gave it."""
         with self._lock:
             self._has_parts.difference_update(blocks)
 
-    def _add_to_resident(self, sum_: Sum, found: Sequence[Parts]) -> None:
-        with self._lock:
-            if self._has_parts.issuperset(sum_.blocks):
-                self._sums.join(sum_, False, found, self.work.bound)
-                return
-            for each, is_empty in self._sums.split(sum_, [block not in self._has_parts for block in sum_.blocks]):
-                self._sums.join(each, is_empty, found, self.work.bound)
-            self._has_parts.update(sum_.blocks)
+    def _add_to_resident(self, sum_: Sum, found: Sequence[Parts]) -> Callable[[Sequence[Parts]], None]:
+        """Joins to copies some of which may be empty, as nothing has come yet, or as what came was given away."""
+        blocks, there, lock = sum_.blocks, self._has_parts, self._lock
+        join = self._sums.joiner(sum_, False, found, self._bound)
 
-    def _operands_of(self, row: CallRow) -> list[Views]:
-        """The operands of a kernel call; those that are the copies themselves are kept for later runs."""
-        kept = self._operands.get(row.operation)
-        if kept is not None:
-            return [
-                self.work.arranged(self.operand(each)) if fields is None else fields
-                for each, fields in zip(row.operands, kept, strict=True)
-            ]
-        found = [self._operand(each) for each in row.operands]
-        arranged = [self.work.arranged(fields) for fields, _ in found]
-        self._operands[row.operation] = [
-            fields if is_copy else None for fields, (_, is_copy) in zip(arranged, found, strict=True)
-        ]
-        return arranged
+        def add(found: Sequence[Parts]) -> None:
+            with lock:
+                if there.issuperset(blocks):
+                    join(found)
+                    return
+                for each, is_empty in self._sums.split(sum_, [block not in there for block in blocks]):
+                    self._sums.join(each, is_empty, found, self._bound)
+                there.update(blocks)
+
+        return add
+
+    def _bound(self, blocks: Sequence[int]) -> Views:
+        return self.work.bound(blocks)
 
     def operand(self, operand: Operand) -> Views:
         """The fields of an operand of a kernel call."""
-        return self._operand(operand)[0]
+        found = self._operand(operand)
+        return found() if callable(found) else found
 
-    def _operand(self, operand: Operand) -> tuple[Views, bool]:
-        """The fields of an operand, and whether they are the copies themselves."""
+    def _operand(self, operand: Operand) -> Views | Callable[[], Views]:
+        """The fields of an operand: the copies themselves, or what makes them in each run."""
         if not operand.blocks:
-            return (), True
+            return ()
         if operand.offset == SCATTERED:
-            return self._gathered(operand), False
+            return lambda: self._gathered(operand)
         if operand.offset == OUTSIDE:
-            return self.work.bound(operand.blocks), False
+            return lambda: self.work.bound(operand.blocks)
         at_home = operand.since[0] == RESIDENT
         if self._as_bytes and at_home:
             return self._bytes_on_the_wire(operand)
-        return self._format(operand.blocks[0], at_home).views(operand.offset, operand.size_bytes)
+        format_ = self._format(operand.blocks[0], at_home)
+        found, is_copy = format_.views(operand.offset, operand.size_bytes)
+        return found if is_copy else lambda: format_.views(operand.offset, operand.size_bytes)[0]
 
     def _gathered(self, operand: Operand) -> Views:
         """The fields of an operand whose blocks do not lie side by side, in new tensors.
@@ -271,17 +295,17 @@ class Copies:
             if piece.offset == OUTSIDE:
                 found += [self.work.sent(block) for block in piece.blocks]
             else:
-                found.append(self._operand(piece)[0])
+                found.append(self.operand(piece))
         return tuple(torch.cat(list(fields)) for fields in zip(*found, strict=True))
 
-    def _bytes_on_the_wire(self, operand: Operand) -> tuple[Views, bool]:
+    def _bytes_on_the_wire(self, operand: Operand) -> Views | Callable[[], Views]:
         """Resident copies as bytes, without the room that is left where they are wider at home."""
         data = self.memory[operand.offset : operand.offset + operand.size_bytes]
         sizes = [self._sizes[block] for block in operand.blocks]
         if operand.size_bytes == sum(sizes):
-            return (data,), True
+            return (data,)
         places = torch.split(data, [self._home_sizes[block] for block in operand.blocks])
-        return (torch.cat([place[:size] for place, size in zip(places, sizes, strict=True)]),), False
+        return lambda: (torch.cat([place[:size] for place, size in zip(places, sizes, strict=True)]),)
 
     def _size(self, block: int, at_home: bool) -> int:
         return (self._home_sizes if at_home and not self._as_bytes else self._sizes)[block]

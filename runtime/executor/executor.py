@@ -9,12 +9,13 @@ are joined as their kind defines (`runtime.executor.copies`).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import torch
 
-from runtime.executor.copies import Copies, Work
-from runtime.executor.message_io import MessageIO, Progress, Strategy, no_progress
+from runtime.executor.actions import Actions, Progress, no_progress
+from runtime.executor.copies import Action, Copies, Work
 from runtime.executor.messages import Transport
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep, step_plan
@@ -54,12 +55,14 @@ class Executor:
     ) -> None:
         self.part = part or rank_part(schedule, rank)
         self.memory = transport.take(schedule, self.part, torch.device(device))
-        self.schedule, self._transport, self._progress = schedule, transport, progress
+        self.schedule, self._transport = schedule, transport
         self.copies = Copies(schedule, self.part, self.memory, work or Work(), as_bytes)
+        self._progress = progress
+        self._made_for: tuple[bool, bool, bool] | None = None
 
     def reuse(self, transport: Transport, work: Work | None) -> None:
-        """Run from now on over a transport of the same `key`, and with other tensors; None: with none at all."""
-        self._transport = self._message_io.transport = transport
+        """Run from now on for another transport of the same `key`, and with other tensors; None: with none at all."""
+        self._transport.renew(transport)
         self.copies.work = work or Work()
 
     def give_back(self) -> None:
@@ -73,9 +76,12 @@ class Executor:
         """
         self.streams = streams or streams_for(self.memory.device)
         self.copies.begin()
-        self._message_io.begin(self.streams, timed)
+        self.actions.begin(self.streams, timed)
         if self._transport.whole_steps:
-            self._transport.open(max(self._channels, default=0) + 1, self.memory, self.streams)
+            self._transport.open(self._channel_count, self.memory, self.streams)
+        kind = timed, self.streams.queues, torch.are_deterministic_algorithms_enabled()
+        if self._made_for != kind:
+            self.strategy, self._made_for = self._made(), kind
         self.strategy.prepare()
         if timed:
             self._busy, self._clock = BusyShare(), clock_name()
@@ -106,25 +112,35 @@ class Executor:
     def record(self, began_s: float) -> RankRecord:
         """The record of a run that has ended, which began at `began_s` of `time.monotonic`."""
         time_s, busy_share = self.streams.mark()(), self._busy.so_far()
-        return RankRecord(self.part.rank, self._clock, began_s, time_s, busy_share, *self._message_io.records())
+        return RankRecord(self.part.rank, self._clock, began_s, time_s, busy_share, *self.actions.records())
 
     @cached_property
-    def _message_io(self) -> MessageIO:
-        return MessageIO(self.part.rank, self._transport, self.copies, self._progress)
+    def actions(self) -> Actions:
+        """What makes the actions of this rank."""
+        return Actions(self.part.rank, self._transport, self.copies, self._progress)
 
     @cached_property
-    def strategy(self) -> Strategy:
+    def calls(self) -> Sequence[Action]:
+        """All kernel calls, on whatever is in the memory."""
+        return [self.copies.call(row) for row in self.part.calls]
+
+    def _made(self) -> PerStep | PerLane:
         """One for all runs, as they are alike.
 
         Lanes add parts in the order in which these arrive, so deterministic algorithms go by steps.
         """
-        plan, transport, io = plan_of(self.schedule, self.part), self._transport, self._message_io
+        plan, transport = plan_of(self.schedule, self.part), self._transport
         by_steps = transport.whole_steps or torch.are_deterministic_algorithms_enabled()
         ahead = 0 if transport.whole_steps else transport.receives_ahead
         if not by_steps and not _one_thread_does(plan, transport.short_bytes):
-            return PerLane(io, plan, ahead, together=bool(transport.short_bytes) and lanes_are_alike(plan))
+            return PerLane(self.actions, plan, ahead, bool(transport.short_bytes) and lanes_are_alike(plan))
         every_step, prompt = transport.whole_steps and not transport.channels, self.streams.queues
-        return PerStep(io, step_plan(plan, len(self.schedule.steps), self._channels, every_step, prompt, ahead))
+        steps = len(self.schedule.steps)
+        return PerStep(self.actions, step_plan(plan, steps, self._channels, every_step, prompt, ahead))
+
+    @cached_property
+    def _channel_count(self) -> int:
+        return max(self._channels, default=0) + 1
 
     @cached_property
     def _channels(self) -> tuple[int, ...]:

@@ -52,8 +52,7 @@ class Kept:
         If memory is exhausted, what is kept for all layers is freed and the allocation is tried once more.
         """
         stream = 0 if self._in_one_order else _stream(device)
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        key = id(schedule), part.rank, transport.key, device, stream, deterministic
+        key = id(schedule), part.rank, transport.key, device, stream
         with self._lock:
             executor = self._kept.pop(key, None)
         if executor is None:

@@ -1,8 +1,10 @@
 """What transports and executors have in common: messages, waits for them, lost peers, and the interface of a transport.
 
-A transport posts messages and returns a wait for each, which blocks until that message has arrived or has been sent::
+A transport is bound to messages, and then posts them in each run. Posting returns a wait for each message, which blocks
+until that message has arrived or has been sent::
 
-    for wait in transport.receive([Message(peer=1, tag=0, data=memory)]):
+    post = transport.bind(receives=[Message(peer=1, tag=0, data=memory)], sends=[])
+    for wait in post():
         wait()
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,8 +30,7 @@ Result = TypeVar("Result")
 class Message:
     """Data in transit: `peer` is the other rank, `tag` distinguishes messages between the same two ranks.
 
-    A message is kept for later runs over the same transport, which may add what it has `prepared` for it. `planned`
-    is the entry of the plan that it was made from.
+    `planned` is the entry of the plan that it was made from.
     """
 
     peer: int
@@ -37,7 +38,6 @@ class Message:
     data: torch.Tensor
     channel: int = 0
     planned: PlannedMessage | None = None
-    prepared: Any = None
 
 
 Group = dist.ProcessGroup | None
@@ -51,12 +51,16 @@ def group_of(group: Group) -> dist.ProcessGroup:
     return found
 
 
-Wait = Callable[[], None]
-"""Blocks until the message has been received (or, for a send, may be overwritten). Raises `LostPeer`.
+Wait = Callable[[], object]
+"""Blocks until the message has been received (or, for a send, may be overwritten). Raises `LostPeer` or torch's error.
 
 Executors keep waits until the next run. They hold the works of torch, and to free one of gloo's right after it has
 ended contends with gloo's own thread for its lock: a message then costs twice the processor time.
 """
+
+
+Post = Callable[[], Sequence[Wait]]
+"""Posts the messages that it is bound to; returns a wait for each, those of receives first. Raises `LostPeer`."""
 
 
 def no_wait() -> None:
@@ -151,10 +155,29 @@ class Transport:
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Make what each channel needs; a collective call, made before the messages of a run, which has a memory."""
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        """Post receives. Raises `LostPeer`, as `send` does."""
+    def renew(self, other: Transport) -> None:
+        """Send for the call of another transport of the same `key` from now on."""
+
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        """What posts messages together in each run: here by `receive` and `send`, which make everything anew.
+
+        With `whole_steps` both ends may be empty on a rank that takes part in a step without messages.
+        """
+
+        def post() -> Sequence[Wait]:
+            waits = self.receive(receives)
+            try:
+                return [*waits, *self.send(sends)]
+            except LostPeer as error:
+                error.number += len(receives)
+                raise
+
+        return post
+
+    def receive(self, messages: Sequence[Message]) -> Sequence[Wait]:
+        """Post receives once. Raises `LostPeer`, as `send` does."""
         raise NotImplementedError
 
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        """Post sends, and with `whole_steps` the receives before them."""
+    def send(self, messages: Sequence[Message]) -> Sequence[Wait]:
+        """Post sends once, and with `whole_steps` the receives before them."""
         raise NotImplementedError

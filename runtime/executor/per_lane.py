@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.executor.message_io import MessageIO
-from runtime.executor.messages import Wait
+from runtime.executor.actions import Actions
 from runtime.executor.plans import Plan, PlannedMessage
 
 Wake = queue.SimpleQueue[None]
@@ -77,19 +76,23 @@ class PerLane:
     If nothing waits for sends, all are waited for at the end. Waits are kept until the next run (`messages.Wait`).
     """
 
-    def __init__(self, message_io: MessageIO, plan: Plan, steps_ahead: int, together: bool = False) -> None:
-        self._message_io, self._plan, self._ahead = message_io, plan, steps_ahead
-        self._lanes = _lanes_of(plan, together)
-        self._joins, self._calls = [(join,) for join in plan.joins], [(row,) for row in plan.calls]
-        self._alone = [(message,) for message in plan.sends + plan.receives]
+    def __init__(self, actions: Actions, plan: Plan, steps_ahead: int, together: bool = False) -> None:
+        self._plan, self._ahead, self._lanes = plan, steps_ahead, _lanes_of(plan, together)
+        self._waits = actions.waits
+        self._post = [actions.post((), (each,)) for each in plan.sends]
+        self._post += [actions.post((each,), ()) for each in plan.receives]
+        self._does = [actions.wait("out", (each,)) for each in plan.sends]
+        self._does += [actions.wait("in", (each,)) for each in plan.receives]
+        self._does += [actions.compute((row,)) for row in plan.calls]
+        self._joins = [actions.join((join,)) for join in plan.joins]
 
     def prepare(self) -> None:
+        self._waits.clear()
         self._unmet = list(self._lanes.unmet)
         self._outgoing = {lane: deque(messages) for lane, messages in self._lanes.outgoing.items()}
         self._incoming = {lane: deque(messages) for lane, messages in self._lanes.incoming.items()}
         self._post_until = dict.fromkeys(self._incoming, self._ahead)
         self._unreceived = dict.fromkeys(self._incoming, 0)
-        self._waits: dict[int, Wait] = {}
         self._happened: deque[int] = deque()
         self._advancing = threading.Lock()
         self._wakes: tuple[Wake, ...] = tuple(queue.SimpleQueue() for _ in self._lanes.threads)
@@ -117,7 +120,7 @@ class PerLane:
                 raise error
         if not self._lanes.sends_are_awaited:
             for each in self._plan.sends:
-                self._finish_send(each)
+                self._does[each.node]()
 
     def _guarded(self, nodes: Sequence[int], wake: Wake, modes: tuple[bool, bool]) -> None:
         """Do the work of a thread in torch's modes of the calling one, which are those of its tensors.
@@ -146,24 +149,14 @@ class PerLane:
             if node >= plan.first_call:
                 if unmet[node]:
                     self._sleep(node, wake, lambda node=node: not unmet[node])  # type: ignore[misc]
-                if self._failed:
-                    return
-                self._message_io.compute_all(self._calls[node - plan.first_call])
-                if plan.releases[node]:
-                    self._record(node)
-                continue
-            if node not in waits:
+            elif node not in waits:
                 self._sleep(node, wake, lambda node=node: node in waits)  # type: ignore[misc]
-                if self._failed:
-                    return
-            if node < plan.first_receive:
-                self._finish_send(plan.sends[node])
-                if plan.releases[node]:
-                    self._record(node)
-            else:
-                self._message_io.wait_for_all("in", waits, self._alone[node])
-                if plan.releases[node] or self._incoming[plan.receives[node - plan.first_receive].lane]:
-                    self._record(node)
+            if self._failed:
+                return
+            self._does[node]()
+            is_received = plan.first_receive <= node < plan.first_call
+            if plan.releases[node] or (is_received and self._incoming[plan.receives[node - plan.first_receive].lane]):
+                self._record(node)
 
     def _sleep(self, node: int, wake: Wake, is_over: Callable[[], bool]) -> None:
         """Sleep until a message is posted, or a call may be made, or a thread has failed."""
@@ -171,11 +164,6 @@ class PerLane:
         while not is_over() and not self._failed:
             wake.get()
         del self._asleep[node]
-
-    def _finish_send(self, message: PlannedMessage) -> None:
-        self._message_io.wait_for_all("out", self._waits, self._alone[message.node])
-        if message.is_gathered:
-            del self._waits[message.node]  # with its bytes
 
     def _record(self, node: int) -> None:
         """Record that something has happened; post and join whatever has waited for it.
@@ -195,7 +183,7 @@ class PerLane:
             finally:
                 advancing.release()
             for join in joins:
-                self._message_io.copies.join(self._joins[join - self._plan.first_join])
+                self._joins[join - self._plan.first_join]()
             happened.extend(joins)
 
     def _release(self, happened: int, joins: list[int]) -> list[int]:
@@ -234,7 +222,7 @@ class PerLane:
         messages, unmet, posted = self._outgoing[lane], self._unmet, list[int]()
         while messages and not unmet[messages[0].node]:
             message = messages.popleft()
-            (self._waits[message.node],) = self._message_io.post_sends(self._alone[message.node])
+            self._post[message.node]()
             posted.append(message.node)
         return posted
 
@@ -250,7 +238,7 @@ class PerLane:
                 break
             messages.popleft()
             self._unreceived[lane] += 1
-            (self._waits[message.node],) = self._message_io.post_receives(self._alone[message.node])
+            self._post[message.node]()
             posted.append(message.node)
         return posted
 

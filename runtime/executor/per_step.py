@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from runtime.executor.message_io import MessageIO
-from runtime.executor.messages import Wait
+from runtime.executor.actions import Actions
+from runtime.executor.copies import Action
 from runtime.executor.plans import Plan, PlannedMessage, lanes_are_alike
 from runtime.executor.streams import Mark
 from tasp_lab.schedule.dependencies import RESIDENT
@@ -25,55 +25,55 @@ from tasp_lab.schedule.rank_part import CallRow, Join
 
 
 class PerStep:
-    """Posts the receives and sends of a step together. Waits are kept until the next run (`messages.Wait`)."""
+    """Executes the actions of a plan in one order: on a host one after another, on a GPU each in its stream."""
 
-    def __init__(self, message_io: MessageIO, plan: StepPlan) -> None:
-        self._message_io, self.plan = message_io, plan
-        self.waits: dict[int, Wait] = {}
-        self.marks: list[Mark | None] = [None] * plan.marks
+    def __init__(self, actions: Actions, plan: StepPlan) -> None:
+        self._actions, self.plan = actions, plan
+        self._marks: list[Mark | None] = [None] * plan.marks
+        self._first = [self.action(POST, plan.first)] if plan.first.receives else []
+        queues = actions.streams.queues
+        self._on_host = [self.action(*each) for each in plan.on_host if not queues]
+        self._runs = [(stream, [self.action(*each) for each in of_run]) for stream, of_run in plan.runs if queues]
 
     def prepare(self) -> None:
         """Post the receives that wait for nothing, if they may be posted ahead of their steps."""
-        if self.plan.first.receives:
-            self._post(self.plan.first)
+        for post in self._first:
+            post()
 
     def run(self) -> None:
-        do = self.handlers()
-        if not self._message_io.streams.queues:
-            for kind, what in self.plan.on_host:
-                do[kind](what)
-            return
-        for stream, actions in self.plan.runs:
+        for action in self._on_host:
+            action()
+        for stream, actions in self._runs:
             with self.context(stream):
-                for kind, what in actions:
-                    do[kind](what)
+                for action in actions:
+                    action()
 
-    def handlers(self) -> tuple[Callable[[Any], None], ...]:
-        """What executes each kind of action; made for each run, as they refer to this object."""
-        io = self._message_io
-        return (
-            self._post, partial(io.wait_for_all, "in", self.waits), partial(io.wait_for_all, "out", self.waits),
-            io.copies.join, io.compute_all, self._mark, self._after,
-        )  # fmt: skip
+    def action(self, kind: int, what: Any) -> Action:
+        """One of the plan's actions."""
+        make, marks = self._actions, self._marks
+        if kind == POST:
+            return make.post(what.receives, what.sends, what.channel)
+        if kind in (RECEIVE, FINISH):
+            return make.wait("in" if kind == RECEIVE else "out", what)
+        if kind == JOIN:
+            return make.join(what)
+        if kind == CALLS:
+            return make.compute(what)
+
+        def mark() -> None:
+            marks[what] = make.streams.mark()
+
+        def after() -> None:
+            before = marks[what]
+            assert before is not None, "marks are set before they are waited for"
+            make.streams.wait(before)
+
+        return mark if kind == MARK else after
 
     def context(self, stream: int) -> AbstractContextManager[object]:
         """The context in which the actions of a stream are issued."""
-        streams = self._message_io.streams
+        streams = self._actions.streams
         return streams.communicating(stream) if stream > COMPUTING else streams.computing(COMPUTING - stream)
-
-    def _post(self, batch: Batch) -> None:
-        io = self._message_io
-        received = io.post_receives(batch.receives, batch.channel)
-        sent = io.post_sends(batch.sends, batch.channel)
-        self.waits.update(zip(batch.nodes, (*received, *sent), strict=True))
-
-    def _mark(self, number: int) -> None:
-        self.marks[number] = self._message_io.streams.mark()
-
-    def _after(self, number: int) -> None:
-        mark = self.marks[number]
-        assert mark is not None, "marks are set before they are waited for"
-        self._message_io.streams.wait(mark)
 
 
 # What the per-step executor does, in which stream and in which order, prepared once per rank's part.
@@ -104,7 +104,7 @@ class Batch(NamedTuple):
     nodes: tuple[int, ...]
 
 
-Action = tuple[int, Batch | tuple[PlannedMessage, ...] | tuple[Join, ...] | tuple[CallRow, ...] | int]
+Planned = tuple[int, Batch | tuple[PlannedMessage, ...] | tuple[Join, ...] | tuple[CallRow, ...] | int]
 """One of the actions above and what it is done with; marks are numbered."""
 
 
@@ -116,7 +116,7 @@ class StepPlan(NamedTuple):
     """
 
     first: Batch
-    runs: tuple[tuple[int, tuple[Action, ...]], ...]
+    runs: tuple[tuple[int, tuple[Planned, ...]], ...]
     marks: int
     on_host: tuple[tuple[int, Any], ...]
 
@@ -155,7 +155,7 @@ class _StepPlan:
         self, plan: Plan, steps: int, channels: Sequence[int], every_step: bool, prompt: bool, ahead: int
     ) -> None:
         self._plan, self._channels, self._ahead = plan, channels, ahead
-        self._actions: list[tuple[int, Action]] = []
+        self._actions: list[tuple[int, Planned]] = []
         self._home: dict[int, int] = {}
         self._marks = 0
         self._marked: dict[int, tuple[int, int]] = {}  # the last mark of each stream, and after how many actions
@@ -219,7 +219,7 @@ class _StepPlan:
             for before in self._plan.waits[node]
         )
 
-    def _do(self, stream: int, action: Action) -> None:
+    def _do(self, stream: int, action: Planned) -> None:
         self._actions.append((stream, action))
         self._count[stream] += 1
 
@@ -339,8 +339,8 @@ def _calls(plan: Plan, steps: int) -> list[dict[int, list[tuple[int, CallRow]]]]
     return found
 
 
-def _in_runs(actions: Sequence[tuple[int, Action]]) -> tuple[tuple[int, tuple[Action, ...]], ...]:
-    runs: list[tuple[int, list[Action]]] = []
+def _in_runs(actions: Sequence[tuple[int, Planned]]) -> tuple[tuple[int, tuple[Planned, ...]], ...]:
+    runs: list[tuple[int, list[Planned]]] = []
     for stream, action in actions:
         if not runs or runs[-1][0] != stream:
             runs.append((stream, []))
@@ -348,12 +348,12 @@ def _in_runs(actions: Sequence[tuple[int, Action]]) -> tuple[tuple[int, tuple[Ac
     return tuple((stream, tuple(found)) for stream, found in runs)
 
 
-def _joined_together(actions: Sequence[Action]) -> tuple[Action, ...]:
+def _joined_together(actions: Sequence[Planned]) -> tuple[Planned, ...]:
     """Actions of a stream with joins in one, as late as the last of them: one kernel joins several.
 
     A join may be later than what only waits, for a message or a mark, and must come before a mark, a batch or calls.
     """
-    found: list[Action] = []
+    found: list[Planned] = []
     joins: list[Join] = []
     for index, (kind, what) in enumerate(actions):
         if kind == JOIN:
@@ -367,7 +367,7 @@ def _joined_together(actions: Sequence[Action]) -> tuple[Action, ...]:
     return tuple(found)
 
 
-def _until_used(actions: Sequence[Action]) -> Iterator[int]:
+def _until_used(actions: Sequence[Planned]) -> Iterator[int]:
     """The kinds of actions that joins before them may follow."""
     for kind, _ in actions:
         if kind not in (RECEIVE, FINISH, JOIN, AFTER):

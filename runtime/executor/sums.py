@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.executor.views import FieldViews, Views, store, views
+from runtime.executor.views import DTYPES, FieldViews, Views, store, views
 from runtime.kernels import fused
 from tasp_lab.schedule.blocks import Field
 from tasp_lab.schedule.blocks import Join as How
@@ -132,6 +132,29 @@ class Sums:
                 blocks = set()
             blocks.add(term.block)
         return [self._sum(run) for run in runs]
+
+    def joiner(
+        self, sum_: Sum, empty: bool, found: Sequence[Parts], bound: Callable[[Sequence[int]], Views]
+    ) -> Callable[[Sequence[Parts]], None]:
+        """As `join`, for what a call returns in every run, alike but for the numbers in it."""
+        into, output, blocks = sum_.into, sum_.output, sum_.blocks
+        if empty or not self._adds_plainly(sum_, found):
+            return lambda found: self.join(sum_, empty, found, bound)
+
+        def add(found: Sequence[Parts]) -> None:
+            for total, new in zip(bound(blocks) if into is None else into, found[output].fields, strict=True):
+                total.add_(new)
+
+        return add
+
+    def _adds_plainly(self, sum_: Sum, found: Sequence[Parts]) -> bool:
+        """Whether a host adds all that a call returns, unrounded, to rows that lie side by side."""
+        if sum_.how != "add" or sum_.unaligned or sum_.call is None or sum_.rows is not None:
+            return False
+        fields, rows = found[sum_.output].fields, sum_.part_rows
+        home = [DTYPES[field.dtype].itemsize for field in self._format(sum_.terms[0]).fields] or [1]
+        is_wider = sum_.at_home and any(new.dtype.itemsize > size for new, size in zip(fields, home, strict=True))
+        return isinstance(rows, range) and fields[0].is_cpu and len(fields[0]) == len(rows) and not is_wider
 
     def join(self, sum_: Sum, empty: bool, found: Sequence[Parts], bound: Callable[[Sequence[int]], Views]) -> None:
         """Join a sum, whose copies are `empty` or not; `found` is what its call has returned.

@@ -19,6 +19,7 @@ from runtime.executor.messages import (
     Group,
     LostPeer,
     Message,
+    Post,
     Transport,
     Wait,
     call_peers,
@@ -53,8 +54,8 @@ class PointToPoint(Transport):
     """A thread hands over to another one in some 10 us, in which a link of 400 MB/s carries a page."""
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device, call: int = 0) -> None:
-        self._timeout, self._on_gpu = _timeout(timeout_s, device), device.type == "cuda"
-        self._group, self._of_call = group_of(group), call % _CALLS << _FIRST_BIT
+        self._timeout, self._on_gpu = timedelta(seconds=timeout_s), device.type == "cuda"
+        self._group, self._of_call = group_of(group), [call % _CALLS << _FIRST_BIT]
 
     @property
     def key(self) -> Hashable:
@@ -63,25 +64,44 @@ class PointToPoint(Transport):
     def use(self, connections: dist.ProcessGroup) -> None:
         self._group = connections
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        return self._post(self._group.recv, messages)
+    def renew(self, other: Transport) -> None:
+        assert isinstance(other, PointToPoint), "transports of one key are of one type"
+        self._of_call[:] = other._of_call
 
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        return self._post(self._group.send, messages)
+    def receive(self, messages: Sequence[Message]) -> Sequence[Wait]:
+        return self.bind(messages, ())()
 
-    def _post(
-        self, post: Callable[[list[torch.Tensor], int, int], dist.Work], messages: Sequence[Message]
-    ) -> list[Wait]:
-        """Post messages. `dist.isend` and `dist.irecv` make the same calls, and check arguments that are known here."""
-        timeout, of_call, waits = self._timeout, self._of_call, list[Wait]()
-        try:
-            for each in messages:  # tags of one call stay different, also those of more bits
-                waits.append(partial(wait_for, post([each.data], each.peer, each.tag ^ of_call), timeout))
-        except RuntimeError as error:
-            if is_lost_peer(error, self._on_gpu):
-                raise LostPeer(reason_of(error), number=len(waits)) from None
-            raise
-        return waits
+    def send(self, messages: Sequence[Message]) -> Sequence[Wait]:
+        return self.bind((), messages)()
+
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        return partial(_post_each, _ends(self._group, receives, sends), self._timeout, self._on_gpu, self._of_call)
+
+
+_End = tuple[Callable[[list[torch.Tensor], int, int], dist.Work], list[torch.Tensor], int, int]
+"""A call of a process group and its arguments, which `dist.isend` and `dist.irecv` check anew in every call."""
+
+
+def _ends(group: dist.ProcessGroup, receives: Sequence[Message], sends: Sequence[Message]) -> list[_End]:
+    return [
+        (post, [each.data], each.peer, each.tag)
+        for post, messages in ((group.recv, receives), (group.send, sends)) for each in messages
+    ]  # fmt: skip
+
+
+def _post_each(
+    ends: Sequence[_End], timeout: timedelta, on_gpu: bool = False, of_call: Sequence[int] = (0,)
+) -> Sequence[Wait]:
+    """Post messages one by one; `of_call` are the bits of their tags that differ between calls, which may change."""
+    (bits,), waits = of_call, list[Wait]()
+    try:
+        for call, data, peer, tag in ends:  # tags of one call stay different, also those of more bits
+            waits.append(partial(call(data, peer, tag ^ bits).wait, timeout))
+    except RuntimeError as error:
+        if is_lost_peer(error, on_gpu):
+            raise LostPeer(reason_of(error), number=len(waits)) from None
+        raise
+    return waits
 
 
 class Batched(Transport):
@@ -99,8 +119,7 @@ class Batched(Transport):
         self.waited_on_gpu = group_of(group) if self._on_gpu else None
         self._groups: list[Group] = [group]
         self._connections: dist.ProcessGroup | None = None
-        self._receives: Sequence[Message] = ()
-        self._batch = _Once()
+        self._open = 0
 
     @property
     def key(self) -> Hashable:
@@ -111,6 +130,9 @@ class Batched(Transport):
 
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         """Make the communicators of channels. The first one is that of the group; further ones are made once."""
+        if channels <= self._open:
+            return
+        self._open = channels
         if self._connections is not None:
             self._groups = [self._connections] * channels  # gloo matches messages by their tags
             return
@@ -119,44 +141,27 @@ class Batched(Transport):
         for group in self._groups:
             _connect(group, self._device)
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        self._batch, self._receives = _Once(), messages
-        self._wait = self._batch.wait
-        return [self._wait] * len(messages)
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        messages = (*receives, *sends)
+        if not messages:
+            return list
+        group = group_of(self._groups[messages[0].channel])
+        ends = _ends(group, receives, sends)
+        if self._timeout is not None:  # gloo has no batches
+            return partial(_post_each, ends, self._timeout)
 
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        post = [each.prepared or self._operation(each, sends=False) for each in self._receives]
-        post += [each.prepared or self._operation(each, sends=True) for each in messages]
-        group = self._groups[(*self._receives, *messages)[0].channel] if post else None
-        works = call_peers(self._on_gpu, self._together, group_of(group), post) if post else []
-        self._batch.works, timeout = () if self._on_gpu else works, self._timeout
+        def post() -> Sequence[Wait]:
+            return [_Once(call_peers(True, self._together, group, ends)).wait] * len(messages)
 
-        def finish() -> None:
-            for work in works:
-                wait_for(work, timeout)
+        return post
 
-        self._batch.finish = finish
-        return [self._wait] * len(messages)
-
-    def _together(self, group: dist.ProcessGroup, post: Sequence[Callable[[], dist.Work]]) -> Sequence[dist.Work]:
-        """As `dist.batch_isend_irecv`, which for each operation finds the group anew, and checks what is known here.
-
-        NCCL makes one kernel of what is posted between the start and the end of a coalescing, gloo one work of each.
-        """
-        if not self._on_gpu:
-            return [each() for each in post]
+    def _together(self, group: dist.ProcessGroup, ends: Sequence[_End]) -> Sequence[dist.Work]:
+        """NCCL makes one kernel of what is posted within a coalescing."""
         with _coalescing_manager(group, self._device, async_ops=True) as batch:
-            for each in post:
-                each()
+            for post, data, peer, tag in ends:
+                post(data, peer, tag)
         works: list[dist.Work] = batch.works
         return works
-
-    def _operation(self, message: Message, sends: bool) -> Callable[[], dist.Work]:
-        """The call that posts one end of a message; made once for all runs."""
-        group = group_of(self._groups[message.channel])
-        post = partial(group.send if sends else group.recv, [message.data], message.peer, message.tag)
-        message.prepared = post
-        return post
 
 
 def orders_launches() -> bool:
@@ -239,10 +244,7 @@ class AllToAll(Transport):
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
         self._timeout, self._group, self._on_gpu = _timeout(timeout_s, device), group, device.type == "cuda"
         self.waited_on_gpu = group_of(group) if self._on_gpu else None
-        self._world_size = dist.get_world_size(group)
-        self._nothing = torch.empty(0, dtype=torch.uint8, device=device)
-        self._incoming: list[Message] = []
-        self._step = _Once()
+        self._world_size, self._device = dist.get_world_size(group), device
 
     @property
     def key(self) -> Hashable:
@@ -251,28 +253,24 @@ class AllToAll(Transport):
     def use(self, connections: dist.ProcessGroup) -> None:
         self._group = connections
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        self._step = _Once()
-        self._incoming = _in_order(messages)
-        return [self._step.wait] * len(messages)
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        """Only several messages are packed, or unpacked."""
+        incoming, outgoing = ([each.data for each in _in_order(messages)] for messages in (receives, sends))
+        sizes = [each.numel() for each in incoming]
+        call = partial(group_of(self._group).alltoall_base, opts=dist.AllToAllOptions())
+        splits, count, total = (self._splits(receives), self._splits(sends)), len(sizes) + len(outgoing), sum(sizes)
+        new = partial(torch.empty, dtype=torch.uint8, device=self._device)
+        nothing, timeout, on_gpu = new(0), self._timeout, self._on_gpu
 
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        incoming, outgoing = self._incoming, _in_order(messages)
-        packed = torch.cat([self._nothing, *(m.data for m in outgoing)])
-        arrived = torch.empty(sum(m.data.numel() for m in incoming), dtype=torch.uint8, device=packed.device)
-        splits = self._splits(incoming), self._splits(outgoing)
-        work = call_peers(
-            self._on_gpu, dist.all_to_all_single, arrived, packed, *splits, group=self._group, async_op=True
-        )
-        assert work is not None, "this process is not part of the group"
+        def post() -> Sequence[Wait]:
+            packed = torch.cat(outgoing) if len(outgoing) > 1 else outgoing[0] if outgoing else nothing
+            arrived = incoming[0] if len(incoming) == 1 else new(total)
+            work = call_peers(on_gpu, call, arrived, packed, *splits)
+            if len(incoming) < 2:
+                return [_Once([work], timeout).wait] * count
+            return [_Once([work], timeout, partial(_unpack, incoming, arrived, sizes)).wait] * count
 
-        def finish() -> None:
-            wait_for(work, self._timeout)
-            for message, data in zip(incoming, torch.split(arrived, [m.data.numel() for m in incoming]), strict=True):
-                message.data.copy_(data)
-
-        self._step.finish = finish
-        return [self._step.wait] * len(messages)
+        return post
 
     def _splits(self, messages: Sequence[Message]) -> list[int]:
         """Bytes to or from each rank."""
@@ -282,17 +280,29 @@ class AllToAll(Transport):
         return sizes
 
 
-class _Once:
-    """A wait shared by all messages of a step: only the first call waits. `works` are kept with it (`Wait`)."""
+def _unpack(places: Sequence[torch.Tensor], arrived: torch.Tensor, sizes: Sequence[int]) -> None:
+    for place, part in zip(places, arrived.split_with_sizes(sizes), strict=True):
+        place.copy_(part)
 
-    def __init__(self) -> None:
-        self.finish: Callable[[], object] | None = None
-        self.works: Sequence[dist.Work] = ()
+
+class _Once:
+    """A wait shared by all messages of a step: only the first call waits, and then unpacks."""
+
+    def __init__(
+        self, works: Sequence[dist.Work], timeout: timedelta | None = None, then: Callable[[], None] | None = None
+    ) -> None:
+        self._works, self._timeout, self._then, self._is_over = works, timeout, then, False
 
     def wait(self) -> None:
-        if self.finish is not None:
-            finish, self.finish = self.finish, None
-            finish()
+        if self._is_over:
+            return
+        self._is_over, then, self._then = True, self._then, None
+        for work in self._works:
+            work.wait() if self._timeout is None else work.wait(self._timeout)
+        if then is not None:
+            then()
+        if self._timeout is None:
+            self._works = ()  # a GPU's hold tensors; gloo's are kept until the next run (`messages.Wait`)
 
 
 def _in_order(messages: Sequence[Message]) -> list[Message]:
@@ -308,19 +318,6 @@ def default_device() -> str:
 def _timeout(timeout_s: float, device: torch.device) -> timedelta | None:
     """The timeout of a wait; None on a GPU, where a timeout would block the host and the group's timeout applies."""
     return timedelta(seconds=timeout_s) if device.type == "cpu" else None
-
-
-def wait_for(work: dist.Work, timeout: timedelta | None) -> None:
-    """On a host, block until the work is done; on a GPU (no timeout), make the current stream wait for it.
-
-    Raises `LostPeer` on failure or timeout.
-    """
-    try:
-        work.wait() if timeout is None else work.wait(timeout)
-    except RuntimeError as error:
-        if is_lost_peer(error, timeout is None):
-            raise LostPeer(reason_of(error)) from None
-        raise
 
 
 TRANSPORTS: dict[str, Callable[[float, Group, torch.device], Transport]] = {

@@ -16,7 +16,8 @@ import torch
 
 from runtime.kernels.linear_attention import attend
 from runtime.kernels.partials import constant
-from tasp_lab.core.errors import RunError, first_line
+from runtime.kernels.registry import choose
+from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
 
@@ -122,8 +123,4 @@ def choose_linear_kernel(name: str, dtype: torch.dtype, device: torch.device) ->
     """
     if name == "auto":
         return next(each for each in LINEAR_KERNELS.values() if each.supports(dtype, device) is None)
-    if name not in LINEAR_KERNELS:
-        raise RunError(f"unknown kernel of linear attention {name!r}, expected auto, {', '.join(LINEAR_KERNELS)}")
-    if why := LINEAR_KERNELS[name].supports(dtype, device):
-        raise RunError(f"the linear attention kernel {name} cannot run on {device.type}: {why}; expected torch")
-    return LINEAR_KERNELS[name]
+    return choose("linear attention", name, LINEAR_KERNELS, lambda kernel: kernel.supports(dtype, device), device)

@@ -15,7 +15,8 @@ requires finite inputs except lse: a NaN may affect the gradients of rows and ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 
@@ -47,10 +48,20 @@ def choose_kernel(name: str, dtype: torch.dtype, device: torch.device, head_dim:
             if (why := kernel.supports(dtype, device, head_dim)) is None:
                 return kernel
         raise RunError(f"no fast attention kernel can run here (sdpa: {why}); 'reference' must be chosen by name")
-    if name not in KERNELS:
-        raise RunError(f"unknown attention kernel {name!r}, expected auto, {', '.join(KERNELS)}")
-    if why := KERNELS[name].supports(dtype, device, head_dim):
-        able = [each for each, kernel in KERNELS.items() if kernel.supports(dtype, device, head_dim) is None]
+    return choose("attention", name, KERNELS, lambda kernel: kernel.supports(dtype, device, head_dim), device)
+
+
+Kind = TypeVar("Kind")
+
+
+def choose(
+    kind: str, name: str, kernels: Mapping[str, Kind], why_not: Callable[[Kind], str | None], device: torch.device
+) -> Kind:
+    """A kernel by name; `why_not` is why one cannot run, or None. Raises `RunError` with those that can."""
+    if name not in kernels:
+        raise RunError(f"unknown {kind} kernel {name!r}, expected auto, {', '.join(kernels)}")
+    if why := why_not(kernels[name]):
+        able = [other for other, kernel in kernels.items() if why_not(kernel) is None]
         expected = f"expected {' or '.join(able)}" if able else "and no other kernel can, either"
-        raise RunError(f"the attention kernel {name} cannot run on {device.type}: {why}; {expected}")
-    return KERNELS[name]
+        raise RunError(f"the {kind} kernel {name} cannot run on {device.type}: {why}; {expected}")
+    return kernels[name]

@@ -19,7 +19,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from runtime.executor.message_io import Progress
+from runtime.executor.actions import Progress
 from runtime.executor.messages import Group, LostPeer, call_peers
 from runtime.executor.streams import streams_for
 from runtime.executor.transports import default_device, make_transport

@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 
-from runtime.executor.messages import Group, LostPeer, LostRankError, Message, Transport, Wait, group_of
+from runtime.executor.messages import Group, LostPeer, LostRankError, Message, Transport, Wait, call_peers, group_of
 from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
 from runtime.sequence_parallel.failures import announced, hosts_of, ranks_in_words
 from tasp_lab.core.errors import RunError, first_line
@@ -275,7 +275,7 @@ def _gather(content: bytes, size_bytes: int, group: Group, timeout_s: float, pas
         absent: list[int] = []
         for peer, wait in zip(peers * 2, waits, strict=True):
             try:
-                wait()
+                call_peers(False, wait)
             except LostPeer as error:
                 if error.is_late:
                     absent.append(peer)  # all that have not come, as the first wait that is late ends the others

@@ -327,7 +327,7 @@ class _SoftmaxCall(LayerCall):
         scale, packed = float(str(everyone[0]["scale"])), tuple[AttentionTask, ...]()
         if _task_of(schedules[0]).workload.documents != self.documents:
             packed = _packed(schedules, self.whole, self.layout)
-        return SoftmaxPasses(schedules[0], backward, rank, self.chosen, scale, self.sender, packed)
+        return SoftmaxPasses(schedules[0], backward, rank, self.sender, self.chosen, scale, packed)
 
 
 def _schedule_name(schedule: str | Schedule | Passes) -> str:

@@ -13,10 +13,9 @@ and to a change of layout is a `LayerCall`::
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
@@ -24,8 +23,6 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from runtime.executor.copies import Copies, Work
-from runtime.executor.kept import OF_ALL_LAYERS, Kept
 from runtime.executor.messages import Group, Transport
 from runtime.executor.transports import make_transport
 from runtime.executor.views import DTYPES
@@ -41,7 +38,6 @@ from runtime.sequence_parallel.arguments import (
 from runtime.sequence_parallel.failures import hosts_of
 from tasp_lab.core.arguments import check_arguments
 from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError, first_line
-from tasp_lab.schedule.rank_part import RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.builders import full_mesh
@@ -314,26 +310,6 @@ def _built_together(layer: LayerCall, everyone: Sequence[Proposal]) -> tuple[Sch
 @lru_cache(maxsize=8)
 def _mesh(world_size: int) -> Topology:
     return full_mesh(world_size)
-
-
-@contextlib.contextmanager
-def run_pass(
-    schedule: Schedule, rank: int, transport: Transport, work: Work | None, device: torch.device,
-    load: Callable[[Copies], object], kept: Kept = OF_ALL_LAYERS,
-) -> Iterator[Copies]:  # fmt: skip
-    """Run a schedule after `load` has filled the memory, which is used again after the context has ended."""
-    part = part_of(schedule, rank)
-    with kept.executor(schedule, part, transport, work, device) as executor:
-        load(executor.copies)
-        executor.prepare()
-        executor.run()
-        yield executor.copies
-
-
-@lru_cache(maxsize=16)
-def part_of(schedule: Schedule, rank: int) -> RankPart:
-    """The part of a rank. Layers are called with the same schedules again and again."""
-    return rank_part(schedule, rank)
 
 
 def lengths_of(everyone: Sequence[Proposal], name: str = "positions") -> list[int]:

@@ -10,25 +10,21 @@ result itself. They receive it for the rank's own queries, else the shortest row
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from runtime.executor.copies import Copies, Work
-from runtime.executor.kept import OF_ALL_LAYERS, Kept
-from runtime.executor.messages import Transport
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.kernels import fused
 from runtime.kernels.packed import PackedCall, attend_packed, gradients_packed
 from runtime.kernels.partials import Rows, lse_for_gradients
 from runtime.kernels.registry import Kernel
-from runtime.sequence_parallel.calls import run_pass
+from runtime.sequence_parallel.passes import AttentionPasses
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow, RankPart
@@ -293,32 +289,23 @@ def _together(shard: _Shard, part: RankPart, tensors: tuple[int, ...]) -> list[t
 
 
 @dataclass(frozen=True)
-class SoftmaxPasses:
-    """Both passes of softmax attention on one rank. `backward_schedule` is None if no gradients are required.
+class SoftmaxPasses(AttentionPasses):
+    """Both passes of softmax attention on one rank.
 
     `packed` are the tasks of the passes with the documents of this call, if schedules are those of any documents.
-    `kept` has the executors.
 
     The forward pass has the inputs q, k, v and the outputs out, as `q` in shape and dtype, and lse, [batch, heads,
-    positions]. It also keeps the blocks of other ranks with which the backward pass starts, as bytes in the order of
-    their numbers there.
+    positions].
     """
 
-    forward_schedule: Schedule
-    backward_schedule: Schedule | None
-    rank: int
     kernel: Kernel
     scale: float
-    transport: Transport
     packed: Sequence[AttentionTask] = ()
-    kept: Kept = OF_ALL_LAYERS
-    outputs: ClassVar[int] = 2
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor]]:
-        left = q.new_empty(0, dtype=torch.uint8)  # not a view, which would keep the whole memory alive
-        with self._run(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)}, left) as (layer, copies):
-            if blocks := _blocks_to_leave(self.forward_schedule, self.backward_schedule, self.rank):
-                left = torch.cat([copies.left_behind(block) for block in blocks])
+        layer = self._layer(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)})
+        with self.run(self.forward_schedule, layer, q.device) as copies:
+            left = self.left_behind(copies)
             out, lse = layer.output(copies, RESULTS, q.dtype)
         return (out, lse.transpose(1, 2)), (left,)
 
@@ -328,53 +315,17 @@ class SoftmaxPasses:
     def backward(
         self, saved: Sequence[Tensor], dout: Tensor | None, dlse: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        assert self.backward_schedule is not None, "gradients were wanted when the call was planned"
-        q, k, v, out, lse, left = saved
+        schedule, (q, k, v, out, lse, left) = self.backward_schedule, saved
+        assert schedule is not None, "gradients were wanted when the call was planned"
         dout = torch.zeros_like(out) if dout is None else dout
         if dlse is not None:
             dout, out = fused.with_lse_gradient(dout, out, dlse.transpose(1, 2))
-        inputs = {QUERIES: (q, dout, lse.transpose(1, 2), out), KEYS: (k, v)}
-        with self._run(self.backward_schedule, inputs, left) as (layer, copies):
+        layer = self._layer(schedule, {QUERIES: (q, dout, lse.transpose(1, 2), out), KEYS: (k, v)})
+        with self.run(schedule, layer, q.device, left) as copies:
             (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
             dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)
         return dq, dk, dv
 
-    @contextlib.contextmanager
-    def _run(self, schedule: Schedule, inputs: Inputs, left: Tensor) -> Iterator[tuple[AttentionLayer, Copies]]:
-        """Run a pass; `left` are the blocks of other ranks with which it starts, as the pass before has left them."""
-        number = int(schedule is self.backward_schedule)
-        packed = self.packed[number] if self.packed else None
-        layer = AttentionLayer(schedule, self.rank, self.kernel, self.scale, inputs, packed)
-
-        def load(copies: Copies) -> None:
-            layer.load(copies)
-            load_copies_of_others(copies, schedule, left)
-
-        with run_pass(schedule, self.rank, self.transport, layer, left.device, load, self.kept) as copies:
-            yield layer, copies
-
-
-@lru_cache(maxsize=16)
-def _blocks_to_leave(forward: Schedule, backward: Schedule | None, rank: int) -> list[int]:
-    """The blocks of a forward pass with which a rank starts the backward pass, in the order of their numbers there."""
-    if backward is None:
-        return []
-    before, after = forward.task, backward.task
-    assert isinstance(before, AttentionTask), "a schedule of attention has a task"
-    assert isinstance(after, AttentionTask), "a schedule of attention has a task"
-    here, there = (each.tolist() for each in after.saved(before))
-    number = dict(zip(here, there, strict=True))
-    return [number[block] for block in copies_of_others(backward, rank)]
-
-
-@lru_cache(maxsize=16)
-def copies_of_others(schedule: Schedule, rank: int) -> list[int]:
-    """The blocks of other ranks with which a rank starts a pass."""
-    assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
-    blocks: list[int] = np.flatnonzero(schedule.initial[rank] & (schedule.task.owner != rank)).tolist()
-    return blocks
-
-
-def load_copies_of_others(copies: Copies, schedule: Schedule, left: Tensor) -> None:
-    """Copy the blocks of other ranks, in the order of their numbers, into the memory."""
-    copies.load_bytes(copies_of_others(schedule, copies.part.rank), left)
+    def _layer(self, schedule: Schedule, inputs: Inputs) -> AttentionLayer:
+        packed = self.packed[schedule is self.backward_schedule] if self.packed else None
+        return AttentionLayer(schedule, self.rank, self.kernel, self.scale, inputs, packed)

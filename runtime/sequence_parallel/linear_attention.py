@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, TypedDict, Unpack, overload
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from runtime.executor.messages import Group, Transport
+from runtime.executor.messages import Group
 from runtime.kernels.linear_registry import Attend, choose_linear_kernel
 from runtime.sequence_parallel.agreement import Proposal
 from runtime.sequence_parallel.arguments import TIMEOUT_S, check_tensor, process_group
@@ -36,12 +36,12 @@ from runtime.sequence_parallel.calls import (
     documents_in,
     lengths_of,
     passes_to_run,
-    run_pass,
     uncompiled,
     with_digest,
     workload_of_shard,
 )
 from runtime.sequence_parallel.linear_layer import LinearLayer, SequenceEnds
+from runtime.sequence_parallel.passes import AttentionPasses
 from tasp_lab.core.errors import RunError, ScheduleError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -51,7 +51,6 @@ from tasp_lab.schedules.linear.task import (
     GATES,
     KEY_GRADIENTS,
     KEYS,
-    PREFIX_STATES,
     QUERIES,
     QUERY_GRADIENTS,
     RESULTS,
@@ -245,68 +244,41 @@ class _LinearCall(LayerCall):
 
 
 @dataclass(frozen=True)
-class LinearPasses:
-    """Both passes of linear attention on one rank. `backward_schedule` is None if no gradients are required.
+class LinearPasses(AttentionPasses):
+    """Both passes of linear attention on one rank.
 
     The forward pass has the inputs q, k, v, gates and the state before the first position, and the outputs out and,
-    on the rank that `gives_state`, the state behind the last position. It also keeps the states with which the backward
-    pass starts, as bytes.
+    on the rank that `gives_state`, the state behind the last position.
     """
 
-    forward_schedule: Schedule
-    backward_schedule: Schedule | None
-    rank: int
-    transport: Transport
     gives_state: bool
     attend: Attend
-    outputs: ClassVar[int] = 2
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, initial: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor]]:
         inputs = {QUERIES: (q,), KEYS: (k, v), GATES: () if gates is None else (gates,)}
-        layer = LinearLayer(
-            self.forward_schedule, self.rank, inputs, SequenceEnds(initial, self.gives_state), self.attend
-        )
-        with run_pass(
-            self.forward_schedule, self.rank, self.transport, layer, q.device, lambda copies: None
-        ) as copies:  # fmt: skip
-            left = [
-                copies.left_behind(there)
-                for _, there in _saved_states(self.forward_schedule, self.backward_schedule, self.rank)
-            ]
+        ends = SequenceEnds(initial, self.gives_state)
+        layer = LinearLayer(self.forward_schedule, self.rank, inputs, ends, self.attend)
+        with self.run(self.forward_schedule, layer, q.device) as copies:
+            left = self.left_behind(copies)
             state = layer.final_state() if self.gives_state else None
-            states = torch.cat([q.new_empty(0, dtype=torch.uint8), *left])
-        return (layer.outputs[RESULTS][0].to(q.dtype), state), (states,)
+        return (layer.outputs[RESULTS][0].to(q.dtype), state), (left,)
 
     def saved(self, inputs: Sequence[Any], outputs: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, ...]:
         return *inputs, *kept
 
     def backward(self, saved: Sequence[Any], dout: Tensor | None, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        schedule, (q, k, v, gates, initial, states) = self.backward_schedule, saved
+        schedule, (q, k, v, gates, initial, left) = self.backward_schedule, saved
         assert schedule is not None, "gradients were wanted when the call was planned"
         dout = torch.zeros_like(q) if dout is None else dout
         inputs = {QUERIES: (q, dout), KEYS: (k, v), GATES: () if gates is None else (gates,)}
         layer = LinearLayer(schedule, self.rank, inputs, SequenceEnds(initial, final_gradient=dstate), self.attend)
-        blocks = [here for here, _ in _saved_states(self.forward_schedule, schedule, self.rank)]
-        with run_pass(
-            schedule, self.rank, self.transport, layer, q.device, lambda copies: copies.load_bytes(blocks, states)
-        ):  # fmt: skip
+        with self.run(schedule, layer, q.device, left):
             pass
         dq, dk, dv = (*layer.outputs[QUERY_GRADIENTS], *layer.outputs[KEY_GRADIENTS])
         dgates = layer.outputs[GATE_GRADIENTS][0] if _task_of(schedule).has_gates else None
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, layer.initial_gradient
-
-
-@lru_cache(maxsize=16)
-def _saved_states(forward: Schedule, backward: Schedule | None, rank: int) -> list[tuple[int, int]]:
-    """The states with which the backward pass starts: their blocks there, and in the forward pass."""
-    if backward is None:
-        return []
-    task = _task_of(backward)
-    here, there = task.saved(_task_of(forward))
-    own = backward.initial[rank, here] & (task.tensor[here] == PREFIX_STATES)
-    return list(zip(here[own].tolist(), there[own].tolist(), strict=True))
 
 
 def _task_of(schedule: Schedule) -> LinearTask:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from runtime.executor.copies import Work
@@ -27,7 +26,6 @@ from tasp_lab.schedules.linear.task import (
     GATES,
     KEY_GRADIENTS,
     KEYS,
-    PREFIX_STATES,
     QUERIES,
     QUERY_GRADIENTS,
     RESULTS,
@@ -341,10 +339,3 @@ class LinearLayer(Work):
     def _whole(pieces: Tensor) -> Tensor:
         """Pieces of a state, [pieces, batch, KV heads of each, ...], with all heads."""
         return pieces.transpose(0, 1).flatten(1, 2)
-
-
-def state_blocks(schedule: Schedule, rank: int) -> list[int]:
-    """The blocks of states with which a rank starts a pass."""
-    assert isinstance(schedule.task, LinearTask), "a schedule of linear attention has a task"
-    found: list[int] = np.flatnonzero(schedule.initial[rank] & (schedule.task.tensor == PREFIX_STATES)).tolist()
-    return found

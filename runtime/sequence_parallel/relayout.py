@@ -33,10 +33,10 @@ from runtime.sequence_parallel.calls import (
     call_layer,
     check_lengths,
     lengths_of,
-    run_pass,
     uncompiled,
     with_digest,
 )
+from runtime.sequence_parallel.passes import run_pass
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import WorkloadError

@@ -15,16 +15,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from runtime.executor.actions import Progress, no_progress
 from runtime.executor.executor import Executor
-from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.messages import Transport
 from runtime.executor.views import DTYPES, store
 from runtime.kernels import fused
 from runtime.kernels import linear_attention as kernels
 from runtime.kernels.linear_registry import choose_linear_kernel
 from runtime.kernels.registry import KERNELS, Kernel, choose_kernel
-from runtime.sequence_parallel.layer import AttentionLayer, copies_of_others, load_copies_of_others
-from runtime.sequence_parallel.linear_layer import LinearLayer, state_blocks
+from runtime.sequence_parallel.layer import AttentionLayer
+from runtime.sequence_parallel.linear_layer import LinearLayer
+from runtime.sequence_parallel.passes import blocks_left
 from runtime.sequence_parallel.sharding import shard, unshard
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
@@ -50,6 +51,13 @@ class Exact(NamedTuple):
 
     values: Tensor
     size: Tensor
+
+
+def check_close(rank: int, what: str, found: Tensor, exact: Tensor, size: float, workload: Workload) -> None:
+    """Raise `RunError` if tensors differ by more than rounding of numbers of this norm."""
+    error = float((found.double() - exact).norm()) / max(size, 1e-9)  # the gradient of a gate of decay 0 has size 0
+    if not error <= TOLERANCE[DTYPES[workload.dtype]]:
+        raise RunError(f"rank {rank}: {what} differs from single-process attention by {error:.2g}")
 
 
 class AttentionTrial:
@@ -88,14 +96,14 @@ class AttentionTrial:
     def set_up(self, checked: bool) -> None:
         self._checked = checked
         self._layer.load(self.executor.copies)
-        load_copies_of_others(self.executor.copies, self._schedule, self._left_by_the_forward_pass)
+        self.executor.copies.load_bytes(blocks_left(self._schedule, self._rank), self._left_by_the_forward_pass)
 
     @cached_property
     def _left_by_the_forward_pass(self) -> Tensor:
         """The keys and values of other ranks with which the pass starts, as bytes."""
         task, kind = self._task, self._schedule.blocks.kind_of
         found = [self.executor.memory[:0]]
-        for block in copies_of_others(self._schedule, self._rank):
+        for block in blocks_left(self._schedule, self._rank):
             data = self.executor.memory.new_empty(int(task.block_bytes[block]))
             places = int(task.start[block]) + task.layout.stride * np.arange(task.count[block])
             at = torch.from_numpy(task.layout.positions_at(places)).to(data.device)
@@ -138,11 +146,7 @@ class AttentionTrial:
         if not expected:
             return
         values, sizes = (torch.cat(list(each), 1) for each in zip(*expected, strict=True))
-        error, size = float((found.double() - values).square().sum()), float(sizes.square().sum())
-        if not error <= TOLERANCE[DTYPES[self._workload.dtype]] ** 2 * size:
-            raise RunError(
-                f"rank {self._rank}: {what} differs from single-process attention by {(error / size) ** 0.5:.2g}"
-            )
+        check_close(self._rank, what, found, values, float(sizes.norm()), self._workload)
 
     def _inputs_of(self, position: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A query, the keys and values that it attends to, and the gradient of its result."""
@@ -268,7 +272,7 @@ class LinearTrial:
         self._checked = checked
         gates, task = self._decays(), self._task
         k, v = (x.double().transpose(0, 1) for x in self._whole[linear.KEYS])
-        for block in state_blocks(self._schedule, self._rank):
+        for block in blocks_left(self._schedule, self._rank):
             chunk = int(task.chunk[block])
             before = slice(0, int(task.start[chunk]))
             starts = [each for each in self._starts() if each < before.stop]
@@ -295,10 +299,7 @@ class LinearTrial:
         for tensor, found in self._layer.outputs.items():
             for name, ours, whole, size in zip(names[tensor], found, exact[tensor], sizes[tensor], strict=False):
                 expected = shard(whole, self._task.layout, self._rank)
-                scale = (float(size.norm()) ** 2 * share) ** 0.5  # the gradient of a gate of decay 0 has size 0
-                error = float((ours.double() - expected).norm()) / max(scale, 1e-9)
-                if not error <= TOLERANCE[DTYPES[self._task.workload.dtype]]:
-                    raise RunError(f"rank {self._rank}: {name} differs from that of a single process by {error:.2g}")
+                check_close(self._rank, name, ours, expected, float(size.norm()) * share**0.5, self._task.workload)
 
     def _exact(self, absolute: bool) -> Mapping[int, Sequence[Tensor]]:
         """The outputs of the whole sequence, in float64; of absolute values, their size without cancellation of terms.

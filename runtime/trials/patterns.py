@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from runtime.executor.actions import Progress, no_progress
 from runtime.executor.copies import Work
 from runtime.executor.executor import Executor
-from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.messages import Transport
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views

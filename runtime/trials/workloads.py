@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
+from runtime.executor.actions import Progress, no_progress
 from runtime.executor.executor import Executor
-from runtime.executor.message_io import Progress, no_progress
 from runtime.executor.messages import Transport
 from runtime.executor.streams import streams_for
 from runtime.protocol.jobs import KernelTimes
@@ -77,10 +77,11 @@ def draw_operands(executor: Executor) -> None:
 def compute_alone(executor: Executor) -> KernelTimes:
     """Make all kernel calls of the rank on the current content of its memory."""
     streams = streams_for(executor.memory.device, timed=True)
+    calls = executor.calls
     executor.copies.begin()
     streams.begin()
     began_s = time.perf_counter()
-    for row in executor.part.calls:
-        executor.copies.compute(row)
+    for call in calls:
+        call()
     issued_s = time.perf_counter() - began_s
     return KernelTimes(streams.mark()(), issued_s if executor.memory.is_cuda else None)

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from runtime.executor.executor import Executor
-from runtime.executor.messages import Message, Transport, Wait
+from runtime.executor.messages import Message, Post, Transport, Wait
 from runtime.executor.streams import streams_for
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
@@ -57,10 +57,14 @@ def random_delays(seed: int, device: torch.device) -> Delay:
 def delay_messages(transport: Transport, delay: Delay) -> None:
     """From now on delay the calls and waits of a transport."""
 
-    def delayed(post: Callable[[Sequence[Message]], list[Wait]]) -> Callable[[Sequence[Message]], list[Wait]]:
-        def post_late(messages: Sequence[Message]) -> list[Wait]:
+    bind = transport.bind
+
+    def bind_late(receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        post = bind(receives, sends)
+
+        def post_late() -> Sequence[Wait]:
             delay()
-            return [partial(wait_longer, wait) for wait in post(messages)]
+            return [partial(wait_longer, wait) for wait in post()]
 
         return post_late
 
@@ -68,7 +72,7 @@ def delay_messages(transport: Transport, delay: Delay) -> None:
         wait()
         delay()
 
-    transport.receive, transport.send = delayed(transport.receive), delayed(transport.send)  # type: ignore[method-assign, assignment]
+    transport.bind = bind_late  # type: ignore[method-assign]
 
 
 class DelayedWork(PatternWork):

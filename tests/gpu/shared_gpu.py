@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from runtime.executor.messages import Message, Wait
+from runtime.executor.messages import Message, Post, Wait
 from runtime.executor.transports import TRANSPORTS, Batched
 from runtime.protocol.jobs import RunSchedule
 from runtime.ranks.torchrun import join
@@ -96,10 +96,15 @@ def share(backend: BackendKind, fault: bool = False) -> Shared:
 class _Faulty(Batched):
     """A transport in which rank 1 overwrites the first message of a batch."""
 
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        if dist.get_rank() == 1 and messages:
-            messages[0].data.fill_(0x3F)
-        return super().send(messages)
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        right = super().bind(receives, sends)
+
+        def post() -> Sequence[Wait]:
+            if dist.get_rank() == 1 and sends:
+                sends[0].data.fill_(0x3F)
+            return right()
+
+        return post
 
 
 def _run_rank(backend: str, how: str) -> None:

@@ -22,7 +22,7 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.validation.fabrics import fit_document
 from tasp_lab.validation.gpu_check import Check
 from tasp_lab.workload.layer import Work, Workload
-from tests.gpu import hardware, training
+from tests.gpu import beside, hardware, training
 from tests.gpu.delays import DelayedRuns
 from tests.gpu.lost_ranks import lose_rank
 from tests.gpu.sizes import SILENCE_S, Sizes
@@ -248,6 +248,17 @@ def test_training_on_all_ranks_has_the_losses_of_one_process(
         failures += [f"{dtype}: reserved memory grew by {grown} bytes after step {SETTLED_STEP}"] if grown else []
     numbers |= {"training": rows, "losses": list(together.losses)}
     assert not failures, "; ".join(failures)
+
+
+def test_attention_while_a_collective_of_another_group_runs(several: CheckedGroup, numbers: dict[str, object]) -> None:
+    """If nothing ends here, programs with FSDP or tensor parallelism beside attention will hang, too: see the guide to
+    GPU nodes on several communicators. A wrong result is a fault of tasp-lab; send the record.
+    """
+    numbers["rounds"] = COLLECTIVES_BESIDE
+    assert beside.is_right_beside_a_collective(several.device, COLLECTIVES_BESIDE), "results differ from those alone"
+
+
+COLLECTIVES_BESIDE = 50
 
 
 def test_a_rank_that_fails_is_named_and_no_process_is_left(

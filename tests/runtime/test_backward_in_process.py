@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executor.copies import Copies
+from runtime.executor.copies import Action, Copies
 from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Streams
 from runtime.trials.patterns import PatternTrial
@@ -131,8 +131,8 @@ NOT_THE_SUM = r"rank \d: block \d+ \(key gradients\) is not the sum of its parts
 def test_a_part_that_is_left_out_is_found(transport: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     join = Copies.join
 
-    def forgetful(self: Copies, joins: Sequence[Join]) -> None:
-        join(self, [each._replace(operations=()) if each.begun else each for each in joins])
+    def forgetful(self: Copies, joins: Sequence[Join]) -> Action:
+        return join(self, [each._replace(operations=()) if each.begun else each for each in joins])
 
     monkeypatch.setattr(Copies, "join", forgetful)
     with pytest.raises(RunError, match=NOT_THE_SUM):
@@ -143,9 +143,9 @@ def test_a_part_that_is_left_out_is_found(transport: tuple[int, bool], monkeypat
 def test_a_sum_that_is_made_twice_is_found(transport: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     join = Copies.join
 
-    def eager(self: Copies, joins: Sequence[Join]) -> None:
-        join(self, joins)
-        join(self, [each for each in joins if each.place.since == RESIDENT])
+    def eager(self: Copies, joins: Sequence[Join]) -> Action:
+        once, again = join(self, joins), join(self, [each for each in joins if each.place.since == RESIDENT])
+        return lambda: (once(), again())
 
     monkeypatch.setattr(Copies, "join", eager)
     with pytest.raises(RunError, match=NOT_THE_SUM):

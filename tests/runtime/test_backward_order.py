@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from runtime import attention, linear_attention, relayout
-from runtime.executor.messages import Message
+from runtime.executor.messages import Message, Post
 from runtime.executor.transports import Batched, PointToPoint
 from tasp_lab.core.errors import RunError
 from tasp_lab.workload.sequence_layout import contiguous, zigzag
@@ -70,12 +70,12 @@ def backward_in_order(sums: Sequence[Tensor]) -> None:
         each.backward()
 
 
-def untagged(self: Batched, message: Message, sends: bool) -> Callable[[], dist.Work]:
-    """An operation that meets others of its peer in the order in which they are posted, as those of NCCL do."""
-    return TAGGED(self, replace(message, tag=0), sends)
+def untagged(self: Batched, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+    """Messages that meet others of their peer in the order in which they are posted, as those of NCCL do."""
+    return TAGGED(self, *([replace(each, tag=0) for each in messages] for messages in (receives, sends)))
 
 
-TAGGED = Batched._operation
+TAGGED = Batched.bind
 
 
 LAYERS: Mapping[str, Layer] = {
@@ -92,7 +92,7 @@ LAYERS: Mapping[str, Layer] = {
 def orders_on_rank() -> dict[str, str]:
     """On a rank: what it is told of two layers of one kind."""
     found = {}
-    with patch.object(Batched, "_operation", untagged):
+    with patch.object(Batched, "bind", untagged):
         for name, layer in LAYERS.items():
             found[name] = told(lambda layer=layer: backward_in_order(two(layer)))  # type: ignore[misc]
     return found

@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.executor.message_io import MessageIO
-from runtime.executor.messages import Message, Transport, Wait
+from runtime.executor.actions import Actions
+from runtime.executor.messages import Message, Post, Transport
 from runtime.executor.streams import Streams
 from runtime.executor.transports import TRANSPORTS, make_transport
 from runtime.kernels import linear_attention as linear
@@ -32,6 +32,7 @@ from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.gpu import hardware
+from tests.gpu.beside import is_right_beside_a_collective
 from tests.gpu.delays import DelayedRuns
 from tests.gpu.groups import Ended
 from tests.gpu.hardware import (
@@ -182,6 +183,18 @@ def test_schedules_run_over_groups_of_both_priorities() -> None:
     assert on_ranks(priorities_on_rank, 2) == [expected, expected]
 
 
+# collectives beside attention
+
+
+def beside_on_rank() -> bool:
+    return is_right_beside_a_collective(CPU, rounds=3)
+
+
+@pytest.mark.distributed
+def test_attention_while_a_collective_of_another_group_runs() -> None:
+    assert on_ranks(beside_on_rank, 3) == [True, True, True]
+
+
 # delays
 
 
@@ -196,16 +209,12 @@ class Swapped(Transport):
     def open(self, channels: int, memory: torch.Tensor, streams: Streams) -> None:
         self._transport.open(channels, memory, streams)
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        if len(messages) > 1 and messages[0].data.shape == messages[1].data.shape:
-            first, second, *others = messages
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        if len(receives) > 1 and receives[0].data.shape == receives[1].data.shape:
+            first, second, *others = receives
             swapped = ((first, second.data), (second, first.data))
-            messages = [*(Message(each.peer, each.tag, data, each.channel) for each, data in swapped), *others]
-        found: list[Wait] = self._transport.receive(messages)
-        return found
-
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        found: list[Wait] = self._transport.send(messages)
+            receives = [*(Message(each.peer, each.tag, data, each.channel) for each, data in swapped), *others]
+        found: Post = self._transport.bind(receives, sends)
         return found
 
 
@@ -218,7 +227,7 @@ def delayed_on_rank(transport: str, fault: str) -> str:
     schedules += attention_schedules("tasp", topology, layer, None, AttentionOptions("both"))
     made: Any = make_transport(transport, 60)
     if fault == "early":  # kernels do not wait for what arrives
-        MessageIO.wait_for_all = lambda self, direction, waits, messages: None  # type: ignore[method-assign]
+        Actions.wait = lambda self, direction, messages: lambda: None  # type: ignore[method-assign]
     for schedule in schedules:
         runs = DelayedRuns(group, schedule, Swapped(made) if fault == "swapped" else made)
         for seed in (None, 0, 1):

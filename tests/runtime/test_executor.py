@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
-from runtime.executor.loopback import Board, Loopback
 from runtime.executor.messages import Message, Wait
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep
@@ -31,6 +30,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either
+from tests.support.loopback import Board, Loopback
 from tests.support.one_device import run_in_process
 from tests.support.schedules import assert_every_transfer_once
 from tests.support.strategies import topologies_and_schedules

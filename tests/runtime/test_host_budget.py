@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.benchmarks.executor_cost import FreeKernel
-from runtime.executor import per_lane
+from runtime.executor import per_lane, transports
 from runtime.executor.executor import Executor
+from runtime.executor.kept import release_memory
 from runtime.executor.messages import Message, Wait
 from runtime.executor.transports import Batched
 from runtime.sequence_parallel.layer import SoftmaxPasses
@@ -85,7 +86,7 @@ def passes(request: pytest.FixtureRequest) -> Iterator[Passes]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
     forward, backward = attention_schedules(request.param, full_mesh(RANKS), LAYER, options=AttentionOptions("both"))
-    layer = SoftmaxPasses(forward, backward, RANK, FreeKernel(), 1.0, Batched(10.0, None, torch.device("cpu")))
+    layer = SoftmaxPasses(forward, backward, RANK, Batched(10.0, None, torch.device("cpu")), FreeKernel(), 1.0)
     length = attention_layout(request.param, LAYER, RANKS).length(RANK)
     q, k, v, dout = torch.zeros(4, 1, length, LAYER.heads, LAYER.head_dim)
     saved = layer.saved((q, k, v), *layer.forward(q, k, v))
@@ -104,9 +105,10 @@ def test_library_calls(passes: Passes) -> None:
         part, channel_of = rank_part(schedule, RANK), channels(schedule)
         messages = (*part.messages_in, *part.messages_out)
         batches: list[int] = []
-        batch = Batched._together
-        count = lambda self, group, post: (batches.append(len(post)), batch(self, group, post))[1]  # noqa: B023, E731
-        with patch.object(Batched, "_together", count):
+        post = transports._post_each
+        count = lambda ends, *more: (batches.append(len(ends)), post(ends, *more))[1]  # noqa: B023, E731
+        with patch.object(transports, "_post_each", count):
+            release_memory()  # what is bound is made anew
             run()
         assert sum(batches) == len(messages)
         assert len(batches) == len({(rows[0].step, channel_of[rows[0].lane]) for rows in messages})
@@ -236,21 +238,17 @@ def threads_of(executor: Executor) -> int:
 
 
 def test_a_batch_is_made_once() -> None:
-    """The operations of a batch find their group when they are made."""
+    """The messages of a batch find their group when they are bound."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
     try:
         executor = Executor(collective("ring", full_mesh(RANKS), 64), RANK, Batched(10.0, None, torch.device("cpu")))
-        made: list[object] = []
-        operation = Batched._operation
-        with patch.object(
-            Batched, "_operation", lambda *each, **more: (made.append(each), operation(*each, **more))[1]
-        ):
+        with patch.object(Batched, "bind", autospec=True, side_effect=Batched.bind) as bound:
             for _ in range(3):
                 executor.prepare()
                 executor.run()
-        assert len(made) == 2 * (RANKS - 1)
+        assert bound.call_count == RANKS - 1
     finally:
         dist.destroy_process_group()
 

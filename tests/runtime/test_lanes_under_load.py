@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from runtime.executor import executor as executors
-from runtime.executor.loopback import Board, Loopback
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep
 from tasp_lab.schedule.schedule import Schedule
@@ -25,6 +24,7 @@ from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Work, Workload
 from tests.gpu.delays import DelayedTrial
+from tests.support.loopback import Board, Loopback
 
 LIMIT_S = 60.0
 RANKS = 4

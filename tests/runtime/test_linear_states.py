@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executor.loopback import Board, Loopback
 from runtime.kernels.linear_attention import attend
 from runtime.sequence_parallel.agreement import Call
 from runtime.sequence_parallel.calls import run_layer
@@ -26,6 +25,7 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
 from tests.conftest import ROOT
 from tests.support.linear_recurrence import recurrence
+from tests.support.loopback import Board, Loopback
 
 Tensor = torch.Tensor
 

@@ -16,7 +16,7 @@ from itertools import product
 
 import pytest
 
-from runtime.executor.messages import Message, Wait
+from runtime.executor.messages import Message, Post
 from runtime.executor.transports import AllToAll, Batched
 from tasp_lab.core.choices import Dataflow
 from tasp_lab.machines.catalogue import load_machine
@@ -284,12 +284,8 @@ def test_a_transport_that_skips_steps_without_messages() -> None:
 class SkipsEmptySteps(AllToAll):
     """A faulty all-to-all: ranks without a message do not call."""
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        self._empty = not messages
-        return super().receive(messages)
-
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        return [] if self._empty and not messages else super().send(messages)
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        return super().bind(receives, sends) if receives or sends else list
 
 
 def test_a_transport_that_sends_before_it_receives() -> None:
@@ -301,16 +297,9 @@ def test_a_transport_that_sends_before_it_receives() -> None:
 class SendsFirst(Batched):
     """A faulty batch: two groups per step."""
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        self._later = messages
-        return [lambda: None] * len(messages)
-
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        super().receive([])
-        waits = super().send(messages)
-        super().receive(self._later)
-        super().send([])
-        return waits
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        send, receive = super().bind([], sends), super().bind(receives, [])
+        return lambda: [*send(), *receive()]
 
 
 def test_data_from_another_place() -> None:
@@ -322,8 +311,9 @@ def test_data_from_another_place() -> None:
 class Shifted(Batched):
     """A faulty transport: messages begin one byte late."""
 
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        return super().send([Message(each.peer, each.tag, each.data[1:], each.channel) for each in messages])
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        late = [Message(each.peer, each.tag, each.data[1:], each.channel) for each in sends]
+        return super().bind(receives, late)
 
 
 def ring_groups() -> list[list[Group]]:

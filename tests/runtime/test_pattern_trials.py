@@ -62,6 +62,6 @@ def test_the_memory_of_all_ranks_is_that_of_each(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in RUNNING if any(part.joins for part in parts(schedule_of(name)))])
 def test_joins_that_are_left_out_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Copies, "join", lambda self, joins: None)
+    monkeypatch.setattr(Copies, "join", lambda self, joins: lambda: None)
     with pytest.raises(RunError, match=r"is not the sum of its parts|is not what its owner sent|is not complete"):
         run_in_process(schedule_of(name), 0, True, compute=ComputeRate(1e15))

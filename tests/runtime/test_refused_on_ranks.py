@@ -226,7 +226,7 @@ LINEAR = {
     "gradients of another dtype": Refused("schedule 'lasp-2': gradient dtype 'input' does not apply to it",
                                           options({"gradient_dtype": "input"}, {"gradient_dtype": "input"}),
                                           gradients=True),
-    "unknown kernel": Refused("unknown kernel of linear attention 'flash', expected auto, fla, torch",
+    "unknown kernel": Refused("unknown linear attention kernel 'flash', expected auto, fla, torch",
                               of_all(kernel="flash")),
     "kernel of gpus": Refused("the linear attention kernel fla cannot run on cpu: it runs on cuda, not cpu",
                               of_all(kernel="fla")),

@@ -21,7 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executor.copies import Copies
+from runtime.executor.copies import Action, Copies
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.streams import Mark, Streams
@@ -228,7 +228,10 @@ class SlowCopies(Copies):
         self._patterns, self._streams, self._checked = work, streams, checked
         self._coming: dict[tuple[int, int], Later] = {}
 
-    def compute(self, row: CallRow) -> None:
+    def call(self, row: CallRow) -> Action:
+        return lambda: self._queue_call(row)
+
+    def _queue_call(self, row: CallRow) -> None:
         assert kind_of(self._streams.current) == "computing"
         found: Later = []
         self._streams.queue(lambda: self._read(row))
@@ -245,9 +248,8 @@ class SlowCopies(Copies):
     def _read(self, row: CallRow) -> Sequence[Parts]:
         return self._patterns.compute(row, [self.operand(each) for each in row.operands])
 
-    def join(self, joins: Sequence[Join]) -> None:
-        for each in joins:
-            self._join(each)
+    def join(self, joins: Sequence[Join]) -> Action:
+        return lambda: [self._join(each) for each in joins]
 
     def _join(self, each: Join) -> None:
         assert kind_of(self._streams.current) == "communicating"

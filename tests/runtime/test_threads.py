@@ -15,13 +15,12 @@ import torch
 
 from runtime.executor import per_lane as threads
 from runtime.executor.executor import Executor
-from runtime.executor.loopback import Board, Loopback
-from runtime.executor.message_io import MessageIO
-from runtime.executor.messages import Message
+from runtime.executor.messages import LostPeer, Message
 from runtime.executor.per_lane import run_beside
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
+from tests.support.loopback import Board, Loopback
 
 
 @pytest.fixture(autouse=True)
@@ -95,8 +94,9 @@ def test_a_lane_that_fails_in_anothers_place_is_reported() -> None:
     for peer in (0, 2):
         messages = [Message(1, tag, torch.zeros(45, dtype=torch.uint8)) for tag in range(2 * schedule.lanes)]
         Loopback(board, peer, whole_steps=False).send(messages)
-    executor = Executor(schedule, 1, Loopback(board, 1, whole_steps=False))
+    transport = Loopback(board, 1, whole_steps=False)
+    executor = Executor(schedule, 1, transport)
     executor.prepare()
-    posted = [*([[lambda: None]] * 2), RunError("rank 1: lost rank 2")]
-    with patch.object(MessageIO, "post_sends", side_effect=posted), pytest.raises(RunError, match="lost rank 2"):
+    posted = [*([[lambda: None]] * 2), LostPeer("gone")]
+    with patch.object(transport, "send", side_effect=posted), pytest.raises(RunError, match=r"sending it .*\(gone\)"):
         executor.run()

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from runtime.executor import executor as executor_module
 from runtime.executor.executor import Executor
-from runtime.executor.loopback import Board, Loopback
 from runtime.executor.streams import CudaStreams, Mark, Streams
 from runtime.executor.views import Views
 from runtime.protocol.jobs import MeasureCompute, RunSchedule
@@ -25,6 +24,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
+from tests.support.loopback import Board, Loopback
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from runtime.executor import transports
 from runtime.executor.executor import Executor
-from runtime.executor.messages import LostPeer, Message, Transport, Wait
+from runtime.executor.messages import LostPeer, Message, Transport, Wait, call_peers
 from runtime.executor.streams import Streams
 from runtime.executor.sums import Parts
-from runtime.executor.transports import AllToAll, Batched, PointToPoint, wait_for
+from runtime.executor.transports import AllToAll, Batched, PointToPoint
 from runtime.executor.views import Views
 from runtime.protocol.jobs import Job, RunSchedule
 from runtime.ranks import run_job
@@ -131,14 +131,15 @@ class FakeDist:
 
     def __init__(self, error: Exception, in_wait: bool) -> None:
         self._error, self._in_wait = error, in_wait
-        self.group = SimpleNamespace(WORLD=SimpleNamespace(send=self._call, recv=self._call))
+        self.group = SimpleNamespace(WORLD=SimpleNamespace(send=self._call, recv=self._call, alltoall_base=self._call))
 
     def _call(self, *arguments: Any, **options: Any) -> Any:
         if not self._in_wait:
             raise self._error
         return SimpleNamespace(wait=self._wait)
 
-    all_to_all_single = _call
+    def AllToAllOptions(self) -> None:  # noqa: N802
+        """No options."""
 
     @contextlib.contextmanager
     def coalesce(self, *_: object, **__: object) -> Iterator[SimpleNamespace]:
@@ -173,22 +174,13 @@ def test_what_transports_make_of_errors(
     transport, message = make(1.0, None, device), Message(1, 0, torch.zeros(1, dtype=torch.uint8))
 
     def exchange() -> None:
-        transport.receive([message])
-        transport.send([message])[0]()
+        post = transport.bind([message], [message])
+        for wait in call_peers(device.type == "cuda", post):
+            call_peers(device.type == "cuda", wait)
 
     with pytest.raises(LostPeer if is_lost else type(error)) as raised:
         exchange()
     assert str(raised.value) == str(error)
-
-
-def test_a_wait_without_timeout_is_that_of_a_gpu() -> None:
-    """There a plain `RuntimeError` is CUDA's."""
-
-    def fail(*timeout: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access")
-
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        wait_for(SimpleNamespace(wait=fail), None)  # type: ignore[arg-type]
 
 
 def test_a_job_without_memory_names_its_own_rank(monkeypatch: pytest.MonkeyPatch) -> None:

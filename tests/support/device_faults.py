@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
+from runtime.executor.copies import Action
 from runtime.executor.executor import Executor
-from runtime.executor.loopback import Loopback
 from runtime.executor.messages import Message, Wait
 from runtime.executor.per_step import AFTER, FINISH, JOIN, POST, PerStep
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
+from tests.support.loopback import Loopback
 from tests.support.one_device import run_on_one_device
 
 RANK = 1
@@ -108,10 +109,13 @@ def _exhaust_memory(schedule: Schedule, device: torch.device) -> None:
     def changed(executor: Executor) -> None:
         memories.append(weakref.ref(executor.memory.untyped_storage()))
         if executor.part.rank == RANK:
-            executor.copies.compute = fail  # type: ignore[method-assign]
+            executor.copies.call = fail  # type: ignore[method-assign]
 
-    def fail(row: CallRow) -> None:
-        raise torch.OutOfMemoryError(f"rank {RANK}, step {row.step}: a planted lack of memory")
+    def fail(row: CallRow) -> Action:
+        def compute() -> None:
+            raise torch.OutOfMemoryError(f"rank {RANK}, step {row.step}: a planted lack of memory")
+
+        return compute
 
     try:
         run_on_one_device(schedule, device, change=changed)

@@ -6,14 +6,14 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from runtime.executor.messages import Message, Wait
+from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
-from tasp_lab.schedule.rank_part import CallRow, RankPart
+from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
 
 
-class Nothing:
+class Nothing(Transport):
     """A library that sends nothing and waits for nothing."""
 
     channels = False
@@ -26,15 +26,6 @@ class Nothing:
     @property
     def key(self) -> Hashable:
         return type(self)
-
-    def open(self, *_: object, **__: object) -> None:
-        """No-op."""
-
-    def take(self, schedule: Schedule, part: RankPart, device: torch.device) -> torch.Tensor:
-        return torch.empty(part.memory_bytes, dtype=torch.uint8, device=device)
-
-    def give_back(self, memory: torch.Tensor) -> None:
-        """No-op: the memory is free when nothing uses it."""
 
     def receive(self, messages: Sequence[Message]) -> list[Wait]:
         return [_at_once] * len(messages)

@@ -1,6 +1,6 @@
 """All ranks of a schedule in this process on one device, one action of one rank at a time, in an order that is drawn.
 
-The board of `runtime.executor.loopback` is strict with memory; `run_together` also checks that all that an action
+The board of `tests.support.loopback` is strict with memory; `run_together` also checks that all that an action
 depends on has happened, and reports ranks that wait for each other as the cycle, with the messages.
 """
 
@@ -10,44 +10,73 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from runtime.executor.copies import Action
 from runtime.executor.executor import Executor
-from runtime.executor.loopback import Board, End, Loopback, message_text
 from runtime.executor.per_step import AFTER, CALLS, COMPUTING, FINISH, JOIN, MARK, POST, RECEIVE, PerStep
 from runtime.executor.plans import plan_of
 from runtime.executor.streams import CudaStreams, Streams
 from runtime.protocol.records import merge_records
-from runtime.trials.in_process import TIMEOUT_S, make_trials
-from runtime.trials.in_process import run_in_process as run_by_lanes
+from runtime.trials.layers import AttentionTrial
+from runtime.trials.workloads import Trial, make_trial
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
+from tests.support.loopback import Board, End, Loopback, message_text
+
+TIMEOUT_S = 120.0
 
 
 def run_in_process(
     schedule: Schedule, receives_ahead: int = 0, whole_steps: bool = False, compute: Compute | None = None
 ) -> Timeline:
-    """Execute a schedule once on this host: by lanes, each rank a thread, or by whole steps as NCCL does, in turns."""
-    if not whole_steps:
-        return run_by_lanes(schedule, receives_ahead, compute)
+    """Execute a schedule once on this host, and check it: by lanes, each rank a thread, or by whole steps, in turns.
+
+    `compute` is as in `runtime.protocol.jobs.RunSchedule`. Raises `RunError`.
+    """
     board = Board(TIMEOUT_S)
-    transports = [Loopback(board, rank, receives_ahead, channels=False) for rank in range(schedule.world_size)]
-    trials = make_trials(schedule, transports, compute)
-    executors = [each.executor for each in trials]
+    ranks = range(schedule.world_size)
+    trials = make_trials(
+        schedule, [Loopback(board, each, receives_ahead, whole_steps, channels=False) for each in ranks], compute
+    )
     for each in trials:
         each.set_up(checked=True)
+    for each in trials:
         each.executor.prepare(Streams(), timed=True)
-    began_s = time.monotonic()
-    run_together(executors, board)
-    records = [each.record(began_s) for each in executors]
+    if whole_steps:
+        began_s = time.monotonic()
+        run_together([each.executor for each in trials], board)
+        records = [each.executor.record(began_s) for each in trials]
+    else:
+        with ThreadPoolExecutor(schedule.world_size) as threads:
+            records = list(threads.map(lambda each: each.executor.run_timed(), trials))
     for each in trials:
         each.check()
     return merge_records(records, schedule, "in-process")
+
+
+def make_trials(
+    schedule: Schedule, transports: Sequence[Loopback], compute: Compute | None = None, device: str = "cpu"
+) -> list[Trial]:
+    """The trials of all ranks, which have the results of a forward pass from each other."""
+    trials: list[Trial] = []
+
+    def gather(own: torch.Tensor) -> list[torch.Tensor]:
+        of_layer = [each for each in trials if isinstance(each, AttentionTrial)]
+        name = next(name for name in ("out", "lse") if any(getattr(each, name) is own for each in of_layer))
+        return [getattr(each, name) for each in of_layer]
+
+    trials += [
+        make_trial(schedule, rank, transport, compute, device, gather_shards=gather)
+        for rank, transport in enumerate(transports)
+    ]
+    return trials
 
 
 def run_on_one_device(
@@ -85,8 +114,8 @@ class QueuedStreams(Streams):
     queues = True
 
 
-_Actions = deque[tuple[int, int, Any]]
-"""Stream, kind and what it is done with."""
+_Actions = deque[tuple[int, int, Any, Action]]
+"""Stream, kind, what it is done with, and what does it."""
 
 
 class _Rank:
@@ -101,12 +130,12 @@ class _Rank:
         self._node_of = {each.operation: each.operation + shift for each in plan.calls} | {
             each.operation: each.operation + shift for each in plan.joins
         }
-        self._handlers, self._marks = self.strategy.handlers(), set[int]()
-        actions = self.strategy.plan
+        self._waits, self._marks = executor.actions.waits, set[int]()
+        actions, do = self.strategy.plan, self.strategy.action
         if not self.streams.queues:
-            self.queues: list[_Actions] = [deque((0, *action) for action in actions.on_host)]
+            self.queues: list[_Actions] = [deque((0, *action, do(*action)) for action in actions.on_host)]
         else:
-            every = [(stream, *action) for stream, run in actions.runs for action in run]
+            every = [(stream, *action, do(*action)) for stream, run in actions.runs for action in run]
             # a GPU orders what is in its streams, and has all that is issued; on a host we do both
             names = [0] if stream is not None else sorted({number for number, *_ in every})
             self.queues = [deque(each for each in every if stream is not None or each[0] == name) for name in names]
@@ -114,17 +143,17 @@ class _Rank:
     def is_ready(self, queue: _Actions) -> bool:
         if not queue:
             return False
-        _, kind, what = queue[0]
+        _, kind, what, _ = queue[0]
         if kind == AFTER:
             return what in self._marks
-        ends: Mapping[int, Any] = self.strategy.waits
+        ends: Mapping[int, Any] = self._waits
         return kind not in (RECEIVE, FINISH) or all(ends[each.node].is_over for each in what)
 
     def advance(self, queue: _Actions) -> None:
-        stream, kind, what = queue.popleft()
+        stream, kind, what, action = queue.popleft()
         self._check_dependencies(kind, what)
         with self.current(), self.strategy.context(stream) if self.streams.queues else nullcontext():
-            self._handlers[kind](what)
+            action()
         self._note(kind, what)
 
     def _check_dependencies(self, kind: int, what: Any) -> None:
@@ -175,7 +204,7 @@ class _Rank:
 
     def will_post(self, end: End) -> bool:
         """Whether the other end of a message is still to be posted."""
-        for _, kind, what in (action for queue in self.queues for action in queue):
+        for _, kind, what, _ in (action for queue in self.queues for action in queue):
             if kind == POST:
                 for message in what.receives if end.sends else what.sends:
                     if message.peer == end.rank and message.tag == end.message.tag:

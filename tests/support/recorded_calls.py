@@ -17,7 +17,7 @@ import torch
 from runtime.executor import transports
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Group as ProcessGroup
-from runtime.executor.messages import Message, Transport, Wait
+from runtime.executor.messages import Message, Post, Transport, Wait
 from runtime.trials.patterns import PatternWork
 from tasp_lab.schedule.schedule import Schedule
 from tests.support.simulated_nccl import AllToAllCall, Group, NcclError, Operation
@@ -53,8 +53,8 @@ class _End(NamedTuple):
 class _Communicator:
     """A process group of all ranks, numbered in the order in which they are made; it keeps what is posted."""
 
-    def __init__(self, number: int, posted: list[_End]) -> None:
-        self.number, self._posted = number, posted
+    def __init__(self, number: int, library: _Library) -> None:
+        self.number, self._library = number, library
 
     def send(self, data: list[torch.Tensor], peer: int, tag: int) -> _Done:
         return self._post(True, data[0], peer, tag)
@@ -63,7 +63,16 @@ class _Communicator:
         return self._post(False, data[0], peer, tag)
 
     def _post(self, sends: bool, data: torch.Tensor, peer: int, tag: int) -> _Done:
-        self._posted.append(_End(sends, Message(peer, tag, data, self.number), self.number))
+        self._library.posted.append(_End(sends, Message(peer, tag, data, self.number), self.number))
+        return _Done()
+
+    def alltoall_base(
+        self, output: torch.Tensor, data: torch.Tensor, receive_splits: Sequence[int], send_splits: Sequence[int],
+        opts: object,
+    ) -> _Done:  # fmt: skip
+        if (sum(receive_splits), sum(send_splits)) != (output.numel(), data.numel()):
+            raise NcclError(f"splits {receive_splits} and {send_splits} differ from the sizes of the tensors")
+        self._library.all_to_alls.append(_Splits(tuple(receive_splits), tuple(send_splits)))
         return _Done()
 
 
@@ -92,7 +101,7 @@ class _Library:
         self.batches: list[Sequence[_End]] = []
         self.connected: list[tuple[int, int]] = []  # before how many batches, and which communicator
         self.all_to_alls: list[_Splits] = []
-        self.group = SimpleNamespace(WORLD=_Communicator(0, self.posted))
+        self.group = SimpleNamespace(WORLD=_Communicator(0, self))
         self._communicators = 1
 
     def get_process_group_ranks(self, group: ProcessGroup) -> list[int]:
@@ -102,7 +111,7 @@ class _Library:
         assert list(ranks) == list(range(self._world_size))
         assert not use_local_synchronization  # all ranks call it, so its name is the same everywhere
         self._communicators += 1
-        return _Communicator(self._communicators - 1, self.posted)
+        return _Communicator(self._communicators - 1, self)
 
     def get_world_size(self, group: ProcessGroup = None) -> int:
         return self._world_size
@@ -110,27 +119,18 @@ class _Library:
     def all_reduce(self, data: torch.Tensor, group: _Communicator | None) -> None:
         self.connected.append((len(self.batches), 0 if group is None else group.number))
 
-    def call_peers(self, on_gpu: bool, call: Callable[..., Any], *arguments: object, **options: object) -> Any:
-        """Make a call of a transport; what it posts is a batch."""
-        made = call(*arguments, **options)
-        if self.posted:
-            self.batches.append(list(self.posted))
-            self.posted.clear()
-        return made
+    def post_each(self, *arguments: Any) -> Sequence[Wait]:
+        """Post messages of a transport; they are a batch."""
+        waits = _POST_EACH(*arguments)
+        self.batches.append(list(self.posted))
+        self.posted.clear()
+        return waits
 
-    def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        data: torch.Tensor,
-        receive_splits: Sequence[int],
-        send_splits: Sequence[int],
-        group: ProcessGroup,
-        async_op: bool,
-    ) -> _Done:
-        if (sum(receive_splits), sum(send_splits)) != (output.numel(), data.numel()):
-            raise NcclError(f"splits {receive_splits} and {send_splits} differ from the sizes of the tensors")
-        self.all_to_alls.append(_Splits(tuple(receive_splits), tuple(send_splits)))
-        return _Done()
+    def AllToAllOptions(self) -> None:  # noqa: N802
+        """No options."""
+
+
+_POST_EACH = transports._post_each
 
 
 class _Recorder(Transport):
@@ -142,18 +142,18 @@ class _Recorder(Transport):
     def __init__(self, transport: Transport, library: _Library) -> None:
         self._transport, self._library = transport, library
         self.channels, self.open = transport.channels, transport.open
-        self._receives: Sequence[Message] = ()
         self.packed: list[tuple[Sequence[Message], Sequence[Message]]] = []
 
-    def receive(self, messages: Sequence[Message]) -> list[Wait]:
-        self._receives = messages
-        return self._transport.receive(messages)
+    def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+        bound = self._transport.bind(receives, sends)
 
-    def send(self, messages: Sequence[Message]) -> list[Wait]:
-        waits = self._transport.send(messages)
-        if len(self._library.all_to_alls) > len(self.packed):
-            self.packed.append((self._receives, messages))
-        return waits
+        def post() -> Sequence[Wait]:
+            waits = bound()
+            if len(self._library.all_to_alls) > len(self.packed):
+                self.packed.append((receives, sends))
+            return waits
+
+        return post
 
 
 class _Record:
@@ -219,8 +219,8 @@ def _record(schedule: Schedule, rank: int, make_transport: MakeTransport) -> _Re
     library = _Library(schedule.world_size)
     with (
         patch.object(transports, "dist", library),
+        patch.object(transports, "_post_each", library.post_each),
         patch.object(transports, "group_of", lambda group: group or library.group.WORLD),
-        patch.object(transports, "call_peers", library.call_peers),
     ):
         recorder = _Recorder(make_transport(1.0, None, torch.device("cpu")), library)
         executor = Executor(schedule, rank, recorder, PatternWork(schedule, rank, checked=False), as_bytes=True)

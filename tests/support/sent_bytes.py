@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.executor.messages import Message, Wait
+from runtime.executor.kept import release_memory
+from runtime.executor.messages import Message, Post, Wait
 from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
 
 
@@ -13,10 +14,17 @@ class SentBytes:
 
     def __init__(self) -> None:
         self.count = 0
-        send = PointToPoint.send
+        bind = PointToPoint.bind
 
-        def counting(transport: PointToPoint, messages: Sequence[Message]) -> list[Wait]:
-            self.count += sum(each.data.numel() for each in messages if each.tag != AGREEMENT_TAG)
-            return send(transport, messages)
+        def counting(transport: PointToPoint, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
+            post = bind(transport, receives, sends)
+            size_bytes = sum(each.data.numel() for each in sends if each.tag != AGREEMENT_TAG)
 
-        PointToPoint.send = counting  # type: ignore[method-assign]
+            def count() -> Sequence[Wait]:
+                self.count += size_bytes
+                return post()
+
+            return count
+
+        PointToPoint.bind = counting  # type: ignore[method-assign]
+        release_memory()  # executors of earlier runs are bound already
