@@ -114,7 +114,7 @@ class RingLanes(NamedTuple):
     Rings may be windows of hops, between which blocks have another lane: `inner` and `outer` are int arrays (blocks,).
     """
 
-    count: int
+    number: int
     inner: IntArray
     outer: IntArray
     window: int
@@ -128,16 +128,16 @@ class RingLanes(NamedTuple):
 class PeerLanes(NamedTuple):
     """The lane of each two ranks, of blocks and of gifts: int arrays (source, destination)."""
 
-    count: int
+    number: int
     sends: IntArray
     gifts: IntArray
 
     @classmethod
-    def by_distance(cls, count: int, sends: IntArray, gifts: IntArray) -> PeerLanes:
+    def by_distance(cls, number: int, sends: IntArray, gifts: IntArray) -> PeerLanes:
         """From the lanes of distances, modulo the number of ranks: int arrays (distances,)."""
         rank = np.arange(len(sends))
         distance = (rank - rank[:, None]) % len(rank)
-        return cls(count, sends[distance], gifts[distance])
+        return cls(number, sends[distance], gifts[distance])
 
 
 class _Timetable:
@@ -268,7 +268,7 @@ class Travel:
     @property
     def lane_count(self) -> int:
         """The number of lanes."""
-        return self.lanes.count + len(self._home_from) * len(self._outer_lanes)
+        return self.lanes.number + len(self._home_from) * len(self._outer_lanes)
 
     @property
     def bytes_sent(self) -> int:
@@ -296,7 +296,7 @@ class Travel:
         """The blocks that are sent at a step, in the order of their calls at each rank."""
         row, there, block = self.arrivals.at(step)
         order = self.circulation.order(block, self.circulation.at(there, block))
-        return self._transfers(order, block, self.route.via[row, there], there, gives=False)
+        return self._transfers(order, block, self.route.via[row, there], there, np.zeros(1, np.bool_), gives=False)
 
     def gives(self, step: int) -> Step:
         """The sums that are given at a step; around rings those from hops that blocks have just come to first."""
@@ -308,21 +308,15 @@ class Travel:
         else:
             hops = [-source] if np.ndim(source) else []
             order = self.circulation.order(block, self.circulation.at(target, block), *hops)
-        return self._transfers(order, block, source, target, gives=True, ends=last < self.circulation.world_size)
+        ends = np.asarray(last < self.circulation.world_size)
+        return self._transfers(order, block, source, target, ends, gives=True)
 
     def _transfers(
-        self,
-        order: IntArray,
-        block: IntArray,
-        here: IntArray,
-        there: IntArray,
-        *,
-        gives: bool,
-        ends: BoolArray | bool = False,
+        self, order: IntArray, block: IntArray, here: IntArray, there: IntArray, ends: BoolArray, *, gives: bool
     ) -> Step:
-        circulation, lanes = self.circulation, self.lanes
-        block = block[order]
-        here, there, ends = (each[order] if np.ndim(each) else each for each in (here, there, np.asarray(ends)))
+        """Transfers from hop to hop, in this order; the sums that end there go straight home while others go on."""
+        circulation, lanes, block = self.circulation, self.lanes, block[order]
+        here, there = (each[order] if np.ndim(each) else each for each in (here, there))
         source, destination = circulation.at(here, block), circulation.at(there, block)
         if isinstance(lanes, PeerLanes):
             lane = (lanes.gifts if gives else lanes.sends)[source, destination]
@@ -330,7 +324,8 @@ class Travel:
             inside = here // lanes.window == there // lanes.window
             lane = np.where(inside, lanes.inner[block], lanes.outer[block])
             if ends.any():
-                home = lanes.count + np.searchsorted(self._home_from, here) * len(self._outer_lanes)
+                home = lanes.number + np.searchsorted(self._home_from, here) * len(self._outer_lanes)
+                ends = ends[order] if np.ndim(ends) else ends
                 lane = np.where(ends, home + np.searchsorted(self._outer_lanes, lanes.outer[block]), lane)
         number = (circulation.gradients if gives else circulation.blocks)[block]
         return Step(source, destination, lane, number, np.full(len(block), gives))
