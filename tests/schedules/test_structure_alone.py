@@ -18,8 +18,8 @@ from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.travel import TravelSteps
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.travel import TravelSteps
 from tasp_lab.schedules.build import build_schedules, followed
 from tasp_lab.schedules.registry import ATTENTION, follows, uses_rings
 from tasp_lab.topology.graph import Topology
