@@ -1,7 +1,7 @@
 """How the blocks of one side of attention travel: the one form of its schedules, from which their steps follow.
 
     circulation = Circulation(task, rings, ring_of)                 # which blocks, through which ranks
-    travel = Travel(circulation, around(8), lanes=RingLanes.of(ring_of))
+    travel = Travel(circulation, around(8), RingLanes.of(circulation))
     schedule = travel_schedule("ring-attention", topology, TravelSteps(travel), pools)
 
 A block visits ranks in the order of a ring; *hop* h is the h-th of them, hop 0 its owner. A `Route` says in hops, hence
@@ -153,6 +153,11 @@ class _Timetable:
         self.steps = np.unique(self._step)
         lock(self)
         self._of_row, self._active = of_row, active  # a table that its owner may fill later
+        self._known = frozenset(self.steps.tolist())
+
+    def __contains__(self, step: int) -> bool:
+        """Whether something may happen at a step: arrays of nothing take as long to make as those of a few blocks."""
+        return step in self._known
 
     def at(self, step: int) -> tuple[IntArray, IntArray, IntArray]:
         """The rows, places and blocks of a step, int arrays (entries,); of one row and place these are numbers."""
@@ -321,8 +326,9 @@ class Travel:
         if isinstance(lanes, PeerLanes):
             lane = (lanes.gifts if gives else lanes.sends)[source, destination]
         else:
-            inside = here // lanes.window == there // lanes.window
-            lane = np.where(inside, lanes.inner[block], lanes.outer[block])
+            lane = lanes.inner[block]
+            if lanes.window < circulation.world_size:
+                lane = np.where(here // lanes.window == there // lanes.window, lane, lanes.outer[block])
             if ends.any():
                 home = lanes.number + np.searchsorted(self._home_from, here) * len(self._outer_lanes)
                 ends = ends[order] if np.ndim(ends) else ends
@@ -402,13 +408,14 @@ class TravelSteps(LazySteps, trusted=True):
         return self.travels[0].paths() if len(self.travels) == 1 else None
 
     def step(self, index: int) -> Step:
-        sends, calls = self.sends(index), [each.calls_at(index) for each in self.travels]
+        sends, calls = self.sends(index), [each.calls_at(index) for each in self.travels if index in each.calls]
         if index == self.own:
             calls.insert(0, self.travels[0].circulation.calls_at_owners())
         return Step(sends.source, sends.destination, sends.lane, sends.block, sends.gives, sum(calls, ()))
 
     def sends(self, index: int) -> Step:
-        return joined([*(each.sends(index) for each in self.travels), *(each.gives(index) for each in self.travels)])
+        there = [each.sends(index) for each in self.travels if index in each.arrivals]
+        return joined(there + [each.gives(index) for each in self.travels if index in each.gifts])
 
     @property
     def busiest_bytes(self) -> int:
