@@ -4,11 +4,11 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
+from tasp_lab.schedules.attention.program import Plan, Program, Tree
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, RESULTS, AttentionTask
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.schedules.writer import LayerWriter
-from tasp_lab.synthesis.program import Plan, Program, Tree, build
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import LAYOUTS
@@ -146,7 +146,7 @@ def chunked_ulysses(
 @schedule("once-per-node", "softmax", options=("gradient_dtype",))
 def once_per_node(
     name: str, topology: Topology, workload: Workload, options: AttentionOptions = DEFAULT_OPTIONS
-) -> Passes:
+) -> Program:
     """Keys go once to each other node, to the GPU of their owner's number, which sends them on inside the node.
 
     They stay there. Backward, ranks compute with their own keys last, while the gradients of the keys of others come
@@ -159,5 +159,4 @@ def once_per_node(
     arrival = tuple(min(node, 1) * min(gpu, 1) for node in range(nodes) for gpu in range(gpus))
     tree = (Tree(via, arrival),)
     layout = workload.visible.balanced_layout
-    program = Program(layout, (nodes, gpus), keep=True, forward=Plan(tree), backward=Plan(tree, home="tree", own=3))
-    return build(program, name, topology, workload, options)
+    return Program(layout, (nodes, gpus), keep=True, forward=Plan(tree), backward=Plan(tree, home="tree", own=3))

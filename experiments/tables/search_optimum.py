@@ -29,7 +29,7 @@ from tasp_lab import Workload, search
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.synthesis.program import Plan, Program, Tree, build_pass, offsets
+from tasp_lab.schedules.attention.program import Plan, Program, Tree, build_pass, offsets
 from tasp_lab.topology.graph import Topology
 
 JSON, PAGE = RESULTS / "search_optimum.json", RESULTS / "search_optimum.md"

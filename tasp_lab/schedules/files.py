@@ -36,7 +36,7 @@ ENTRY_POINTS = "tasp_lab.schedules"
 """The group of entry points by which an installed package offers schedules, each under its own name."""
 
 READERS = (".xml", ".json")
-"""Ends of names of files that are schedules; a package above reads each (`tasp_lab.core.lazy.ABOVE`)."""
+"""Ends of names of files that are schedules: of other tools, which a package above reads, and of `tasp-lab search`."""
 
 LIMIT_S = 60.0
 """Processor time that user code may take at once, in seconds; the variable `LIMIT` sets another one."""

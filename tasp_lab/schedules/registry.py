@@ -229,17 +229,22 @@ def _register_outside(family: str, kind: Kind, builder: Callable[..., Any], sett
 def _checked(name: str, kind: Kind, builder: Callable[..., Any]) -> Callable[..., Any]:
     """A user's builder: what it returns is checked to be what was asked for, on this topology.
 
-    It may return one schedule where one pass is asked for, and need not name its schedules.
+    It may return one schedule where one pass is asked for, and need not name its schedules; of softmax attention a
+    `tasp_lab.schedules.attention.program.Program` instead, with the layout that the decorator names.
     """
 
     @wraps(builder)
     def build(*given: Any, **more: Any) -> Any:
-        from tasp_lab.schedule.schedule import Schedule  # names are known without it
+        from tasp_lab.schedule.schedule import Schedule  # names are known without these
+        from tasp_lab.schedules.attention.program import Program
+        from tasp_lab.schedules.attention.program import build as build_program
 
         is_layer = kind in ("softmax", "linear")
         own, topology = given[:2] if is_layer else (name, given[0])
         with careful(f"schedule {own!r}", builder.__code__.co_filename):
             found = builder(*given, **more)
+            if isinstance(found, Program) and kind == "softmax":
+                found = build_program(found, *given)
         passes: Sequence[Pass] = ("forward",)
         if is_layer:
             passes = ("forward", "backward") if given[3].passes == "both" else (given[3].passes,)
@@ -278,7 +283,9 @@ def _outside(name: str) -> ScheduleSpec | None:
     if not (file := file_of(name)):
         return SCHEDULES.get(name) if name and load_entry_point(name) else None
     if (end := Path(file).suffix) in READERS:
-        spec: ScheduleSpec = from_above(f"schedule of {end}")(file)
+        from tasp_lab.schedules.attention.program import spec as found_by_search  # which builds schedules by name
+
+        spec: ScheduleSpec = (found_by_search if end == ".json" else from_above(f"schedule of {end}"))(file)
         return spec
     module, own = module_of(file), name[len(file) + 1 :]
     if module not in _FROM_FILES:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasp_lab.synthesis.program import Plan, Program
+from tasp_lab.schedules.attention.program import Plan, Program
 
 MOST_STEPS = 8
 """Steps of a pass that are listed."""

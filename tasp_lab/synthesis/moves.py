@@ -20,7 +20,7 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.rings.decompose import decompose
-from tasp_lab.synthesis.program import Plan, Tree, offsets, routes_of
+from tasp_lab.schedules.attention.program import Plan, Tree, offsets, routes_of
 from tasp_lab.topology.graph import Topology
 
 MOST_PIECES = 8
@@ -294,8 +294,7 @@ def _edited(
         arrival[arrival >= when[other]] += 1 if delta > 0 else -1
         arrival[:] = np.maximum(arrival, 0)
     if not any_order:
-        _repair(mine, when, root)
-        for number in range(len(via)) if kind == "merge" else ():
+        for number in range(len(via)):  # of all rows, as steps that move are those of all owners
             _repair(via[number], arrival[number], number if len(via) > 1 else root)
     return via, arrival
 

@@ -58,10 +58,10 @@ from tasp_lab.prediction.recommend import Recommendation
 from tasp_lab.prediction.training_step.rates import step_rates
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.program import APPLYING, Known, Plan, Program, build, build_pass, save
 from tasp_lab.schedules.registry import NOT_APPLICABLE
 from tasp_lab.synthesis.explain import explained
 from tasp_lab.synthesis.moves import has_routes, neighbour, starts
-from tasp_lab.synthesis.program import APPLYING, Known, Plan, Program, build, build_pass, save
 from tasp_lab.topology.derived import between_groups
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload

@@ -19,9 +19,9 @@ from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, r
 from tasp_lab.schedule.model import CheckedSteps, LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation
-from tasp_lab.schedules.attention.forward import AttentionSteps
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.rank_order import RenumberedSteps, on_ranks
+from tasp_lab.schedules.attention.travel import RingLanes, Travel, TravelSteps, around
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.collectives.all_gather import RingSteps, ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring
@@ -93,9 +93,7 @@ def test_a_subclass_that_overrides_nothing_is_replayed(kind: type[LazySteps]) ->
     assert again.bytes_by_rank().tolist() == schedule.bytes_by_rank().tolist()
 
 
-@pytest.mark.parametrize(
-    "shortcut", ["sends", "bytes_by_rank", "hops_repeat", "prove", "__len__", "transfers", "_calls"]
-)
+@pytest.mark.parametrize("shortcut", ["sends", "bytes_by_rank", "hops_repeat", "prove", "__len__"])
 @pytest.mark.parametrize("kind", LAZY, ids=lambda kind: kind.__name__)
 def test_what_a_subclass_tells_of_itself_is_not_used(kind: type[LazySteps], shortcut: str) -> None:
     """Its facts are those of its steps, whatever it tells, or it is refused."""
@@ -105,8 +103,6 @@ def test_what_a_subclass_tells_of_itself_is_not_used(kind: type[LazySteps], shor
         "hops_repeat": True,
         "prove": lambda self, schedule: 1,
         "__len__": lambda self: 1,
-        "transfers": lambda self, index: tuple(np.zeros((5, 0), dtype=np.int64)),
-        "_calls": lambda self, index: (),
     }
     schedule = LAZY[kind]
     try:
@@ -306,20 +302,24 @@ def test_the_rings_of_the_caller_may_change() -> None:
 
 def test_a_circulation_of_another_class_or_of_fewer_calls_is_replayed() -> None:
     """The theorem presumes that all that the mask needs is computed."""
-    schedule = LAZY[AttentionSteps]
-    steps = schedule.steps
-    assert isinstance(steps, AttentionSteps)
-    task, rings, ring_of = steps.task, steps.circulation.rings, steps.circulation.ring_of
-    nowhere = np.zeros((4, 4), dtype=bool)
+    schedule = built("ring-attention", 4)[0]
+    assert isinstance(schedule.steps, TravelSteps)
+    own = schedule.steps.travels[0].circulation
+    task, rings, ring_of = own.task, own.rings, own.ring_of
+
+    def with_circulation(circulation: Circulation) -> None:
+        travel = Travel(circulation, around(4), RingLanes.of(circulation), trim=False)
+        replace(schedule, steps=TravelSteps(travel))
+
     with pytest.raises(ScheduleError, match="parts of"):
-        replace(schedule, steps=AttentionSteps(Circulation(task, rings, ring_of, travels=nowhere), trim=False))
+        with_circulation(Circulation(task, rings, ring_of, travels=np.zeros((4, 4), dtype=bool)))
 
     class Idle(Circulation):
-        def calls_at(self, hop: int, circulating: IntArray) -> Any:
+        def calls_with(self, circulating: IntArray, ranks: IntArray) -> Any:
             return ()
 
     with pytest.raises(ScheduleError, match="parts of"):
-        replace(schedule, steps=AttentionSteps(Idle(task, rings, ring_of), trim=False))
+        with_circulation(Idle(task, rings, ring_of))
 
 
 def test_no_format_writes_the_rings_of_a_subclass() -> None:
@@ -333,7 +333,8 @@ def test_no_format_writes_the_rings_of_a_subclass() -> None:
 def test_no_array_that_trusted_steps_read_can_be_written_to(kind: type[LazySteps]) -> None:
     steps: Any = own(LAZY[kind])
     if kind.is_trusted:
-        circulations = [*getattr(steps, "circulations", ()), *filter(None, [getattr(steps, "circulation", None)])]
-        for owner in (steps, *circulations):
+        travels = [*getattr(steps, "travels", ())]
+        tables = [table for each in travels for table in (each.arrivals, each.calls, each.gifts)]
+        for owner in (steps, *travels, *tables, *(each.circulation for each in travels)):
             for name, values in vars(owner).items():
                 assert not isinstance(values, np.ndarray) or not values.flags.writeable, name

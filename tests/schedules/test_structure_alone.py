@@ -18,8 +18,8 @@ from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.forward import CirculationSteps
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.travel import TravelSteps
 from tasp_lab.schedules.build import build_schedules, followed
 from tasp_lab.schedules.registry import ATTENTION, follows, uses_rings
 from tasp_lab.topology.graph import Topology
@@ -145,9 +145,9 @@ def test_equal_topologies_share_schedules_and_others_do_not(monkeypatch: pytest.
 def test_steps_of_a_large_schedule_are_kept_until_the_next_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one that is too large they are made whenever they are needed."""
     made = Counter[int]()
-    make = CirculationSteps.step
+    make = TravelSteps.step
 
-    def counted(steps: CirculationSteps, index: int) -> Step:
+    def counted(steps: TravelSteps, index: int) -> Step:
         made[id(steps)] += 1
         return make(steps, index)
 
@@ -162,7 +162,7 @@ def test_steps_of_a_large_schedule_are_kept_until_the_next_is_built(monkeypatch:
 
     built: list[tuple[Schedule, ...]] = []  # else the number of one may be given to another
     monkeypatch.setattr(evaluator, "_kept", {})
-    monkeypatch.setattr(CirculationSteps, "step", counted)
+    monkeypatch.setattr(TravelSteps, "step", counted)
     monkeypatch.setattr(evaluator, "MANY_KEPT", 5)
     assert walked_twice("zigzag-ring-attention") == [1, 1]
     assert walked_twice("zigzag-ring-attention") == [0, 0]

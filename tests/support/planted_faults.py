@@ -141,9 +141,21 @@ FAULTS = (
     ),
     Fault(
         "TokenRing: the last results never return",
-        "return hop + 1 if hop and (circulation.gradients >= 0).any() else hop",
-        "return hop",
+        "ends = [max(each.arrivals.last + 2, each.gifts.last + 1, each.calls.last + 1) for each in self.travels]",
+        "ends = [max(each.arrivals.last + 2, each.gifts.last, each.calls.last + 1) for each in self.travels]",
         ("tests/schedules/attention/test_token_ring.py", "tests/schedules"),
+    ),
+    Fault(
+        "travel: what passes a rank that needs none of it does not come there",
+        "there[self.route.via[row, hop], block] = True",
+        "there[self.route.via[row, hop], block] |= self.used[hop, block]",
+        ("tests/schedules/attention/test_forward.py", "tests/schedules"),
+    ),
+    Fault(
+        "travel: a sum does not go on to the hop where its last part is added",
+        "(self.complete >= first[row].T)",
+        "(self.complete > first[row].T)",
+        ("tests/schedules/attention/test_backward.py", "tests/schedules"),
     ),
     Fault(
         "rings: the Gray code is no Gray code",

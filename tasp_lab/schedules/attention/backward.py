@@ -14,151 +14,32 @@
 separate links, it compares the busiest lane; for a single ring, the total. ``rotate-kv-back`` is not considered if the
 links of a ring are one-way.
 
-**Steps.** Blocks circulate, their gradients follow one step behind. `RotationSteps`: blocks start at their owners, as
-in the forward pass, and are computed with at hop h in step h. The gradient leaves that rank at step h + 1 for the next
-rank of the ring, which has computed its own part meanwhile. From the last contributing rank it returns to its owner:
-directly, on a lane per distance, or along the rest of the ring. `RotationBackSteps`: blocks start at the last rank of
-their ring, where an untrimmed forward pass left them, and circulate back. They need not reach their owners, which hold
-them; their gradients do. n steps, with compute in each.
+**Steps.** Around a ring blocks are computed with at hop h in step h. The gradient leaves that rank at step h + 1 for
+the next rank of the ring, which has computed its own part meanwhile. From the last contributing rank it returns to its
+owner: directly, on a lane per distance, or along the rest of the ring. Back around it blocks need not reach their
+owners, which hold them; their gradients do. n steps, with compute in each.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray
 from tasp_lab.core.choices import Dataflow as Dataflow
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import Decomposition
-from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.theorems import Paths
 from tasp_lab.schedules.attention.circulation import Circulation
-from tasp_lab.schedules.attention.forward import (
-    AttentionSteps,
-    CirculationSteps,
-    Transfers,
-    attention,
-    attention_schedule,
-    circulation_of,
-    forward_steps,
-)
+from tasp_lab.schedules.attention.forward import attention, attention_schedule, circulation_of, forward_steps
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.schedules.attention.travel import RingLanes, Travel, TravelSteps, around, back, onward
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-
-
-class BackwardSteps(CirculationSteps):
-    """Base of both kinds of steps. All hops are those of `circulation`."""
-
-    @abstractmethod
-    def _moving(self, index: int) -> tuple[IntArray, int, int]:
-        """The blocks that move at a step, their hop before and their hop after it."""
-
-    @abstractmethod
-    def _following(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """The blocks whose gradients move at a step; sources, destinations and lanes."""
-
-    def transfers(self, index: int) -> Transfers:
-        circulation = self.circulation
-        moving, here, there = self._moving(index)
-        moving = moving[circulation.order(moving, circulation.at(there, moving))]
-        following, source, destination, lane = self._following(index)
-        order = circulation.order(following, destination)
-        return Transfers(
-            np.concatenate([circulation.at(here, moving), source[order]]),
-            np.concatenate([circulation.at(there, moving), destination[order]]),
-            np.concatenate([circulation.ring_of[moving], lane[order]]),
-            np.concatenate([circulation.blocks[moving], circulation.gradients[following[order]]]),
-            np.repeat([False, True], [len(moving), len(following)]),
-        )
-
-
-class RotationSteps(BackwardSteps, trusted=True):
-    """Blocks start at their owners.
-
-    `direct`: gradients return to their owners in one hop, on a lane per distance on the ring, so that what a rank sends
-    on a lane has one destination. `trim`: a block is dropped after the last rank whose mask needs it.
-    """
-
-    def __init__(self, circulation: Circulation, trim: bool, direct: bool) -> None:
-        super().__init__(circulation)
-        last = circulation.world_size - 1
-        self._hops = circulation.hops(trim)
-        self._return_hop = np.where(direct & (circulation.last < last), circulation.last, last)
-        self._distances = np.unique(self._return_hop[(self._return_hop < last) & (circulation.last > 0)])
-
-    @property
-    def lanes(self) -> int:
-        return super().lanes + len(self._distances)
-
-    def __len__(self) -> int:
-        needed = self.circulation.last > 0
-        return max(1 + int(self._hops.max(initial=0)), 2 + int(self._return_hop[needed].max(initial=-1)))
-
-    def paths(self) -> Paths:
-        return self.circulation.paths(self.lanes, self._hops, self._return_hop)
-
-    def _moving(self, index: int) -> tuple[IntArray, int, int]:
-        return np.flatnonzero(self._hops > index), index, index + 1
-
-    def _following(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        circulation, hop = self.circulation, index - 1
-        following = np.flatnonzero((circulation.first > 0) & (circulation.first <= hop) & (hop <= self._return_hop))
-        returns = self._return_hop[following] == hop
-        source = circulation.at(hop, following)
-        destination = circulation.at(np.where(returns, 0, hop + 1), following)
-        direct = returns & (hop < circulation.world_size - 1)
-        return_lane = len(circulation.rings) + np.searchsorted(self._distances, hop)
-        return following, source, destination, np.where(direct, return_lane, circulation.ring_of[following])
-
-    def _calls(self, index: int) -> tuple[Calls, ...]:
-        return self.circulation.calls_at(index, np.flatnonzero(self._hops >= index))
-
-
-class RotationBackSteps(BackwardSteps, trusted=True):
-    """Blocks start at the last rank of their ring. `trim`: they stop at the first hop whose mask needs them."""
-
-    def __init__(self, circulation: Circulation, trim: bool) -> None:
-        super().__init__(circulation)
-        first_needed = np.where(circulation.first > 0, circulation.first, circulation.world_size)
-        self._until = first_needed if trim else np.ones(len(circulation.blocks), dtype=np.int64)
-
-    @property
-    def start(self) -> IntArray:
-        """The rank at which each circulating block starts."""
-        return self.circulation.at(self.circulation.world_size - 1)
-
-    def __len__(self) -> int:
-        return self.circulation.world_size
-
-    def _hop(self, index: int) -> int:
-        """The hop of all blocks at the beginning of a step."""
-        return self.circulation.world_size - 1 - index
-
-    def paths(self) -> Paths:
-        return self.circulation.paths_back(self.lanes, self._until)
-
-    def _moving(self, index: int) -> tuple[IntArray, int, int]:
-        hop = self._hop(index)
-        return np.flatnonzero(hop - 1 >= self._until), hop, hop - 1
-
-    def _following(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        circulation, hop = self.circulation, self._hop(index) + 1
-        following = np.flatnonzero(hop <= circulation.last)
-        there = circulation.at(hop - 1, following)
-        return following, circulation.at(hop, following), there, circulation.ring_of[following]
-
-    def _calls(self, index: int) -> tuple[Calls, ...]:
-        hop = self._hop(index)
-        return self.circulation.calls_at(hop, np.flatnonzero(hop >= self._until))
-
 
 DATAFLOWS: tuple[Dataflow, ...] = ("rotate-kv-back", "rotate-kv", "rotate-q")
 """All dataflows; of those that send equally many bytes, ``auto`` selects the first."""
@@ -200,21 +81,20 @@ def _circulation(
 ) -> tuple[Schedule, ...]:
     """The requested passes, of which one is the backward pass."""
     plans = circulation_plans(name, topology, workload, options, decomposition)
-    plan = min(plans, key=lambda plan: _compared_bytes(plan.forward) + _compared_bytes(plan.backward))
-
-    def one_pass(backward: bool) -> Schedule:
-        steps, copies = (plan.backward, plan.copies) if backward else (plan.forward, None)
-        return attention_schedule(name, topology, steps, options.buffers, copies)
-
-    return options.build(one_pass)
+    plan = min(plans, key=lambda plan: plan.forward.busiest_bytes + plan.backward.busiest_bytes)
+    return options.build(lambda backward: attention_schedule(name, topology, plan[backward], options.buffers))
 
 
 class Plan(NamedTuple):
-    """A dataflow with its forward pass; `copies` are the blocks of others with which each rank starts backward."""
+    """A dataflow with its forward pass."""
 
-    forward: AttentionSteps
-    backward: BackwardSteps
-    copies: BoolArray | None = None
+    forward: TravelSteps
+    backward: TravelSteps
+
+    @property
+    def starts_with_keys(self) -> bool:
+        """Whether the backward pass starts where the forward pass leaves the keys."""
+        return self.backward.travels[0].route.direction < 0
 
 
 def circulation_plans(
@@ -241,7 +121,7 @@ def circulation_plans(
         plans += [_rotation(trimmed, each, topology, options) for each in keys]
     if dataflow in ("auto", "rotate-q"):
         plans += [_rotation(trimmed, each, topology, options) for each in circulation("queries", dtype)]
-    return [plan for plan in plans if dataflow != "auto" or _is_linked(plan.backward, topology)]
+    return [plan for plan in plans if dataflow != "auto" or _has_links(plan, topology)]
 
 
 @schedule(
@@ -343,40 +223,22 @@ def dataflow_of(schedule: Schedule) -> Dataflow | None:
 
 def _rotation_back(forward: Circulation, backward: Circulation, trim: bool) -> Plan:
     """Keys return from where an untrimmed forward pass around the same rings left them."""
-    steps = RotationBackSteps(backward, trim)
-    return Plan(AttentionSteps(forward, trim=False), steps, _copies(backward, steps))
+    n = backward.world_size
+    travel = Travel(backward, back(n), RingLanes.of(backward), trim=trim)
+    return Plan(forward_steps([forward], trim=False), TravelSteps(travel, own=n - 1))
 
 
-def _rotation(forward: AttentionSteps, circulation: Circulation, topology: Topology, options: AttentionOptions) -> Plan:
+def _rotation(forward: TravelSteps, circulation: Circulation, topology: Topology, options: AttentionOptions) -> Plan:
     """Keys or queries go from their owners; with a direction that was asked for, gradients take no shortcut home."""
     single = len(circulation.rings) == 1 and options.direction == "auto"
-    direct = single and _owners_are_linked(circulation, topology)
-    return Plan(forward, RotationSteps(circulation, options.trim, direct))
+    last, owner, n = circulation.at(circulation.last), circulation.at(0), circulation.world_size
+    shortcuts = single and bool((topology.linked_pairs[last, owner] | (last == owner)).all())
+    route = around(n, onward(n, shortcuts=shortcuts))
+    return Plan(forward, TravelSteps(Travel(circulation, route, RingLanes.of(circulation), trim=options.trim)))
 
 
-def _copies(circulation: Circulation, steps: RotationBackSteps) -> BoolArray:
-    """The blocks of other ranks with which each rank starts: bool array (world_size, blocks)."""
-    copies = np.zeros((circulation.world_size, len(circulation.task.tensor)), dtype=bool)
-    copies[steps.start, circulation.blocks] = True
-    return copies
-
-
-def _is_linked(steps: BackwardSteps, topology: Topology) -> bool:
+def _has_links(plan: Plan, topology: Topology) -> bool:
     """Whether the topology has every link that the blocks use; rings in reverse may lack some."""
-    if not isinstance(steps, RotationBackSteps):
-        return True
-    rings = steps.circulation.rings
+    rings = plan.backward.travels[0].circulation.rings
     before = np.roll(rings, 1, axis=1)
-    return bool((topology.linked_pairs[rings, before] | (rings == before)).all())
-
-
-def _owners_are_linked(circulation: Circulation, topology: Topology) -> bool:
-    """Whether each gradient has a link to its owner from the rank at which it is complete."""
-    last, owner = circulation.at(circulation.last), circulation.at(0)
-    return bool((topology.linked_pairs[last, owner] | (last == owner)).all())
-
-
-def _compared_bytes(steps: CirculationSteps) -> int:
-    """The bytes by which plans are compared: all for a single ring, else those of the busiest lane of a rank."""
-    by_place = steps.paths().bytes_by_place(steps.task.block_bytes)
-    return int(by_place.sum() if len(by_place) == 1 else by_place.max(initial=0))
+    return not plan.starts_with_keys or bool((topology.linked_pairs[rings, before] | (rings == before)).all())

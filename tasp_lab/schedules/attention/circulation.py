@@ -16,7 +16,6 @@ import numpy.typing as npt
 from tasp_lab.core.arrays import BoolArray, IntArray, frozen, lock, stable_order
 from tasp_lab.rings.rings import split_count
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
-from tasp_lab.schedule.theorems import Paths
 from tasp_lab.schedules.attention.layer_blocks import query_spans
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.workload.kernel_shapes import clip_band
@@ -117,8 +116,9 @@ class Circulation:
     """The routes of all circulating blocks, indexed from 0 here, and the kernel calls on them.
 
     `side` circulates; `rings` is an int array (rings, world_size), `ring_of` the ring of each circulating block.
-    `blocks` are the circulating blocks, `stationary` those of the other side. `first` and `last` are int arrays
-    (circulating blocks,): the first and the last hop at which the mask needs a block; 0 if none does.
+    `blocks` are the circulating blocks, `stationary` those of the other side. `used`: bool array (hops, circulating
+    blocks), whether the mask of another rank than the owner needs a block there. `first` and `last` are int arrays
+    (circulating blocks,): the first and the last such hop; 0 if there is none.
 
     `span_of`: the span of each stationary block, if spans are cut; mask coverage is per span. `travels`: bool array
     (world_size, world_size), whether the blocks of a rank are needed at another one, for those of which the other side
@@ -144,16 +144,22 @@ class Circulation:
         of_side, array = (task.blocks_of(each) for each in (circulating, stationary)), "an array of shape (blocks,)"
         self.blocks, self.stationary = (frozen("blocks", each, np.int64, 1, array) for each in of_side)
         place = np.argsort(rings, axis=1)
-        self._start = place[ring_of, task.owner[self.blocks]]
+        self.start = place[ring_of, task.owner[self.blocks]]
+        """The place of the owner of each circulating block on its ring."""
         # All rings twice around, and where each block starts there: its rank at a hop is so many places on.
-        self._twice, self._from = np.tile(rings, 2).ravel(), 2 * self.world_size * ring_of + self._start
+        self._twice, self._from = np.tile(rings, 2).ravel(), 2 * self.world_size * ring_of + self.start
         self._spans = self._stationary_spans(span_of)
         self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
         self._lists = self._stationary_lists()
         self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
         if travels is not None:
             self._coverage *= travels[task.owner[self.blocks]].T
-        self.first, self.last = (frozen("hops", each, np.int64, 1, array) for each in self._needed_hops())
+        everywhere = np.arange(len(self.blocks))
+        used = [self._coverage[self.at(hop), everywhere] > 0 for hop in range(self.world_size)]
+        self.used: BoolArray = np.stack(used)
+        self.used[0] = False
+        self.first: IntArray = self.used.argmax(axis=0)
+        self.last: IntArray = np.where(self.first, self.world_size - 1 - self.used[::-1].argmax(axis=0), 0)
         lock(self)
 
     @property
@@ -209,81 +215,17 @@ class Circulation:
         """What there is of both sides, that of queries first."""
         return (stationary, circulating) if self.side == "keys" else (circulating, stationary)
 
-    def _needed_hops(self) -> tuple[IntArray, IntArray]:
-        """The first and the last hop at which the mask needs each block."""
-        circulating = np.arange(len(self.blocks))
-        first, last = np.zeros((2, len(circulating)), dtype=np.int64)
-        for hop in range(1, self.world_size):
-            needed = self.needed(hop)
-            first[needed & (first == 0)] = hop
-            last[needed] = hop
-        return first, last
-
-    def needed(self, hop: int) -> BoolArray:
-        """Which circulating blocks the mask of the rank needs at which they are at a hop."""
-        found: BoolArray = self._coverage[self.at(hop), np.arange(len(self.blocks))] > 0
-        return found
-
-    def hops(self, trim: bool) -> IntArray:
-        """The number of hops of each block: to the last rank whose mask needs it, or without `trim` n - 1."""
-        return self.last if trim else np.full(len(self.blocks), self.world_size - 1)
-
-    def paths(self, lanes: int, hops: IntArray, return_hop: IntArray | None = None) -> Paths:
-        """The paths of blocks that make these hops from their owners, their gradients following to `return_hop`."""
-        used = self.last > 0
-        return Paths(
-            rings=self.rings,
-            direction=1,
-            lanes=lanes,
-            block=self.blocks,
-            ring=self.ring_of,
-            start=self._start,
-            hops=hops,
-            owner=self.task.owner[self.blocks],
-            first_use=np.where(used, self.first, -1),
-            last_use=np.where(used, self.last, -1),
-            following=None if return_hop is None else self.gradients,
-            last_gift=return_hop,
-        )
-
-    def paths_back(self, lanes: int, until: IntArray) -> Paths:
-        """The paths of blocks that go from the last rank of their ring back to hop `until`, gradients to the owners."""
-        used, last = self.last > 0, self.world_size - 1
-        return Paths(
-            rings=self.rings,
-            direction=-1,
-            lanes=lanes,
-            block=self.blocks,
-            ring=self.ring_of,
-            start=(self._start + last) % self.world_size,
-            hops=np.maximum(last - until, 0),
-            owner=self.task.owner[self.blocks],
-            first_use=np.where(used, last - self.last, -1),
-            last_use=np.where(used, last - self.first, -1),
-            following=self.gradients,
-            last_gift=np.full(len(self.blocks), max(last - 1, 0)),
-        )
-
     def at(self, hop: int | IntArray, circulating: IntArray | slice = slice(None)) -> IntArray:
         """The rank of each selected circulating block at a hop."""
         ranks: IntArray = self._twice[self._from[circulating] + hop % self.world_size]
         return ranks
 
-    def order(self, circulating: IntArray, ranks: IntArray) -> IntArray:
-        """The order of circulating blocks by destination rank and mask coverage there.
+    def order(self, circulating: IntArray, ranks: IntArray, *before: IntArray) -> IntArray:
+        """The order of circulating blocks by destination rank and mask coverage there; by what is `before` these first.
 
         Blocks with the same mask coverage are contiguous, so one kernel call covers them.
         """
-        return stable_order(ranks * 3**_MAX_SPANS + self._coverage[ranks, circulating], circulating)
-
-    def used_at(self, hop: int) -> IntArray:
-        """The circulating blocks, indexed from 0, that the mask needs at this hop."""
-        needed: IntArray = np.flatnonzero(self._coverage[self.at(hop), np.arange(len(self.blocks))])
-        return needed
-
-    def calls_at(self, hop: int, circulating: IntArray) -> tuple[Calls, ...]:
-        """The calls on circulating blocks at a hop; at hop 0, on all blocks at their owners."""
-        return self.calls_with(circulating, self.at(hop, circulating)) if hop else self._calls_at_owners()
+        return stable_order(*before, ranks * 3**_MAX_SPANS + self._coverage[ranks, circulating], circulating)
 
     def calls_with(self, circulating: IntArray, ranks: IntArray) -> tuple[Calls, ...]:
         """The calls on circulating blocks at other ranks, two int arrays: each pair is a block and a rank."""
@@ -326,7 +268,7 @@ class Circulation:
         high = np.where(is_tile, high, _positions(self.task, queries) - 1)
         return _calls(self.task, rank[calls_run[order]], queries, keys, low, high)
 
-    def _calls_at_owners(self) -> tuple[Calls, ...]:
+    def calls_at_owners(self) -> tuple[Calls, ...]:
         """Every rank's calls to its own blocks.
 
         Both sides are in ascending order, so a mask of order between them equals that of their indices, counted from

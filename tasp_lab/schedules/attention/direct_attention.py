@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -40,14 +40,20 @@ import numpy as np
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import ranges
-from tasp_lab.schedule.composition.sequence import NO_STEP, joined
-from tasp_lab.schedule.model import Step
-from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
+from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, AttentionTask
+from tasp_lab.schedules.attention.travel import (
+    NO_GIFTS,
+    PeerLanes,
+    Route,
+    Travel,
+    TravelSteps,
+    straight_home,
+    travel_schedule,
+)
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
@@ -167,59 +173,16 @@ def direct_pass(
     spans = span_task(workload, layout, dtype if backward else "fp32", backward=backward)
     task, stage = in_stages(replace(spans, home_dtype="fp32"), options.stage_count)
     n = topology.world_size
-    circulation = Circulation(task, np.arange(n)[None], np.zeros_like(stage))
-    uses = _uses(circulation, stage)
+    arrival = np.repeat(np.arange(options.stage_count), n).reshape(-1, n)
+    route = Route(np.zeros_like(arrival), arrival, straight_home(arrival) if backward else NO_GIFTS)
+    ahead = np.arange(n)
+    lanes = PeerLanes.by_distance(max((n - 1) * (1 + backward), 1), ahead - 1, -ahead % n + n - 2)
+    # Hops around the ring of ascending ranks are distances here.
+    travel = Travel(Circulation(task, np.arange(n)[None], np.zeros_like(stage)), route, lanes, stage)
     pools: dict[int, Pool | None] = {KEYS: Pool("keys", options.buffers)}
     kept = None
     if options.stage_count <= options.buffers:
-        pools[KEYS], kept = None, no_copies(n, len(task.tensor))
-        kept[uses.rank, circulation.blocks[uses.block]] = True
+        pools[KEYS], kept = None, travel.places()
     if backward:
         pools[KEY_GRADIENTS] = Pool("key gradients", min(options.buffers, options.stage_count + 1))
-    steps = _steps(circulation, uses, backward)
-    lanes = max((n - 1) * (1 + backward), 1)
-    return owner_schedule(name, topology, task, steps, lanes=lanes, circulating=pools, kept=kept)
-
-
-class _Uses(NamedTuple):
-    """The ranks that need blocks of keys of others, int arrays (uses,); in the order of ranks and their calls.
-
-    `block` is the number of a block in a circulation, `distance` how far its rank is ahead of the owner, modulo n.
-    """
-
-    rank: IntArray
-    block: IntArray
-    distance: IntArray
-    stage: IntArray
-
-
-def _uses(circulation: Circulation, stage: IntArray) -> _Uses:
-    """All uses; hops around the ring of ascending ranks are distances here."""
-    needed = [circulation.needed(hop) for hop in range(circulation.world_size)]
-    needed[0][:] = False
-    distance, block = np.nonzero(needed)
-    rank = circulation.at(distance, block)
-    order = circulation.order(block, rank)
-    return _Uses(rank[order], block[order], distance[order], stage[block[order]])
-
-
-def _steps(circulation: Circulation, uses: _Uses, backward: bool) -> list[Step]:
-    """Stage s arrives at step s and is used at step s + 1; backward its gradients leave at step s + 2."""
-    arriving = int(uses.stage.max(initial=-1)) + 1
-    stages = [_Uses(*(column[uses.stage == stage] for column in uses)) for stage in range(arriving)]
-    there = [_transfers(circulation, each, home=False) for each in stages]
-    home = [_transfers(circulation, each, home=True) for each in stages if backward]
-    own = circulation.calls_at(0, np.arange(len(circulation.blocks)))
-    calls = [Step.of((), own), *(Step.of((), circulation.calls_with(each.block, each.rank)) for each in stages)]
-    late = [NO_STEP, NO_STEP, *home] if home else []
-    return [joined(each) for each in zip_longest(there, calls, late, fillvalue=NO_STEP)]
-
-
-def _transfers(circulation: Circulation, uses: _Uses, *, home: bool) -> Step:
-    """The keys of a stage to the ranks that use them, or their gradients home, which are given."""
-    owner, lane = circulation.at(0, uses.block), uses.distance - 1
-    if not home:
-        return Step(owner, uses.rank, lane, circulation.blocks[uses.block])
-    lane = lane + circulation.world_size - 1
-    gives = np.ones(len(lane), dtype=np.bool_)
-    return Step(uses.rank, owner, lane, circulation.gradients[uses.block], gives)
+    return travel_schedule(name, topology, TravelSteps(travel), pools, kept=kept)

@@ -31,20 +31,26 @@ from fractions import Fraction
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError, TopologyError
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import over_lanes
 from tasp_lab.schedule.blocks import Pool
-from tasp_lab.schedule.composition.sequence import joined
-from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
 from tasp_lab.schedules.attention.forward import check_size
 from tasp_lab.schedules.attention.kv_and_q_rings import busiest_link_s
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, AttentionTask
+from tasp_lab.schedules.attention.travel import (
+    NO_GIFTS,
+    Gifts,
+    RingLanes,
+    Route,
+    Travel,
+    TravelSteps,
+    travel_schedule,
+)
 from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.registry import balanced_ring, schedule
 from tasp_lab.topology.derived import equal_parts
@@ -170,138 +176,39 @@ def double_ring(
 
     def one_pass(backward: bool) -> Schedule:
         dtype = options.wire_dtype(workload.dtype, backward=True, sums=True) if backward else None
-        kind = DoubleRingBackwardSteps if backward else DoubleRingSteps
         found = []
         for each in candidates:
             task, part = cut_blocks(workload, layout, each.shares, "keys", dtype)
-            found.append(kind(each, task, part, topology, options.trim))
-        steps = min(found, key=lambda each: (each.busiest_link_s(topology) if variant else 0, each.bytes_sent))
-        circulating = dict.fromkeys((KEYS, KEY_GRADIENTS), pool)
-        return owner_schedule(name, topology, steps.task, steps, lanes=steps.lanes, circulating=circulating)
+            found.append(TravelSteps(_travel(each, task, part, topology, options.trim)))
+        steps = min(found, key=lambda each: (_busiest_link_s(each, topology) if variant else 0, each.bytes_sent))
+        return travel_schedule(name, topology, steps, dict.fromkeys((KEYS, KEY_GRADIENTS), pool))
 
     return options.build(one_pass)
 
 
-class DoubleRingSteps(LazySteps, trusted=True):
-    """A forward pass. Hop ``a * window + b`` of a block is to place b of window a; it is there from this step on.
+def _busiest_link_s(steps: TravelSteps, topology: Topology) -> float:
+    return busiest_link_s(topology, map(steps.sends, range(len(steps))), steps.task.block_bytes)
 
-    `part` is the part of each block of keys in `routes`. `trim`: blocks go only to ranks whose mask needs them, and to
-    those on the way there.
+
+def _travel(routes: Routes, task: AttentionTask, part: IntArray, topology: Topology, trim: bool) -> Travel:
+    """Hop ``a * window + b`` of a block is to place b of window a; it is there from this step on.
+
+    `part` is the part of each block of keys in `routes`. The sum of window a is where the window began at step
+    ``(a + 1) * window``, as is what comes along the outer ring.
     """
-
-    def __init__(self, routes: Routes, task: AttentionTask, part: IntArray, topology: Topology, trim: bool) -> None:
-        path = part * topology.world_size + task.owner[task.blocks_of(KEYS)]
-        self.circulation, self.task, self.routes = Circulation(task, routes.paths(), path), task, routes
-        self.window, self._inner_lane, self._outer_lane = routes.window, routes.lane[part], routes.outer_lane[part]
-        hops = range(topology.world_size)
-        self._needed = np.stack([self.circulation.needed(hop) for hop in hops])
-        self._moves: BoolArray = self._needed.copy() if trim else np.ones_like(self._needed)
-        for hop in reversed(hops[1:]):
-            self._moves[self._before(hop)] |= self._moves[hop]
-
-    def _before(self, hop: int) -> int:
-        """The hop from which a block comes to a hop."""
-        return hop - 1 if hop % self.window else hop - self.window
-
-    @property
-    def lanes(self) -> int:
-        return self.routes.lanes
-
-    @property
-    def bytes_sent(self) -> int:
-        """The bytes that all ranks send."""
-        return sum(int(self.task.block_bytes[self.sends(index).block].sum()) for index in range(len(self)))
-
-    def busiest_link_s(self, topology: Topology) -> float:
-        """The seconds that the busiest link needs for all transfers."""
-        return busiest_link_s(topology, map(self.sends, range(len(self))), self.task.block_bytes)
-
-    def __len__(self) -> int:
-        return 1 + int(np.flatnonzero(self._moves.any(axis=1)).max(initial=0))
-
-    def step(self, index: int) -> Step:
-        if index >= len(self._moves):
-            return self.sends(index)
-        calls = self.circulation.calls_at(index, np.flatnonzero(self._moves[index]))
-        return joined([Step.of((), calls), self.sends(index)])
-
-    def sends(self, index: int) -> Step:
-        return joined(self._sends(index))
-
-    def _sends(self, index: int) -> list[Step]:
-        """The transfers of a step: those of keys."""
-        hop = index + 1
-        if hop >= len(self._moves):
-            return []
-        return [self._sent(np.flatnonzero(self._moves[hop]), self._before(hop), hop)]
-
-    def _sent(
-        self, chosen: IntArray, here: int, there: int, gradients: bool = False, lane: IntArray | None = None
-    ) -> Step:
-        """Blocks, or their gradients, that go from hop to hop: around inner rings within a window by default."""
-        if lane is None:
-            lane = self._inner_lane if here // self.window == there // self.window else self._outer_lane
-        circulation = self.circulation
-        chosen = chosen[circulation.order(chosen, circulation.at(there, chosen))]
-        source, destination = circulation.at(here, chosen), circulation.at(there, chosen)
-        block = (circulation.gradients if gradients else circulation.blocks)[chosen]
-        return Step(source, destination, lane[chosen], block, np.full(len(chosen), gradients))
-
-
-class DoubleRingBackwardSteps(DoubleRingSteps, trusted=True):
-    """A backward pass: gradients follow around the inner ring, and the sums of windows around the outer one.
-
-    The sum of window a is where the window began at step ``(a + 1) * window``, as is what comes along the outer ring.
-    """
-
-    def __init__(self, routes: Routes, task: AttentionTask, part: IntArray, topology: Topology, trim: bool) -> None:
-        super().__init__(routes, task, part, topology, trim)
-        circulation, window, away = self.circulation, self.window, self._needed.copy()
-        away[0] = False
-        by_window = away.reshape(-1, window, away.shape[1])
-        self._follows = np.logical_or.accumulate(by_window, axis=1).reshape(away.shape)
-        windows: BoolArray = np.logical_or.reduce(by_window, axis=1)
-        windows[0] = False
-        self._first: IntArray = windows.argmax(axis=0)
-        last = len(windows) - 1 - windows[::-1].argmax(axis=0)
-        source = circulation.at(last * window)
-        linked = topology.linked_pairs[source, circulation.at(0)]
-        self._last = np.where(windows.any(axis=0), np.where(linked, last, len(windows) - 1), 0)
-        self._in_first = bool(by_window[0].any())
-        self._distances = np.unique(self._last[(self._last > 0) & (self._last < len(windows) - 1)])
-        self._outer_lanes = np.unique(routes.outer_lane)
-
-    @property
-    def lanes(self) -> int:
-        """Those of the rings, and one per outer lane and number of windows from which sums go straight home."""
-        return super().lanes + len(self._distances) * len(self._outer_lanes)
-
-    def _home_lane(self, windows: int) -> IntArray:
-        """The lane of each block on which its sum goes home from there; from the last window it is the outer ring's."""
-        if windows == len(self._needed) // self.window - 1:
-            return self._outer_lane
-        first = super().lanes + int(np.searchsorted(self._distances, windows)) * len(self._outer_lanes)
-        return first + np.searchsorted(self._outer_lanes, self._outer_lane)
-
-    def __len__(self) -> int:
-        last = int(self._last.max(initial=0))
-        home = (last + 1) * self.window + 2 if last else self.window + 1 if self._in_first else 1
-        return max(super().__len__(), home)
-
-    def _sends(self, index: int) -> list[Step]:
-        return [*super()._sends(index), *self._gradients(index)]
-
-    def _gradients(self, index: int) -> Sequence[Step]:
-        window, found = self.window, []
-        hop = index - 1
-        if 0 <= hop < len(self._follows):
-            following = np.flatnonzero(self._follows[hop])
-            found.append(self._sent(following, hop, index if index % window else index - window, gradients=True))
-        passed, ended = index // window - 2, (index - 1) // window - 1
-        if index % window == 0 and passed > 0:
-            sums = np.flatnonzero((self._first > 0) & (self._first <= passed) & (passed < self._last))
-            found.append(self._sent(sums, passed * window, (passed + 1) * window, gradients=True))
-        if index % window == 1 and ended > 0:
-            sums = np.flatnonzero(self._last == ended)
-            found.append(self._sent(sums, ended * window, 0, gradients=True, lane=self._home_lane(ended)))
-        return found
+    n, window = topology.world_size, routes.window
+    circulation = Circulation(task, routes.paths(), part * n + task.owner[task.blocks_of(KEYS)])
+    hop, first = np.arange(n), np.arange(window, n, window)  # each hop, and the first one of each window but one
+    via = np.where(hop % window, hop - 1, np.maximum(hop - window, 0))[None]
+    gifts = NO_GIFTS
+    if task.is_backward:
+        gifts = Gifts.joined(
+            Gifts.of(hop, np.where((hop + 1) % window, hop + 1, hop + 1 - window), hop + 1, 0, n),  # within windows
+            Gifts.of(first[:-1], first[1:], first[:-1] + 2 * window, first[1:], n),
+            Gifts.of(first[:-1], 0, first[:-1] + window + 1, first[:-1], first[1:] - 1),  # complete by then
+            Gifts.of(first[-1:], 0, n + 1, 0, n),
+        )
+    last_window = circulation.at(circulation.last // window * window)
+    complete = np.where(topology.linked_pairs[last_window, circulation.at(0)], circulation.last, n - 1)
+    lanes = RingLanes(routes.lanes, routes.lane[part], routes.outer_lane[part], window)
+    return Travel(circulation, Route(via, np.maximum(hop - 1, 0)[None], gifts), lanes, trim=trim, complete=complete)

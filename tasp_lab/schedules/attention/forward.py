@@ -18,123 +18,31 @@ less: about 1/8 on eight ranks. Of the two directions of a single ring the one t
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import DEFAULT_BUFFERS as DEFAULT_BUFFERS
 from tasp_lab.core.choices import Direction
 from tasp_lab.core.errors import ScheduleError, unknown
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition, is_ring, over_lanes
 from tasp_lab.schedule.blocks import Pool
-from tasp_lab.schedule.calls import Calls
-from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.proof import MAX_HOLDINGS
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedule.theorems import Paths, paths_prove
 from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.span_blocks import owner_schedule
-from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
+from tasp_lab.schedules.attention.travel import RingLanes, Travel, TravelSteps, around, travel_schedule
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.all_gather import rings_for
 from tasp_lab.schedules.registry import uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout
-
-
-class Transfers(NamedTuple):
-    """The transfers of a step, arrays (transfers,)."""
-
-    source: IntArray
-    destination: IntArray
-    lane: IntArray
-    block: IntArray
-    gives: BoolArray
-
-
-class CirculationSteps(LazySteps):
-    """Base of steps in which blocks circulate; one lane per ring, unless a subclass needs more."""
-
-    def __init__(self, circulation: Circulation) -> None:
-        self.circulation = circulation
-
-    @property
-    def task(self) -> AttentionTask:
-        return self.circulation.task
-
-    @property
-    def lanes(self) -> int:
-        return len(self.circulation.rings)
-
-    @abstractmethod
-    def transfers(self, index: int) -> Transfers:
-        """The transfers of a step."""
-
-    @abstractmethod
-    def _calls(self, index: int) -> tuple[Calls, ...]: ...
-
-    @abstractmethod
-    def paths(self) -> Paths:
-        """The paths of all circulating blocks and their gradients."""
-
-    def step(self, index: int) -> Step:
-        return Step(*self.transfers(index), self._calls(index))
-
-    def sends(self, index: int) -> Step:
-        return Step(*self.transfers(index))
-
-    def bytes_by_rank(self, size_bytes: IntArray) -> IntArray:
-        return self.paths().bytes_by_rank(size_bytes)
-
-    def prove(self, schedule: ScheduleModel) -> int | None:
-        """By induction along the paths (`tasp_lab.schedule.theorems`)."""
-        task, staying, paths = self.task, self.circulation.stationary, self.paths()
-        owner, results = task.owner[staying], task.output_of[staying]
-        # A subclass may need or compute other parts than the theorem presumes.
-        own = type(task) is AttentionTask and type(self.circulation) is Circulation and self.circulation.is_whole
-        fits = own and schedule.task is task and np.array_equal(schedule.blocks.parts, task.parts)
-        return paths.transfers if fits and paths_prove(paths, staying, owner, results, owner, schedule) else None
-
-
-class AttentionSteps(CirculationSteps, trusted=True):
-    """Key block b starts at its owner and makes `hops[b]` hops along its ring, one per step.
-
-    `trim`: a block is dropped after the last rank whose mask needs it.
-    """
-
-    def __init__(self, circulation: Circulation, trim: bool) -> None:
-        super().__init__(circulation)
-        self._hops = circulation.hops(trim)
-
-    def paths(self) -> Paths:
-        return self.circulation.paths(self.lanes, self._hops)
-
-    @property
-    def bytes_sent(self) -> int:
-        """The bytes that all ranks send in total."""
-        return int((self._hops * self.task.block_bytes[self.circulation.blocks]).sum())
-
-    def __len__(self) -> int:
-        return 1 + int(self._hops.max(initial=0))
-
-    def transfers(self, index: int) -> Transfers:
-        circulation, moving = self.circulation, np.flatnonzero(self._hops > index)
-        moving = moving[circulation.order(moving, circulation.at(index + 1, moving))]
-        source, destination = circulation.at(index, moving), circulation.at(index + 1, moving)
-        copied = np.zeros(len(moving), dtype=bool)
-        return Transfers(source, destination, circulation.ring_of[moving], circulation.blocks[moving], copied)
-
-    def _calls(self, index: int) -> tuple[Calls, ...]:
-        """The calls of a step: on own keys at the first step, later on the arrivals of the step before."""
-        return self.circulation.calls_at(index, np.flatnonzero(self._hops >= index))
-
 
 CIRCULATIONS = ("ring-attention", "zigzag-ring-attention", "striped-ring-attention", "half-each-way", "tasp")
 """The schedules whose passes are circulations; `tasp_lab.schedules.attention.backward` registers them."""
@@ -161,9 +69,10 @@ def attention(
     return attention_schedule(name, topology, forward_steps(circulations, asked.trim), asked.buffers)
 
 
-def forward_steps(circulations: Iterable[Circulation], trim: bool) -> AttentionSteps:
+def forward_steps(circulations: Iterable[Circulation], trim: bool) -> TravelSteps:
     """The forward pass with the circulation that sends the fewest bytes."""
-    return min((AttentionSteps(each, trim) for each in circulations), key=lambda steps: steps.bytes_sent)
+    travels = (Travel(each, around(each.world_size), RingLanes.of(each), trim=trim) for each in circulations)
+    return min(map(TravelSteps, travels), key=lambda steps: steps.bytes_sent)
 
 
 def circulation_of(
@@ -228,15 +137,8 @@ def check_size(name: str, topology: Topology, layout: SequenceLayout, rings: int
         )
 
 
-def attention_schedule(
-    name: str,
-    topology: Topology,
-    steps: CirculationSteps,
-    buffers: int,
-    copies: BoolArray | None = None,
-) -> Schedule:
-    """The schedule of these steps; `copies` (world_size, blocks) are held at the start in addition to owned blocks."""
-    side = steps.circulation.side
+def attention_schedule(name: str, topology: Topology, steps: TravelSteps, buffers: int) -> Schedule:
+    """The schedule of steps in which one side circulates."""
+    side = steps.travels[0].circulation.side
     moving = (KEYS, KEY_GRADIENTS) if side == "keys" else (QUERIES, RESULTS, QUERY_GRADIENTS)
-    pools = dict.fromkeys(moving, Pool(side, buffers))
-    return owner_schedule(name, topology, steps.task, steps, lanes=steps.lanes, circulating=pools, copies=copies)
+    return travel_schedule(name, topology, steps, dict.fromkeys(moving, Pool(side, buffers)))

@@ -63,19 +63,14 @@ from tasp_lab.rings.rings import Decomposition, loads_of_pairs
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.backward import circulation_plans
+from tasp_lab.schedules.attention.backward import Plan, circulation_plans
 from tasp_lab.schedules.attention.circulation import Circulation, Side, cut_blocks, cut_spans
-from tasp_lab.schedules.attention.forward import (
-    CirculationSteps,
-    attention_schedule,
-    check_size,
-    circulation_of,
-    forward_steps,
-)
+from tasp_lab.schedules.attention.forward import attention_schedule, check_size, circulation_of, forward_steps
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
+from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.schedules.attention.token_ring import STRAIGHT_HOME, StraightHomeSteps, query_rings
+from tasp_lab.schedules.attention.token_ring import STRAIGHT_HOME, query_rings, straight_home_travel
+from tasp_lab.schedules.attention.travel import RingLanes, TravelSteps, travel_schedule
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.all_gather import rings_for
 from tasp_lab.schedules.registry import schedule
@@ -118,45 +113,29 @@ def kv_and_q_rings(
     straight_home = partial(_straight_home, name, topology, workload, options, rings)
 
     @cache
-    def busiest_s(steps: _Steps) -> float:
+    def busiest_s(steps: TravelSteps) -> float:
         return busiest_link_s(topology, map(steps.sends, range(len(steps))), steps.task.block_bytes)
 
     keys = forward_steps(circulation_of("tasp", topology, workload, rings), trim=True)
-    forwards: list[_Steps] = [*straight_home(backward=False)]
+    forwards = straight_home(backward=False)
     if options.travels in ("auto", "keys") or not forwards:
         forwards.insert(0, keys)
     forward = min(forwards, key=busiest_s)
     if options.passes == "forward":
         return (_schedule(name, topology, forward, options.buffers),)
-    plans = [_Plan(forward, each) for each in straight_home(backward=True)]
+    plans = [Plan(forward, each) for each in straight_home(backward=True)]
     for along in circulation_plans("tasp", topology, workload, options, rings):
-        if options.travels in ("auto", along.backward.circulation.side):
-            plans.append(_Plan(forward if along.copies is None else along.forward, along.backward, along.copies))
+        if options.travels in ("auto", along.backward.travels[0].circulation.side):
+            plans.append(along if along.starts_with_keys else Plan(forward, along.backward))
     plan = min(plans, key=lambda each: busiest_s(each.forward) + busiest_s(each.backward))
-
-    def one_pass(backward: bool) -> Schedule:
-        steps, copies = (plan.backward, plan.copies) if backward else (plan.forward, None)
-        return _schedule(name, topology, steps, options.buffers, copies)
-
-    return options.build(one_pass)
+    return options.build(lambda backward: _schedule(name, topology, plan[backward], options.buffers))
 
 
-_Steps = StraightHomeSteps | CirculationSteps
-
-
-class _Plan(NamedTuple):
-    """A backward pass and its forward pass; `copies` are the keys of others with which ranks start backward."""
-
-    forward: _Steps
-    backward: _Steps
-    copies: BoolArray | None = None
-
-
-def _schedule(name: str, topology: Topology, steps: _Steps, buffers: int, copies: BoolArray | None = None) -> Schedule:
-    if isinstance(steps, CirculationSteps):
-        return attention_schedule(name, topology, steps, buffers, copies)
-    pools = _pools(tuple(each.side for each in steps.circulations), buffers)
-    return owner_schedule(name, topology, steps.task, steps, lanes=steps.lanes, circulating=pools)
+def _schedule(name: str, topology: Topology, steps: TravelSteps, buffers: int) -> Schedule:
+    if isinstance(steps.travels[0].lanes, RingLanes):
+        return attention_schedule(name, topology, steps, buffers)
+    pools = _pools(tuple(each.circulation.side for each in steps.travels), buffers)
+    return travel_schedule(name, topology, steps, pools)
 
 
 def _straight_home(
@@ -167,7 +146,7 @@ def _straight_home(
     rings: Decomposition | None,
     *,
     backward: bool,
-) -> list[StraightHomeSteps]:
+) -> list[TravelSteps]:
     """The passes in which something goes straight home; none without links between all ranks."""
     layout = attention_layout(name, workload, topology.world_size)
     wire = options.wire_dtype(workload.dtype, backward=backward, sums=False)
@@ -188,7 +167,7 @@ def _straight_home(
         else:
             task, ring_of = cut_blocks(workload, layout, shares, sides[0], gradients)
             circulations = [Circulation(_on_the_wire(task, wire), paths, ring_of, sides[0])]
-        found.append(StraightHomeSteps(*circulations))
+        found.append(TravelSteps(*map(straight_home_travel, circulations)))
     return found
 
 

@@ -33,24 +33,30 @@ those of `tasp_lab.rings.closed_forms`, which do so at each hop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.rings.closed_forms import balanced_rings
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.blocks import Pool
-from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation, cut_blocks
 from tasp_lab.schedules.attention.forward import check_size
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.span_blocks import owner_schedule
-from tasp_lab.schedules.attention.task import QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.schedules.attention.task import QUERIES, QUERY_GRADIENTS, RESULTS
+from tasp_lab.schedules.attention.travel import (
+    NO_GIFTS,
+    PeerLanes,
+    Route,
+    Travel,
+    TravelSteps,
+    around,
+    straight_home,
+    travel_schedule,
+)
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.all_gather import rings_for
 from tasp_lab.schedules.registry import schedule
@@ -87,9 +93,7 @@ def token_ring(name: str, topology: Topology, workload: Workload, options: Atten
     """
     chunks = options.tail_chunks
     downward = np.arange(topology.world_size)[::-1]
-    steps_of = StraightHomeSteps if chunks == 1 else ChunkedTailSteps
-    shares = (Fraction(1, chunks),) * chunks
-    return _passes(name, topology, workload, options, np.tile(downward, (chunks, 1)), shares, steps_of)
+    return _passes(name, topology, workload, options, np.tile(downward, (chunks, 1)), (Fraction(1, chunks),) * chunks)
 
 
 @schedule(
@@ -147,10 +151,8 @@ def _passes(
     options: AttentionOptions,
     rings: IntArray,
     shares: tuple[Fraction, ...],
-    steps_of: Callable[[Circulation], StraightHomeSteps] | None = None,
 ) -> tuple[Schedule, ...]:
     """The passes in which these shares of queries circulate around these rings."""
-    steps_of = steps_of or StraightHomeSteps
     layout = attention_layout(name, workload, topology.world_size)
     check_size(name, topology, layout, len(shares))
     results = dict.fromkeys((RESULTS, QUERY_GRADIENTS), Pool("results", options.buffers))
@@ -160,125 +162,41 @@ def _passes(
         wire = options.wire_dtype(workload.dtype, backward=backward, sums=False)
         task, ring_of = cut_blocks(workload, layout, shares, "queries", wire if backward else None)
         task = replace(task, home_dtype="fp32", result_dtype=task.result_dtype if backward else wire)
-        steps = steps_of(Circulation(task, rings, ring_of, "queries"))
-        return owner_schedule(name, topology, task, steps, lanes=steps.lanes, circulating=pools)
+        circulation = Circulation(task, rings, ring_of, "queries")
+        travels = [straight_home_travel(circulation)] if options.tail_chunks == 1 else _in_chunks(circulation)
+        return travel_schedule(name, topology, TravelSteps(*travels), pools)
 
     return options.build(one_pass)
 
 
-class StraightHomeSteps(LazySteps, trusted=True):
-    """At step s blocks are s hops from their owners; each stops after the last rank that needs it.
+def straight_home_travel(circulation: Circulation) -> Travel:
+    """Around rings, up to the last rank that needs a block; what it yields goes straight home a step after its calls.
 
-    What is computed of them at other ranks is given to their owners a step later. Of several circulations around the
-    same rings, the first one makes the calls at the owners.
+    A lane per distance to a next rank, and one per distance to an owner.
     """
-
-    def __init__(self, *circulations: Circulation) -> None:
-        self.circulations = circulations
-        rings = circulations[0].rings
-        self._world_size: int = rings.shape[1]
-        self._distances = np.unique((np.roll(rings, -1, axis=1) - rings) % self._world_size)
-
-    @property
-    def task(self) -> AttentionTask:
-        return self.circulations[0].task
-
-    @property
-    def lanes(self) -> int:
-        """One per distance to a next rank, and one per distance to an owner."""
-        return len(self._distances) + self._world_size - 1
-
-    def __len__(self) -> int:
-        return 1 + max([_last_step(each) for each in self.circulations])
-
-    def step(self, index: int) -> Step:
-        making = self.circulations if index else self.circulations[:1]
-        calls = [each.calls_at(index, np.flatnonzero(each.last >= index)) for each in making]
-        return Step(*self._transfers(index), tuple(chain.from_iterable(calls)))
-
-    def sends(self, index: int) -> Step:
-        return Step(*self._transfers(index))
-
-    def _transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray, BoolArray]:
-        """The columns of `Step`."""
-        onward = [_onward(each, index, each.last) for each in self.circulations]
-        home = [_home(each, index - 1, each.last) for each in self.circulations]
-        source, destination, block = np.concatenate([*onward, *home], axis=1)
-        returns = np.arange(len(source)) >= sum(each.shape[1] for each in onward)
-        distance = (destination - source) % self._world_size
-        lane = np.where(returns, len(self._distances) - 1 + distance, np.searchsorted(self._distances, distance))
-        return source, destination, lane, block, returns
+    route = around(circulation.world_size)
+    return _straight_home(circulation, route.via, route.arrival)
 
 
-def _last_step(circulation: Circulation) -> int:
-    """The step of the last calls, or a step later if something returns."""
-    hop = int(circulation.last.max(initial=0))
-    return hop + 1 if hop and (circulation.gradients >= 0).any() else hop
+def _in_chunks(circulation: Circulation) -> list[Travel]:
+    """Around the same ring for each chunk, but for its last rank; there chunks come one by one from their owners."""
+    n, chunks = circulation.world_size, len(circulation.rings)
+    hop, before = np.arange(n), np.maximum(np.arange(n) - 1, 0)
+    last = np.where(hop == n - 1, 0, -1 * (hop > 0))
+    arrival = max(n - 3, 0) + np.arange(chunks)
+    return [
+        _straight_home(circulation, np.where(last, before, -1 * (hop > 0))[None], before[None]),
+        _straight_home(circulation, np.tile(last, (chunks, 1)), np.tile(arrival, (n, 1)).T, own_lane=True),
+    ]
 
 
-def _onward(circulation: Circulation, hop: int, last: IntArray) -> IntArray:
-    """Source, destination and block of the transfers after this hop, an array (3, transfers), up to the last hops."""
-    moving = np.flatnonzero(last > hop)
-    moving = moving[circulation.order(moving, circulation.at(hop + 1, moving))]
-    return np.stack([circulation.at(hop, moving), circulation.at(hop + 1, moving), circulation.blocks[moving]])
-
-
-def _home(circulation: Circulation, hop: int, last: IntArray) -> IntArray:
-    """The same of what blocks yield at this hop."""
-    used = circulation.used_at(hop) if hop > 0 else np.zeros(0, dtype=np.int64)
-    used = used[(circulation.gradients[used] >= 0) & (last[used] >= hop)]
-    return np.stack([circulation.at(hop, used), circulation.at(0, used), circulation.gradients[used]])
-
-
-class ChunkedTailSteps(StraightHomeSteps, trusted=True):
-    """Queries of one ring reach the last rank straight from their owners, and leave it in pieces.
-
-    The circulation goes around a ring that is repeated once per piece.
-    """
-
-    def __init__(self, circulation: Circulation) -> None:
-        super().__init__(circulation)
-        self._circulation, n = circulation, self._world_size
-        self._tail = np.flatnonzero((circulation.last == n - 1) & (n > 1))
-        self._hops = circulation.last.copy()
-        self._hops[self._tail] = 0
-        for hop in range(1, n - 1):
-            used = np.intersect1d(circulation.used_at(hop), self._tail)
-            self._hops[used] = hop
-        self._first_call = max(n - 2, 1)
-        self._call_step = self._first_call + circulation.ring_of[self._tail]
-
-    @property
-    def lanes(self) -> int:
-        """One of queries to the next rank, one of results per distance, one of queries to the last rank."""
-        return super().lanes + 1
-
-    def __len__(self) -> int:
-        hop, pieces = int(self._hops.max(initial=0)), len(self._circulation.rings)
-        around = hop + 2 if hop else 1
-        return max(around, self._first_call + pieces + 1) if len(self._tail) else around
-
-    def step(self, index: int) -> Step:
-        ring, called = self._circulation, self._tail[self._call_step == index]
-        calls = ring.calls_at(index, np.flatnonzero(self._hops >= index)) + (
-            ring.calls_at(self._world_size - 1, called) if len(called) else ()
-        )
-        return Step(*self._transfers(index), calls)
-
-    def _transfers(self, index: int) -> tuple[IntArray, IntArray, IntArray, IntArray, BoolArray]:
-        ring, n = self._circulation, self._world_size
-        onward, home = _onward(ring, index, self._hops), _home(ring, index - 1, self._hops)
-        leaving, straight = self._tail[self._call_step == index - 1], self._tail[self._call_step == index + 1]
-        to_last = np.stack([ring.at(0, straight), ring.at(n - 1, straight), ring.blocks[straight]])
-        last_home = np.stack([ring.at(n - 1, leaving), ring.at(0, leaving), ring.gradients[leaving]])
-        source, destination, block = np.concatenate([onward, to_last, home, last_home], axis=1)
-        lane = np.concatenate(
-            [
-                np.zeros(onward.shape[1], dtype=np.int64),
-                np.full(to_last.shape[1], n),
-                (home[1] - home[0]) % n,
-                (last_home[1] - last_home[0]) % n,
-            ]
-        )
-        returns = np.arange(len(source)) >= onward.shape[1] + to_last.shape[1]
-        return source, destination, lane, block, returns
+def _straight_home(circulation: Circulation, via: IntArray, arrival: IntArray, *, own_lane: bool = False) -> Travel:
+    rings, n = circulation.rings, circulation.world_size
+    distances, distance = np.unique((np.roll(rings, -1, axis=1) - rings) % n), np.arange(n)
+    lanes, sends = len(distances) + n - 1, np.searchsorted(distances, distance)
+    if own_lane:
+        lanes, sends = lanes + 1, np.full(n, lanes)
+    has_sums = bool((circulation.gradients >= 0).all())
+    peers = PeerLanes.by_distance(lanes, sends, len(distances) - 1 + distance)
+    route = Route(via, arrival, straight_home(arrival) if has_sums else NO_GIFTS)
+    return Travel(circulation, route, peers, circulation.ring_of if len(via) > 1 else None)

@@ -13,7 +13,8 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.proof import prove
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, attention_passes
-from tasp_lab.schedules.attention.forward import CIRCULATIONS, CirculationSteps
+from tasp_lab.schedules.attention.forward import CIRCULATIONS
+from tasp_lab.schedules.attention.travel import TravelSteps
 from tasp_lab.topology.builders import full_mesh
 from tests.support.strategies import attention_layers
 
@@ -35,7 +36,7 @@ def circulations(draw: st.DrawFn) -> Schedule:
 @settings(max_examples=100, deadline=None)
 @given(circulations())
 def test_what_is_proved_is_what_a_replay_finds(schedule: Schedule) -> None:
-    assert isinstance(schedule.steps, CirculationSteps)
+    assert isinstance(schedule.steps, TravelSteps)
     assert schedule.steps.prove(schedule) == prove(schedule) == schedule.transfers
 
 

@@ -39,15 +39,22 @@ from tasp_lab.core.errors import ScheduleError, TopologyError, unknown
 from tasp_lab.core.files import write_whole
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.composition.layers import in_chunks
-from tasp_lab.schedule.composition.sequence import joined
 from tasp_lab.schedule.model import Step
-from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.circulation import Circulation
+from tasp_lab.schedules.attention.circulation import Circulation, Side
 from tasp_lab.schedules.attention.direct_attention import in_stages
 from tasp_lab.schedules.attention.options import AttentionOptions, check_options
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
-from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS
+from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.schedules.attention.travel import (
+    NO_GIFTS,
+    Gifts,
+    PeerLanes,
+    Route,
+    Travel,
+    TravelSteps,
+    straight_home,
+)
 from tasp_lab.schedules.attention.usp import in_groups, members_layout
 from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.registry import ScheduleSpec, options_for
@@ -229,154 +236,118 @@ def build_pass(
     layout = _outer_layout(program, workload, topology.world_size)
     if program.keep and any(each and (each.queries or each.buffers) for each in (program.forward, program.backward)):
         raise ScheduleError(f"schedule {name!r}: keys are kept, expected no queries or buffers")
-    found = _PassBuilder(name, outer, workload, layout, plan, program, options, backward).schedule()
+    found = _between_groups(name, outer, workload, layout, plan, program, options, backward)
     if members > 1:
         wire = options.wire_dtype(workload.dtype, backward=False, sums=False)
         found = in_groups(name, topology, found, members, wire, has_keys=program.keep and backward)
     return in_chunks(found, plan.heads)
 
 
-class _PassBuilder:
-    """The steps of one pass, collected as arrays."""
+def _between_groups(
+    name: str, topology: Topology, workload: Workload, layout: SequenceLayout, plan: Plan,
+    program: Program, options: AttentionOptions, backward: bool,
+) -> Schedule:  # fmt: skip
+    """One pass between groups, each of which is a rank here."""
+    n, offset, starts_with_keys = topology.world_size, offsets(program.shape), program.keep and backward
+    routes = routes_of(plan, program.shape, f"schedule {name!r}")
+    wire = options.wire_dtype(workload.dtype, backward=backward, sums=plan.home == "tree")
+    task, stage = in_stages(replace(span_task(workload, layout, wire, backward=backward), home_dtype="fp32"),
+                            len(plan.trees))  # fmt: skip
+    lanes = _lanes(topology, plan)
+    # Keys go from owner to user, [owner, user]; queries from their owner to that of the keys.
+    by_queries = np.isin(offset, plan.queries) & (offset > 0)
+    keys = _circulation(task, "keys", ~by_queries)
+    owner, hop = task.owner[keys.blocks][:, None], np.arange(n)  # hops are distances: a row of hops for each block
+    via = (routes.via[stage[:, None], owner, (owner + hop) % n] - owner) % n
+    arrival = routes.arrival[stage[:, None], owner, (owner + hop) % n]
+    gifts = NO_GIFTS
+    if backward:
+        far = _depth(name, via, owner) if starts_with_keys else arrival
+        gifts = straight_home(arrival) if plan.home == "straight" else _along(via, arrival, far, keys.used)
+    came = np.broadcast_to(hop, via.shape) if starts_with_keys else via
+    travels = [Travel(keys, Route(came, arrival, gifts), lanes, np.arange(len(via)))]
+    if by_queries.any():
+        queries = _circulation(task, "queries", by_queries.T)
+        owner = task.owner[queries.blocks][:, None]
+        arrival = routes.arrival[0][(owner + hop) % n, owner]
+        route = Route(np.zeros_like(arrival), arrival, straight_home(arrival))
+        travels.append(Travel(queries, route, lanes, np.arange(len(arrival))))
+    steps, lane_count = _compressed([step for step in TravelSteps(*travels, own=plan.own) if len(step) or step.calls])
+    kept: BoolArray = np.logical_or.reduce([each.places() for each in travels])
+    data = Pool("data", plan.buffers) if plan.buffers else None
+    return owner_schedule(
+        name, topology, task, steps, lanes=lane_count, circulating=_pools(program, plan, workload, data, task),
+        copies=kept if starts_with_keys else None,
+        kept=kept if data is None and not starts_with_keys else None,
+    )  # fmt: skip
 
-    def __init__(
-        self, name: str, topology: Topology, workload: Workload, layout: SequenceLayout, plan: Plan,
-        program: Program, options: AttentionOptions, backward: bool,
-    ) -> None:  # fmt: skip
-        self.name, self.topology, self.plan, self.backward = name, topology, plan, backward
-        self.n = n = topology.world_size
-        offset = offsets(program.shape)
-        routes = routes_of(plan, program.shape, f"schedule {name!r}")
-        self.starts_with_keys = program.keep and backward
-        self.kv_heads = workload.kv_head_count // min(program.members, workload.kv_head_count)  # of a member
-        wire = options.wire_dtype(workload.dtype, backward=backward, sums=plan.home == "tree")
-        spans = replace(span_task(workload, layout, wire, backward=backward), home_dtype="fp32")
-        self.task, stage = in_stages(spans, len(plan.trees))
-        # Keys go from owner to user, [owner, user]; queries from their owner to that of the keys.
-        by_queries = np.isin(offset, plan.queries) & (offset > 0)
-        self.keys = self._circulation("keys", ~by_queries)
-        owner = self.task.owner[self.keys.blocks]
-        self.routes = Routes(routes.via[stage, owner].T, routes.arrival[stage, owner].T)  # (rank, block)
-        self.query_arrival = routes.arrival[0].T  # [owner of queries, owner of keys]
-        self.queries = self._circulation("queries", by_queries.T) if by_queries.any() else None
-        self.steps: dict[int, list[Step]] = {}
-        self.kept = no_copies(n, len(self.task.tensor))
-        self._nodes = np.array(topology.node_of_rank)
-        self._add(plan.own, Step.of((), self.keys.calls_at(0, np.arange(len(self.keys.blocks)))))
 
-    def _circulation(self, side: Literal["keys", "queries"], travels: BoolArray) -> Circulation:
-        # Both sides as blocks around a ring of ascending ranks, of which only masks and calls are used.
-        task, span_of = self.task, None
-        if side == "queries":  # pieces of one span of keys are read together
-            keys = task.blocks_of(KEYS)
-            apart = (np.diff(task.owner[keys]) != 0) | (
-                task.start[keys][1:] != (task.start + task.layout.stride * task.count)[keys][:-1]
-            )
-            span_of = np.concatenate([[0], np.cumsum(apart)])
-        moving = task.blocks_of(KEYS if side == "keys" else QUERIES)
-        return Circulation(task, np.arange(self.n)[None], np.zeros(len(moving), dtype=np.int64), side, span_of, travels)
+def _pools(
+    program: Program, plan: Plan, workload: Workload, data: Pool | None, task: AttentionTask
+) -> dict[int, Pool | None]:
+    """The pools of what travels.
 
-    def _add(self, step: int, what: Step) -> None:
-        self.steps.setdefault(step, []).append(what)
+    What goes home straight leaves a step after the call. Sums that grow on their way wait for those behind them.
+    Gradients that several groups of heads add to stay for all of them.
+    """
+    kv_heads = workload.kv_head_count // min(program.members, workload.kv_head_count)  # of a member
+    straight = Pool("sums", SUM_BUFFERS)
+    pooled = plan.home == "straight" and kv_heads % plan.heads == 0
+    pools: dict[int, Pool | None] = {KEYS: data, KEY_GRADIENTS: straight if pooled else None}
+    if plan.queries:
+        pools |= {QUERIES: data, RESULTS: straight, QUERY_GRADIENTS: straight}
+    return {tensor: pool for tensor, pool in pools.items() if tensor in task.tensor}
 
-    def schedule(self) -> Schedule:
-        """The pass, proved."""
-        self._move_keys()
-        if self.queries is not None:
-            self._move_queries(self.queries)
-        last = max(self.steps)
-        # What goes home straight leaves a step after the call. Sums that grow on their way wait for those behind them.
-        # Gradients that several groups of heads add to stay for all of them.
-        pooled = self.plan.home == "straight" and self.kv_heads % self.plan.heads == 0
-        sums = Pool("sums", SUM_BUFFERS) if pooled else None
-        data = Pool("data", self.plan.buffers) if self.plan.buffers else None
-        pools = {KEYS: data, KEY_GRADIENTS: sums}
-        if self.queries is not None:
-            straight = Pool("sums", SUM_BUFFERS)
-            pools |= {QUERIES: data, RESULTS: straight, QUERY_GRADIENTS: straight}
-        circulating = {tensor: pool for tensor, pool in pools.items() if tensor in self.task.tensor}
-        steps = [joined(self.steps.get(number, [])) for number in range(last + 1)]
-        steps, lanes = _compressed([step for step in steps if len(step) or step.calls])
-        return owner_schedule(
-            self.name, self.topology, self.task, steps, lanes=lanes, circulating=circulating,
-            copies=self.kept if self.starts_with_keys else None,
-            kept=self.kept if data is None and not self.starts_with_keys else None,
-        )  # fmt: skip
 
-    def _needed(self, circulation: Circulation) -> BoolArray:
-        """Where each circulating block is used, besides at its owner: bool array (rank, block)."""
-        needed = np.zeros((self.n, len(circulation.blocks)), dtype=np.bool_)
-        for hop in range(1, self.n):
-            needed[circulation.at(hop), np.arange(needed.shape[1])] = circulation.needed(hop)
-        return needed
+def _circulation(task: AttentionTask, side: Side, travels: BoolArray) -> Circulation:
+    """One side around a ring of ascending ranks, on which hops are distances."""
+    span_of = None
+    if side == "queries":  # pieces of one span of keys are read together
+        keys = task.blocks_of(KEYS)
+        apart = (np.diff(task.owner[keys]) != 0) | (
+            task.start[keys][1:] != (task.start + task.layout.stride * task.count)[keys][:-1]
+        )
+        span_of = np.concatenate([[0], np.cumsum(apart)])
+    moving = task.blocks_of(KEYS if side == "keys" else QUERIES)
+    ring = np.arange(task.layout.world_size)[None]
+    return Circulation(task, ring, np.zeros(len(moving), dtype=np.int64), side, span_of, travels)
 
-    def _move_keys(self) -> None:
-        keys, (via, arrival) = self.keys, self.routes
-        needed = self._needed(keys)
-        owner = self.task.owner[keys.blocks]
-        there = needed.copy()  # also where a block is only on its way
-        late = np.zeros(there.shape, dtype=np.int64)  # when the gradient of a block is complete at a rank
-        # Ranks further along the tree come first: what is further is needed, and has given its sums before.
-        far = self._depth(via, owner) if self.starts_with_keys else arrival
-        for distance in np.unique(far)[::-1].tolist():
-            rank, block = np.nonzero(there & (far == distance) & (np.arange(self.n)[:, None] != owner))
-            source, number, step = via[rank, block], keys.blocks[block], arrival[rank, block]
-            there[source, block] = True
-            self.kept[rank, number] = True
-            uses = needed[rank, block]
-            for now in np.unique(step).tolist():
-                if not self.starts_with_keys:
-                    at = step == now
-                    self._add(now, Step(source[at], rank[at], self._lane(source[at], rank[at]), number[at]))
-                at = uses & (step == now)
-                self._add(now + 1, Step.of((), keys.calls_with(block[at], rank[at])))
-            if self.backward and self.plan.home == "straight":
-                rank, block = rank[uses], block[uses]
-                self._give(step[uses] + 2, rank, owner[block], keys.gradients[block])
-            elif self.backward:
-                when = np.maximum(late[rank, block], np.where(uses, step + 1, 0)) + 1
-                np.maximum.at(late, (source, block), when)
-                self._give(when, rank, source, keys.gradients[block])
 
-    def _depth(self, via: IntArray, owner: IntArray) -> IntArray:
-        """The transfers from the owner of each block to each rank along its tree, int array (rank, block)."""
-        depth, at = np.zeros(via.shape, dtype=np.int64), np.tile(np.arange(self.n)[:, None], via.shape[1])
-        for _ in range(self.n):
-            away = at != owner
-            depth += away
-            at = np.where(away, via[at, np.arange(via.shape[1])], at)
-        if (at != owner).any():
-            rank, block = np.argwhere(at != owner)[0].tolist()
-            raise ScheduleError(f"schedule {self.name!r}: no way of keys from rank {owner[block]} to rank {rank}")
-        return depth
+def _along(via: IntArray, arrival: IntArray, far: IntArray, used: BoolArray) -> Gifts:
+    """Sums that go back along trees: each leaves a hop a step after its call and all that comes from further away.
 
-    def _move_queries(self, queries: Circulation) -> None:
-        # Pieces of keys are read as one span, of which each may be of other documents than the queries.
-        keys = self.keys.blocks
-        low, high = self.task.tile_bands(queries.blocks[:, None], keys)
-        seen = np.zeros((self.n, len(queries.blocks)), dtype=np.bool_)
-        np.logical_or.at(seen, self.task.owner[keys], (low <= high).T)
-        user, block = np.nonzero(self._needed(queries) & seen)
-        owner, number = self.task.owner[queries.blocks[block]], queries.blocks[block]
-        arrival = self.query_arrival[owner, user]
-        self.kept[user, number] = True
-        for step in np.unique(arrival).tolist():
-            now = arrival == step
-            self._add(step, Step(owner[now], user[now], self._lane(owner[now], user[now]), number[now]))
-            self._add(step + 1, Step.of((), queries.calls_with(block[now], user[now])))
-        self._give(arrival + 2, user, owner, queries.gradients[block])
+    `via`, `arrival` and `far`, by which what is further along a tree comes first, are int arrays (blocks, hops).
+    """
+    blocks, hops = via.shape
+    there, late, leaves = used.T.copy(), np.zeros((blocks, hops), dtype=np.int64), np.zeros_like(arrival)
+    for distance in np.unique(far)[::-1].tolist():
+        block, hop = np.nonzero(there & (far == distance) & (np.arange(hops) > 0))
+        before = np.where(used[hop, block], arrival[block, hop] + 1, 0)
+        leaves[block, hop] = step = np.maximum(late[block, hop], before) + 1
+        there[block, via[block, hop]] = True
+        np.maximum.at(late, (block, via[block, hop]), step)
+    return Gifts.of(np.arange(1, hops), via[:, 1:], leaves[:, 1:], 0, hops)
 
-    def _give(self, when: IntArray, source: IntArray, destination: IntArray, block: IntArray) -> None:
-        for step in np.unique(when).tolist():
-            now = when == step
-            lane = self._lane(source[now], destination[now]) + 2 * self.n
-            gives = np.ones(len(lane), dtype=np.bool_)
-            self._add(step, Step(source[now], destination[now], lane, block[now], gives))
 
-    def _lane(self, source: IntArray, destination: IntArray) -> IntArray:
-        if self.plan.lanes == "order":
-            return np.where(self._nodes[source] == self._nodes[destination], (destination - source) % self.n, 0)
-        return (destination - source) % self.n  # 1 to n - 1
+def _depth(name: str, via: IntArray, owner: IntArray) -> IntArray:
+    """The transfers from the owner of each block to each hop along its tree, int array (blocks, hops)."""
+    depth, at = np.zeros_like(via), np.broadcast_to(np.arange(via.shape[1]), via.shape)
+    for _ in range(via.shape[1]):
+        depth += at > 0
+        at = np.where(at > 0, np.take_along_axis(via, at, axis=1), 0)
+    if at.any():
+        block, hop = np.argwhere(at > 0)[0].tolist()
+        own = int(owner[block, 0])
+        raise ScheduleError(f"schedule {name!r}: no way of keys from rank {own} to rank {(own + hop) % via.shape[1]}")
+    return depth
+
+
+def _lanes(topology: Topology, plan: Plan) -> PeerLanes:
+    """A lane per distance, or one for all ranks of other nodes; those of gifts are others."""
+    n, node = topology.world_size, np.array(topology.node_of_rank)
+    distance = (np.arange(n) - np.arange(n)[:, None]) % n
+    lane = distance if plan.lanes == "peer" else np.where(node[:, None] == node, distance, 0)
+    return PeerLanes(3 * n, lane, lane + 2 * n)
 
 
 def _compressed(steps: Sequence[Step]) -> tuple[list[Step], int]:

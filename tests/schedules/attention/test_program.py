@@ -18,11 +18,11 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.program import Known, Plan, Program, Tree, build, load, offsets, save
 from tasp_lab.schedules.attention.task import KEYS, AttentionTask
 from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.synthesis.explain import explained
 from tasp_lab.synthesis.moves import balanced_tree, neighbour, starts
-from tasp_lab.synthesis.program import Known, Plan, Program, Tree, build, load, offsets, save
 from tasp_lab.topology.builders import full_mesh, nodes, torus
 from tasp_lab.topology.derived import between_groups
 from tasp_lab.workload.layer import Workload
