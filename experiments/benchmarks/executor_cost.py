@@ -170,7 +170,7 @@ def _rank(
     if long:
         by_hand.append(_lanes(executor, calls))
 
-    runs = (partial(_execute, executor), *by_hand)
+    runs: tuple[Call, ...] = (partial(_execute, executor), *by_hand)
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(SAMPLES):
         for found, run in zip(times, runs, strict=True):
@@ -353,7 +353,7 @@ def own_text() -> str:
         work = PatternWork(schedule, 1, checked=False)
         sender = make_transport(transport, 60.0, device=torch.device("cpu"))
         executor = Executor(schedule, 1, sender, work, as_bytes=True)
-        runs = partial(_execute, executor), LOOPS[transport](executor, _calls(executor, work))
+        runs: tuple[Call, ...] = (partial(_execute, executor), LOOPS[transport](executor, _calls(executor, work)))
         times_us: tuple[list[float], ...] = [], []
         for _ in range(HOST_TURNS * SAMPLES):
             for found, run in zip(times_us, runs, strict=True):
