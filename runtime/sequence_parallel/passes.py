@@ -57,7 +57,8 @@ class AttentionPasses:
     def left_behind(self, copies: Copies) -> torch.Tensor:
         """What the forward pass leaves for the backward pass; no view, which would keep the whole memory alive."""
         left = _left_there(self.forward_schedule, self.backward_schedule, self.rank)
-        return torch.cat([copies.memory.new_empty(0), *map(copies.left_behind, left)])
+        # joining nothing would launch a kernel, too
+        return torch.cat([*map(copies.left_behind, left)]) if left else copies.memory.new_empty(0)
 
 
 @lru_cache(maxsize=16)

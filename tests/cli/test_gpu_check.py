@@ -45,7 +45,7 @@ def test_all_steps_on_two_ranks(tmp_path: Path) -> None:
     record = json.loads(done.stdout)
     assert record == record_in(tmp_path / "record")
     assert (record["verdict"], record["world_size"], record["backend"]) == ("passed", 2, "gloo")
-    assert [step["number"] for step in record["steps"]] == list(range(15))
+    assert [step["number"] for step in record["steps"]] == list(range(16))
     steps = {step["name"]: step for step in record["steps"]}
     skipped = {step["name"] for step in record["steps"] if step["verdict"] == "skipped"}
     assert {step["message"].partition(":")[0] for step in record["steps"] if step["name"] in skipped} == {"needs a GPU"}
