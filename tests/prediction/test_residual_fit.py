@@ -149,10 +149,10 @@ def test_an_interval_holds_its_prediction_and_grows_with_it(time_s: float, facto
 def test_what_is_borrowed_is_said() -> None:
     """Layers by links alone were measured inside domains only, on three machines."""
     found = residual_interval(1.0, replace(LAYERS, reach="inter"), "")
-    said = found.to_dict()["borrowed"]
+    said = found.record["borrowed"]
     assert isinstance(said, str)
     assert f"{replace(LAYERS, reach='inter')} were not measured" in said
-    assert residual_interval(1.0, INSIDE, "").to_dict()["borrowed"] is None
+    assert residual_interval(1.0, INSIDE, "").record["borrowed"] is None
 
 
 @pytest.mark.parametrize("name", ["h100-8", "h100-2x8", "b200-2x8", "l20-8-pcie"])

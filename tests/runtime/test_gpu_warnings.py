@@ -14,8 +14,8 @@ def test_tests_for_gpus_do_not_fail_with_a_warning(request: pytest.FixtureReques
     assert not list(item.iter_markers("filterwarnings"))
     with pytest.raises(UserWarning, match="planted"):
         warnings.warn("planted", stacklevel=1)
-    pytest_collection_modifyitems([item])
+    pytest_collection_modifyitems(request.config, [item])
     assert not list(item.iter_markers("filterwarnings"))
     item.add_marker(pytest.mark.gpu)
-    pytest_collection_modifyitems([item])
+    pytest_collection_modifyitems(request.config, [item])
     assert [marker.args for marker in item.iter_markers("filterwarnings")] == [("default",)]
