@@ -64,6 +64,8 @@ ABOVE |= {
     "draw timelines": "tasp_lab.plots.timelines:draw_timelines",
     "tabulate an answer": "tasp_lab.prediction.columns:answer_table",
     "schedule of .xml": "tasp_lab.formats.msccl_xml:spec",
+    "schedule of .json": "tasp_lab.schedules.attention.program:spec",
+    "schedules of a program": "tasp_lab.schedules.attention.program:built",
 }
 
 __getattr__, __dir__ = lazy_names(

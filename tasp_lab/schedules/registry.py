@@ -236,15 +236,13 @@ def _checked(name: str, kind: Kind, builder: Callable[..., Any]) -> Callable[...
     @wraps(builder)
     def build(*given: Any, **more: Any) -> Any:
         from tasp_lab.schedule.schedule import Schedule  # names are known without these
-        from tasp_lab.schedules.attention.program import Program
-        from tasp_lab.schedules.attention.program import build as build_program
 
         is_layer = kind in ("softmax", "linear")
         own, topology = given[:2] if is_layer else (name, given[0])
         with careful(f"schedule {own!r}", builder.__code__.co_filename):
             found = builder(*given, **more)
-            if isinstance(found, Program) and kind == "softmax":
-                found = build_program(found, *given)
+            if kind == "softmax":
+                found = from_above("schedules of a program")(found, *given)
         passes: Sequence[Pass] = ("forward",)
         if is_layer:
             passes = ("forward", "backward") if given[3].passes == "both" else (given[3].passes,)
@@ -283,9 +281,7 @@ def _outside(name: str) -> ScheduleSpec | None:
     if not (file := file_of(name)):
         return SCHEDULES.get(name) if name and load_entry_point(name) else None
     if (end := Path(file).suffix) in READERS:
-        from tasp_lab.schedules.attention.program import spec as found_by_search  # which builds schedules by name
-
-        spec: ScheduleSpec = (found_by_search if end == ".json" else from_above(f"schedule of {end}"))(file)
+        spec: ScheduleSpec = from_above(f"schedule of {end}")(file)
         return spec
     module, own = module_of(file), name[len(file) + 1 :]
     if module not in _FROM_FILES:

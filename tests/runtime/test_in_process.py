@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
+from runtime.trials.in_process import Board, Loopback
 from runtime.trials.layers import AttentionTrial
 from tasp_lab.core.choices import Decay, Dtype
 from tasp_lab.machines.machine import ComputeRate
@@ -31,7 +32,6 @@ from tasp_lab.workload.layer import Workload
 from tests.schedule.test_home_dtype import SYSTEMS as WITH_SUMS
 from tests.schedule.test_messages import sums_at_home
 from tests.support.home_dtype import with_home_dtype
-from tests.support.loopback import Board, Loopback
 from tests.support.one_device import run_in_process
 from tests.support.schedules import assert_every_transfer_once, task_of
 from tests.support.strategies import attention_layers

@@ -26,8 +26,8 @@ from tasp_lab.machines.parameters import Change, changed
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.machines.sampling import Sampling, machine_samples
 from tasp_lab.machines.stack import load_stack
-from tasp_lab.prediction.inputs import with_host
-from tasp_lab.prediction.question import Question, machine_of
+from tasp_lab.prediction.inputs import chosen_machine, with_host
+from tasp_lab.prediction.question import Question
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules, collective
@@ -224,7 +224,7 @@ def test_a_schedule_on_one_machine_after_another_takes_what_it_takes_on_each(
 ) -> None:
     layer = Workload(4096, heads=8, mask="causal")
     passes = build_schedules(schedule, full_mesh(4), layer, None, AttentionOptions("both"))
-    for machine in map(machine_of, [*drawn, *drawn[::-1]]):
+    for machine in (chosen_machine(each.machine, each) for each in [*drawn, *drawn[::-1]]):
         expected_s = [float(engine.simulate(each, machine).time_s) for each in passes]
         assert [simulate(each, machine, events=False).time_s for each in passes] == pytest.approx(expected_s, rel=1e-9)
 

@@ -1,6 +1,6 @@
 """All ranks of a schedule in this process on one device, one action of one rank at a time, in an order that is drawn.
 
-The board of `tests.support.loopback` is strict with memory; `run_together` also checks that all that an action
+The board of `runtime.trials.in_process` is strict with memory; `run_together` also checks that all that an action
 depends on has happened, and reports ranks that wait for each other as the cycle, with the messages.
 """
 
@@ -22,13 +22,13 @@ from runtime.executor.per_step import AFTER, CALLS, COMPUTING, FINISH, JOIN, MAR
 from runtime.executor.plans import plan_of
 from runtime.executor.streams import CudaStreams, Streams
 from runtime.protocol.records import merge_records
+from runtime.trials.in_process import Board, End, Loopback, message_text
 from runtime.trials.layers import AttentionTrial
 from runtime.trials.workloads import Trial, make_trial
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
-from tests.support.loopback import Board, End, Loopback, message_text
 
 TIMEOUT_S = 120.0
 

@@ -225,8 +225,8 @@ FAULTS = (
     ),
     Fault(
         "tuning: the options with most changes win a tie",
-        "best = min(close, key=",
-        "best = max(close, key=",
+        "sum(getattr(way, name) != getattr(asked, name) for name in free)",
+        "-sum(getattr(way, name) != getattr(asked, name) for name in free)",
         ("tests/prediction/test_tune.py", "tests/prediction"),
     ),
     Fault(

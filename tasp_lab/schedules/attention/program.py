@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -217,6 +217,11 @@ def build(
         return tuple(each.renamed(name) for each in found)
     layout_of(program, workload, topology.world_size)  # refuses another number of ranks
     return options.build(partial(build_pass, program, name, topology, workload, options))
+
+
+def built(found: Any, *given: Any) -> Any:
+    """What the builder of a user returned for arguments of `build`; its schedules if that is a program."""
+    return build(found, *given) if isinstance(found, Program) else found
 
 
 def build_pass(
