@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.bounds.layers import _Runs
+from sim.bounds.layers import Runs
 from sim.bounds.least import least_s
 from sim.simulate import simulate
 from tasp_lab.core.arrays import IntArray
@@ -215,7 +215,7 @@ def test_what_enters_a_rank_is_no_less_than_any_schedule_must_send(name: str, la
         for step in schedule.steps:
             np.add.at(received, step.destination, schedule.block_bytes[step.block])
         held = schedule.initial | task.owned(KEYS, QUERIES)
-        assert all(received[rank] >= _Runs.of(task, held).entering_bytes([rank]) for rank in range(N))
+        assert all(received[rank] >= Runs.of(task, held).entering_bytes([rank]) for rank in range(N))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,15 +21,12 @@ from runtime.executor.per_step import AFTER, CALLS, COMPUTING, FINISH, JOIN, MAR
 from runtime.executor.plans import plan_of
 from runtime.executor.streams import CudaStreams, Streams
 from runtime.protocol.records import merge_records
-from runtime.trials.in_process import Board, End, Loopback, message_text
-from runtime.trials.layers import AttentionTrial
-from runtime.trials.workloads import Trial, make_trial
+from runtime.trials.in_process import TIMEOUT_S, Board, End, Loopback, make_trials, message_text
+from runtime.trials.in_process import run_in_process as run_by_lanes
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
-
-TIMEOUT_S = 120.0
 
 
 def run_in_process(
@@ -40,6 +36,8 @@ def run_in_process(
 
     `compute` is as in `runtime.protocol.jobs.RunSchedule`. Raises `RunError`.
     """
+    if not whole_steps:
+        return run_by_lanes(schedule, receives_ahead, compute)
     board = Board(TIMEOUT_S)
     ranks = range(schedule.world_size)
     trials = make_trials(
@@ -49,34 +47,12 @@ def run_in_process(
         each.set_up(checked=True)
     for each in trials:
         each.executor.prepare(Streams(), timed=True)
-    if whole_steps:
-        began_s = time.monotonic()
-        run_together([each.executor for each in trials], board)
-        records = [each.executor.record(began_s) for each in trials]
-    else:
-        with ThreadPoolExecutor(schedule.world_size) as threads:
-            records = list(threads.map(lambda each: each.executor.run_timed(), trials))
+    began_s = time.monotonic()
+    run_together([each.executor for each in trials], board)
+    records = [each.executor.record(began_s) for each in trials]
     for each in trials:
         each.check()
     return merge_records(records, schedule, "in-process")
-
-
-def make_trials(
-    schedule: Schedule, transports: Sequence[Loopback], compute: Compute | None = None, device: str = "cpu"
-) -> list[Trial]:
-    """The trials of all ranks, which have the results of a forward pass from each other."""
-    trials: list[Trial] = []
-
-    def gather(own: torch.Tensor) -> list[torch.Tensor]:
-        of_layer = [each for each in trials if isinstance(each, AttentionTrial)]
-        name = next(name for name in ("out", "lse") if any(getattr(each, name) is own for each in of_layer))
-        return [getattr(each, name) for each in of_layer]
-
-    trials += [
-        make_trial(schedule, rank, transport, compute, device, gather_shards=gather)
-        for rank, transport in enumerate(transports)
-    ]
-    return trials
 
 
 def run_on_one_device(
