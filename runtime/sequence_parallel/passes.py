@@ -73,7 +73,7 @@ def blocks_left(schedule: Schedule, rank: int) -> list[int]:
 
 @lru_cache(maxsize=16)
 def _left_there(forward: Schedule, backward: Schedule | None, rank: int) -> list[int]:
-    """The same blocks by their numbers in the forward pass."""
+    """The blocks of `blocks_left`, by their numbers in the forward schedule; none without a backward pass."""
     if backward is None:
         return []
     assert isinstance(backward.task, AttentionTask | LinearTask), "a schedule of attention has a task"

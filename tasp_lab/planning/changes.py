@@ -89,7 +89,7 @@ class Asked:
     settings: MachineSettings
 
     def but(self, **changes: Any) -> Asked:
-        """The same with changes of the job."""
+        """This question about another job: `changes` are fields of `Job`."""
         return replace(self, job=replace(self.job, **changes))
 
     def on(self, machine: MachineLike) -> Setting:

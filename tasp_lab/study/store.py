@@ -20,7 +20,7 @@ from tasp_lab.study.point import Row
 RESULTS = "results.sqlite"
 
 STORE_FORMAT = 2
-"""Of the tables; a store of another format is refused."""
+"""The version of the tables of a store; a store of another version is refused."""
 
 WAIT_S = 60.0
 """How long a writer waits for another one."""

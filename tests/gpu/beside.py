@@ -9,7 +9,7 @@ from runtime import attention
 
 HEADS, HEAD_DIM, POSITIONS = 4, 64, 128
 ELEMENTS = 2**20
-"""Of a collective: long enough to still run when attention begins."""
+"""Elements of the collective: so many that it still runs when attention begins."""
 
 
 def is_right_beside_a_collective(device: torch.device, rounds: int) -> bool:

@@ -56,12 +56,12 @@ class Gifts(NamedTuple):
 
     @classmethod
     def of(cls, *columns: IntArray | int) -> Gifts:
-        """Of columns that broadcast together; those of one row may have one dimension."""
+        """Gifts from one column per field; columns broadcast together, and one row may have one dimension."""
         return cls(*np.atleast_2d(*np.broadcast_arrays(*columns)))
 
     @classmethod
     def joined(cls, *gifts: Gifts) -> Gifts:
-        """All of them."""
+        """The gifts of several tables, one after the other."""
         return cls(*(np.concatenate(columns, axis=1) for columns in zip(*gifts, strict=True)))
 
 
