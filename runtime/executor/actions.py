@@ -35,13 +35,16 @@ def no_progress(_: int) -> None:
 class Actions:
     """Makes the actions of one rank, and has what they share in a run: waits, streams and, if it is `timed`, records.
 
-    `waits` are by node. They are kept until the next run replaces them (`messages.Wait`).
+    `waits` are by node. They are kept until the next run replaces them (`messages.Wait`), on a GPU until they are over,
+    as they hold tensors. Actions are made in the order in which they run.
     """
 
     def __init__(self, rank: int, transport: Transport, copies: Copies, progress: Progress) -> None:
         self._rank, self.transport, self.copies = rank, transport, copies
         self._progress = None if progress is no_progress else progress
         self.waits: dict[int, Wait] = {}
+        self._take = self.waits.pop if copies.memory.is_cuda else self.waits.__getitem__
+        self._batches: dict[int, list[int]] = {}  # by node: that of the one wait of its batch, nothing once it is over
         self._gathered: dict[int, torch.Tensor] = {}
         self._waiting_for: dict[tuple[str, int], int] = {}
         self._computing: dict[int, CallRow] = {}
@@ -60,6 +63,9 @@ class Actions:
         planned, count, waits = (*receives, *sends), len(receives), self.waits
         nodes, timed, transport = [each.node for each in planned], self.timed, self.transport
         fixed = [None if each.is_gathered else self._message(each, channel) for each in planned]
+        if transport.waits_once:
+            nodes = nodes[:1]
+            self._batches |= dict.fromkeys([each.node for each in planned], nodes.copy())
         known = [each for each in fixed if each is not None]
         bound = transport.bind(known[:count], known[count:]) if len(known) == len(planned) else None
 
@@ -88,45 +94,59 @@ class Actions:
             self._gathered[planned.node] = data
         return Message(planned.peer, planned.tag, data, channel, planned)
 
-    def wait(self, direction: str, messages: Sequence[PlannedMessage]) -> Action:
-        """Wait until messages have arrived (``in``) or may be overwritten (``out``), in their order."""
-        waits, by_node, on_gpu = self.waits, {each.node: each for each in messages}, self.copies.memory.is_cuda
-        nodes = tuple(by_node)
+    def wait(self, direction: str, messages: Sequence[PlannedMessage]) -> Action | None:
+        """Wait until messages have arrived (``in``) or may be overwritten (``out``), in their order.
+
+        None if nothing is left to do, as each was posted together with one that is awaited before.
+        """
+        waits, take, on_gpu = self.waits, self._take, self.copies.memory.is_cuda
         given = [block for each in messages for block in each.given] if direction == "out" else []
         gathered = [each.node for each in messages if each.is_gathered and direction == "out"]
+        awaited = [(self._awaited(each.node), each) for each in messages]
         one = self._wait_for_one(direction) if self._progress is not None or self.timed else None
+        if one is None:
+            awaited = [(node, each) for node, each in awaited if node is not None]
+            if not (awaited or given or gathered):
+                return None
 
         def wait() -> None:
-            node = nodes[0]
             try:
-                if one is None:
-                    for node in nodes:
-                        waits[node]()
-                else:
-                    for node in nodes:
-                        one(by_node[node])
+                for node, message in awaited:
+                    if one is not None:
+                        one(node, message)
+                    else:
+                        take(node)()  # type: ignore[arg-type]
             except LostPeer as error:
-                self._raise_lost(by_node[node], _WAITS[direction], error)
+                self._raise_lost(message, _WAITS[direction], error)
             except RuntimeError as error:
                 if not is_lost_peer(error, on_gpu):
                     raise
-                self._raise_lost(by_node[node], _WAITS[direction], LostPeer(reason_of(error)))
+                self._raise_lost(message, _WAITS[direction], LostPeer(reason_of(error)))
             if given:
                 self.copies.given(given)
-            for each in gathered:
-                del self._gathered[each], waits[each]  # with its bytes
+            for each in gathered:  # with its bytes
+                del self._gathered[each]
+                waits.pop(each, None)
 
         return wait
 
-    def _wait_for_one(self, direction: str) -> Callable[[PlannedMessage], None]:
-        """Wait for a message, and report that, and note its time."""
-        waits, reports, notes_arrivals = self.waits, self._progress is not None, self.timed and direction == "in"
+    def _awaited(self, node: int) -> int | None:
+        """The node whose wait is that of a message; None if it has been awaited."""
+        batch = self._batches.get(node)
+        if batch is None:
+            return node
+        return batch.pop() if batch else None
 
-        def wait(message: PlannedMessage) -> None:
+    def _wait_for_one(self, direction: str) -> Callable[[int | None, PlannedMessage], None]:
+        """Wait for a message, and report that, and note its time."""
+        take, reports, notes_arrivals = self._take, self._progress is not None, self.timed and direction == "in"
+
+        def wait(node: int | None, message: PlannedMessage) -> None:
             if reports:
                 self._waiting_for[direction, message.lane] = message.peer
                 self._report()
-            waits[message.node]()
+            if node is not None:
+                take(node)()
             if reports:
                 del self._waiting_for[direction, message.lane]
                 self._report()

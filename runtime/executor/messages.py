@@ -60,7 +60,8 @@ ended contends with gloo's own thread for its lock: a message then costs twice t
 
 
 Post = Callable[[], Sequence[Wait]]
-"""Posts the messages that it is bound to; returns a wait for each, those of receives first. Raises `LostPeer`."""
+"""Posts the messages that it is bound to; returns a wait for each, those of receives first, or one for all of them
+(`Transport.waits_once`). Raises `LostPeer`."""
 
 
 def no_wait() -> None:
@@ -127,14 +128,16 @@ class Transport:
     `receives_ahead` is the number of steps by which receives may be posted early. With `whole_steps` every rank posts
     the receives and then the sends of a step together, and with `channels` those of each channel of a step
     (`tasp_lab.schedule.dependencies`), where it has messages. Messages of `short_bytes` and less take no longer than to
-    hand over to another thread; with 0 that takes no time, so every lane has a thread. `waited_on_gpu` is the group
-    whose messages GPUs wait for; None if hosts do, which see that a rank is lost.
+    hand over to another thread; with 0 that takes no time, so every lane has a thread. With `waits_once` messages that
+    are posted together have one wait. `waited_on_gpu` is the group whose messages GPUs wait for; None if hosts do,
+    which see that a rank is lost.
     """
 
     receives_ahead = 0
     whole_steps = True
     channels = False
     short_bytes = 0
+    waits_once = False
     waited_on_gpu: dist.ProcessGroup | None = None
 
     @property

@@ -30,10 +30,10 @@ class PerStep:
     def __init__(self, actions: Actions, plan: StepPlan) -> None:
         self._actions, self.plan = actions, plan
         self._marks: list[Mark | None] = [None] * plan.marks
-        self._first = [self.action(POST, plan.first)] if plan.first.receives else []
+        self._first = self._made([(POST, plan.first)] if plan.first.receives else [])
         queues = actions.streams.queues
-        self._on_host = [self.action(*each) for each in plan.on_host if not queues]
-        self._runs = [(stream, [self.action(*each) for each in of_run]) for stream, of_run in plan.runs if queues]
+        self._on_host = self._made(plan.on_host if not queues else ())
+        self._runs = [(stream, self._made(of_run)) for stream, of_run in plan.runs if queues]
 
     def prepare(self) -> None:
         """Post the receives that wait for nothing, if they may be posted ahead of their steps."""
@@ -48,8 +48,11 @@ class PerStep:
                 for action in actions:
                     action()
 
-    def action(self, kind: int, what: Any) -> Action:
-        """One of the plan's actions."""
+    def _made(self, planned: Iterable[tuple[int, Any]]) -> list[Action]:
+        return [action for each in planned if (action := self.action(*each)) is not None]
+
+    def action(self, kind: int, what: Any) -> Action | None:
+        """One of the plan's actions; None if it has nothing to do."""
         make, marks = self._actions, self._marks
         if kind == POST:
             return make.post(what.receives, what.sends, what.channel)

@@ -114,6 +114,7 @@ class Batched(Transport):
 
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
         self._device, self._on_gpu = device, device.type == "cuda"
+        self.waits_once = self._on_gpu
         self.channels = not self._on_gpu or (orders_launches() and not _is_split_from_others(group))
         self._timeout, self._group = _timeout(timeout_s, device), group
         self.waited_on_gpu = group_of(group) if self._on_gpu else None
@@ -151,7 +152,8 @@ class Batched(Transport):
             return partial(_post_each, ends, self._timeout)
 
         def post() -> Sequence[Wait]:
-            return [_Once(call_peers(True, self._together, group, ends)).wait] * len(messages)
+            works = call_peers(True, self._together, group, ends)
+            return [lambda: [work.wait() for work in works]]
 
         return post
 
@@ -241,6 +243,8 @@ def _is_split_from_others(group: Group) -> bool:
 class AllToAll(Transport):
     """One all_to_all_single per step, as in TASP's reference implementation. Every rank takes part in every step."""
 
+    waits_once = True
+
     def __init__(self, timeout_s: float, group: Group, device: torch.device) -> None:
         self._timeout, self._group, self._on_gpu = _timeout(timeout_s, device), group, device.type == "cuda"
         self.waited_on_gpu = group_of(group) if self._on_gpu else None
@@ -258,17 +262,15 @@ class AllToAll(Transport):
         incoming, outgoing = ([each.data for each in _in_order(messages)] for messages in (receives, sends))
         sizes = [each.numel() for each in incoming]
         call = partial(group_of(self._group).alltoall_base, opts=dist.AllToAllOptions())
-        splits, count, total = (self._splits(receives), self._splits(sends)), len(sizes) + len(outgoing), sum(sizes)
+        splits, total = (self._splits(receives), self._splits(sends)), sum(sizes)
         new = partial(torch.empty, dtype=torch.uint8, device=self._device)
-        nothing, timeout, on_gpu = new(0), self._timeout, self._on_gpu
+        nothing, limit, on_gpu = new(0), () if self._timeout is None else (self._timeout,), self._on_gpu
 
         def post() -> Sequence[Wait]:
             packed = torch.cat(outgoing) if len(outgoing) > 1 else outgoing[0] if outgoing else nothing
             arrived = incoming[0] if len(incoming) == 1 else new(total)
-            work = call_peers(on_gpu, call, arrived, packed, *splits)
-            if len(incoming) < 2:
-                return [_Once([work], timeout).wait] * count
-            return [_Once([work], timeout, partial(_unpack, incoming, arrived, sizes)).wait] * count
+            wait = partial(call_peers(on_gpu, call, arrived, packed, *splits).wait, *limit)
+            return [wait if len(incoming) < 2 else partial(_unpack, wait, incoming, arrived, sizes)]
 
         return post
 
@@ -280,29 +282,10 @@ class AllToAll(Transport):
         return sizes
 
 
-def _unpack(places: Sequence[torch.Tensor], arrived: torch.Tensor, sizes: Sequence[int]) -> None:
+def _unpack(wait: Wait, places: Sequence[torch.Tensor], arrived: torch.Tensor, sizes: Sequence[int]) -> None:
+    wait()
     for place, part in zip(places, arrived.split_with_sizes(sizes), strict=True):
         place.copy_(part)
-
-
-class _Once:
-    """A wait shared by all messages of a step: only the first call waits, and then unpacks."""
-
-    def __init__(
-        self, works: Sequence[dist.Work], timeout: timedelta | None = None, then: Callable[[], None] | None = None
-    ) -> None:
-        self._works, self._timeout, self._then, self._is_over = works, timeout, then, False
-
-    def wait(self) -> None:
-        if self._is_over:
-            return
-        self._is_over, then, self._then = True, self._then, None
-        for work in self._works:
-            work.wait() if self._timeout is None else work.wait(self._timeout)
-        if then is not None:
-            then()
-        if self._timeout is None:
-            self._works = ()  # a GPU's hold tensors; gloo's are kept until the next run (`messages.Wait`)
 
 
 def _in_order(messages: Sequence[Message]) -> list[Message]:

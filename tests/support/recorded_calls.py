@@ -141,7 +141,7 @@ class _Recorder(Transport):
 
     def __init__(self, transport: Transport, library: _Library) -> None:
         self._transport, self._library = transport, library
-        self.channels, self.open = transport.channels, transport.open
+        self.channels, self.waits_once, self.open = transport.channels, transport.waits_once, transport.open
         self.packed: list[tuple[Sequence[Message], Sequence[Message]]] = []
 
     def bind(self, receives: Sequence[Message], sends: Sequence[Message]) -> Post:
