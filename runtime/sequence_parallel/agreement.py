@@ -30,18 +30,15 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 
-from runtime.executor.messages import Group, LostPeer, LostRankError, Message, Transport, Wait, call_peers, group_of
+from runtime.executor.messages import Group, LostPeer, LostRankError, Message, Transport, Wait, call_peers
 from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
-from runtime.sequence_parallel.failures import announced, hosts_of, ranks_in_words
+from runtime.sequence_parallel.failures import Proposal, hosts_of, ranks_in_words
 from tasp_lab.core.errors import RunError, first_line
 
 _MAX_BYTES = 2048
@@ -50,36 +47,13 @@ _MAX_BYTES = 2048
 _MAX_LETTERS = 180
 
 _TOKEN_BYTES = 16
-_NO_TOKEN = bytes(_TOKEN_BYTES)
+"""Of the token of an exchange; those of a rank without one are 0."""
 
 _REMEMBERED = 64
 """Exchanges that a rank remembers per group. Ranks that remember different ones exchange again."""
 
 _MOST_PASSES = 4
 """How many different passes an error names; a world may have as many as ranks."""
-
-Proposal = Mapping[str, object]
-"""The parameters with which a rank calls a collective: names and JSON values."""
-
-
-class _Exchange(NamedTuple):
-    """The proposals of all ranks in an exchange, and its token: a digest, equal on all ranks."""
-
-    token: bytes
-    proposals: list[Proposal]
-
-
-class _Agreed:
-    """What a rank keeps of the exchanges in a group."""
-
-    def __init__(self) -> None:
-        self.known = OrderedDict[str, _Exchange]()
-        """The latest exchanges, by the proposal of this rank."""
-        self.waits: Sequence[Wait] = ()
-        """The waits of the last exchange (`runtime.executor.transports.Wait`)."""
-
-
-_AGREED: WeakKeyDictionary[dist.ProcessGroup, _Agreed] = WeakKeyDictionary()
 
 
 class Call:
@@ -108,14 +82,14 @@ class Call:
     def agree_on_backward(self, computed_as: int | None = None, problem: Exception | None = None) -> None:
         """Raise `RunError` on all ranks, naming their calls, unless all of them go back through this call now.
 
-        A rank that cannot, passes its `problem`, see `exchange`.
+        A rank that cannot, passes its `problem`, see `agree`.
 
         `computed_as`: the number of the call that computed what the pass starts from, another one after a checkpoint
         without reentry. It must be equal, too: such a checkpoint runs a forward pass again without knowing of which
         call.
         """
         if not self.prepared:
-            exchange(problem or {}, self._group, self._timeout_s, f"{_BACKWARD}{self.described(computed_as)}")
+            agree(problem or {}, self._group, self._timeout_s, pass_=f"{_BACKWARD}{self.described(computed_as)}")
 
     @contextlib.contextmanager
     def running(self, transport: Transport, computed_as: int | None = None, backward: bool = False) -> Iterator[None]:
@@ -124,7 +98,7 @@ class Call:
         def during() -> str:
             return f"{_BACKWARD if backward else 'the forward pass of '}{self.described(computed_as)}"
 
-        with self._hosts.together(during), announced(transport.waited_on_gpu):
+        with self._hosts.together(during, on_gpus=transport.waited_on_gpu):
             if transport.waited_on_gpu is None:
                 transport.use(self._hosts.connect(self._timeout_s))
             yield
@@ -137,8 +111,12 @@ class Call:
         return f"call {self.number} of {self._hosts.calls}{again} ({self.layer})"
 
 
-def exchange(own: Proposal | Exception, group: Group, timeout_s: float, pass_: str = "") -> list[Proposal]:
-    """The proposals of all ranks of a group, in rank order.
+def agree(
+    own: Proposal | Exception, group: Group, timeout_s: float, apart: Collection[str] = (), pass_: str = ""
+) -> list[Proposal]:
+    """The proposals of all ranks of a group, in rank order, equal but for the values of the names `apart`.
+
+    Raises `RunError` with the first rank whose value differs from rank 0, and both values.
 
     A rank that cannot take part passes its error instead. It then raises this error, and all other ranks raise
     `RunError` that names the first such rank.
@@ -146,41 +124,30 @@ def exchange(own: Proposal | Exception, group: Group, timeout_s: float, pass_: s
     `pass_` names the pass of an earlier call that is about to run. Raises `RunError` on all ranks if it differs.
     """
     message = {"problem": first_line(own)} if isinstance(own, Exception) else own
-    text, agreed = json.dumps(_truncated(message)), _agreed_in(group)
-    before = agreed.known.get(text)
-    token = _NO_TOKEN if before is None else _digest(before.token, pass_.encode())
+    text, exchanges = json.dumps(_truncated(message)), hosts_of(group).exchanges
+    before, proposals = exchanges.get(text, (b"", []))
+    token = _digest(before, pass_.encode()) if before else bytes(_TOKEN_BYTES)
     with torch._C._DisableFuncTorch():  # torch.func.grad would wrap the tensors of messages, which then have no data
         tokens = _gather(token, _TOKEN_BYTES, group, timeout_s, pass_)
-        if before is not None and all(each == token for each in tokens):
-            agreed.known.move_to_end(text)
-            return before.proposals
-        text_of_pass = json.dumps(_truncated({_PASS: pass_, **message}))
-        texts = _gather(text_of_pass.encode(), _MAX_BYTES, group, timeout_s, pass_)
-    found: list[dict[str, object]] = [json.loads(each.rstrip(b"\0")) for each in texts]
-    passes = [str(each.pop(_PASS)) for each in found]
-    proposals: list[Proposal] = [*found]
-    if isinstance(own, Exception):
-        raise own
-    for rank, proposal in enumerate(proposals):
-        if "problem" in proposal:
-            raise RunError(f"rank {rank}: {proposal['problem']}")
-    if len(set(passes)) > 1:
-        raise RunError(_different_passes(passes, proposals))
-    agreed.known[text] = _Exchange(_digest(*(json.dumps(each).encode() for each in found)), proposals)
-    agreed.known.move_to_end(text)
-    if len(agreed.known) > _REMEMBERED:
-        agreed.known.popitem(last=False)
-    return proposals
-
-
-def agree(
-    own: Proposal | Exception, group: Group, timeout_s: float, apart: Collection[str] = (), pass_: str = ""
-) -> list[Proposal]:
-    """As `exchange`, of proposals that are equal but for the values of the names `apart`.
-
-    Raises `RunError` with the first rank whose value differs from rank 0, and both values.
-    """
-    proposals = exchange(own, group, timeout_s, pass_)
+        is_known = bool(before) and all(each == token for each in tokens)
+        if not is_known:
+            text_of_pass = json.dumps(_truncated({_PASS: pass_, **message}))
+            texts = _gather(text_of_pass.encode(), _MAX_BYTES, group, timeout_s, pass_)
+    if not is_known:
+        found: list[dict[str, object]] = [json.loads(each.rstrip(b"\0")) for each in texts]
+        passes = [str(each.pop(_PASS)) for each in found]
+        proposals = [*found]
+        if isinstance(own, Exception):
+            raise own
+        for rank, proposal in enumerate(proposals):
+            if "problem" in proposal:
+                raise RunError(f"rank {rank}: {proposal['problem']}")
+        if len(set(passes)) > 1:
+            raise RunError(_different_passes(passes, proposals))
+        exchanges[text] = _digest(*(json.dumps(each).encode() for each in found)), proposals
+    exchanges.move_to_end(text)
+    if len(exchanges) > _REMEMBERED:
+        exchanges.popitem(last=False)
     names = [name for name in proposals[0] if name not in apart]
     for rank, proposal in enumerate(proposals):
         for name in names:
@@ -253,10 +220,6 @@ def _digest(*parts: bytes) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()[:_TOKEN_BYTES]
 
 
-def _agreed_in(group: Group) -> _Agreed:
-    return _AGREED.setdefault(group_of(group), _Agreed())
-
-
 def _gather(content: bytes, size_bytes: int, group: Group, timeout_s: float, pass_: str) -> list[bytes]:
     """The contents of all ranks, filled up with zeros to this size: each rank sends its own to every other one."""
     rank, world_size, hosts = dist.get_rank(group), dist.get_world_size(group), hosts_of(group)
@@ -284,5 +247,5 @@ def _gather(content: bytes, size_bytes: int, group: Group, timeout_s: float, pas
         if absent:
             hint = "; is the result used in the loss there?" if pass_.startswith(_BACKWARD) else ""
             raise LostRankError(hosts.absent(sorted({*absent}), timeout_s, hint), is_late=True)
-    _agreed_in(group).waits = waits
+    hosts.waits = waits
     return [each.numpy().tobytes() for each in contents]

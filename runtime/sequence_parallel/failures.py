@@ -13,15 +13,10 @@ Every rank raises once for each failure, so ranks that repeat what has failed st
 it had its results already, in its next call. With a process that has ended the group has ended, too: later calls raise
 at once, and say why.
 
-Where GPUs wait for messages no host sees that one does not come:
-
-    with announced(group):             # around a pass of a rank; None where hosts wait for messages themselves
-        run()
-
-A kernel of NCCL waits until torch's watchdog ends the process, by default after 10 minutes. So a rank whose pass fails
-leaves its error in the store of the group, and ends its own kernels (`ProcessGroup.abort`, without which the process
-may not end either). A thread of every other rank looks there once a second, prints the error, and ends its process as
-the watchdog would.
+Where GPUs wait for messages no host sees that one does not come: a kernel of NCCL waits until torch's watchdog ends the
+process, by default after 10 minutes. So a rank whose pass on GPUs fails (`on_gpus` of `Hosts.together`) ends its own
+kernels, too (`ProcessGroup.abort`, without which the process may not end either). A thread of every other rank looks
+into the store once a second, prints the error, and ends its process as the watchdog would.
 
 A rank that is killed leaves nothing: its launcher ends the others, and the next agreement over gloo names it.
 """
@@ -34,20 +29,24 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store
 
 from runtime.executor.kept import release_memory
-from runtime.executor.messages import Group, LostPeer, LostRankError, call_peers, group_of
+from runtime.executor.messages import Group, LostPeer, LostRankError, Wait, call_peers, group_of
 from runtime.executor.transports import AGREEMENT_TAG
 from tasp_lab.core.errors import RunError, first_line
 from tasp_lab.core.process import at_once, leave
 from tasp_lab.core.progress import print_line
+
+Proposal = Mapping[str, object]
+"""The parameters with which a rank calls a collective: names and JSON values."""
 
 LOOK_EVERY_S = 1.0
 
@@ -73,17 +72,19 @@ _MAX_LETTERS = 2000
 
 
 class _End(NamedTuple):
-    """Why connections have ended: the rank that saw it first, in words, and whether a process has ended."""
+    """Why connections have ended: the rank that saw it first, in words, whether the group has ended, and on GPUs."""
 
     rank: int
     text: str
     is_over: bool
+    on_gpus: bool = False
 
 
 class Hosts:
     """The connections between the hosts of a group, which all ranks make anew when they have ended; see `hosts_of`.
 
-    `calls` counts the calls of layers that all ranks have agreed on.
+    `calls` counts the calls of layers that all ranks have agreed on. `exchanges` are the tokens and proposals of the
+    latest ones by the proposal of this rank, `waits` those of the last one (`runtime.executor.messages.Wait`).
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -93,8 +94,10 @@ class Hosts:
         self._connections: dist.ProcessGroup | None = None
         self._ended = 0  # how many connections have ended so far, as many on all ranks that have raised
         self._last = _End(self._rank, "", is_over=False)
-        self._lock = threading.Lock()
+        self._lock, self._is_watched = threading.Lock(), False
         self.calls = 0
+        self.exchanges = OrderedDict[str, tuple[bytes, list[Proposal]]]()
+        self.waits: Sequence[Wait] = ()
 
     def connect(self, timeout_s: float) -> dist.ProcessGroup:
         """The connections, which all ranks make in their first call. Raises `LostRankError` for absent ranks."""
@@ -104,30 +107,41 @@ class Hosts:
 
     @contextlib.contextmanager
     def together(
-        self, during: Callable[[], str], alike: Callable[[BaseException], bool] = lambda _: False
+        self,
+        during: Callable[[], str],
+        alike: Callable[[BaseException], bool] = lambda _: False,
+        on_gpus: dist.ProcessGroup | None = None,
     ) -> Iterator[None]:
         """End the connections when this rank fails, or find out why they have ended; `during` names what the ranks do.
 
         An error of this rank is raised unchanged, that of another one as a `RunError` that names it. An error that is
-        `alike` is raised by all ranks, each by itself, so it ends nothing.
+        `alike` is raised by all ranks, each by itself, so it ends nothing. `on_gpus` is the group for whose messages
+        GPUs wait, which ends with an error.
         """
         ended = self._ended
+        if on_gpus is not None and not self._is_watched:
+            self._is_watched = True
+            where = self._store_of, ended, self._rank
+            threading.Thread(target=_watch, args=where, name="failed ranks", daemon=True).start()
         try:
             yield
         except LostRankError as error:
-            raise self._end_of_another(ended, error, during()) from None
+            raise self._end_of_another(ended, error, during(), on_gpus) from None
         except BaseException as error:
             if not alike(error) and ended == self._ended and not self._last.is_over:
-                self._announce(ended, error, during())
+                self._announce(ended, error, during(), on_gpus)
             raise
 
-    def _announce(self, ended: int, error: BaseException, during: str) -> None:
-        what = f"rank {self._rank} raised {type(error).__name__}{f' in {during}' if during else ''}"
-        first = own = _End(self._rank, f"{what}: {first_line(error)}" if str(error) else what, is_over=False)
+    def _announce(self, ended: int, error: BaseException, during: str, on_gpus: dist.ProcessGroup | None) -> None:
+        what, on_gpu = f"rank {self._rank} raised {type(error).__name__}", on_gpus is not None
+        what += f" in {during}" if during else ""
+        first = own = _End(self._rank, f"{what}: {first_line(error)}" if str(error) else what, on_gpu, on_gpu)
         store, end = self._store_of(ended), time.monotonic() + ALIKE_S
         try:
             with contextlib.suppress(Exception):  # the store may be gone with the process that has it
                 first = _first_end(store, own)
+                if on_gpus is not None:
+                    on_gpus.abort()
                 failed = store.add(_FAILED, 1)
                 while failed < self._world_size and time.monotonic() < end:
                     time.sleep(0.01)
@@ -135,13 +149,19 @@ class Hosts:
         finally:
             self._close(ended, first)
 
-    def _end_of_another(self, ended: int, error: LostRankError, during: str) -> RunError:
-        own = _End(self._rank, f"{error}{f', in {during}' if during else ''}", not error.is_late)
+    def _end_of_another(
+        self, ended: int, error: LostRankError, during: str, on_gpus: dist.ProcessGroup | None
+    ) -> RunError:
+        on_gpu = on_gpus is not None
+        own = _End(self._rank, f"{error}{f', in {during}' if during else ''}", on_gpu or not error.is_late, on_gpu)
         try:
             first = _first_end(self._store_of(ended), own, 0.0 if error.is_late else PATIENCE_S)
         except Exception:  # the store is gone with the process that has it
             gone = "the store of the group is gone, too, which is often in the process of rank 0"
             first = own._replace(text=f"{own.text}; {gone}", is_over=True)
+        if on_gpus is not None:
+            with contextlib.suppress(Exception):  # aborted by the watchdog, perhaps
+                on_gpus.abort()
         self._close(ended, first)
         if first.rank == self._rank:
             return RunError(first.text)
@@ -271,47 +291,18 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
 
 
-# On GPUs
-
-
-_KEY = "tasp_lab/failed"
-_WATCHED: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-
-
-@contextlib.contextmanager
-def announced(group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Announce an error to the ranks of a group, and watch for theirs; raises it unchanged."""
-    if group is not None and group not in _WATCHED:
-        _WATCHED.add(group)
-        where = _get_process_group_store(group), dist.get_rank(group)
-        threading.Thread(target=_watch, args=where, name="failed ranks", daemon=True).start()
-    try:
-        yield
-    except Exception as error:
-        if group is not None:
-            with contextlib.suppress(Exception):  # the store may be gone, or the group aborted by the watchdog
-                _announce(_get_process_group_store(group), dist.get_rank(group), error)
-                group.abort()
-        raise
-
-
-def _announce(store: Store, rank: int, error: Exception) -> None:
-    """The first error stays: later ones are of ranks that miss messages of the failed one."""
-    if not store.check([_KEY]):
-        store.set(_KEY, f"{rank} {first_line(error)}")
-
-
-def _watch(store: Store, rank: int) -> None:
-    """End this process when another rank has failed; return if this one has, or if the group is over."""
+def _watch(store_of: Callable[[int], Store], number: int, rank: int) -> None:
+    """End this process when another rank has failed in a pass on GPUs; return if this one has, or the group is over."""
     with contextlib.suppress(Exception):
-        while not store.check([_KEY]):
+        while True:
             time.sleep(LOOK_EVERY_S)
-        failed, _, message = store.get(_KEY).decode().partition(" ")
-        if int(failed) != rank:
-            _end(rank, failed, message)
-
-
-def _end(rank: int, failed: str, message: str) -> NoReturn:
-    print_line(f"rank {rank}: ends, as rank {failed} has failed: {message}", sys.stderr)
-    at_once()  # the main thread may wait for the GPU for ever
-    leave(1)
+            if not store_of(number).check([_END]):
+                continue
+            end = _End(*json.loads(store_of(number).get(_END)))
+            if end.on_gpus:
+                break
+            number += 1  # all ranks go on with new connections
+        if end.rank != rank:
+            print_line(f"rank {rank}: ends, as {end.text}", sys.stderr)
+            at_once()  # the main thread may wait for the GPU for ever
+            leave(1)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.executor.messages import Group
-from runtime.sequence_parallel.agreement import Proposal, exchange
+from runtime.sequence_parallel.agreement import Proposal, agree
 from runtime.sequence_parallel.api import CallKeywords, attention, check_keywords
 from runtime.sequence_parallel.arguments import TIMEOUT_S, TYPES, check_tensor, process_group
 from runtime.sequence_parallel.calls import BOTH_PASSES
@@ -196,7 +196,8 @@ class _ModelAttention:
             return
         group = process_group(self.keywords.get("group"))
         _, world_size = _place(group)
-        everyone = exchange(_said(position_ids), group, self.keywords.get("timeout_s", TIMEOUT_S))
+        own, timeout_s = _said(position_ids), self.keywords.get("timeout_s", TIMEOUT_S)
+        everyone = agree(own, group, timeout_s, apart=("length", "digest", "first"))
         sequence = sum(int(str(each["length"])) for each in everyone)
         schedule, options = self.keywords.get("schedule", "tasp"), self.keywords.get("options", BOTH_PASSES)
         layout = _layout(schedule, sequence, world_size, causal, options)

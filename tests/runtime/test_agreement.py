@@ -15,7 +15,7 @@ from runtime import attention
 from runtime.executor.messages import Message, Wait
 from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
 from runtime.sequence_parallel import failures
-from runtime.sequence_parallel.agreement import exchange
+from runtime.sequence_parallel.agreement import agree
 from runtime.trials.layers import random_layer
 from tasp_lab.core.errors import RunError, TaspLabError
 from tasp_lab.schedules.build import attention_layout
@@ -140,7 +140,7 @@ def connections_made() -> int:
 
     with patch.object(failures, "_gloo", counted), patch.object(dist, "new_group", None):
         for at in range(3):
-            found = exchange({"rank": dist.get_rank(), "at": at}, None, 20.0)
+            found = agree({"rank": dist.get_rank(), "at": at}, None, 20.0, apart=("rank", "at"))
             assert found == [{"rank": rank, "at": at} for rank in range(dist.get_world_size())]
     return len(made)
 
@@ -160,7 +160,7 @@ def no_gloo() -> str:
 
     with patch.object(failures, "_gloo", refused):
         try:
-            exchange({}, None, 20.0)
+            agree({}, None, 20.0)
         except RunError as error:
             return str(error)
     return ""
@@ -180,7 +180,7 @@ def told_of_no_memory() -> str:
 
     with patch.object(PointToPoint, "send", refused):
         try:
-            exchange({}, None, 20.0)
+            agree({}, None, 20.0)
         except (torch.OutOfMemoryError, RunError) as error:
             return f"{type(error).__name__}: {error}"
     return ""
@@ -193,7 +193,7 @@ def test_an_error_of_this_rank_is_not_a_lost_one() -> None:
 def beside_a_group_of_some() -> object:
     """On a rank: arguments compared by all ranks, of which some are in one more group."""
     dist.new_group([0, 1])
-    return exchange({"rank": dist.get_rank()}, None, 10.0)
+    return agree({"rank": dist.get_rank()}, None, 10.0, apart=("rank",))
 
 
 def test_ranks_in_different_numbers_of_groups_agree() -> None:
