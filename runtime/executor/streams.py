@@ -73,15 +73,12 @@ class _CudaMark:
 
 
 class CudaStreams(Streams):
-    """Streams for channels and for further lanes of calls, beside the device's current stream, which is lane 0.
-
-    Ranks that share the device have streams of their own if each is another `owner`.
-    """
+    """Streams for channels and for further lanes of calls, beside the device's current stream, which is lane 0."""
 
     queues = True
 
-    def __init__(self, device: torch.device | None = None, timed: bool = False, owner: int = 0) -> None:
-        self._timed, self._device, self._owner = timed, device, owner
+    def __init__(self, device: torch.device | None = None, timed: bool = False) -> None:
+        self._timed, self._device = timed, device
         self._computing = torch.cuda.current_stream(device)
         self._began = _event(timed)
         self._used: dict[tuple[str, int], torch.cuda.Stream] = {}
@@ -111,13 +108,13 @@ class CudaStreams(Streams):
         if (kind, number) not in self._used:
             index = None if self._device is None else self._device.index  # one stream has one key
             index = torch.cuda.current_device() if index is None else index
-            stream = self._used[kind, number] = _side_stream(index, kind, number, self._owner)
+            stream = self._used[kind, number] = _side_stream(index, kind, number)
             stream.wait_event(self._began)
         return self._used[kind, number]
 
 
 @cache
-def _side_stream(device: int, kind: str, number: int, owner: int) -> torch.cuda.Stream:
+def _side_stream(device: int, kind: str, number: int) -> torch.cuda.Stream:
     """The same stream in every run: the allocator keeps memory per stream, and torch has 32 streams per priority."""
     priority = -1 if kind == "communicating" else 0
     return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]

@@ -18,7 +18,6 @@ from runtime.executor.messages import Message, Wait
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep
 from runtime.executor.views import Views
-from runtime.trials.in_process import Board, Loopback
 from runtime.trials.patterns import PatternTrial, pattern
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.blocks import Blocks
@@ -31,6 +30,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either
+from tests.support.loopback import Board, Loopback
 from tests.support.one_device import run_in_process
 from tests.support.schedules import assert_every_transfer_once
 from tests.support.strategies import topologies_and_schedules

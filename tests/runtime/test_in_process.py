@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
-from runtime.trials.in_process import Board, Loopback
+from runtime.trials.in_process import run_in_process as run_in_threads
 from runtime.trials.layers import AttentionTrial
 from tasp_lab.core.choices import Decay, Dtype
 from tasp_lab.machines.machine import ComputeRate
@@ -23,7 +23,7 @@ from tasp_lab.schedules.attention.backward import DATAFLOWS, attention_passes
 from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import QUERY_GRADIENTS, RESULTS
-from tasp_lab.schedules.build import linear_schedules
+from tasp_lab.schedules.build import attention_schedules, linear_schedules
 from tasp_lab.schedules.registry import LINEAR
 from tasp_lab.timeline.events import ATTEND, SEND
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
@@ -32,6 +32,7 @@ from tasp_lab.workload.layer import Workload
 from tests.schedule.test_home_dtype import SYSTEMS as WITH_SUMS
 from tests.schedule.test_messages import sums_at_home
 from tests.support.home_dtype import with_home_dtype
+from tests.support.loopback import Board, Loopback
 from tests.support.one_device import run_in_process
 from tests.support.schedules import assert_every_transfer_once, task_of
 from tests.support.strategies import attention_layers
@@ -56,6 +57,14 @@ def schedules(draw: st.DrawFn) -> Schedule:
     )
     topology, name = draw(st.sampled_from(TOPOLOGIES)), draw(st.sampled_from(sorted(CIRCULATIONS)))
     return attention(name, topology, layer, trim=draw(st.booleans()), buffers=draw(st.integers(2, 4)))
+
+
+@pytest.mark.parametrize("name", ["ring-attention", "tasp", "ulysses"])
+def test_ranks_that_are_threads(name: str) -> None:
+    """As notebooks run schedules; all other tests do so over a strict board."""
+    layer = Workload(60, heads=4, head_dim=8, dtype="fp32", mask="causal")
+    for schedule in attention_schedules(name, full_mesh(4), layer, options=AttentionOptions("both")):
+        assert_every_transfer_once(run_in_threads(schedule).events, schedule)
 
 
 @settings(max_examples=80)

@@ -18,13 +18,13 @@ import torch
 from runtime.executor import executor as executors
 from runtime.executor.per_lane import PerLane
 from runtime.executor.per_step import PerStep
-from runtime.trials.in_process import Board, Loopback
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Work, Workload
 from tests.gpu.delays import DelayedTrial
+from tests.support.loopback import Board, Loopback
 
 LIMIT_S = 60.0
 RANKS = 4

@@ -16,7 +16,6 @@ from runtime.sequence_parallel.agreement import Call
 from runtime.sequence_parallel.calls import run_layer
 from runtime.sequence_parallel.linear_attention import LinearPasses
 from runtime.sequence_parallel.sharding import shard
-from runtime.trials.in_process import Board, Loopback
 from tasp_lab.core.choices import Decay
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import linear_schedules
@@ -26,6 +25,7 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
 from tests.conftest import ROOT
 from tests.support.linear_recurrence import recurrence
+from tests.support.loopback import Board, Loopback
 
 Tensor = torch.Tensor
 

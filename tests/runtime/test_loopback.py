@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message
-from runtime.trials.in_process import GARBAGE, Board, Loopback
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -18,6 +17,7 @@ from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.device_faults import FAULTS, NO_PLACE, report
+from tests.support.loopback import GARBAGE, Board, Loopback
 from tests.support.one_device import QueuedStreams, run_on_one_device, run_together
 
 CPU = torch.device("cpu")

@@ -17,10 +17,10 @@ from runtime.executor import per_lane as threads
 from runtime.executor.executor import Executor
 from runtime.executor.messages import LostPeer, Message
 from runtime.executor.per_lane import run_beside
-from runtime.trials.in_process import Board, Loopback
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
+from tests.support.loopback import Board, Loopback
 
 
 @pytest.fixture(autouse=True)

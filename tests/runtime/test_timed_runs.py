@@ -18,13 +18,13 @@ from runtime.protocol.jobs import MeasureCompute, RunSchedule
 from runtime.protocol.records import Computed, Moved, RankRecord, duration_s, merge_records
 from runtime.ranks import run_job
 from runtime.sequence_parallel.layer import AttentionLayer
-from runtime.trials.in_process import Board, Loopback
 from runtime.trials.patterns import PatternTrial, PatternWork
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
+from tests.support.loopback import Board, Loopback
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.trials.in_process import Board, Loopback
 from runtime.trials.patterns import PatternTrial
 from sim.array.engine import run
 from sim.bounds.least import least_s
@@ -24,6 +23,7 @@ from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce
 from tasp_lab.topology.builders import full_mesh, switch
 from tasp_lab.topology.graph import Topology
+from tests.support.loopback import Board, Loopback
 from tests.support.one_device import run_in_process
 from tests.support.reductions import Case, reductions
 from tests.support.schedules import assert_every_transfer_once

@@ -18,10 +18,10 @@ from runtime.executor.copies import Action
 from runtime.executor.executor import Executor
 from runtime.executor.messages import Message, Wait
 from runtime.executor.per_step import AFTER, FINISH, JOIN, POST, PerStep
-from runtime.trials.in_process import Loopback
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
+from tests.support.loopback import Loopback
 from tests.support.one_device import run_on_one_device
 
 RANK = 1

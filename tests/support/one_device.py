@@ -1,6 +1,6 @@
 """All ranks of a schedule in this process on one device, one action of one rank at a time, in an order that is drawn.
 
-The board of `runtime.trials.in_process` is strict with memory; `run_together` also checks that all that an action
+The board of `tests.support.loopback` is strict with memory; `run_together` also checks that all that an action
 depends on has happened, and reports ranks that wait for each other as the cycle, with the messages.
 """
 
@@ -21,12 +21,12 @@ from runtime.executor.per_step import AFTER, CALLS, COMPUTING, FINISH, JOIN, MAR
 from runtime.executor.plans import plan_of
 from runtime.executor.streams import CudaStreams, Streams
 from runtime.protocol.records import merge_records
-from runtime.trials.in_process import TIMEOUT_S, Board, End, Loopback, make_trials, message_text
-from runtime.trials.in_process import run_in_process as run_by_lanes
+from runtime.trials.in_process import TIMEOUT_S, make_trials, run_threads
 from tasp_lab.core.errors import RunError
 from tasp_lab.machines.machine import Compute
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.timeline.events import Timeline
+from tests.support.loopback import Board, End, Loopback, message_text
 
 
 def run_in_process(
@@ -36,13 +36,11 @@ def run_in_process(
 
     `compute` is as in `runtime.protocol.jobs.RunSchedule`. Raises `RunError`.
     """
+    board, ranks = Board(TIMEOUT_S), range(schedule.world_size)
+    transports = [Loopback(board, each, receives_ahead, whole_steps, channels=False) for each in ranks]
     if not whole_steps:
-        return run_by_lanes(schedule, receives_ahead, compute)
-    board = Board(TIMEOUT_S)
-    ranks = range(schedule.world_size)
-    trials = make_trials(
-        schedule, [Loopback(board, each, receives_ahead, whole_steps, channels=False) for each in ranks], compute
-    )
+        return run_threads(schedule, transports, compute)
+    trials = make_trials(schedule, transports, compute)
     for each in trials:
         each.set_up(checked=True)
     for each in trials:
@@ -230,8 +228,19 @@ def prepare_on(executors: Sequence[Executor], device: torch.device) -> dict[int,
         stream = found[each.part.rank] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            each.prepare(CudaStreams(device, owner=1 + each.part.rank))
+            each.prepare(_StreamsOfRank(device, each.part.rank))
     return found
+
+
+class _StreamsOfRank(CudaStreams):
+    """Streams of a rank that shares the device with others: their numbers begin behind those of other ranks."""
+
+    def __init__(self, device: torch.device, rank: int) -> None:
+        super().__init__(device)
+        self._first = 1000 * (1 + rank)
+
+    def _stream(self, kind: str, number: int) -> torch.cuda.Stream:
+        return super()._stream(kind, self._first + number)
 
 
 def _deadlock(ranks: Mapping[int, _Rank], board: Board) -> str:
