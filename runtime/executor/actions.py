@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 
 from runtime.executor.copies import Action, Copies
-from runtime.executor.messages import LostPeer, LostRankError, Message, Post, Transport, Wait, is_lost_peer, reason_of
+from runtime.executor.messages import LostPeer, LostRankError, Message, Post, Transport, Wait, lost_peer, no_wait
 from runtime.executor.plans import PlannedMessage
 from runtime.executor.streams import Mark, Streams
 from runtime.protocol.heartbeat import WORKING
@@ -94,10 +94,10 @@ class Actions:
             self._gathered[planned.node] = data
         return Message(planned.peer, planned.tag, data, channel, planned)
 
-    def wait(self, direction: str, messages: Sequence[PlannedMessage]) -> Action | None:
+    def wait(self, direction: str, messages: Sequence[PlannedMessage]) -> Action:
         """Wait until messages have arrived (``in``) or may be overwritten (``out``), in their order.
 
-        None if nothing is left to do, as each was posted together with one that is awaited before.
+        `no_wait` if nothing is left to do, as each was posted together with one that is awaited before.
         """
         waits, take, on_gpu = self.waits, self._take, self.copies.memory.is_cuda
         given = [block for each in messages for block in each.given] if direction == "out" else []
@@ -107,7 +107,7 @@ class Actions:
         if one is None:
             awaited = [(node, each) for node, each in awaited if node is not None]
             if not (awaited or given or gathered):
-                return None
+                return no_wait
 
         def wait() -> None:
             try:
@@ -116,12 +116,10 @@ class Actions:
                         one(node, message)
                     else:
                         take(node)()  # type: ignore[arg-type]
-            except LostPeer as error:
-                self._raise_lost(message, _WAITS[direction], error)
-            except RuntimeError as error:
-                if not is_lost_peer(error, on_gpu):
-                    raise
-                self._raise_lost(message, _WAITS[direction], LostPeer(reason_of(error)))
+            except (LostPeer, RuntimeError) as error:
+                if lost := lost_peer(error, on_gpu):
+                    self._raise_lost(message, _WAITS[direction], lost)
+                raise
             if given:
                 self.copies.given(given)
             for each in gathered:  # with its bytes

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from runtime.executor.plans import PlannedMessage
-from runtime.executor.sums import Format, Parts, Sum, Sums, Term
-from runtime.executor.views import Views, store, views
+from runtime.executor.sums import Parts, Sum, Sums, Term
+from runtime.executor.views import Format, Views, store, views
 from runtime.kernels import fused
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE

@@ -92,24 +92,35 @@ class LostRankError(RunError):
         self.is_late = is_late
 
 
-def is_lost_peer(error: Exception, on_gpu: bool) -> bool:
-    """Whether an error that a call of `torch.distributed` has raised is that of a peer.
+def lost_peer(error: Exception, on_gpu: bool, number: int = 0) -> LostPeer | None:
+    """The error of a peer that a call of `torch.distributed` has raised, None for an error of this rank.
 
     torch raises `DistError` for what NCCL and RCCL report; for gloo it raises a plain `RuntimeError`. Memory that is
     exhausted and kernels that fail (`torch.OutOfMemoryError`, `torch.AcceleratorError`, on a GPU also a plain
     `RuntimeError`) are errors of this rank.
     """
-    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and not on_gpu)
+    if isinstance(error, LostPeer):
+        return error
+    is_lost = isinstance(error, dist.DistError) or (type(error) is RuntimeError and not on_gpu)
+    return LostPeer(reason_of(error), number) if is_lost else None
 
 
 def call_peers(on_gpu: bool, function: Callable[..., Result], *arguments: object, **options: object) -> Result:
-    """The result of a call of `torch.distributed`. Raises `LostPeer` where `is_lost_peer`."""
+    """The result of a call of `torch.distributed`. Raises `LostPeer` as `lost_peer` tells errors apart."""
     try:
         return function(*arguments, **options)
     except RuntimeError as error:
-        if is_lost_peer(error, on_gpu):
-            raise LostPeer(reason_of(error)) from None
+        if lost := lost_peer(error, on_gpu):
+            raise lost from None
         raise
+
+
+def call_all(when: str, function: Callable[..., Result], *arguments: object, **options: object) -> Result:
+    """The result of a collective call of all ranks. Raises `RunError` if one is lost; `when` says in words when."""
+    try:
+        return call_peers(dist.get_backend() == "nccl", function, *arguments, **options)
+    except LostPeer as error:
+        raise RunError(f"rank {dist.get_rank()}: lost a rank {when} ({error})") from None
 
 
 def reason_of(error: Exception) -> str:

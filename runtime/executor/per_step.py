@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from runtime.executor.actions import Actions
 from runtime.executor.copies import Action
+from runtime.executor.messages import no_wait
 from runtime.executor.plans import Plan, PlannedMessage, lanes_are_alike
 from runtime.executor.streams import Mark
 from tasp_lab.schedule.dependencies import RESIDENT
@@ -49,10 +50,10 @@ class PerStep:
                     action()
 
     def _made(self, planned: Iterable[tuple[int, Any]]) -> list[Action]:
-        return [action for each in planned if (action := self.action(*each)) is not None]
+        return [action for each in planned if (action := self.action(*each)) is not no_wait]
 
-    def action(self, kind: int, what: Any) -> Action | None:
-        """One of the plan's actions; None if it has nothing to do."""
+    def action(self, kind: int, what: Any) -> Action:
+        """One of the plan's actions."""
         make, marks = self._actions, self._marks
         if kind == POST:
             return make.post(what.receives, what.sends, what.channel)

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.executor.views import DTYPES, FieldViews, Views, store, views
+from runtime.executor.views import DTYPES, Format, Views, store
 from runtime.kernels import fused
-from tasp_lab.schedule.blocks import Field
 from tasp_lab.schedule.blocks import Join as How
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import Place
@@ -30,25 +29,6 @@ class Parts(NamedTuple):
 
     blocks: Sequence[int]
     fields: Views
-
-
-class Format:
-    """The fields of copies of a kind in a memory: as on the wire, or of resident copies; none for bytes.
-
-    A *row* is a position, or a block where fields are of whole blocks; of bytes, a byte.
-    """
-
-    def __init__(self, memory: torch.Tensor, fields: Sequence[Field]) -> None:
-        self.fields, self.memory = fields, memory
-        self._field_views = FieldViews(memory, fields) if fields else None
-        self.row_bytes = self._field_views.row_bytes if self._field_views else 1
-
-    def views(self, offset: int, size_bytes: int) -> tuple[Views, bool]:
-        """The fields of contiguous copies, and whether they are the copies themselves."""
-        if self._field_views is not None and (found := self._field_views.at(offset, size_bytes)) is not None:
-            return found, True
-        data = self.memory[offset : offset + size_bytes]
-        return (views(data, self.fields), False) if self.fields else ((data,), True)
 
 
 class Term(NamedTuple):

@@ -17,15 +17,13 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from runtime.executor.messages import (
     Group,
-    LostPeer,
     Message,
     Post,
     Transport,
     Wait,
     call_peers,
     group_of,
-    is_lost_peer,
-    reason_of,
+    lost_peer,
 )
 from runtime.executor.streams import Streams
 from runtime.executor.symmetric_memory import symmetric_memory_of
@@ -98,8 +96,8 @@ def _post_each(
         for call, data, peer, tag in ends:  # tags of one call stay different, also those of more bits
             waits.append(partial(call(data, peer, tag ^ bits).wait, timeout))
     except RuntimeError as error:
-        if is_lost_peer(error, on_gpu):
-            raise LostPeer(reason_of(error), number=len(waits)) from None
+        if lost := lost_peer(error, on_gpu, len(waits)):
+            raise lost from None
         raise
     return waits
 

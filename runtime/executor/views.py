@@ -54,34 +54,38 @@ def store(data: torch.Tensor, fields: Sequence[Field], values: Views) -> None:
             part.copy_(new.to(old.dtype).contiguous().view(len(part), -1).view(torch.uint8))
 
 
-class FieldViews:
-    """The views of the fields of a kind in one memory, prepared once: a view is one operation of torch.
+class Format:
+    """The fields of copies of a kind in a memory: as on the wire, or of resident copies; none for bytes.
 
-    `memory` are the bytes, from the beginning of their storage on.
+    A *row* is a position, or a block where fields are of whole blocks; of bytes, a byte. Views are prepared once, as a
+    view is one operation of torch. `memory` are the bytes, from the beginning of their storage on.
 
     Raises `RunError` for fields of positions beside fields of whole blocks.
     """
 
     def __init__(self, memory: torch.Tensor, fields: Sequence[Field]) -> None:
-        sizes = _sizes_of(fields)
-        self.row_bytes, start = sum(sizes), 0
-        self._fields: list[tuple[torch.Tensor, int, int, tuple[int, ...], tuple[int, ...]]] = []
+        self.fields, self.memory = fields, memory
+        sizes, start = _sizes_of(fields), 0
+        self.row_bytes = sum(sizes) or 1
+        self._typed: list[tuple[torch.Tensor, int, int, tuple[int, ...], tuple[int, ...]]] = []
         for field, size in zip(fields, sizes, strict=True):
             dtype = DTYPES[field.dtype]
             typed = memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(dtype)
             strides = tuple(prod(field.shape[at + 1 :]) for at in range(len(field.shape)))
-            self._fields.append((typed, dtype.itemsize, start, field.shape, strides))
+            self._typed.append((typed, dtype.itemsize, start, field.shape, strides))
             start += size
 
-    def at(self, offset: int, size_bytes: int) -> Views | None:
-        """As `views` of these bytes of the memory; None if a field is unaligned."""
-        count, position_bytes, found = size_bytes // self.row_bytes, self.row_bytes, []
-        for typed, itemsize, start, shape, strides in self._fields:
-            if (offset + start) % itemsize or position_bytes % itemsize:
-                return None
-            stride = (position_bytes // itemsize, *strides)
+    def views(self, offset: int, size_bytes: int) -> tuple[Views, bool]:
+        """The fields of contiguous copies, and whether they are the copies themselves: not if a field is unaligned."""
+        if not self.fields:
+            return (self.memory[offset : offset + size_bytes],), True
+        count, found = size_bytes // self.row_bytes, []
+        for typed, itemsize, start, shape, strides in self._typed:
+            if (offset + start) % itemsize or self.row_bytes % itemsize:
+                return views(self.memory[offset : offset + size_bytes], self.fields), False
+            stride = (self.row_bytes // itemsize, *strides)
             found.append(typed.as_strided((count, *shape), stride, (offset + start) // itemsize))
-        return found
+        return found, True
 
 
 def _split(data: torch.Tensor, fields: Sequence[Field]) -> Sequence[torch.Tensor]:

@@ -121,6 +121,5 @@ def choose_linear_kernel(name: str, dtype: torch.dtype, device: torch.device) ->
     >>> choose_linear_kernel("auto", torch.bfloat16, torch.device("cpu")).name
     'torch'
     """
-    if name == "auto":
-        return next(each for each in LINEAR_KERNELS.values() if each.supports(dtype, device) is None)
-    return choose("linear attention", name, LINEAR_KERNELS, lambda kernel: kernel.supports(dtype, device), device)
+    supports = lambda kernel: kernel.supports(dtype, device)  # noqa: E731
+    return choose("linear attention", name, LINEAR_KERNELS, supports, device, automatic=LINEAR_KERNELS)

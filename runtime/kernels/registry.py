@@ -15,7 +15,7 @@ requires finite inputs except lse: a NaN may affect the gradients of rows and ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -43,21 +43,28 @@ def choose_kernel(name: str, dtype: torch.dtype, device: torch.device, head_dim:
     >>> choose_kernel("auto", torch.bfloat16, torch.device("cpu"), 64).name
     'sdpa'
     """
-    if name == "auto":
-        for kernel in (FLASH_ATTENTION, SDPA):
-            if (why := kernel.supports(dtype, device, head_dim)) is None:
-                return kernel
-        raise RunError(f"no fast attention kernel can run here (sdpa: {why}); 'reference' must be chosen by name")
-    return choose("attention", name, KERNELS, lambda kernel: kernel.supports(dtype, device, head_dim), device)
+    automatic = FLASH_ATTENTION.name, SDPA.name
+    return choose(
+        "attention", name, KERNELS, lambda kernel: kernel.supports(dtype, device, head_dim), device, automatic
+    )
 
 
 Kind = TypeVar("Kind")
 
 
 def choose(
-    kind: str, name: str, kernels: Mapping[str, Kind], why_not: Callable[[Kind], str | None], device: torch.device
-) -> Kind:
-    """A kernel by name; `why_not` is why one cannot run, or None. Raises `RunError` with those that can."""
+    kind: str, name: str, kernels: Mapping[str, Kind], why_not: Callable[[Kind], str | None], device: torch.device,
+    automatic: Iterable[str],
+) -> Kind:  # fmt: skip
+    """A kernel by name, the first of `automatic` that can run for ``auto``; `why_not` is why one cannot run, or None.
+
+    Raises `RunError` with those that can.
+    """
+    if name == "auto":
+        for each in automatic:
+            if (why := why_not(kernels[each])) is None:
+                return kernels[each]
+        raise RunError(f"no fast {kind} kernel can run here ({each}: {why}); 'reference' must be chosen by name")
     if name not in kernels:
         raise RunError(f"unknown {kind} kernel {name!r}, expected auto, {', '.join(kernels)}")
     if why := why_not(kernels[name]):

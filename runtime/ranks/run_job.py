@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.executor.actions import Progress
-from runtime.executor.messages import Group, LostPeer, call_peers
+from runtime.executor.messages import Group, LostPeer, call_all, call_peers
 from runtime.executor.streams import streams_for
 from runtime.executor.transports import default_device, make_transport
 from runtime.protocol.heartbeat import AT_BARRIER, WORKING
@@ -105,10 +105,7 @@ def _measure_compute(job: MeasureCompute, timeout_s: float, progress: Progress) 
 def barrier(progress: Progress) -> None:
     """Wait for all ranks. Raises `RunError` if a rank is lost."""
     progress(AT_BARRIER)
-    try:
-        call_peers(dist.get_backend() == "nccl", dist.barrier)
-    except LostPeer as error:
-        raise RunError(f"rank {dist.get_rank()}: lost a rank at a barrier ({error})") from None
+    call_all("at a barrier", dist.barrier)
     progress(WORKING)
 
 

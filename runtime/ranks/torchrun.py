@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from runtime.executor.messages import Group, LostPeer, call_peers, reason_of
+from runtime.executor.messages import Group, call_all, reason_of
 from runtime.executor.transports import LAUNCH_ORDER, gpu_libraries
 from runtime.linux import has_gpus
 from runtime.protocol.jobs import Job, Result, Value
@@ -62,7 +62,6 @@ class TorchrunRanks:
         self._group = group
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
-        self._on_gpu = dist.get_backend() == "nccl"
 
     @property
     def is_reporter(self) -> bool:
@@ -73,7 +72,7 @@ class TorchrunRanks:
     def environment(self) -> Mapping[str, object]:
         """See `runtime.protocol.jobs.Ranks`: those of this rank."""
         found: dict[str, object] = {"backend": dist.get_backend(), "device": "cpu"}
-        if self._on_gpu:
+        if found["backend"] == "nccl":
             found |= {"device": torch.cuda.get_device_name(), "gpu_libraries": gpu_libraries()}
         return found
 
@@ -81,20 +80,14 @@ class TorchrunRanks:
         """Perform the job with all ranks. Raises `RunError` if a rank is lost or silent for `longest_silence_s`."""
         own = perform(job, longest_silence_s, lambda peer: None, self._group)
         results: list[Result] = [None] * self.world_size
-        self._with_all(dist.all_gather_object, results, own)
+        call_all("after a job", dist.all_gather_object, results, own)
         return results
 
     def agree(self, value: Value) -> Value:
         """See `runtime.protocol.jobs.Ranks`. All ranks return rank 0's value."""
         shared = [value]
-        self._with_all(dist.broadcast_object_list, shared, src=0)
+        call_all("when all agree", dist.broadcast_object_list, shared, src=0)
         return shared[0]
-
-    def _with_all(self, call: Callable[..., object], *arguments: object, **options: object) -> None:
-        try:
-            call_peers(self._on_gpu, call, *arguments, **options)
-        except LostPeer as error:
-            raise RunError(f"rank {self.rank}: lost a rank ({error})") from None
 
 
 def started_ranks() -> int:

@@ -30,7 +30,7 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ from torch.autograd.function import FunctionCtx
 
 from runtime.executor.messages import Group, LostPeer, LostRankError, Message, Transport, Wait, call_peers
 from runtime.executor.transports import AGREEMENT_TAG, PointToPoint
-from runtime.sequence_parallel.failures import Proposal, hosts_of, ranks_in_words
+from runtime.sequence_parallel.failures import hosts_of, ranks_in_words
 from tasp_lab.core.errors import RunError, first_line
 
 _MAX_BYTES = 2048
@@ -54,6 +54,10 @@ _REMEMBERED = 64
 
 _MOST_PASSES = 4
 """How many different passes an error names; a world may have as many as ranks."""
+
+
+Proposal = Mapping[str, object]
+"""The parameters with which a rank calls a collective: names and JSON values."""
 
 
 class Call:

@@ -38,7 +38,6 @@ TYPES: Mapping[str, Argument] = {
     **arguments_of(Workload, WorkloadError),
     **arguments_of(AttentionOptions, ScheduleError),
     "schedule": Argument((str, Schedule, Passes), "the name of a schedule, a Schedule or Passes", ScheduleError),
-    "name": Argument((str,), "the name of a schedule", ScheduleError),
     "topology": Argument((Topology, NoneType), "a Topology or None", TopologyError),
     "scale": Argument((Real, NoneType), "a number or None", WorkloadError),
     "kernel": Argument((str,), "the name of a kernel", RunError),

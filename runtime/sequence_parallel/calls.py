@@ -36,7 +36,7 @@ from runtime.sequence_parallel.arguments import (
     is_timeout,
 )
 from runtime.sequence_parallel.failures import hosts_of
-from tasp_lab.core.arguments import check_arguments
+from tasp_lab.core.arguments import Argument, check_arguments
 from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError, first_line
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -85,9 +85,8 @@ class LayerPasses(Protocol):
 class LayerCall(ABC):
     """What is particular to a kind of layer in `call_layer`; one instance per call and rank.
 
-    `tensors` names the arguments that are tensors, `optional` those that may be None; `meant` are arguments that have
-    the type of another name in `runtime.sequence_parallel.arguments.TYPES`. `apart` names what may differ between the
-    proposals of ranks.
+    `tensors` names the arguments that are tensors, `optional` those that may be None; `types` are those of the others.
+    `apart` names what may differ between the proposals of ranks.
     """
 
     group: Group
@@ -96,7 +95,7 @@ class LayerCall(ABC):
     timeout_s: float
     tensors: ClassVar[Sequence[str]]
     optional: ClassVar[Sequence[str]] = ()
-    meant: ClassVar[Mapping[str, str]] = {}
+    types: ClassVar[Mapping[str, Argument]] = TYPES
     apart: ClassVar[Sequence[str]] = ("positions",)
 
     @property
@@ -106,9 +105,7 @@ class LayerCall(ABC):
 
     def check(self) -> None:
         """Raise `TaspLabError` for arguments of a wrong type, before anything is made of them."""
-        known = {name: argument for name, argument in TYPES.items() if name not in self.meant}
-        known |= {name: TYPES[other] for name, other in self.meant.items() if other in TYPES}
-        check_arguments(vars(self), known)
+        check_arguments(vars(self), self.types)
         check_timeout(self.timeout_s)
         self.timeout_s = float(self.timeout_s)
         for name in self.tensors:

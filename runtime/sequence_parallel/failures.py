@@ -45,9 +45,6 @@ from tasp_lab.core.errors import RunError, first_line
 from tasp_lab.core.process import at_once, leave
 from tasp_lab.core.progress import print_line
 
-Proposal = Mapping[str, object]
-"""The parameters with which a rank calls a collective: names and JSON values."""
-
 LOOK_EVERY_S = 1.0
 
 PATIENCE_S = 2.0
@@ -96,7 +93,7 @@ class Hosts:
         self._last = _End(self._rank, "", is_over=False)
         self._lock, self._is_watched = threading.Lock(), False
         self.calls = 0
-        self.exchanges = OrderedDict[str, tuple[bytes, list[Proposal]]]()
+        self.exchanges = OrderedDict[str, tuple[bytes, list[Mapping[str, object]]]]()
         self.waits: Sequence[Wait] = ()
 
     def connect(self, timeout_s: float) -> dist.ProcessGroup:

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from runtime.executor.messages import Group
 from runtime.kernels.linear_registry import Attend, choose_linear_kernel
 from runtime.sequence_parallel.agreement import Proposal
-from runtime.sequence_parallel.arguments import TIMEOUT_S, check_tensor, process_group
+from runtime.sequence_parallel.arguments import TIMEOUT_S, TYPES, check_tensor, process_group
 from runtime.sequence_parallel.calls import (
     BOTH_PASSES,
     LayerCall,
@@ -42,6 +42,7 @@ from runtime.sequence_parallel.calls import (
 )
 from runtime.sequence_parallel.linear_layer import LinearLayer, SequenceEnds
 from runtime.sequence_parallel.passes import AttentionPasses
+from tasp_lab.core.arguments import Argument
 from tasp_lab.core.errors import RunError, ScheduleError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -176,7 +177,11 @@ class _LinearCall(LayerCall):
     options: AttentionOptions
     tensors: ClassVar[Sequence[str]] = ("q", "k", "v", "gates", "initial_state")
     optional: ClassVar[Sequence[str]] = ("gates", "initial_state")
-    meant: ClassVar[Mapping[str, str]] = {"schedule": "name", "decay": "numbers, which are checked with the heads"}
+    types: ClassVar[Mapping[str, Argument]] = {
+        **TYPES,
+        "schedule": Argument((str,), "the name of a schedule", ScheduleError),
+        "decay": Argument((), ""),  # numbers, which are checked with the heads
+    }
     apart: ClassVar[Sequence[str]] = ("positions", "initial_state", "records_gradients")
 
     @property

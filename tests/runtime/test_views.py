@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.executor.views import FieldViews, store, views
+from runtime.executor.views import Format, store, views
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.blocks import Field
 
@@ -22,4 +22,4 @@ def test_a_block_of_one_position_may_be_unaligned() -> None:
 def test_fields_of_positions_beside_fields_of_blocks_are_refused() -> None:
     mixed = [Field("state", "fp32", (2,), per_position=False), Field("k", "bf16", (2,))]
     with pytest.raises(RunError, match="fields state, k: expected all per position or all per block"):
-        FieldViews(torch.zeros(24, dtype=torch.uint8), mixed)
+        Format(torch.zeros(24, dtype=torch.uint8), mixed)
