@@ -55,6 +55,7 @@ from runtime.sequence_parallel.calls import (
     workload_of_shard,
 )
 from runtime.sequence_parallel.layer import SoftmaxPasses
+from runtime.sequence_parallel.passes import task_of
 from tasp_lab.core.arguments import check_arguments
 from tasp_lab.core.errors import ScheduleError, WorkloadError, unknown
 from tasp_lab.schedule.schedule import Schedule
@@ -312,7 +313,7 @@ class _SoftmaxCall(LayerCall):
             )
             scheduled = plain if layout.spans == self.layout.spans else whole
         built = _schedules(self.schedule, topology, scheduled, self.to_run)
-        task = _task_of(built[0])
+        task = task_of(built[0], AttentionTask)
         for lengths, tensor in ((keys, KEYS), (queries, QUERIES)):
             what = TENSORS[tensor] if task.workload.cached_keys else "positions"
             check_lengths(built[0].name, task.layout, lengths, task.lengths_of(tensor), what)
@@ -320,12 +321,12 @@ class _SoftmaxCall(LayerCall):
 
     def described(self, schedules: Sequence[Schedule]) -> str:
         name = self.schedule if isinstance(self.schedule, str) else schedules[0].name
-        return described_layer(name, _task_of(schedules[0]).workload)
+        return described_layer(name, task_of(schedules[0], AttentionTask).workload)
 
     def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> SoftmaxPasses:
         backward = schedules[1] if len(schedules) > 1 else None
         scale, packed = float(str(everyone[0]["scale"])), tuple[AttentionTask, ...]()
-        if _task_of(schedules[0]).workload.documents != self.documents:
+        if task_of(schedules[0], AttentionTask).workload.documents != self.documents:
             packed = _packed(schedules, self.whole, self.layout)
         return SoftmaxPasses(schedules[0], backward, rank, self.sender, self.chosen, scale, packed)
 
@@ -358,7 +359,7 @@ def _schedules(
             )
     if options.passes == "both" and len(given) < 2:
         raise WorkloadError("gradients are required, but the schedule has no backward pass; expected attention_passes")
-    if _task_of(given[0]).is_backward:
+    if task_of(given[0], AttentionTask).is_backward:
         raise WorkloadError("the schedule is a backward pass, expected a forward pass or both")
     if len(given) > 1:
         _check_fit(*given)
@@ -381,7 +382,7 @@ def _built_by_name(
                             "or call runtime.linear_attention")  # fmt: skip
     built = attention_schedules(schedule, topology, workload, options=options)
     expected = attention_layout(schedule, workload, topology.world_size, options)
-    if _task_of(built[0]).layout != expected:
+    if task_of(built[0], AttentionTask).layout != expected:
         raise WorkloadError(
             f"groups of schedule {schedule!r} on {topology.name} are {groups_on(schedule, topology, options)}, but "
             "auto gave ranks their shards as of consecutive groups, expected options with groups, here and in "
@@ -393,12 +394,7 @@ def _built_by_name(
 @lru_cache(maxsize=16)
 def _packed(schedules: tuple[Schedule, ...], workload: Workload, layout: SequenceLayout) -> tuple[AttentionTask, ...]:
     """The tasks of schedules with the documents of a layer. Layers of a model have the same, one after another."""
-    return tuple(replace(_task_of(each), workload=workload, layout=layout) for each in schedules)
-
-
-def _task_of(schedule: Schedule) -> AttentionTask:
-    assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
-    return schedule.task
+    return tuple(replace(task_of(each, AttentionTask), workload=workload, layout=layout) for each in schedules)
 
 
 class SequenceParallelAttention(torch.nn.Module):

@@ -24,7 +24,7 @@ from runtime.kernels import fused
 from runtime.kernels.packed import PackedCall, attend_packed, gradients_packed
 from runtime.kernels.partials import Rows, lse_for_gradients
 from runtime.kernels.registry import Kernel
-from runtime.sequence_parallel.passes import AttentionPasses
+from runtime.sequence_parallel.passes import AttentionPasses, task_of
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow, RankPart
@@ -60,8 +60,8 @@ class AttentionLayer(Work):
         self, schedule: Schedule, rank: int, kernel: Kernel, scale: float, inputs: Inputs,
         packed: AttentionTask | None = None,
     ) -> None:  # fmt: skip
-        assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
-        self._task, self._rank, self._kernel, self._scale = packed or schedule.task, rank, kernel, scale
+        self._task, self._rank = packed or task_of(schedule, AttentionTask), rank
+        self._kernel, self._scale = kernel, scale
         self._packing = _packing_of(self._task, inputs[QUERIES][0].device) if self._task.is_packed else None
         if self._packing is not None:
             inputs = {tensor: self._packing.by_place(tensor, rank, each) for tensor, each in inputs.items()}
@@ -241,8 +241,7 @@ class _Shard:
 
 @lru_cache(maxsize=16)
 def _shard_of(schedule: Schedule, rank: int) -> _Shard:
-    task = schedule.task
-    assert isinstance(task, AttentionTask), "a schedule of attention has a task"
+    task = task_of(schedule, AttentionTask)
     own = np.flatnonzero(task.owner == rank)
     first = np.zeros(len(own), dtype=np.int64)
     for tensor in np.unique(task.tensor[own]).tolist():

@@ -41,7 +41,7 @@ from runtime.sequence_parallel.calls import (
     workload_of_shard,
 )
 from runtime.sequence_parallel.linear_layer import LinearLayer, SequenceEnds
-from runtime.sequence_parallel.passes import AttentionPasses
+from runtime.sequence_parallel.passes import AttentionPasses, task_of
 from tasp_lab.core.arguments import Argument
 from tasp_lab.core.errors import RunError, ScheduleError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
@@ -220,7 +220,7 @@ class _LinearCall(LayerCall):
         to_run = passes_to_run(self.options, self.gradients)
         whole = replace(self.workload, sequence=max(1, sum(lengths)), documents=self.documents)
         built = _built_by_name(self.schedule, topology, whole, None, to_run, self.decays)
-        layout = _task_of(built[0]).layout
+        layout = task_of(built[0], LinearTask).layout
         check_lengths(self.schedule, layout, lengths, [layout.length(rank) for rank in range(layout.world_size)])
         return built
 
@@ -239,7 +239,7 @@ class _LinearCall(LayerCall):
         self.gradients = True
 
     def described(self, schedules: Sequence[Schedule]) -> str:
-        return described_layer(self.schedule, _task_of(schedules[0]).workload)
+        return described_layer(self.schedule, task_of(schedules[0], LinearTask).workload)
 
     def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> LinearPasses:
         last = max((each for each, length in enumerate(lengths_of(everyone)) if length), default=-1)
@@ -282,13 +282,8 @@ class LinearPasses(AttentionPasses):
         with self.run(schedule, layer, q.device, left):
             pass
         dq, dk, dv = (*layer.outputs[QUERY_GRADIENTS], *layer.outputs[KEY_GRADIENTS])
-        dgates = layer.outputs[GATE_GRADIENTS][0] if _task_of(schedule).has_gates else None
+        dgates = layer.outputs[GATE_GRADIENTS][0] if task_of(schedule, LinearTask).has_gates else None
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dgates, layer.initial_gradient
-
-
-def _task_of(schedule: Schedule) -> LinearTask:
-    assert isinstance(schedule.task, LinearTask), "a schedule of linear attention has a task"
-    return schedule.task
 
 
 _built_by_name = lru_cache(maxsize=32)(linear_schedules)

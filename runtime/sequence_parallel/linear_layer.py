@@ -17,6 +17,7 @@ from runtime.kernels import linear_attention as kernels
 from runtime.kernels.linear_attention import Chunk, Forward, gradients_of
 from runtime.kernels.linear_registry import Attend
 from runtime.kernels.partials import constant
+from runtime.sequence_parallel.passes import task_of
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.rank_part import CallRow, Operand
 from tasp_lab.schedule.schedule import Schedule
@@ -72,9 +73,7 @@ class LinearLayer(Work):
         ends: SequenceEnds | None = None,
         attend: Attend = kernels.attend,
     ) -> None:
-        assert isinstance(schedule.task, LinearTask), "a schedule of linear attention has a task"
-        task = schedule.task
-        self._task = task
+        self._task = task = task_of(schedule, LinearTask)
         self._is_causal = not task.is_full
         self._ends, self._attend_within = ends or SequenceEnds(), attend
         self._before_last: Tensor | None = None

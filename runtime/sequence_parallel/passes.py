@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -59,6 +59,15 @@ class AttentionPasses:
         left = _left_there(self.forward_schedule, self.backward_schedule, self.rank)
         # joining nothing would launch a kernel, too
         return torch.cat([*map(copies.left_behind, left)]) if left else copies.memory.new_empty(0)
+
+
+_Task = TypeVar("_Task")
+
+
+def task_of(schedule: Schedule, kind: type[_Task]) -> _Task:
+    """The task of a schedule, which is of this kind, as its builder is."""
+    assert isinstance(schedule.task, kind), f"a schedule for {kind.__name__} has one"
+    return schedule.task
 
 
 @lru_cache(maxsize=16)

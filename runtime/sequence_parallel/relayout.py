@@ -36,7 +36,7 @@ from runtime.sequence_parallel.calls import (
     uncompiled,
     with_digest,
 )
-from runtime.sequence_parallel.passes import run_pass
+from runtime.sequence_parallel.passes import run_pass, task_of
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import WorkloadError
@@ -159,7 +159,7 @@ class _Passes:
 
     def _run(self, schedule: Schedule, x: Tensor) -> Tensor:
         """The shard of a rank after a pass, from that before it."""
-        out = x.new_empty(x.shape[0], _task_of(schedule).result_layout.length(self.rank), *x.shape[2:])
+        out = x.new_empty(x.shape[0], task_of(schedule, RelayoutTask).result_layout.length(self.rank), *x.shape[2:])
         rows = _rows(schedule, self.rank, x.device)
         for here, there in rows.staying:
             out[:, there] = x[:, here]
@@ -186,7 +186,7 @@ class _Rows(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _rows(schedule: Schedule, rank: int, device: torch.device) -> _Rows:
-    task = _task_of(schedule)
+    task = task_of(schedule, RelayoutTask)
     before, after = task.layout.positions(rank), task.result_layout.positions(rank)
 
     def rows(shard: IntArray, block: int) -> Tensor:
@@ -198,11 +198,6 @@ def _rows(schedule: Schedule, rank: int, device: torch.device) -> _Rows:
         [(block, rows(before, block)) for block in sorted(own - wanted)],
         [(block, rows(after, block)) for block in sorted(wanted - own)],
     )
-
-
-def _task_of(schedule: Schedule) -> RelayoutTask:
-    assert isinstance(schedule.task, RelayoutTask), "the schedule of a re-layout has a task"
-    return schedule.task
 
 
 _built = lru_cache(maxsize=32)(relayout_schedules)

@@ -25,7 +25,7 @@ from runtime.kernels.linear_registry import choose_linear_kernel
 from runtime.kernels.registry import KERNELS, Kernel, choose_kernel
 from runtime.sequence_parallel.layer import AttentionLayer
 from runtime.sequence_parallel.linear_layer import LinearLayer
-from runtime.sequence_parallel.passes import blocks_left
+from runtime.sequence_parallel.passes import blocks_left, task_of
 from runtime.sequence_parallel.sharding import shard, unshard
 from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
@@ -75,9 +75,8 @@ class AttentionTrial:
         progress: Progress = no_progress,
         gather_shards: GatherShards | None = None,
     ) -> None:
-        assert isinstance(schedule.task, AttentionTask), "a schedule of attention has a task"
-        self._schedule, self._rank, self._task = schedule, rank, schedule.task
-        self._workload, self._layout = schedule.task.workload, schedule.task.layout
+        self._schedule, self._rank, self._task = schedule, rank, task_of(schedule, AttentionTask)
+        self._workload, self._layout = self._task.workload, self._task.layout
         self._scale, dtype = self._workload.head_dim**-0.5, DTYPES[self._workload.dtype]
         kernel = choose_kernel("auto", dtype, torch.device(device), self._workload.head_dim)
         self._gather_shards = gather_shards
@@ -253,8 +252,7 @@ class LinearTrial:
         device: str = "cpu",
         progress: Progress = no_progress,
     ) -> None:
-        assert isinstance(schedule.task, linear.LinearTask), "a schedule of linear attention has a task"
-        task = self._task = schedule.task
+        task = self._task = task_of(schedule, linear.LinearTask)
         self._schedule, self._rank, self._checked = schedule, rank, True
         q, k, v, dout = random_layer(task.workload, DTYPES[task.workload.dtype], device)
         gates = random_gates(task, k)
