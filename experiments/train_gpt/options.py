@@ -14,7 +14,7 @@ from tasp_lab.core.choices import Decay
 from tasp_lab.core.errors import QuantityError, ScheduleError, WorkloadError
 from tasp_lab.core.units import parse_integer
 from tasp_lab.schedules.build import attention_layout
-from tasp_lab.schedules.registry import LINEAR, linear_spec
+from tasp_lab.schedules.registry import LINEAR, LINEAR_KIND, spec_of
 from tasp_lab.workload.layer import Workload, expand_layers
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
@@ -151,7 +151,7 @@ class RunOptions:
                 f"schedule {self.schedule!r} is for linear attention, expected one for softmax attention"
             )
         found = {
-            "L": linear_spec(self.linear_schedule).layout_on(recipe.layer("L", 1), ranks),
+            "L": spec_of(self.linear_schedule, LINEAR_KIND)[0].layout_on(recipe.layer("L", 1), ranks),
             "S": attention_layout(self.schedule, recipe.layer("S", 1), ranks),
         }
         return {kind: found[kind] for kind in sorted(set(recipe.layers))}

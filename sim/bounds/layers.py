@@ -52,7 +52,7 @@ from tasp_lab.schedules.hybrid.relayout import RelayoutTask
 from tasp_lab.schedules.hybrid.stack import layers_of
 from tasp_lab.schedules.linear import task as linear
 from tasp_lab.schedules.linear.flops import least_flops
-from tasp_lab.schedules.linear.task import LinearTask, receivers
+from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.topology.cuts import bottleneck, like, ranks_behind
 from tasp_lab.topology.graph import Topology
 
@@ -132,7 +132,7 @@ def _linear_communication_s(topology: Topology, task: LinearTask) -> Number:
     state_bytes = 4 * layer.batch * layer.kv_head_count * layer.head_dim**2
     result, source = (linear.KEY_GRADIENTS, linear.QUERIES) if task.is_backward else (linear.RESULTS, linear.KEYS)
     latency, into = topology.min_latencies_into_ranks_s, topology.bandwidths_into_ranks_bytes_per_s
-    chunks = receivers(task)
+    chunks = task.receivers
     found: Number = 0
     for chunk, rank in zip(chunks.tolist(), task.owner[chunks].tolist(), strict=True):
         others = task.others(np.array([chunk]), back=task.is_backward)[1]

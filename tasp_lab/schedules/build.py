@@ -17,32 +17,37 @@ from typing import TYPE_CHECKING, Any
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import ScheduleError, TooManyBlocksError
+from tasp_lab.core.lazy import from_above
 from tasp_lab.core.units import format_size
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.collectives.conditions import check_collective, collectives_of
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, with_article
-from tasp_lab.schedules.files import parts_of
+from tasp_lab.schedules.files import careful, parts_of
 from tasp_lab.schedules.registry import (
     ATTENTION,
-    COLLECTIVES,
+    COLLECTIVE,
     KINDS,
+    LINEAR_KIND,
+    SOFTMAX,
+    ScheduleSpec,
     check_names,
     follows,
-    is_own,
+    is_ours,
     kind_of,
-    known_attention,
-    linear_spec,
     names_of,
     options_for_layer,
     options_of,
     registered_name,
+    spec_of,
 )
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 
 if TYPE_CHECKING:
+    from tasp_lab.schedule.calls import Task
+    from tasp_lab.workload.kernel_shapes import Passing
     from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
@@ -55,10 +60,10 @@ def collective(name: str, topology: Topology, shard_bytes: int, decomposition: D
     >>> collective("ring-all-reduce", full_mesh(8), 64).transfers
     112
     """
-    kind = kind_of([name])
-    rings = [decomposition] if COLLECTIVES[name].uses_rings else []
-    schedule: Schedule = COLLECTIVES[name].builder(topology, shard_bytes, *rings)
-    check_collective(schedule, kind, shard_bytes)
+    spec, _ = spec_of(name, COLLECTIVE)
+    rings = [decomposition] if spec.uses_rings else []
+    (schedule,) = _run(name, spec, topology, ("forward",), topology, shard_bytes, *rings)
+    check_collective(schedule, kind_of([name]), shard_bytes)
     return schedule
 
 
@@ -69,36 +74,8 @@ def attention_schedules(
     decomposition: Decomposition | None = None,
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> tuple[Schedule, ...]:
-    """The attention schedules of a name, of a family with a split (``usp:2x4``), as of `build_schedules`.
-
-    Raises `ScheduleError` for an unknown name, a split of another world size, a layer of linear attention, options that
-    do not apply, and if there are too many blocks to verify.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> layer, options = Workload(sequence=64, mask="causal"), AttentionOptions("both", dataflow="rotate-kv")
-    >>> [schedule.transfers for schedule in attention_schedules("ring-attention", full_mesh(4), layer, None, options)]
-    [6, 12]
-    """
-    spec, family = known_attention(name, topology.world_size)
-    if workload.kind != "softmax":
-        raise ScheduleError(
-            f"schedule {name!r}: a layer of {workload.kind} attention, expected one of softmax attention"
-        )
-    options.check_known(name, options_of(name))
-    options.check_layer(workload)
-    rings = {"decomposition": decomposition} if spec.uses_rings else {}
-    if not spec.split:
-        passes: tuple[Schedule, ...] = spec.builder(name, topology, workload, options, **rings)
-        return passes
-
-    from tasp_lab.schedules.attention.rank_order import in_order  # families alone have groups
-
-    def build(renumbered: Topology) -> tuple[Schedule, ...]:
-        asked = replace(options, groups="auto")
-        passes: tuple[Schedule, ...] = spec.builder(name, renumbered, workload, asked, **rings, **family)
-        return passes
-
-    return in_order(build, topology, _order(name, topology, options))
+    """The schedules of softmax attention of a name, of a family with a split (``usp:2x4``), as of `build_schedules`."""
+    return _of_layer(name, SOFTMAX, topology, workload, decomposition, options)
 
 
 def linear_schedules(
@@ -112,20 +89,67 @@ def linear_schedules(
     """The schedules of linear attention of a name, as of `build_schedules`.
 
     With decay ``head``, `decays` are the decay per position of each KV head, see `tasp_lab.schedules.linear.chunks`.
-
-    Raises `ScheduleError` for an unknown name, options that do not apply, and what the schedule cannot do.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> layer = Workload(sequence=64, mask="causal", kind="linear", decay="scalar")
-    >>> found = linear_schedules("lasp", full_mesh(4), layer, None, AttentionOptions("both"))
-    >>> [schedule.transfers for schedule in found]
-    [3, 3]
     """
-    spec = linear_spec(name)
-    options.check_known(name, spec.options)
-    rings = {"decomposition": decomposition} if spec.uses_rings else {}
-    passes: tuple[Schedule, ...] = spec.builder(name, topology, workload, options, decays, **rings)
-    return passes
+    return _of_layer(name, LINEAR_KIND, topology, workload, decomposition, options, decays)
+
+
+def _of_layer(
+    name: str,
+    kind: str,
+    topology: Topology,
+    workload: Workload,
+    decomposition: Decomposition | None,
+    options: AttentionOptions,
+    *decays: tuple[float, ...],
+) -> tuple[Schedule, ...]:
+    """The schedules of a layer of one kind; builders of linear attention are given decays, too."""
+    spec, keywords = spec_of(name, kind, topology.world_size)
+    if KINDS[workload.kind] != kind:
+        raise ScheduleError(f"schedule {name!r}: a layer of {workload.kind} attention, expected one of {kind}")
+    options.check_known(name, options_of(name))
+    options.check_layer(workload)
+    if spec.uses_rings:
+        keywords["decomposition"] = decomposition
+
+    def build(on: Topology, asked: AttentionOptions) -> tuple[Schedule, ...]:
+        passes = options.each_pass
+        built = _run(name, spec, on, passes, name, on, workload, asked, *decays, **keywords)
+        for schedule, passing in zip(built, () if is_ours(spec.builder) else passes, strict=False):
+            if (found := _check_layer(schedule, workload).passing) != passing:
+                raise ScheduleError(f"schedule {name!r} is a {found} pass, expected the pass {passing}")
+        return built
+
+    if not spec.split:
+        return build(topology, options)
+    from tasp_lab.schedules.attention.rank_order import in_order  # families alone have groups
+
+    return in_order(lambda on: build(on, replace(options, groups="auto")), topology, _order(name, topology, options))
+
+
+def _run(
+    name: str, spec: ScheduleSpec, topology: Topology, passes: tuple[Passing, ...], *given: Any, **more: Any
+) -> tuple[Schedule, ...]:
+    """What a builder returns for these arguments, a schedule per pass.
+
+    That of a user is run with care. It may return one schedule where one is asked for, and need not name its schedules;
+    of softmax attention a `tasp_lab.schedules.attention.program.Program` instead.
+    """
+    if is_ours(spec.builder):
+        ours = spec.builder(*given, **more)
+        return (ours,) if isinstance(ours, Schedule) else tuple(ours)
+    with careful(f"schedule {name!r}", spec.builder.__code__.co_filename):
+        found = spec.builder(*given, **more)
+        if spec.kind == "softmax":
+            found = from_above("schedules of a program")(found, *given)
+    built = (found,) if isinstance(found, Schedule) else found
+    if not isinstance(built, tuple | list) or not all(isinstance(each, Schedule) for each in built):
+        raise ScheduleError(f"schedule {name!r}: the builder returned {type(found).__name__}, expected a Schedule")
+    if len(built) != len(passes):
+        raise ScheduleError(f"schedule {name!r}: the builder returned {len(built)} schedules, expected {len(passes)} "
+                            f"({' and '.join(passes)})")  # fmt: skip
+    for each in built:
+        each.renamed(name).check_routes(topology)
+    return tuple(each.renamed(name) for each in built)
 
 
 def hybrid_schedules(
@@ -138,15 +162,6 @@ def hybrid_schedules(
     """The schedules of a hybrid, one per pass of the whole stack, as of `build_schedules`.
 
     Layers of both kinds have the same rings, and each option applies to the layers that know it.
-
-    Raises `ScheduleError` for an unknown name, options that neither kind of layer knows, a workload of another kind,
-    what a layer cannot do, and if there are too many blocks to verify.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> layer = Workload(sequence=64, mask="causal", kind="hybrid", layers="LLS")
-    >>> (forward,) = hybrid_schedules("lasp-2+ring-attention", full_mesh(4), layer)
-    >>> forward.transfers == 2 * 6 + 6
-    True
     """
     from tasp_lab.schedules.hybrid.stack import stacked_layers  # with the tasks of both kinds of layers
 
@@ -169,7 +184,7 @@ def hybrid_schedules(
 
 def _members(name: str) -> int:
     """The number of ranks of each group of a family."""
-    spec, family = known_attention(name, None)
+    spec, family = spec_of(name, SOFTMAX)
     members: int = family["split"][spec.members]
     return members
 
@@ -208,7 +223,7 @@ def followed(name: str, topology: Topology, options: AttentionOptions = DEFAULT_
     family, _ = parts_of(name)
     if family not in ATTENTION or not ATTENTION[family].split:
         return seen
-    known_attention(name, topology.world_size)
+    spec_of(name, SOFTMAX, topology.world_size)
     return seen, groups_on(name, topology, options)
 
 
@@ -239,7 +254,7 @@ def attention_layout(
     Raises `ScheduleError` for an unknown name, a split of another world size and groups that are none of it.
     """
     world_size = ranks if isinstance(ranks, int) else ranks.world_size
-    spec, family = known_attention(name, world_size)
+    spec, family = spec_of(name, SOFTMAX, world_size)
     layout = spec.layout_on(workload, world_size, **family)
     return layout.on_ranks(_order(name, ranks, options)) if spec.split else layout
 
@@ -262,8 +277,8 @@ def build_schedules(
         it.
     options : of a layer: which passes, and how.
 
-    Raises `ScheduleError` for an unknown name, one of the other kind, options of a collective, and more than can be
-    proved.
+    Raises `ScheduleError` for an unknown name, one of the other kind, a split of another world size, options that do
+    not apply, what the schedule cannot do, and more than can be proved.
 
     >>> from tasp_lab.topology.builders import full_mesh
     >>> [schedule.transfers for schedule in build_schedules("ring", full_mesh(4), 64)]
@@ -271,6 +286,9 @@ def build_schedules(
     >>> layer, both = Workload(sequence=64, mask="causal", heads=1), AttentionOptions("both", dataflow="rotate-kv")
     >>> [schedule.transfers for schedule in build_schedules("ring-attention", full_mesh(4), layer, options=both)]
     [6, 12]
+    >>> layers = Workload(sequence=64, mask="causal", kind="hybrid", layers="LLS")
+    >>> [schedule.transfers for schedule in build_schedules("lasp-2+ring-attention", full_mesh(4), layers)]
+    [18]
     """
     check_names([name], work)
     if not isinstance(work, Workload):
@@ -280,10 +298,7 @@ def build_schedules(
         return (collective(name, topology, work, decomposition),)
     try:
         builders = {"softmax": attention_schedules, "linear": linear_schedules, "hybrid": hybrid_schedules}
-        built = builders[work.kind](name, topology, work, decomposition, options)
-        for each in () if is_own(name) or work.kind == "hybrid" else built:
-            _check_layer(each, work)
-        return built
+        return builders[work.kind](name, topology, work, decomposition, options)
     except TooManyBlocksError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None
 
@@ -329,23 +344,20 @@ def check_schedules(schedules: Sequence[AnySchedule], work: Work, passes: Pass) 
     check_names(names, work)
     found = None if isinstance(work, Workload) or not names else kind_of(names)
     for schedule in built_in(schedules):
-        where, task = f"schedule {schedule.name!r}", schedule.task
-        if not isinstance(work, Workload):
-            if task is not None:
-                raise ScheduleError(f"{where} computes with {type(task).__name__}, expected a collective")
-            found = collective_of(schedule, work, found)
-        elif task is None:
-            raise ScheduleError(f"{where} computes nothing, expected one for {KINDS[work.kind]}")
+        where = f"schedule {schedule.name!r}"
+        if isinstance(work, Workload):
+            if (passing := _check_layer(schedule, work).passing) != passes:
+                raise ScheduleError(f"{where} is a {passing} pass, requested is {passes!r}: expected the pass "
+                                    f"{passing!r}, as a schedule object is one pass")  # fmt: skip
+        elif schedule.task is not None:
+            raise ScheduleError(f"{where} computes with {type(schedule.task).__name__}, expected a collective")
         else:
-            _check_layer(schedule, work)
-            if task.passing != passes:
-                raise ScheduleError(f"{where} is a {task.passing} pass, requested is {passes!r}: expected the pass "
-                                    f"{task.passing!r}, as a schedule object is one pass")  # fmt: skip
+            found = collective_of(schedule, work, found)
     return found
 
 
-def _check_layer(schedule: Schedule, work: Workload) -> None:
-    """Raise `ScheduleError` unless the task of a schedule is this layer, or the layers of this hybrid."""
+def _check_layer(schedule: Schedule, work: Workload) -> Task:
+    """The task of a schedule. Raises `ScheduleError` unless it is this layer, or the layers of this hybrid."""
     # A layer that is given by name needs none of these.
     from tasp_lab.schedule.stacked_task import StackedTask
     from tasp_lab.schedules.attention.task import AttentionTask
@@ -354,6 +366,8 @@ def _check_layer(schedule: Schedule, work: Workload) -> None:
     from tasp_lab.schedules.linear.task import LinearTask
 
     task, where = schedule.task, f"schedule {schedule.name!r}"
+    if task is None:
+        raise ScheduleError(f"{where} computes nothing, expected one for {KINDS[work.kind]}")
     timed = AttentionTask | LinearTask | RelayoutTask  # whose times are known
     known = {"softmax": AttentionTask, "linear": LinearTask, "hybrid": StackedTask}[work.kind]
     parts = task.layers if isinstance(task, StackedTask) else (task,)
@@ -372,6 +386,7 @@ def _check_layer(schedule: Schedule, work: Workload) -> None:
             values = f"{getattr(layer, name)}, expected {getattr(expected, name)}"
             of_layer = f"layer {number} has " if len(own) > 1 else "is for a layer with "
             raise ScheduleError(f"{where} {of_layer}{name.replace('_', ' ')} {values}")
+    return task
 
 
 def collective_of(schedule: Schedule, shard_bytes: int, beside: CollectiveKind | None = None) -> CollectiveKind:

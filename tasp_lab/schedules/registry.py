@@ -18,12 +18,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
-from tasp_lab.core.choices import AttentionKind, Pass
+from tasp_lab.core.choices import AttentionKind
 from tasp_lab.core.errors import (
     NoDecompositionError,
     NoRouteError,
@@ -37,7 +37,6 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.kinds import CollectiveKind, NcclTestsName, with_article
 from tasp_lab.schedules.files import (
     READERS,
-    careful,
     file_of,
     load_entry_point,
     module_of,
@@ -125,18 +124,6 @@ class ScheduleSpec:
 
 
 # -- the registry -----------------------------------------------------------------------------------------------------
-SCHEDULES: dict[str, ScheduleSpec] = {}
-"""By name, of families without split: those whose files have been imported, and those that others have entered."""
-
-_OWN: dict[str, ScheduleSpec] = {}
-"""As the files of this package register them: others may add to `SCHEDULES`, or replace what is there."""
-
-_FROM_FILES: dict[str, dict[str, ScheduleSpec]] = {}
-"""By the module of a user's file, the schedules that it registers."""
-
-_NAMES: dict[Callable[..., Any], list[str]] = {}
-"""The names under which builders are registered."""
-
 FILES = (
     ("AllGather", "collectives.all_gather", "ring multi-ring direct"),
     ("AllGather", "collectives.library_rings", "library-ring"),
@@ -168,19 +155,25 @@ FILES = (
 """Kind, file and names of the schedules of this package; a family has its split behind a colon."""
 
 
-class _Declared(NamedTuple):
-    """What is known of a schedule before its file is imported."""
+class Listed(NamedTuple):
+    """What is known of a schedule of this package before its file is imported."""
 
     kind: str
     split: str
     module: str
 
 
-_DECLARED = {
-    name.partition(":")[0]: _Declared(kind, name.partition(":")[2], f"{__package__}.{file}")
+_OURS = {
+    name.partition(":")[0]: Listed(kind, name.partition(":")[2], f"{__package__}.{file}")
     for kind, file, names in FILES
     for name in names.split()
 }
+
+SCHEDULES: dict[str, ScheduleSpec | Listed] = {**_OURS}
+"""By name, of families without split: those of this package, and those that others have entered."""
+
+_FROM_FILES: dict[str, dict[str, ScheduleSpec]] = {}
+"""By the module of a user's file, the schedules that it registers."""
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
@@ -193,79 +186,44 @@ def schedule(name: str, kind: Kind, **settings: Any) -> Callable[[Builder], Buil
     family, _, split = name.partition(":")
 
     def register(builder: Builder) -> Builder:
-        if str(builder.__module__).startswith(f"{__package__}."):
-            spec = ScheduleSpec(kind, builder, split=split, **settings)
-            if family not in SCHEDULES or SCHEDULES[family] is _OWN.get(family):
-                SCHEDULES[family] = spec
-            _OWN[family] = spec
-            full = family
-        else:
-            full = _register_outside(family, kind, builder, {"split": split, **settings})
-        _NAMES.setdefault(builder, []).append(full)
+        into: dict[str, Any] = SCHEDULES
+        if not is_ours(builder):
+            _check_outside(family, kind, builder, settings)
+            into = _FROM_FILES.get(builder.__module__, SCHEDULES)
+        elif not isinstance(SCHEDULES.get(family), Listed | None):
+            return builder  # somebody has entered another one of this name
+        into[family] = ScheduleSpec(kind, builder, split=split, **settings)
         return builder
 
     return register
 
 
-def _register_outside(family: str, kind: Kind, builder: Callable[..., Any], settings: Mapping[str, Any]) -> str:
-    """Register a schedule from a user's file, a notebook or an installed package; its full name."""
+def is_ours(builder: Callable[..., Any]) -> bool:
+    """Whether a builder is one of tasp-lab; others are run with care, and what they return is checked."""
+    return str(builder.__module__).startswith("tasp_lab.")
+
+
+def _check_outside(family: str, kind: Kind, builder: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Raise `ScheduleError` for what a user's file, a notebook or an installed package cannot register."""
     if kind not in (known := [*get_args(CollectiveKind), "softmax", "linear"]):
         raise ScheduleError(unknown("kind of schedule", kind, known))
-    if wrong := [each for each in settings if each not in ScheduleSpec.__dataclass_fields__]:
+    if wrong := [setting for setting in settings if setting not in ScheduleSpec.__dataclass_fields__]:
         raise ScheduleError(unknown("setting of a schedule", wrong[0], [*ScheduleSpec.__dataclass_fields__][2:]))
     if not re.fullmatch(r"[\w-]+", family):
         raise ScheduleError(f"schedule {family!r}: expected a name of letters, digits and hyphens")
-    into, full = SCHEDULES, family
-    if builder.__module__ in _FROM_FILES:
-        into, full = _FROM_FILES[builder.__module__], f"{builder.__code__.co_filename}:{family}"
-        if family in into:
-            raise ScheduleError(f"schedule {family!r} is registered twice, expected one of this name")
-    elif family in _DECLARED:
+    of_file = _FROM_FILES.get(builder.__module__)
+    if of_file is not None and family in of_file:
+        raise ScheduleError(f"schedule {family!r} is registered twice, expected one of this name")
+    if of_file is None and family in _OURS:
         raise ScheduleError(f"schedule {family!r} is one of tasp-lab's own, expected another name")
-    into[family] = ScheduleSpec(kind, _checked(full, kind, builder), **settings)
-    return full
-
-
-def _checked(name: str, kind: Kind, builder: Callable[..., Any]) -> Callable[..., Any]:
-    """A user's builder: what it returns is checked to be what was asked for, on this topology.
-
-    It may return one schedule where one pass is asked for, and need not name its schedules; of softmax attention a
-    `tasp_lab.schedules.attention.program.Program` instead, with the layout that the decorator names.
-    """
-
-    @wraps(builder)
-    def build(*given: Any, **more: Any) -> Any:
-        from tasp_lab.schedule.schedule import Schedule  # names are known without these
-
-        is_layer = kind in ("softmax", "linear")
-        own, topology = given[:2] if is_layer else (name, given[0])
-        with careful(f"schedule {own!r}", builder.__code__.co_filename):
-            found = builder(*given, **more)
-            if kind == "softmax":
-                found = from_above("schedules of a program")(found, *given)
-        passes: Sequence[Pass] = ("forward",)
-        if is_layer:
-            passes = ("forward", "backward") if given[3].passes == "both" else (given[3].passes,)
-        built = (found,) if isinstance(found, Schedule) else found
-        if not isinstance(built, tuple | list) or not all(isinstance(each, Schedule) for each in built):
-            raise ScheduleError(f"schedule {own!r}: the builder returned {type(found).__name__}, expected a Schedule")
-        if len(built) != len(passes):
-            wanted = f"{len(passes)} ({' and '.join(passes)})" if is_layer else "1"
-            raise ScheduleError(f"schedule {own!r}: the builder returned {len(built)} schedules, expected {wanted}")
-        built = tuple(each.renamed(own) for each in built)
-        for each, passing in zip(built, passes, strict=True):
-            each.check_routes(topology)
-            if is_layer and (each.task is None or each.task.passing != passing):
-                is_pass = "computes nothing" if each.task is None else f"is a {each.task.passing} pass"
-                raise ScheduleError(f"schedule {own!r} {is_pass}, expected the pass {passing}")
-        return built if is_layer else built[0]
-
-    return build
 
 
 def registered_name(builder: Callable[..., Any]) -> str:
     """The name of the schedule of a registered builder. Raises `ScheduleError` for none, and for several."""
-    names = _NAMES.get(builder, [])
+    names = [name for name, spec in SCHEDULES.items() if isinstance(spec, ScheduleSpec) and spec.builder is builder]
+    for name, spec in _FROM_FILES.get(builder.__module__, {}).items():
+        if spec.builder is builder:
+            names.append(f"{builder.__code__.co_filename}:{name}")
     if len(names) != 1:
         what = getattr(builder, "__name__", repr(builder))
         several = f"builds {', '.join(names)}, expected one of these names"
@@ -277,9 +235,10 @@ def registered_name(builder: Callable[..., Any]) -> str:
 def _outside(name: str) -> ScheduleSpec | None:
     """The schedule of a user's file or of an installed package; None for another name. Raises `ScheduleError`."""
     if parts_of(name)[0] != name:
-        return None  # with a split: registered is the family
+        return None  # usp:2x4 is registered as its family usp
     if not (file := file_of(name)):
-        return SCHEDULES.get(name) if name and load_entry_point(name) else None
+        found = SCHEDULES.get(name) if name and load_entry_point(name) else None
+        return found if isinstance(found, ScheduleSpec) else None
     if (end := Path(file).suffix) in READERS:
         spec: ScheduleSpec = from_above(f"schedule of {end}")(file)
         return spec
@@ -298,7 +257,7 @@ def _outside(name: str) -> ScheduleSpec | None:
         raise ScheduleError(f'{file} registers no schedule, expected @schedule("NAME", "KIND") of {__name__}')
     if not own:
         raise ScheduleError(f"schedule {name!r}: expected the name of a schedule behind a colon: "
-                            f"{', '.join(f'{file}:{each}' for each in specs)}")  # fmt: skip
+                            f"{', '.join(f'{file}:{other}' for other in specs)}")  # fmt: skip
     raise ScheduleError(f"{file}: {unknown('schedule', own, specs)}")
 
 
@@ -308,13 +267,13 @@ class SchedulesOf(Mapping[str, ScheduleSpec]):
     def __init__(self, *kinds: str) -> None:
         self._kinds = kinds
 
-    def find(self, name: str) -> ScheduleSpec | _Declared | None:
+    def find(self, name: str) -> ScheduleSpec | Listed | None:
         """What is known of a name, which has the kind and the split of its schedule; None for no name of the view."""
-        found = SCHEDULES.get(name) or _DECLARED.get(name) or _outside(name)
+        found = SCHEDULES.get(name) or _outside(name)
         return found if found is not None and found.kind in self._kinds else None
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in dict.fromkeys((*_DECLARED, *SCHEDULES)) if self.find(name) is not None)
+        return (name for name, known in [*SCHEDULES.items()] if known.kind in self._kinds)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -324,10 +283,10 @@ class SchedulesOf(Mapping[str, ScheduleSpec]):
 
     def __getitem__(self, name: str) -> ScheduleSpec:
         found = self.find(name)
-        if isinstance(found, _Declared):
+        if isinstance(found, Listed):
             import_module(found.module)
             found = SCHEDULES[name]
-        if found is None:
+        if not isinstance(found, ScheduleSpec):
             raise KeyError(name)
         return found
 
@@ -382,7 +341,7 @@ def is_own(name: str) -> bool:
         return all(map(is_own, names_in(name)))
     family, parts = parts_of(name)
     used = [each for each in (family, *parts) if each in LAYERS]
-    return family in used and all(LAYERS[each] is _OWN.get(each) for each in used)
+    return family in used and all(each in _OURS and is_ours(LAYERS[each].builder) for each in used)
 
 
 @cache
@@ -394,8 +353,8 @@ def family_of(name: str) -> str:
     """
     if is_hybrid(name):
         return "+".join(map(family_of, names_in(name)))
-    declared = _DECLARED.get(name.partition(":")[0])
-    return declared.module.rpartition(".")[2] if declared else name
+    ours = _OURS.get(name.partition(":")[0])
+    return ours.module.rpartition(".")[2] if ours else name
 
 
 def one_name(name: str) -> str:
@@ -407,7 +366,7 @@ def one_name(name: str) -> str:
     spec = ATTENTION.get(parts_of(name)[0])
     if spec is None or spec.same_as is None:
         return name
-    _, family = known_attention(name, None)
+    _, family = spec_of(name, SOFTMAX)
     return spec.same_as(family["split"], family.get("variant", "")) or name
 
 
@@ -451,26 +410,6 @@ def balanced_ring(workload: Workload) -> str:
     return next(rings)
 
 
-def known_attention(name: str, world_size: int | None) -> tuple[ScheduleSpec, dict[str, Any]]:
-    """The spec of a name, and of a family the keywords `split` and `variant`. Any world size is accepted if None."""
-    family, parts = parts_of(name)
-    spec = ATTENTION.get(family)
-    if spec is None or len(parts) > bool(spec.split) + bool(spec.variants):
-        raise ScheduleError(unknown("schedule", name, attention_names()))
-    if not spec.split:
-        return spec, {}
-    text, variant = (*parts, "", "")[:2]
-    numbers = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
-    if numbers is None:
-        raise ScheduleError(f"schedule {name!r}: expected {family}:{spec.split} with two numbers, like {family}:2x4")
-    if len(parts) > 1 and variant not in _variants(spec):
-        raise ScheduleError(f"schedule {name!r}: {unknown('variant', variant, _variants(spec))}")
-    first, second = int(numbers[1]), int(numbers[2])
-    if world_size not in (None, first * second):
-        raise ScheduleError(f"schedule {name!r} is for {first * second} ranks, expected a split of {world_size}")
-    return spec, {"split": (first, second)} | ({"variant": variant} if spec.variants else {})
-
-
 # -- names of hybrids -------------------------------------------------------------------------------------------------
 LASP_2H = "lasp-2+kv-all-gather"
 """The schedule of hybrids that was published with LASP-2 (arXiv:2502.07563): the states of linear layers and the keys
@@ -508,20 +447,12 @@ def names_of(name: str) -> Names:
     parts = names_in(name)
     if len(parts) != 2 or not all(parts):
         raise ScheduleError(f"schedule {name!r}, expected one for a hybrid: {EXPECTED}")
-    linear, softmax = parts
     try:
-        linear_spec(linear)
-        _check_kind(softmax, SOFTMAX)
-        known_attention(softmax, None)
+        for part, kind in zip(parts, (LINEAR_KIND, SOFTMAX), strict=True):
+            spec_of(part, kind)
     except ScheduleError as error:
         raise ScheduleError(f"schedule {name!r}: {error}") from None
-    return Names(linear, softmax)
-
-
-def linear_spec(name: str) -> ScheduleSpec:
-    """The spec of a schedule of linear attention. Raises `ScheduleError` for an unknown one."""
-    _check_kind(name, LINEAR_KIND)
-    return LINEAR[name]
+    return Names(*parts)
 
 
 # -- names of any kind ------------------------------------------------------------------------------------------------
@@ -542,21 +473,16 @@ def kind_of(names: Iterable[str]) -> CollectiveKind:
     tasp_lab.core.errors.ScheduleError: schedule 'ring-all-reduce' is an AllReduce, 'ring' an AllGather: expected \
 schedules of one collective
     """
-    first, *others = names
-    kind = _collective_kind(first)
-    for name in others:
-        if _collective_kind(name) != kind:
-            raise ScheduleError(
-                f"schedule {name!r} is {with_article(_collective_kind(name))}, {first!r} {with_article(kind)}: "
-                "expected schedules of one collective"
-            )
-    return kind
-
-
-def _collective_kind(name: str) -> CollectiveKind:
-    if name not in COLLECTIVES:
-        raise ScheduleError(unknown("schedule", name, COLLECTIVES))
-    kind: CollectiveKind = COLLECTIVES[name].kind  # type: ignore[assignment]  # the view has no others
+    kinds: dict[str, CollectiveKind] = {}
+    for name in names:
+        if (known := COLLECTIVES.find(name)) is None:
+            raise ScheduleError(unknown("schedule", name, COLLECTIVES))
+        kinds[name] = known.kind  # type: ignore[assignment]  # the view has no others
+    (first, kind), *others = kinds.items()
+    for name, other in others:
+        if other != kind:
+            raise ScheduleError(f"schedule {name!r} is {with_article(other)}, {first!r} {with_article(kind)}: "
+                                "expected schedules of one collective")  # fmt: skip
     return kind
 
 
@@ -586,7 +512,7 @@ def options_of(name: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(option for each in names_of(name) for option in options_of(each)))
     if name in LINEAR:
         return LINEAR[name].options
-    spec, family = known_attention(name, None)
+    spec, family = spec_of(name, SOFTMAX)
     variant = ATTENTION.get(family.get("variant", ""))
     left_out = () if variant is None else {*spec.of_variant}.difference(variant.options)
     return tuple(each for each in spec.options if each not in left_out)
@@ -621,29 +547,51 @@ def check_names(names: Iterable[str], work: Work) -> None:
         if "," in name:
             each = " ".join(f"--schedule {part.strip()}" for part in name.split(","))
             raise ScheduleError(f"schedule {name!r}: expected one name; for several give {each}")
-        _check_kind(name, wanted, "; or --kind linear" if wanted == SOFTMAX and name in LINEAR else "")
-        if wanted == HYBRID:
+        if wanted == HYBRID and is_hybrid(name):
             names_of(name)
-        elif wanted == SOFTMAX:
-            known_attention(name, None)
+        else:
+            spec_of(name, wanted, hint="; or --kind linear" if wanted == SOFTMAX and name in LINEAR else "")
     if wanted == COLLECTIVE and names:
         kind_of(names)
 
 
-def _check_kind(name: str, wanted: str, hint: str = "") -> None:
-    """Raise `ScheduleError` unless a name is that of a schedule for this kind of work; `hint` ends the message."""
+def spec_of(
+    name: str, wanted: str, world_size: int | None = None, *, hint: str = ""
+) -> tuple[ScheduleSpec, dict[str, Any]]:
+    """The spec of a name for a kind of work, and of a family the keywords `split` and `variant`.
+
+    `wanted` is a value of `KINDS`, or `COLLECTIVE`; any world size is accepted if None. Raises `ScheduleError` for an
+    unknown name, one of another kind of work, with `hint` at its end, and for a split of another form or world size.
+
+    >>> spec_of("usp:2x4:tasp", SOFTMAX, 8)[1]
+    {'split': (2, 4), 'variant': 'tasp'}
+    """
+    kind = _kind_of_name(name)
     of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [EXPECTED]}
     right = of_layers.get(wanted, list(COLLECTIVES))
-    kind = _kind_of_name(name)
     if kind and kind != wanted:
         expected = wanted if wanted == COLLECTIVE else f"one for {wanted}"
         raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected {expected}: {', '.join(right)}{hint}")
-    if not kind:
-        meant = [each for each in get_args(CollectiveKind) if nearest(name, [each], at_least=1)]
-        if meant and wanted == COLLECTIVE:
+    for collective in get_args(CollectiveKind) if not kind and wanted == COLLECTIVE else ():
+        if nearest(name, [collective], at_least=1):
             raise ScheduleError(f"schedule {name!r} is a collective, expected one of its schedules: "
-                                f"{', '.join(schedules_of(meant[0]))}")  # fmt: skip
+                                f"{', '.join(schedules_of(collective))}")  # fmt: skip
+    family, parts = parts_of(name)
+    spec = ALL.get(family)
+    if spec is None or len(parts) > bool(spec.split) + bool(spec.variants):
         raise ScheduleError(unknown("schedule", name, right))
+    if not spec.split:
+        return spec, {}
+    text, variant = (*parts, "", "")[:2]
+    numbers = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
+    if numbers is None:
+        raise ScheduleError(f"schedule {name!r}: expected {family}:{spec.split} with two numbers, like {family}:2x4")
+    if len(parts) > 1 and variant not in _variants(spec):
+        raise ScheduleError(f"schedule {name!r}: {unknown('variant', variant, _variants(spec))}")
+    first, second = int(numbers[1]), int(numbers[2])
+    if world_size not in (None, first * second):
+        raise ScheduleError(f"schedule {name!r} is for {first * second} ranks, expected a split of {world_size}")
+    return spec, {"split": (first, second)} | ({"variant": variant} if spec.variants else {})
 
 
 def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[AttentionKind, list[str]]:
@@ -652,14 +600,13 @@ def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[Attent
     >>> by_kind(["tasp", "lasp"], ["softmax", "linear", "hybrid"])
     {'softmax': ['tasp'], 'linear': ['lasp'], 'hybrid': []}
     """
-    of_kinds = {kind: [name for name in names if _kind_of_name(name) == KINDS[kind]] for kind in kinds}
-    for name in names:
-        if not any(name in each for each in of_kinds.values()):
-            if not _kind_of_name(name):
-                raise ScheduleError(unknown("schedule", name, [*attention_names(), *LINEAR]))
-            expected = " or ".join(KINDS[kind] for kind in kinds)
-            raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected one for {expected}")
-    return of_kinds
+    of_names = {name: _kind_of_name(name) for name in names}
+    for name, found in of_names.items():
+        if not found:
+            raise ScheduleError(unknown("schedule", name, [*attention_names(), *LINEAR]))
+        if found not in (wanted := [KINDS[kind] for kind in kinds]):
+            raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected one for {' or '.join(wanted)}")
+    return {kind: [name for name in names if of_names[name] == KINDS[kind]] for kind in kinds}
 
 
 def _kind_of_name(name: str) -> str:
@@ -675,7 +622,7 @@ def _kind_of_name(name: str) -> str:
 
 def _what(name: str) -> str:
     """What a known schedule is, in messages."""
-    return with_article(_collective_kind(name)) if name in COLLECTIVES else f"for {_kind_of_name(name)}"
+    return with_article(kind_of([name])) if name in COLLECTIVES else f"for {_kind_of_name(name)}"
 
 
 def reason_of(error: Exception, name: str) -> str:

@@ -36,7 +36,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask, tiles
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
-from tasp_lab.schedules.linear.task import CHAIN_LANE, LinearTask, chunk_layout, layer_schedule, states_of
+from tasp_lab.schedules.linear.task import CHAIN_LANE, LinearTask, chunk_layout, layer_schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
@@ -286,7 +286,7 @@ class LinearWriter(Writer):
             raise ScheduleError(f"schedule {name!r} combines states in their order, expected a causal mask")
         layout = chunk_layout(workload, self.world_size)
         self.task = LinearTask(workload, layout, decays, "fp32" if backward else None)
-        self.chunks, self._states = len(self.task.owner), states_of(self.task)
+        self.chunks, self._states = len(self.task.owner), self.task.states
         self._blocks, self._segments = len(self.task.tensor), dict[tuple[int, int], int]()
         last = self.chunks - 1
         self.begin: list[int] = (last - self.task.last[::-1] if backward else self.task.first).tolist()

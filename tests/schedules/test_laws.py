@@ -6,8 +6,10 @@ Layers are small and drawn; the oracle of numbers is a computation of the whole 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from fractions import Fraction
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -35,7 +37,7 @@ from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 from tests.sim.test_array_engine import assert_agree
-from tests.support.mutations import is_right_in_orders
+from tests.support.mutations import is_right_in_orders, mutants
 from tests.support.numeric_tasks import numbers_of
 from tests.support.strategies import attention_layers, hybrid_layers, linear_layers
 from tests.support.world import World
@@ -176,6 +178,35 @@ def test_the_numbers_are_those_of_the_whole_layer(name: str, ranks: int, data: s
             rank_part(schedule, rank)  # operands of its calls lie side by side
 
 
+@pytest.mark.parametrize("name", [*VARIANTS, *LINEAR, *HYBRIDS])
+@more
+@given(st.data())
+def test_a_change_is_refused_in_one_line_or_the_numbers_stay_right(name: str, data: st.DataObject) -> None:
+    """Of a transfer, a call, a step, a kind of blocks, an owner, the layout, or of what is where."""
+    world = data.draw(st.sampled_from(_worlds(name)))
+    of_kinds: dict[str, list[Callable[[], World]]] = {}
+    for kind, change in mutants(world):
+        of_kinds.setdefault(kind, []).append(change)
+    kind = data.draw(st.sampled_from(sorted(of_kinds)))
+    change = data.draw(st.sampled_from(of_kinds[kind]))
+    refusal = ""
+    try:
+        changed = change()
+        changed.schedule()
+    except ScheduleError as error:
+        refusal = str(error)
+    if refusal:
+        where = r"(after )?step \d+: |after the last step: " if kind.startswith(("transfer", "call")) else ""
+        assert re.fullmatch(rf"({where})[^\n]+", refusal)
+    else:
+        assert is_right_in_orders(changed, numbers_of(world), 1, world)
+
+
+@cache
+def _worlds(name: str) -> list[World]:
+    return [World.of(schedule) for schedule in build(name, full_mesh(N), work_of(name, sequence=8))]
+
+
 @pytest.mark.parametrize("name", LINEAR)
 @given(linear_layers(), st.integers(1, 5))
 def test_linear_attention_refuses_no_causal_layer_whose_decay_is_known(name: str, layer: Workload, n: int) -> None:
@@ -284,9 +315,17 @@ def test_rings_of_other_ranks_are_refused_in_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SOFTMAX if ":" in name])
-def test_a_split_of_other_ranks_is_refused_in_one_line(name: str) -> None:
+def test_a_split_of_other_ranks_and_what_is_none_are_refused_in_one_line(name: str) -> None:
     with pytest.raises(ScheduleError, match=rf"^schedule '{name}' is for {N} ranks, expected a split of 6$"):
         build(name, full_mesh(6), work_of(name))
+    family = name.partition(":")[0]
+    form = rf"{family}:{ATTENTION[family].split} with two numbers, like {family}:2x4"
+    for wrong in (family, f"{family}:4", f"{family}:2x"):
+        with pytest.raises(ScheduleError, match=rf"^schedule '{wrong}': expected {form}$"):
+            build(wrong, full_mesh(N), work_of(name))
+    wrong = f"{name}:bogus"
+    with pytest.raises(ScheduleError, match=rf"^(schedule '{wrong}': unknown variant|unknown schedule '{wrong}')"):
+        build(wrong, full_mesh(N), work_of(name))
 
 
 def test_there_is_a_value_of_every_option() -> None:

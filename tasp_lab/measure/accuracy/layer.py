@@ -40,7 +40,7 @@ from tasp_lab.prediction.paired import layouts_of, setting_of
 from tasp_lab.prediction.residuals import layer_regime
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.registry import known_attention, one_name
+from tasp_lab.schedules.registry import SOFTMAX, one_name, spec_of
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import MASKS
@@ -127,7 +127,7 @@ def library_run(system: str, variant: str, *, causal: bool, ranks: int, source: 
 
     name = filled(entry.schedule)
     if name:
-        known_attention(name, None)
+        spec_of(name, SOFTMAX)
     options = {field: filled(value) if isinstance(value, str) else value for field, value in entry.fields.items()}
     return msgspec.structs.replace(entry, schedule=name, fields=options)
 

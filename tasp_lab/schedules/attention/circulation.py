@@ -5,10 +5,11 @@ Each circulating block is at its owner at hop 0, at the next rank of its ring at
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -112,18 +113,63 @@ _counts = lru_cache(split_count)
 """Most spans have one of a few lengths."""
 
 
-class Circulation:
-    """The routes of all circulating blocks, indexed from 0 here, and the kernel calls on them.
+class Hops(ABC):
+    """Blocks that visit ranks in the order of rings, indexed from 0 here: at hop 0 each is at its owner.
 
-    `side` circulates; `rings` is an int array (rings, world_size), `ring_of` the ring of each circulating block.
-    `blocks` are the circulating blocks, `stationary` those of the other side. `used`: bool array (hops, circulating
-    blocks), whether the mask of another rank than the owner needs a block there. `first` and `last` are int arrays
-    (circulating blocks,): the first and the last such hop; 0 if there is none.
+    `rings` is an int array (rings, world_size); `ring_of` and `owner` are int arrays (blocks,), `start` is the place of
+    the owner on the ring. `blocks` and `gradients` are the numbers of the blocks and of what calls yield of them in the
+    task, -1 for nothing. `used`: bool array (hops, blocks), whether another rank than the owner needs a block there;
+    `first` and `last` are int arrays (blocks,): the first and the last such hop, 0 if there is none.
+    """
+
+    task: Any  # of softmax or of linear attention: `tensor`, `block_bytes` and `is_backward` are what they share
+    side: Side = "keys"
+    blocks: IntArray
+    gradients: IntArray
+
+    def __init__(self, rings: IntArray, ring_of: IntArray, owner: IntArray) -> None:
+        self.rings = rings = frozen("rings", rings, np.int64, 2, "an array of shape (rings, ranks)")
+        self.ring_of = ring_of = frozen("rings of blocks", ring_of, np.int64, 1, "an array of shape (blocks,)")
+        self.world_size: int = rings.shape[1]
+        self.owner, self.start = owner, np.argsort(rings, axis=1)[ring_of, owner]
+        # All rings twice around, and where each block starts there: its rank at a hop is so many places on.
+        self._twice, self._from = np.tile(rings, 2).ravel(), 2 * self.world_size * ring_of + self.start
+
+    def _use(self, used: BoolArray) -> None:
+        used[0] = False
+        self.used = used
+        self.first: IntArray = used.argmax(axis=0)
+        self.last: IntArray = np.where(self.first, self.world_size - 1 - used[::-1].argmax(axis=0), 0)
+
+    def at(self, hop: int | IntArray, blocks: IntArray | slice = slice(None)) -> IntArray:
+        """The rank of each selected block at a hop."""
+        ranks: IntArray = self._twice[self._from[blocks] + hop % self.world_size]
+        return ranks
+
+    @abstractmethod
+    def order(self, blocks: IntArray, ranks: IntArray, *before: IntArray) -> IntArray:
+        """The order in which blocks are sent to ranks; by what is `before` these first."""
+
+    @abstractmethod
+    def calls_with(self, blocks: IntArray, ranks: IntArray) -> tuple[Calls, ...]:
+        """The calls on blocks at other ranks, two int arrays: each pair is a block and a rank."""
+
+    @abstractmethod
+    def calls_at_owners(self) -> tuple[Calls, ...]:
+        """Every rank's calls to its own blocks."""
+
+
+class Circulation(Hops):
+    """The blocks of one side of softmax attention around rings, and the kernel calls on them.
+
+    `side` circulates: `blocks` are its blocks, `stationary` those of the other side.
 
     `span_of`: the span of each stationary block, if spans are cut; mask coverage is per span. `travels`: bool array
     (world_size, world_size), whether the blocks of a rank are needed at another one, for those of which the other side
     does not come instead; all are if not given.
     """
+
+    task: AttentionTask
 
     def __init__(
         self,
@@ -134,20 +180,13 @@ class Circulation:
         span_of: IntArray | None = None,
         travels: BoolArray | None = None,
     ) -> None:
-        self.task, self.side = task, side
-        self.rings = rings = frozen("rings", rings, np.int64, 2, "an array of shape (rings, ranks)")
-        self.ring_of = ring_of = frozen("rings of blocks", ring_of, np.int64, 1, "an array of shape (blocks,)")
-        self.world_size: int = rings.shape[1]
         circulating, stationary = (KEYS, QUERIES) if side == "keys" else (QUERIES, KEYS)
         self.is_whole = span_of is None and travels is None
         """Whether blocks are needed wherever the mask needs them, and covered one by one, as theorems presume."""
         of_side, array = (task.blocks_of(each) for each in (circulating, stationary)), "an array of shape (blocks,)"
         self.blocks, self.stationary = (frozen("blocks", each, np.int64, 1, array) for each in of_side)
-        place = np.argsort(rings, axis=1)
-        self.start = place[ring_of, task.owner[self.blocks]]
-        """The place of the owner of each circulating block on its ring."""
-        # All rings twice around, and where each block starts there: its rank at a hop is so many places on.
-        self._twice, self._from = np.tile(rings, 2).ravel(), 2 * self.world_size * ring_of + self.start
+        super().__init__(rings, ring_of, task.owner[self.blocks])
+        self.task, self.side, self.gradients = task, side, task.output_of[self.blocks]
         self._spans = self._stationary_spans(span_of)
         self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
         self._lists = self._stationary_lists()
@@ -155,17 +194,8 @@ class Circulation:
         if travels is not None:
             self._coverage *= travels[task.owner[self.blocks]].T
         everywhere = np.arange(len(self.blocks))
-        used = [self._coverage[self.at(hop), everywhere] > 0 for hop in range(self.world_size)]
-        self.used: BoolArray = np.stack(used)
-        self.used[0] = False
-        self.first: IntArray = self.used.argmax(axis=0)
-        self.last: IntArray = np.where(self.first, self.world_size - 1 - self.used[::-1].argmax(axis=0), 0)
+        self._use(np.stack([self._coverage[self.at(hop), everywhere] > 0 for hop in range(self.world_size)]))
         lock(self)
-
-    @property
-    def gradients(self) -> IntArray:
-        """The result or the gradient of each circulating block; -1 of keys in a forward pass."""
-        return self.task.output_of[self.blocks]
 
     def _stationary_spans(self, span_of: IntArray | None) -> BlockLists:
         """The stationary blocks of each span, adjacent ones."""
@@ -215,26 +245,21 @@ class Circulation:
         """What there is of both sides, that of queries first."""
         return (stationary, circulating) if self.side == "keys" else (circulating, stationary)
 
-    def at(self, hop: int | IntArray, circulating: IntArray | slice = slice(None)) -> IntArray:
-        """The rank of each selected circulating block at a hop."""
-        ranks: IntArray = self._twice[self._from[circulating] + hop % self.world_size]
-        return ranks
-
-    def order(self, circulating: IntArray, ranks: IntArray, *before: IntArray) -> IntArray:
-        """The order of circulating blocks by destination rank and mask coverage there; by what is `before` these first.
+    def order(self, blocks: IntArray, ranks: IntArray, *before: IntArray) -> IntArray:
+        """The order of blocks by destination rank and mask coverage there; by what is `before` these first.
 
         Blocks with the same mask coverage are contiguous, so one kernel call covers them.
         """
-        return stable_order(*before, ranks * 3**_MAX_SPANS + self._coverage[ranks, circulating], circulating)
+        return stable_order(*before, ranks * 3**_MAX_SPANS + self._coverage[ranks, blocks], blocks)
 
-    def calls_with(self, circulating: IntArray, ranks: IntArray) -> tuple[Calls, ...]:
-        """The calls on circulating blocks at other ranks, two int arrays: each pair is a block and a rank."""
-        order = self.order(circulating, ranks)
-        circulating, ranks = circulating[order], ranks[order]
-        coverage = self._coverage[ranks, circulating]
+    def calls_with(self, blocks: IntArray, ranks: IntArray) -> tuple[Calls, ...]:
+        """The calls on blocks at other ranks, two int arrays: each pair is a block and a rank."""
+        order = self.order(blocks, ranks)
+        blocks, ranks = blocks[order], ranks[order]
+        coverage = self._coverage[ranks, blocks]
         starts = np.flatnonzero(np.concatenate([[True], (np.diff(ranks) != 0) | (np.diff(coverage) != 0)]))
-        starts = starts[: len(circulating)]
-        moving = BlockLists.of_sizes(np.diff(np.append(starts, len(circulating))), self.blocks[circulating])
+        starts = starts[: len(blocks)]
+        moving = BlockLists.of_sizes(np.diff(np.append(starts, len(blocks))), self.blocks[blocks])
         return self._coverage_calls(ranks[starts], coverage[starts], moving)
 
     def _coverage_calls(self, rank: IntArray, coverage: npt.NDArray[np.uint8], moving: BlockLists) -> tuple[Calls, ...]:

@@ -1,5 +1,9 @@
 """Blocks gathered along an AllGather, and what is computed with them reduced to their owners on its way back.
 
+    task = cut_spans(workload, layout, shares_along(gather), whole).task
+    ways = {KEYS: [steps_along(gather, task, task.blocks_of(KEYS), ring)]}
+    schedule = gathered_pass("kv-all-gather", topology, task, calls, ways, lanes=gather.lanes)
+
 The shard of each rank is cut in the proportions of its blocks in the AllGather. A block goes only to ranks that use it
 and to those on the way there. What ranks compute for a block, parts of a sum, is given along the same paths in reverse,
 which is a ReduceScatter: a rank gives its sum after all to which it had forwarded the block have given theirs.
@@ -7,19 +11,24 @@ which is a ReduceScatter: a rank gives its sum after all to which it had forward
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import zip_longest
+from operator import itemgetter
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.rings.rings import Decomposition
+from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
+from tasp_lab.schedule.composition.sequence import NO_STEP, joined
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import single_rings
-from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.attention.span_blocks import owner_schedule
+from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.topology.graph import Topology
@@ -81,7 +90,63 @@ def steps_along(
     return [carried(step, pieces, first_lane) for step in gather.steps]
 
 
-def read_by(calls: Calls, task: AttentionTask) -> BoolArray:
+def gathered_pass(
+    name: str,
+    topology: Topology,
+    task: AttentionTask,
+    calls: Calls,
+    ways: Mapping[int, Sequence[Sequence[Step]]],
+    *,
+    lanes: int,
+    home_lane: int = 0,
+    circulating: Mapping[int, Pool | None] | None = None,
+    trim: bool = True,
+) -> Schedule:
+    """The pass in which blocks are gathered, all calls are made at one step, and what they yield returns.
+
+    Copies of keys are kept, so a backward pass starts with all keys where the forward pass has left them.
+
+    Parameters
+    ----------
+    calls : those of all ranks.
+    ways : by tensor, keys or queries, the steps of AllGathers to choose from; that which sends the fewest bytes is.
+    lanes, home_lane : all lanes, and by how much the lane of what returns is above that of its block.
+    circulating : see `tasp_lab.schedules.attention.span_blocks.owner_schedule`.
+    trim : whether blocks go only where they are used; what returns does anyway.
+    """
+    used, made = _read_by(calls, task), _made_by(calls, task)
+    there, home, kept = list[Sequence[Step]](), list[Sequence[Step]](), no_copies(*used.shape)
+    for tensor, gathers in ways.items():
+        is_sent, found = tensor == QUERIES or not task.is_backward, []
+        for steps in gathers:
+            (needed, copies), (used_for, _) = trimmed(steps, used), trimmed(steps, made)
+            if not trim:
+                needed, copies = [*steps], np.broadcast_to(task.tensor == tensor, used.shape)
+            # Packed documents: keys between others are read, but may meet no query of a call, so have no gradient.
+            sent_bytes = _bytes_of(used_for if task.is_backward else needed, task)
+            found.append((sent_bytes, needed if is_sent else [], _given_back(used_for, task, home_lane), copies))
+        _, outward, back, copies = min(found, key=itemgetter(0))
+        there.append(outward)
+        home.append(back)
+        kept |= copies
+    kept &= ~task.owned(KEYS, QUERIES)
+    return owner_schedule(
+        name,
+        topology,
+        task,
+        [*_at_once(there), Step.of((), [calls]), *_at_once(home)],
+        lanes=lanes,
+        circulating=circulating,
+        copies=kept & (task.tensor == KEYS) if task.is_backward else None,
+        kept=kept,
+    )
+
+
+def _at_once(sides: Sequence[Sequence[Step]]) -> list[Step]:
+    return [joined(steps) for steps in zip_longest(*sides, fillvalue=NO_STEP)]
+
+
+def _read_by(calls: Calls, task: AttentionTask) -> BoolArray:
     """The blocks that each rank calls with: bool array (world_size, blocks)."""
     found = no_copies(task.layout.world_size, len(task.tensor))
     for operand in calls.operands:
@@ -89,7 +154,7 @@ def read_by(calls: Calls, task: AttentionTask) -> BoolArray:
     return found
 
 
-def made_by(calls: Calls, task: AttentionTask) -> BoolArray:
+def _made_by(calls: Calls, task: AttentionTask) -> BoolArray:
     """The blocks of keys and queries for which each rank computes something: bool array (world_size, blocks)."""
     found = no_copies(task.layout.world_size, len(task.tensor) + 1)
     for _, batch in calls.batches():
@@ -99,18 +164,18 @@ def made_by(calls: Calls, task: AttentionTask) -> BoolArray:
     return made
 
 
-def given_back(steps: Sequence[Step], task: AttentionTask, first_lane: int = 0) -> list[Step]:
+def _given_back(steps: Sequence[Step], task: AttentionTask, home_lane: int) -> list[Step]:
     """What is computed for the blocks of these steps, given the other way in reverse order.
 
-    Lanes are those of the way out, numbered from `first_lane` on: a lane of a rank has one destination.
+    Lanes are those of the way out, numbered from `home_lane` on: a lane of a rank has one destination.
     """
     found = []
     for step in reversed(steps):
         gives = np.ones(len(step), dtype=np.bool_)
-        found.append(Step(step.destination, step.source, step.lane + first_lane, task.output_of[step.block], gives))
+        found.append(Step(step.destination, step.source, step.lane + home_lane, task.output_of[step.block], gives))
     return found
 
 
-def bytes_of(steps: Sequence[Step], task: AttentionTask) -> int:
+def _bytes_of(steps: Sequence[Step], task: AttentionTask) -> int:
     """The bytes that all ranks send."""
     return sum(int(task.block_bytes[step.block].sum()) for step in steps)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,22 +34,11 @@ from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import NoDecompositionError, ScheduleError, TopologyError
 from tasp_lab.schedule.calls import BlockLists, Calls
 from tasp_lab.schedule.composition.groups import replicated
-from tasp_lab.schedule.composition.sequence import NO_STEP, joined
-from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import cut_spans
-from tasp_lab.schedules.attention.gathering import (
-    all_gathers,
-    bytes_of,
-    given_back,
-    made_by,
-    read_by,
-    shares_along,
-    steps_along,
-    trimmed,
-)
+from tasp_lab.schedules.attention.gathering import all_gathers, gathered_pass, shares_along, steps_along
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
+from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.collectives.all_gather import direct_all_gather
@@ -118,44 +107,17 @@ def _pass(
     cut = cut_spans(workload, layout, *shares, dtype if backward else None)
     task = replace(cut.task, home_dtype="fp32", result_dtype="fp32" if backward else dtype)
     calls = _calls(span_task(workload, layout, dtype, backward=backward), task, split[1])
-    used, made = read_by(calls, task), made_by(calls, task)
     lanes = _lanes(of_queries)
-    queries, needed = _shortest(of_queries, task, task.blocks_of(QUERIES), cut.queries.ring, used, 0)
-    keys, copies = _shortest(of_keys, task, task.blocks_of(KEYS), cut.keys.ring, used, lanes)
     there = lanes + _lanes(of_keys)
-    back = [given_back(trimmed(each, made)[0], task, there) for each in (queries, keys)]
-    kept = (needed | copies) & ~task.owned(KEYS, QUERIES)
-    steps = *_at_once(queries, [] if backward else keys), Step.of((), [calls]), *_at_once(*back)
-    return owner_schedule(
-        name,
-        topology,
-        task,
-        steps,
-        lanes=max(2 * there, 1),
-        copies=kept & (task.tensor == KEYS) if backward else None,
-        kept=kept,
-    )
-
-
-def _shortest(
-    gathers: Sequence[Schedule],
-    task: AttentionTask,
-    blocks: IntArray,
-    piece: IntArray,
-    used: BoolArray,
-    first_lane: int,
-) -> tuple[list[Step], BoolArray]:
-    """The steps of the AllGather that sends the fewest bytes of these blocks, see `trimmed`."""
-    found = [trimmed(steps_along(each, task, blocks, piece, first_lane), used) for each in gathers]
-    return min(found, key=lambda each: bytes_of(each[0], task))
+    ways = {
+        QUERIES: [steps_along(each, task, task.blocks_of(QUERIES), cut.queries.ring) for each in of_queries],
+        KEYS: [steps_along(each, task, task.blocks_of(KEYS), cut.keys.ring, lanes) for each in of_keys],
+    }
+    return gathered_pass(name, topology, task, calls, ways, lanes=max(2 * there, 1), home_lane=there)
 
 
 def _lanes(gathers: Sequence[Schedule]) -> int:
     return gathers[0].lanes if len(gathers[0].steps) else 0
-
-
-def _at_once(first: Sequence[Step], second: Sequence[Step]) -> list[Step]:
-    return [joined(each) for each in zip_longest(first, second, fillvalue=NO_STEP)]
 
 
 def _calls(spans: AttentionTask, task: AttentionTask, columns: int) -> Calls:

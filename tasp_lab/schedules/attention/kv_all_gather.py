@@ -19,39 +19,24 @@ a causal mask zigzag, which balances the work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.calls import BlockLists, Calls
-from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import cut_spans
-from tasp_lab.schedules.attention.gathering import (
-    all_gathers,
-    bytes_of,
-    given_back,
-    made_by,
-    read_by,
-    shares_along,
-    steps_along,
-    trimmed,
-)
+from tasp_lab.schedules.attention.gathering import all_gathers, gathered_pass, shares_along, steps_along
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
 @schedule(
@@ -102,52 +87,16 @@ def kv_all_gather(
     def one_pass(backward: bool) -> Schedule:
         sums = gather != "direct"  # others add up gradients on their way
         dtype = options.wire_dtype(workload.dtype, backward=True, sums=sums) if backward else None
-        ways = [_gathered(each, workload, layout, dtype, options.trim) for each in found]
-        task, calls, steps, copies = min(ways, key=lambda way: bytes_of(way.steps, way.task))
-        attend = Step.of((), [calls])
-        return owner_schedule(
-            name,
-            topology,
-            task,
-            [attend, *given_back(steps, task)] if backward else [*steps, attend],
-            lanes=found[0].lanes,
-            circulating=dict.fromkeys((KEYS, KEY_GRADIENTS) if backward else (KEYS,)),
-            copies=copies if backward else None,
-            kept=copies,
+        whole = [[Fraction(1)]] * layout.world_size
+        cut = cut_spans(workload, layout, shares_along(found[0]), whole, dtype)
+        task = replace(cut.task, home_dtype="fp32")
+        ways = {KEYS: [steps_along(each, task, task.blocks_of(KEYS), cut.keys.ring) for each in found]}
+        pools = dict.fromkeys((KEYS, KEY_GRADIENTS) if backward else (KEYS,))
+        return gathered_pass(
+            name, topology, task, _calls(task), ways, lanes=found[0].lanes, circulating=pools, trim=options.trim
         )
 
     return options.build(one_pass)
-
-
-class _Gathered(NamedTuple):
-    """A pass with keys that are gathered, or backward have been: its task, all calls, and how keys are sent.
-
-    `copies` are the keys of other ranks that each rank has afterwards, a bool array (world_size, blocks).
-    """
-
-    task: AttentionTask
-    calls: Calls
-    steps: Sequence[Step]
-    copies: BoolArray
-
-
-def _gathered(
-    gather: Schedule, workload: Workload, layout: SequenceLayout, gradient_dtype: str | None, trim: bool
-) -> _Gathered:
-    """The keys along an AllGather; a pass is the backward one if it has a gradient dtype.
-
-    Without `trim` all keys are sent to all ranks, but gradients only where there are some.
-    """
-    whole = [[Fraction(1)]] * layout.world_size
-    cut = cut_spans(workload, layout, shares_along(gather), whole, gradient_dtype)
-    task = replace(cut.task, home_dtype="fp32")
-    calls, steps = _calls(task), steps_along(gather, task, task.blocks_of(KEYS), cut.keys.ring)
-    used, copies = trimmed(steps, read_by(calls, task) & (task.tensor == KEYS))
-    if not trim:
-        copies = np.broadcast_to(task.tensor == KEYS, copies.shape)
-    if task.is_backward:  # packed documents: keys between others may meet no query of a call
-        used, _ = trimmed(steps, made_by(calls, task))
-    return _Gathered(task, calls, used if trim or task.is_backward else steps, copies & ~task.owned(KEYS))
 
 
 def _calls(task: AttentionTask) -> Calls:

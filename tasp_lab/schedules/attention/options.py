@@ -24,6 +24,7 @@ from tasp_lab.core.errors import ScheduleError, unknown
 
 if TYPE_CHECKING:
     from tasp_lab.schedule.schedule import Schedule
+    from tasp_lab.workload.kernel_shapes import Passing
     from tasp_lab.workload.layer import Workload
 
 GROUPS = ("auto", "consecutive", "strided")
@@ -258,10 +259,14 @@ class AttentionOptions:
         in_float32 = chosen == "fp32" or (chosen == "auto" and sums)
         return "fp32" if in_float32 else layer_dtype
 
+    @property
+    def each_pass(self) -> tuple[Passing, ...]:
+        """The requested passes one by one, in execution order."""
+        return ("forward", "backward") if self.passes == "both" else (self.passes,)
+
     def build(self, one_pass: Callable[[bool], Schedule]) -> tuple[Schedule, ...]:
         """The schedules of the requested passes, in execution order; `one_pass` is given whether it is the backward."""
-        backward = {"forward": (False,), "backward": (True,), "both": (False, True)}[self.passes]
-        return tuple(one_pass(each) for each in backward)
+        return tuple(one_pass(each == "backward") for each in self.each_pass)
 
 
 OPTIONS: Mapping[str, Option] = {name: each.option for name, each in arguments_of(AttentionOptions).items()}

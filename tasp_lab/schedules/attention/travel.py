@@ -35,7 +35,7 @@ from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.theorems import Paths, paths_prove
-from tasp_lab.schedules.attention.circulation import Circulation
+from tasp_lab.schedules.attention.circulation import Circulation, Hops
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
 from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.topology.graph import Topology
@@ -126,11 +126,15 @@ class RingLanes(NamedTuple):
 
 
 class PeerLanes(NamedTuple):
-    """The lane of each two ranks, of blocks and of gifts: int arrays (source, destination)."""
+    """The lane of each two ranks, of blocks and of gifts: int arrays (source, destination).
+
+    If `home` is given, it is the lane of gifts to owners.
+    """
 
     number: int
     sends: IntArray
     gifts: IntArray
+    home: int | None = None
 
     @classmethod
     def by_distance(cls, number: int, sends: IntArray, gifts: IntArray) -> PeerLanes:
@@ -192,7 +196,7 @@ class Travel:
 
     def __init__(
         self,
-        circulation: Circulation,
+        circulation: Hops,
         route: Route,
         lanes: RingLanes | PeerLanes,
         row: IntArray | None = None,
@@ -325,6 +329,8 @@ class Travel:
         source, destination = circulation.at(here, block), circulation.at(there, block)
         if isinstance(lanes, PeerLanes):
             lane = (lanes.gifts if gives else lanes.sends)[source, destination]
+            if gives and lanes.home is not None:
+                lane = np.where(there == 0, lanes.home, lane)
         else:
             lane = lanes.inner[block]
             if lanes.window < circulation.world_size:
@@ -366,7 +372,7 @@ class Travel:
             ring=circulation.ring_of,
             start=start,
             hops=hops,
-            owner=circulation.task.owner[circulation.blocks],
+            owner=circulation.owner,
             first_use=np.where(used, first, -1),
             last_use=np.where(used, last, -1),
             following=following,
@@ -382,7 +388,8 @@ class TravelSteps(LazySteps, trusted=True):
 
     @property
     def task(self) -> AttentionTask:
-        return self.travels[0].circulation.task
+        task: AttentionTask = self.travels[0].circulation.task
+        return task
 
     @property
     def lanes(self) -> int:
@@ -432,10 +439,11 @@ class TravelSteps(LazySteps, trusted=True):
         if (paths := self._paths) is None:
             return None
         task, circulation = self.task, self.travels[0].circulation
-        owner, results = task.owner[circulation.stationary], task.output_of[circulation.stationary]
         # A subclass may need or compute other parts than the theorem presumes.
-        own = type(task) is AttentionTask and type(circulation) is Circulation and circulation.is_whole
-        fits = own and schedule.task is task and np.array_equal(schedule.blocks.parts, task.parts)
+        if type(task) is not AttentionTask or type(circulation) is not Circulation or not circulation.is_whole:
+            return None
+        owner, results = task.owner[circulation.stationary], task.output_of[circulation.stationary]
+        fits = schedule.task is task and np.array_equal(schedule.blocks.parts, task.parts)
         proved = fits and paths_prove(paths, circulation.stationary, owner, results, owner, schedule)
         return paths.transfers if proved else None
 

@@ -19,7 +19,7 @@ from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.task import LinearTask, chunk_layout, layer_schedule, makers, receivers, states_of
+from tasp_lab.schedules.linear.task import LinearTask, chunk_layout, layer_schedule
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -57,7 +57,7 @@ def lasp(
             task = LinearTask(workload, layout, decays, "fp32" if backward else None, pieces)
         except ScheduleError as error:
             raise ScheduleError(f"schedule {name!r}: {error}") from None
-        return layer_schedule(name, topology, task, _steps(task), kept=task.owned(states_of(task).chunk))
+        return layer_schedule(name, topology, task, _steps(task), kept=task.owned(task.states.chunk))
 
     return options.build(one_pass)
 
@@ -84,10 +84,10 @@ def best_pieces(topology: Topology, workload: Workload) -> int:
 
 def _steps(task: LinearTask) -> list[Step]:
     """Piece p is added to by the d-th rank of its chain at step 1 + p + 2 d, and sent at the step behind that."""
-    states, chunks = states_of(task), np.arange(len(task.owner))
+    states, chunks = task.states, np.arange(len(task.owner))
     calls: dict[int, list[Calls]] = defaultdict(list)
     sent: dict[int, list[tuple[int, int, int, int, bool]]] = defaultdict(list)
-    made, begin = makers(task), task.last if task.is_backward else task.first
+    made, begin = task.makers, task.last if task.is_backward else task.first
     target = made + states.ahead
     depth = np.abs(made - begin[target])
     for piece in range(task.pieces):
@@ -102,7 +102,7 @@ def _steps(task: LinearTask) -> list[Step]:
     if len(made):
         calls[0].append(task.calls(states.make, made))
     calls[1].append(task.calls(states.within, chunks))
-    received = receivers(task)
+    received = task.receivers
     when = task.pieces + 2 * np.abs(received - begin[received])
     for step in np.unique(when).tolist():
         calls[step].append(task.calls(states.apply, received[when == step]))

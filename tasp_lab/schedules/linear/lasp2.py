@@ -28,7 +28,7 @@ from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.gathering import all_gathers, carried, shares_along, trimmed
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.linear.task import LinearTask, chunk_layout, layer_schedule, makers, receivers, states_of
+from tasp_lab.schedules.linear.task import LinearTask, chunk_layout, layer_schedule
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -101,8 +101,8 @@ def lasp2(
 
 def _along(name: str, topology: Topology, task: LinearTask, gather: Schedule, trim: bool) -> Schedule:
     """A pass along an AllGather, whose steps run beside the attention within chunks."""
-    states, chunks = states_of(task), np.arange(len(task.owner))
-    received, made = receivers(task), makers(task) if trim else chunks
+    states, chunks = task.states, np.arange(len(task.owner))
+    received, made = task.receivers, task.makers if trim else chunks
     if not len(received):
         return layer_schedule(name, topology, task, [Step.of((), [task.calls(states.within, chunks)])])
     needed = no_copies(topology.world_size, len(task.tensor))
@@ -157,7 +157,7 @@ def _block_of(shares: list[Fraction], pieces: int) -> IntArray:
 
 def _blocks_of(task: LinearTask, gather: Schedule) -> BlockLists:
     """The states that each block of an AllGather stands for."""
-    states, found = states_of(task), [np.zeros(0, dtype=np.int64)] * len(gather.blocks)
+    states, found = task.states, [np.zeros(0, dtype=np.int64)] * len(gather.blocks)
     shares = shares_along(gather)
     for chunk, rank in enumerate(task.owner.tolist()):
         own = np.flatnonzero(gather.initial[rank])

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,40 +63,84 @@ COMBINE, COMBINE_BACK = "combine", "combine_back"
 CHAIN_LANE = 1
 """The compute lane of chains and of ``combine``, small calls that do not wait for the attention within chunks."""
 
-_OPERANDS: Mapping[str, tuple[int, ...]] = {
-    MAKE_STATE: (KEYS, GATES),
-    ATTEND: (QUERIES, KEYS, GATES),
-    ATTEND_BY_STATE: (QUERIES, KEYS),
-    FOLD: (CHUNK_STATES,),
-    ADVANCE: (PREFIX_STATES, CHUNK_STATES),
-    COMBINE: (CHUNK_STATES, CHUNK_STATES),
-    APPLY_STATE: (QUERIES, PREFIX_STATES, GATES),
-    MAKE_GRADIENT_STATE: (QUERIES, GATES),
-    DIFFERENTIATE: (QUERIES, KEYS, PREFIX_STATES, GATES),
-    DIFFERENTIATE_TILE: (QUERIES, KEYS),
-    DIFFERENTIATE_BY_STATE: (QUERIES, KEYS),
-    FOLD_BACK: (CHUNK_GRADIENTS,),
-    RETREAT: (SUFFIX_GRADIENTS, CHUNK_GRADIENTS),
-    COMBINE_BACK: (CHUNK_GRADIENTS, CHUNK_GRADIENTS),
-    APPLY_GRADIENT_STATE: (KEYS, SUFFIX_GRADIENTS, PREFIX_STATES, GATES),
+_OPERANDS: Mapping[Passing, Mapping[str, tuple[int, ...]]] = {
+    "forward": {
+        MAKE_STATE: (KEYS, GATES),
+        ATTEND: (QUERIES, KEYS, GATES),
+        ATTEND_BY_STATE: (QUERIES, KEYS),
+        FOLD: (CHUNK_STATES,),
+        ADVANCE: (PREFIX_STATES, CHUNK_STATES),
+        COMBINE: (CHUNK_STATES, CHUNK_STATES),
+        APPLY_STATE: (QUERIES, PREFIX_STATES, GATES),
+    },
+    "backward": {
+        MAKE_GRADIENT_STATE: (QUERIES, GATES),
+        DIFFERENTIATE: (QUERIES, KEYS, PREFIX_STATES, GATES),
+        DIFFERENTIATE_TILE: (QUERIES, KEYS),
+        DIFFERENTIATE_BY_STATE: (QUERIES, KEYS),
+        FOLD_BACK: (CHUNK_GRADIENTS,),
+        RETREAT: (SUFFIX_GRADIENTS, CHUNK_GRADIENTS),
+        COMBINE_BACK: (CHUNK_GRADIENTS, CHUNK_GRADIENTS),
+        APPLY_GRADIENT_STATE: (KEYS, SUFFIX_GRADIENTS, PREFIX_STATES, GATES),
+    },
 }
 """The tensors that kernels read; gates only if there are any, and for them ``apply_gradient_state`` prefix states."""
 
-_FORWARD = (MAKE_STATE, ATTEND, ATTEND_BY_STATE, FOLD, ADVANCE, COMBINE, APPLY_STATE)
-BACKWARD = tuple(each for each in _OPERANDS if each not in _FORWARD)
+BACKWARD = tuple(_OPERANDS["backward"])
 """The kernels of backward passes."""
 
 _TILES = (ATTEND, ATTEND_BY_STATE, DIFFERENTIATE_TILE, DIFFERENTIATE_BY_STATE)
 _BY_STATE = (ATTEND_BY_STATE, DIFFERENTIATE_BY_STATE)
-_FOLDS = {FOLD: (CHUNK_STATES, PREFIX_STATES), FOLD_BACK: (CHUNK_GRADIENTS, SUFFIX_GRADIENTS)}
-_CHAINS = {ADVANCE: (PREFIX_STATES, 1), RETREAT: (SUFFIX_GRADIENTS, -1)}
-"""What a chain yields, and of which chunk: the next one or the one before."""
-_COMBINES = (COMBINE, COMBINE_BACK)
+
+
+class States(NamedTuple):
+    """The tensors and kernels of the states of a pass: forward from the first chunk on, backward from the last one.
+
+    A chain goes `ahead` by so many chunks.
+    """
+
+    chunk: int
+    summed: int
+    make: str
+    within: str
+    fold: str
+    chain: str
+    combine: str
+    apply: str
+    ahead: int
+
+
+_STATES = {
+    "forward": States(CHUNK_STATES, PREFIX_STATES, MAKE_STATE, ATTEND, FOLD, ADVANCE, COMBINE, APPLY_STATE, 1),
+    "backward": States(CHUNK_GRADIENTS, SUFFIX_GRADIENTS, MAKE_GRADIENT_STATE, DIFFERENTIATE, FOLD_BACK, RETREAT,
+                       COMBINE_BACK, APPLY_GRADIENT_STATE, -1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LinearTask(LinearBlocks):
     """What the calls of a layer compute; parameters are those of `LinearBlocks`."""
+
+    # -- states -------------------------------------------------------------------------------------------------------
+    @property
+    def states(self) -> States:
+        """The tensors and kernels of the states of the pass."""
+        return _STATES[self.passing]
+
+    @property
+    def receives(self) -> BoolArray:
+        """Whether a sum of states of others is applied to each chunk."""
+        return self.has_suffix if self.is_backward else self.has_prefix
+
+    @property
+    def receivers(self) -> IntArray:
+        """Those chunks, ascending."""
+        return np.flatnonzero(self.receives)
+
+    @property
+    def makers(self) -> IntArray:
+        """The chunks whose states others need, ascending."""
+        return np.flatnonzero(self.has_prefix if self.is_backward else self.has_suffix)
 
     # -- calls --------------------------------------------------------------------------------------------------------
     def operands(self, kernel: str) -> tuple[int, ...]:
@@ -103,7 +148,7 @@ class LinearTask(LinearBlocks):
         if kernel not in self.kernels:
             raise ScheduleError(f"unknown kernel {kernel!r}, expected one of {', '.join(self.kernels)}")
         unread = () if self.has_gates else (GATES, *([PREFIX_STATES] if kernel == APPLY_GRADIENT_STATE else []))
-        return tuple(each for each in _OPERANDS[kernel] if each not in unread)
+        return tuple(each for each in _OPERANDS[self.passing][kernel] if each not in unread)
 
     def calls(self, kernel: str, chunks: IntArray) -> Calls:
         """A call for each of these chunks, at its owner: ``attend`` within it, folds of all others.
@@ -111,9 +156,9 @@ class LinearTask(LinearBlocks):
         For those of chains see `chain`. Blocks must have all heads.
         """
         assert self.head_groups == 1, "calls of groups of heads are made from those of all heads"
-        if kernel in _FOLDS:
-            call, other = self.others(chunks, back=kernel == FOLD_BACK)
-            lists = self._pieces(_FOLDS[kernel][0], call, other, np.zeros_like(call), len(chunks))
+        if kernel == self.states.fold:
+            call, other = self.others(chunks, back=self.is_backward)
+            lists = self._pieces(self.states.chunk, call, other, np.zeros_like(call), len(chunks))
             return Calls(kernel, self.owner[chunks], (lists,), chunks[:, None])
         if kernel in _TILES:
             return self.tiles(kernel, chunks, chunks, self.owner[chunks])
@@ -183,8 +228,7 @@ class LinearTask(LinearBlocks):
     @property
     def kernels(self) -> Mapping[str, Passing]:
         """The kernels of the pass."""
-        own = [each for each in _OPERANDS if (each in _FORWARD) != self.is_backward]
-        return dict.fromkeys(own, self.passing)
+        return dict.fromkeys(_OPERANDS[self.passing], self.passing)
 
     @property
     def content(self) -> tuple[object, ...]:
@@ -225,7 +269,7 @@ class LinearTask(LinearBlocks):
 
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call, see `tasp_lab.schedules.linear.flops`."""
-        if calls.kernel in (*_FOLDS, *_CHAINS, *_COMBINES):
+        if calls.kernel in (self.states.fold, self.states.chain, self.states.combine):
             states = np.sum([each.sizes for each in calls.operands], axis=0)
             return self._counts.of_states(states)
         chunks = [self.chunk[each.first] for each in calls.operands[:2]]
@@ -235,7 +279,7 @@ class LinearTask(LinearBlocks):
 
     def shapes(self, calls: Calls) -> ShapeRows:
         """The shape of each call, of a group of heads; a call on states has pieces of them and no positions."""
-        layer, groups = self.workload, self.head_groups * (self.pieces if calls.kernel in _CHAINS else 1)
+        layer, groups = self.workload, self.head_groups * (self.pieces if calls.kernel == self.states.chain else 1)
         queries, keys, is_causal = self._positions(calls)
         return ShapeRows.of(
             "linear",
@@ -269,33 +313,32 @@ class LinearTask(LinearBlocks):
     # -- effects ------------------------------------------------------------------------------------------------------
     def effects(self, calls: Calls) -> Effects:
         """The parts that calls yield. Raises `ScheduleError` for what the layer does not require."""
-        kernel = calls.kernel
-        tensors, params = self.operands(kernel), int(kernel in _TILES or kernel in _FOLDS)
+        kernel, states = calls.kernel, self.states
+        tensors, params = self.operands(kernel), int(kernel in _TILES or kernel == states.fold)
         if len(calls.operands) != len(tensors) or calls.params.shape[1] != params:
             names = " and ".join(TENSORS[each] for each in tensors)
             raise ScheduleError(f"{kernel} takes {names}, and {params} parameters")
-        main = len(tensors) - 1 if kernel in _CHAINS else 0
+        main = len(tensors) - 1 if kernel == states.chain else 0
         first = calls.operands[main].first
         self._refuse(calls, (first < 0) | (self.tensor[first] != tensors[main]), f"without {TENSORS[tensors[main]]}")
         chunk, group = self.chunk[first], self.group[first]
-        if kernel in _FOLDS:
+        if kernel == states.fold:
             return self._folded(calls, group)
-        if kernel in _COMBINES:
+        if kernel == states.combine:
             return self._combined(calls, group)
-        if kernel in _CHAINS:
+        if kernel == states.chain:
             return self._chained(calls, chunk, self.piece[first], group)
         if kernel in _TILES:
             return self._tiled(calls, chunk, group)
         return self._of_one_chunk(calls, chunk, group)
 
     def _of_one_chunk(self, calls: Calls, chunk: IntArray, group: IntArray) -> Effects:
-        kernel = calls.kernel
-        if kernel in (APPLY_STATE, APPLY_GRADIENT_STATE):
-            has = self.has_prefix if kernel == APPLY_STATE else self.has_suffix
-            self._refuse(calls, ~has[chunk], "of a chunk that has no such state")
+        kernel, states = calls.kernel, self.states
+        if kernel == states.apply:
+            self._refuse(calls, ~self.receives[chunk], "of a chunk that has no such state")
         self._check_operands(calls, self._of_chunk(kernel, chunk, group))
-        if kernel in (MAKE_STATE, MAKE_GRADIENT_STATE):
-            return self._made(CHUNK_STATES if kernel == MAKE_STATE else CHUNK_GRADIENTS, chunk, group)
+        if kernel == states.make:
+            return self._made(states.chunk, chunk, group)
         other = self.others(chunk, back=kernel == APPLY_GRADIENT_STATE)
         if kernel == APPLY_STATE:
             return self._parts(RESULTS, chunk, group, *other)
@@ -327,15 +370,15 @@ class LinearTask(LinearBlocks):
 
     def _folded(self, calls: Calls, group: IntArray) -> Effects:
         """The effects of a fold of all pieces of segments next to its target; with a full mask of any other chunks."""
-        (states,), target, back = calls.operands, calls.params[:, 0], calls.kernel == FOLD_BACK
-        tensor, summed = _FOLDS[calls.kernel]
+        (states,), target, back = calls.operands, calls.params[:, 0], self.is_backward
         unknown = (target < 0) | (target >= len(self.owner))
-        unknown[~unknown] = ~(self.has_suffix if back else self.has_prefix)[target[~unknown]]
+        unknown[~unknown] = ~self.receives[target[~unknown]]
         self._refuse(calls, unknown, "to a chunk that has no such state")
         listed = states.block[:: self.pieces] if not (states.sizes % self.pieces).any() else states.block[:0]
         of_segment = states.owner[:: self.pieces][: len(listed)]
         segment = self.segment[listed]
-        self._check_operands(calls, (self._pieces(tensor, of_segment, segment, group[of_segment], len(calls)),))
+        expected = self._pieces(self.states.chunk, of_segment, segment, group[of_segment], len(calls))
+        self._check_operands(calls, (expected,))
         place, chunk = ranges(*(each[segment] for each in self.segment_range))
         call = of_segment[place]
         known, other = self.others(target, back=back)
@@ -349,17 +392,16 @@ class LinearTask(LinearBlocks):
             at = np.searchsorted(call, every) if back else np.searchsorted(call, every, side="right") - 1
             wrong[at] |= chunk[at] != target + (1 if back else -1)
         self._refuse(calls, np.bincount(call, wrong, len(calls)) > 0, "of chunks with others in between")
-        return self._parts(summed, target, group, call, chunk)
+        return self._parts(self.states.summed, target, group, call, chunk)
 
     def _combined(self, calls: Calls, group: IntArray) -> Effects:
         """The whole state of a segment, from those of two; that which the pass comes to first is the first operand."""
-        second = calls.operands[1].first
-        tensor, back = self.operands(calls.kernel)[0], calls.kernel == COMBINE_BACK
+        second, tensor = calls.operands[1].first, self.states.chunk
         self._refuse(calls, (second < 0) | (self.tensor[second] != tensor), f"without two {TENSORS[tensor]}")
         both = [self.segment[each.first] for each in calls.operands]
         every = np.arange(len(calls))
         self._check_operands(calls, tuple(self._pieces(tensor, every, each, group, len(calls)) for each in both))
-        left, right = reversed(both) if back else both
+        left, right = reversed(both) if self.is_backward else both
         first, end = self.segment_range
         apart = end[left] != first[right]
         whole = np.array([self.segment_of.get(each, -1) for each in zip(first[left].tolist(), end[right].tolist(),
@@ -368,15 +410,13 @@ class LinearTask(LinearBlocks):
         return self._made(tensor, whole, group)
 
     def _chained(self, calls: Calls, chunk: IntArray, piece: IntArray, group: IntArray) -> Effects:
-        kernel, (summed, ahead) = calls.kernel, _CHAINS[calls.kernel]
+        kernel, target = calls.kernel, chunk + self.states.ahead
         if self.is_full:
             raise ScheduleError(f"{kernel} with a full mask, expected a causal mask")
-        has = self.has_suffix if kernel == ADVANCE else self.has_prefix
-        self._refuse(calls, ~has[chunk], "to a chunk that has no such state")
+        self._refuse(calls, ~np.isin(chunk, self.makers), "to a chunk that has no such state")
         self._check_operands(calls, self._of_chain(kernel, chunk, piece, group))
-        target = chunk + ahead
-        call, other = self.others(target, back=kernel == RETREAT)
-        return self._parts(summed, target, group, call, other, piece)
+        call, other = self.others(target, back=self.is_backward)
+        return self._parts(self.states.summed, target, group, call, other, piece)
 
     def _check_operands(self, calls: Calls, expected: tuple[BlockLists, ...]) -> None:
         for operand, wanted in zip(calls.operands, expected, strict=True):
@@ -426,56 +466,12 @@ def _all(effects: list[Effects]) -> Effects:
     return Effects(*(np.concatenate(column) for column in zip(*effects, strict=True)))
 
 
-# What the schedules of linear attention share: a pass seen from either end, and how its states end at their owners.
+# What the schedules of linear attention share: their layout, and how their states end at their owners.
 
 
 def chunk_layout(workload: Workload, world_size: int) -> SequenceLayout:
     """One chunk per rank, also of packed documents: those are told apart by the kernels."""
     return contiguous(workload.sequence, world_size)
-
-
-@dataclass(frozen=True)
-class StateTensors:
-    """The tensors and kernels of the states of a pass: forward from the first chunk on, backward from the last one."""
-
-    chunk: int
-    summed: int
-    make: str
-    within: str
-    fold: str
-    chain: str
-    combine: str
-    apply: str
-    ahead: int
-
-
-FORWARD_STATES = StateTensors(CHUNK_STATES, PREFIX_STATES, MAKE_STATE, ATTEND, FOLD, ADVANCE, COMBINE, APPLY_STATE, 1)
-BACKWARD_STATES = StateTensors(
-    CHUNK_GRADIENTS,
-    SUFFIX_GRADIENTS,
-    MAKE_GRADIENT_STATE,
-    DIFFERENTIATE,
-    FOLD_BACK,
-    RETREAT,
-    COMBINE_BACK,
-    APPLY_GRADIENT_STATE,
-    -1,
-)
-
-
-def states_of(task: LinearTask) -> StateTensors:
-    """The tensors and kernels of the pass of a task."""
-    return BACKWARD_STATES if task.is_backward else FORWARD_STATES
-
-
-def receivers(task: LinearTask) -> IntArray:
-    """The chunks to which a sum of states of others is applied, ascending."""
-    return np.flatnonzero(task.has_suffix if task.is_backward else task.has_prefix)
-
-
-def makers(task: LinearTask) -> IntArray:
-    """The chunks whose states others need, ascending."""
-    return np.flatnonzero(task.has_prefix if task.is_backward else task.has_suffix)
 
 
 def layer_schedule(
@@ -502,7 +498,7 @@ def layer_schedule(
     initial = task.owned(KEYS, QUERIES, GATES)
     left = np.zeros_like(initial) if kept is None else kept
     if has_states:
-        left = left | task.owned(states_of(task).summed)
+        left = left | task.owned(task.states.summed)
         initial |= task.owned(PREFIX_STATES) & task.is_backward
     return Schedule(
         name=name,

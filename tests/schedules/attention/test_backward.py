@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -288,14 +289,6 @@ class Replay:
         return bool(first[0] <= last[1] and first[1] <= last[0])
 
 
-def is_right(plan: Plan) -> bool:
-    try:
-        Replay(plan).run()
-    except WrongError:
-        return False
-    return True
-
-
 def own(replay: Replay, *tensors: int) -> set[Place]:
     """The blocks of some tensors at their owners."""
     return {(rank, block) for block, rank in enumerate(replay.owner) if replay.tensor[block] in tensors}
@@ -326,6 +319,10 @@ def test_ranks_start_with_their_shards_and_copies_of_what_circulates_and_end_wit
         mine = own(replay, *INPUTS)
         assert mine <= replay.plan.initial
         assert replay.plan.final == own(replay, *OUTPUTS)
+        layout = attention_layout(case.name, case.workload, case.world_size)
+        for rank, tensor in product(range(case.world_size), set(replay.tensor)):
+            held = [token for at, block in sorted(own(replay, tensor)) if at == rank for token in replay.tokens[block]]
+            assert sorted(held) == sorted(layout.positions(rank).tolist())
         copied = {replay.tensor[block] for _, block in replay.plan.initial - mine}
         assert copied <= ({KEYS} if schedule is case.backward and case.dataflow == "rotate-kv-back" else set())
 
@@ -374,7 +371,7 @@ def test_steps(case: Case) -> None:
 
 @given(cases)
 def test_transfers_run_where_the_topology_has_a_way(case: Case) -> None:
-    for step in case.backward.steps:
+    for step in (step for schedule in case.passes for step in schedule.steps):
         assert all(TOPOLOGIES[case.topology].has_route(source, peer) for source, peer, _, _ in step.rows())
 
 
@@ -514,7 +511,7 @@ def test_what_is_not_there_is_refused(wrong: dict[str, Any]) -> None:
         attention_passes("tasp", full_mesh(3), Workload(6, heads=1, mask="full"), **wrong)
 
 
-# ------------------------------------------------------------------------------------------ the proof cannot be fooled
+# ------------------------------------------------------------------------------------------- what means the same
 
 BASES = [
     Case(name, topology, layer, dataflow, trim=trim, buffers=buffers)
@@ -538,40 +535,25 @@ BASES = [
 
 
 class Draft:
-    """A proven backward pass, open to change. Every draw is of what is there."""
+    """A proven pass, open to change. Every draw is of what is there."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
-        self.schedule = data.draw(st.sampled_from(BASES)).backward
+        self.schedule = data.draw(st.sampled_from(BASES).flatmap(lambda case: st.sampled_from(case.passes)))
         self.task = task_of(self.schedule)
         self.circulating = QUERIES if circulates(self.schedule, QUERIES) else KEYS
         self.rows = [rows_of(step) for step in self.schedule.steps]
         self.calls = [calls_of(step) for step in self.schedule.steps]
         self.initial = self.schedule.initial.copy()
 
-    def rank(self) -> int:
-        return self.data.draw(st.integers(0, self.schedule.world_size - 1))
-
-    def step(self, first: int = 0) -> int:
-        assume(first < len(self.rows))
-        return self.data.draw(st.integers(first, len(self.rows) - 1))
+    def step(self, first: int, last: int) -> int:
+        return self.data.draw(st.integers(first, last))
 
     def call(self) -> tuple[int, int]:
         """The step and the place of a call."""
         return self.data.draw(
             st.sampled_from([(s, at) for s, step in enumerate(self.calls) for at in range(len(step))])
         )
-
-    def row(self, gradient: bool) -> tuple[int, int]:
-        """The step and the place of a transfer, of a gradient or not."""
-        found = [
-            (index, at)
-            for index, rows in enumerate(self.rows)
-            for at, row in enumerate(rows)
-            if (self.task.tensor[row[3]] in OUTPUTS) == gradient
-        ]
-        assume(found)
-        return self.data.draw(st.sampled_from(found))
 
     def add_step(self) -> None:
         self.rows.append([])
@@ -593,193 +575,6 @@ class Draft:
 
     def with_moved(self, call: Call, blocks: list[int]) -> Call:
         return call._replace(queries=blocks) if self.circulating == QUERIES else call._replace(keys=blocks)
-
-
-def transfer_dropped(draft: Draft, gradient: bool) -> None:
-    index, at = draft.row(gradient)
-    del draft.rows[index][at]
-
-
-def transfer_delayed(draft: Draft, gradient: bool) -> None:
-    draft.add_step()
-    index, at = draft.row(gradient)
-    draft.rows[index + 1].append(draft.rows[index].pop(at))
-
-
-def transfer_hastened(draft: Draft, gradient: bool) -> None:
-    """A gradient then leaves in the step in which its last part is computed or arrives."""
-    index, at = draft.row(gradient)
-    assume(index > 0)
-    draft.rows[index - 1].append(draft.rows[index].pop(at))
-
-
-def transfer_repeated(draft: Draft, gradient: bool) -> None:
-    index, at = draft.row(gradient)
-    draft.rows[draft.step(index)].append(draft.rows[index][at])
-
-
-def gradient_to_two(draft: Draft) -> None:
-    """Before or after the right one."""
-    index, at = draft.row(gradient=True)
-    source, destination, lane, block, gives = draft.rows[index][at]
-    other = draft.rank()
-    assume(other not in (source, destination))
-    draft.rows[index].insert(
-        draft.data.draw(st.integers(0, len(draft.rows[index]))), (source, other, lane, block, gives)
-    )
-
-
-def transfer_to_another(draft: Draft, gradient: bool) -> None:
-    index, at = draft.row(gradient)
-    source, destination, lane, block, gives = draft.rows[index][at]
-    other = draft.rank()
-    assume(other != destination)
-    draft.rows[index][at] = (source, other, lane, block, gives)
-
-
-def transfer_of_another(draft: Draft, gradient: bool) -> None:
-    index, at = draft.row(gradient)
-    source, destination, lane, block, gives = draft.rows[index][at]
-    other = draft.data.draw(st.integers(0, len(draft.schedule.block_bytes) - 1))
-    assume(other != block)
-    draft.rows[index][at] = (source, destination, lane, other, gives)
-
-
-def one_gradient_instead_of_another(draft: Draft) -> None:
-    """One stays behind for a step; another leaves for two ranks, so that as many leave as should."""
-    draft.add_step()
-    index, at = draft.row(gradient=True)
-    rows = draft.rows[index]
-    draft.rows[index + 1].append(rows.pop(at))
-    assume(rows)
-    source, destination, lane, block, gives = draft.data.draw(st.sampled_from(rows))
-    other = draft.rank()
-    assume(gives and other not in (source, destination))
-    rows.insert(draft.data.draw(st.integers(0, len(rows))), (source, other, lane, block, gives))
-
-
-def owner_sends_gradient(draft: Draft) -> None:
-    block = int(draft.data.draw(st.sampled_from(draft.task.blocks_of(draft.circulating).tolist())))
-    owner, other = int(draft.task.owner[block]), draft.rank()
-    assume(owner != other)
-    draft.rows[draft.step(1)].append(
-        (owner, other, 0, int(draft.task.output_of[block]), draft.data.draw(st.booleans()))
-    )
-
-
-def call_dropped(draft: Draft) -> None:
-    index, at = draft.call()
-    del draft.calls[index][at]
-
-
-def call_repeated(draft: Draft) -> None:
-    index, at = draft.call()
-    draft.calls[draft.step()].append(draft.calls[index][at])
-
-
-def call_delayed(draft: Draft) -> None:
-    """While its blocks are there; but its parts then follow a step too late."""
-    draft.add_step()
-    index, at = draft.call()
-    draft.calls[index + 1].append(draft.calls[index].pop(at))
-
-
-def call_hastened(draft: Draft) -> None:
-    index, at = draft.call()
-    assume(index > 0)
-    draft.calls[index - 1].append(draft.calls[index].pop(at))
-
-
-def call_by_another(draft: Draft) -> None:
-    index, at = draft.call()
-    call, other = draft.calls[index][at], draft.rank()
-    assume(other != call.rank)
-    draft.calls[index][at] = call._replace(rank=other)
-
-
-def calls_swapped(draft: Draft) -> None:
-    """Two calls exchange the blocks that travel."""
-    (first, at), (second, there) = draft.call(), draft.call()
-    one, other = draft.calls[first][at], draft.calls[second][there]
-    assume(draft.moved(one) != draft.moved(other))
-    draft.calls[first][at] = draft.with_moved(one, draft.moved(other))
-    draft.calls[second][there] = draft.with_moved(other, draft.moved(one))
-
-
-def band_shifted(draft: Draft) -> None:
-    index, at = draft.call()
-    call, by = draft.calls[index][at], draft.data.draw(st.sampled_from([-1, 1]))
-    draft.calls[index][at] = call._replace(low=call.low + by, high=call.high + by)
-
-
-OF_TRANSFERS = [
-    transfer_dropped,
-    transfer_delayed,
-    transfer_hastened,
-    transfer_repeated,
-    transfer_to_another,
-    transfer_of_another,
-]
-OF_THE_REST = [
-    gradient_to_two,
-    one_gradient_instead_of_another,
-    owner_sends_gradient,
-    call_dropped,
-    call_repeated,
-    call_delayed,
-    call_hastened,
-    call_by_another,
-    calls_swapped,
-    band_shifted,
-]
-
-NAMED = r"^(step \d+|after step \d+|after the last step): .*\brank \d+ .*\b(block|blocks|queries|keys) \[?\d+"
-"""The step, the rank and the block are named; what is missing is missing after the last step."""
-
-
-def assert_refused(draft: Draft) -> None:
-    """Unless the naive replay finds nothing wrong."""
-    assume(not is_right(draft.plan))
-    with pytest.raises(ScheduleError, match=NAMED) as refused:
-        draft.built()
-    assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("gradient", [True, False], ids=["gradient", "block"])
-@pytest.mark.parametrize("corrupt", OF_TRANSFERS, ids=lambda corrupt: corrupt.__name__)
-@settings(max_examples=20)
-@given(data=st.data())
-def test_no_corrupt_transfer_passes(
-    corrupt: Callable[[Draft, bool], None], gradient: bool, data: st.DataObject
-) -> None:
-    draft = Draft(data)
-    corrupt(draft, gradient)
-    assert_refused(draft)
-
-
-@pytest.mark.parametrize("corrupt", OF_THE_REST, ids=lambda corrupt: corrupt.__name__)
-@settings(max_examples=20)
-@given(data=st.data())
-def test_no_corruption_passes(corrupt: Callable[[Draft], None], data: st.DataObject) -> None:
-    draft = Draft(data)
-    corrupt(draft)
-    assert_refused(draft)
-
-
-@settings(max_examples=100)
-@given(st.data())
-def test_no_corruptions_make_up_for_each_other(data: st.DataObject) -> None:
-    """Several at once: what passes must be right."""
-    draft = Draft(data)
-    changes: list[Callable[[Draft], None]] = [*OF_THE_REST]
-    changes += [lambda draft, change=change: change(draft, True) for change in OF_TRANSFERS]  # type: ignore[misc]
-    for change in data.draw(st.lists(st.sampled_from(changes), min_size=2, max_size=3)):
-        change(draft)
-    try:
-        draft.built()
-    except ScheduleError:
-        return
-    Replay(draft.plan).run()
 
 
 def call_split(draft: Draft) -> None:
@@ -805,16 +600,39 @@ def own_call_at_another_step(draft: Draft) -> None:
     index, at = draft.call()
     call = draft.calls[index][at]
     assume((draft.task.owner[draft.moved(call)] == call.rank).all())
-    draft.calls[draft.step()].append(draft.calls[index].pop(at))
+    draft.calls[draft.step(0, len(draft.calls) - 1)].append(draft.calls[index].pop(at))
 
 
-def nothing_changed(draft: Draft) -> None:
-    """So corruptions can fail."""
+def call_delayed(draft: Draft) -> None:
+    """While the buffer lasts; the parts of a gradient would follow too late."""
+    assume(not draft.task.is_backward)
+    buffers = draft.schedule.blocks.buffers[draft.task.blocks_of(KEYS)[0]]
+    for _ in range(buffers):
+        draft.add_step()
+    index, at = draft.call()
+    last = len(draft.calls) - 1 if index == 0 else index + buffers - 2
+    draft.calls[draft.step(index, last)].append(draft.calls[index].pop(at))
 
 
-@pytest.mark.parametrize(
-    "change", [nothing_changed, call_split, order_changed, own_call_at_another_step], ids=lambda change: change.__name__
-)
+def limit_loosened(draft: Draft) -> None:
+    """Beyond the last pair a limit means nothing."""
+    index, at = draft.call()
+    call, by = draft.calls[index][at], draft.step(1, 9)
+    queries, keys = (int(draft.task.count[blocks].sum()) for blocks in (call.queries, call.keys))
+    low = call.low - by if call.low == 1 - keys else call.low
+    high = call.high + by if call.high == queries - 1 else call.high
+    draft.calls[index][at] = call._replace(low=low, high=high)
+
+
+def steps_added(draft: Draft) -> None:
+    for _ in range(draft.step(0, 4)):
+        draft.add_step()
+
+
+SAME = [call_split, order_changed, own_call_at_another_step, call_delayed, limit_loosened, steps_added]
+
+
+@pytest.mark.parametrize("change", SAME, ids=lambda change: change.__name__)
 @settings(max_examples=20)
 @given(data=st.data())
 def test_what_means_the_same_is_accepted(change: Callable[[Draft], None], data: Any) -> None:
@@ -838,7 +656,8 @@ def test_gradients_start_empty(data: st.DataObject) -> None:
     draft = Draft(data)
     index, at = draft.call()
     call = draft.calls[index][at]
-    block = int(draft.task.output_of[data.draw(st.sampled_from(call.queries + call.keys))])
+    outputs = [block for block in draft.task.output_of[call.queries + call.keys].tolist() if block >= 0]
+    block = data.draw(st.sampled_from(outputs))
     draft.initial[call.rank, block] = True
     with pytest.raises(ScheduleError, match=rf"rank {call.rank} starts with block {block} .*is empty until"):
         draft.built()

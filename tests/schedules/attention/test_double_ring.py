@@ -277,19 +277,6 @@ def test_rings_without_links_are_refused() -> None:
         passes_of("double-ring:2x6", bidirectional_ring(12), Workload(sequence=24, heads=1, mask="full"))
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("double-ring:3x3", "is for 9 ranks, expected a split of 8"),
-        ("double-ring", "expected double-ring:WxR with two numbers, like double-ring:2x4"),
-        ("double-ring:4", "expected double-ring:WxR with two numbers"),
-    ],
-)
-def test_other_splits_are_refused(name: str, why: str) -> None:
-    with pytest.raises(ScheduleError, match=f"schedule '{name}'.*{why}"):
-        passes_of(name, full_mesh(8), Workload(sequence=8, mask="full"))
-
-
 @pytest.mark.parametrize("variant", ["", "tasp"])
 def test_links_are_checked_without_the_paths_of_all_blocks(variant: str) -> None:
     topology = nodes(3, 4)

@@ -167,11 +167,3 @@ def test_links_within_rows_and_columns_suffice() -> None:
     passes_of("grid:2x3", nodes(2, 3, "switch", "rails"), layer)
     with pytest.raises(ScheduleError, match=r"rank \d sends to rank \d, but ring:4 has no such link"):
         passes_of("grid:2x2", ring(4), layer)
-
-
-@pytest.mark.parametrize(
-    ("name", "why"), [("grid:3x3", "is for 9 ranks, expected a split of 8"), ("grid:8", "expected grid:YxX with two")]
-)
-def test_other_splits_are_refused(name: str, why: str) -> None:
-    with pytest.raises(ScheduleError, match=f"schedule '{name}'.*{why}"):
-        passes_of(name, full_mesh(8), Workload(sequence=8, mask="full"))

@@ -89,18 +89,6 @@ def test_the_results_of_a_lane_of_a_rank_have_one_destination() -> None:
             assert ((step.lane >= 7) == step.gives).all()
 
 
-@pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("kv_heads", [4, 1])
-def test_the_work_is_that_of_the_mask_and_each_rank_does_an_equal_part(mask: str, kv_heads: int) -> None:
-    n = 5
-    layer = Workload(sequence=8 * n, heads=4, kv_heads=kv_heads, head_dim=2, mask=mask)
-    pairs = 40 * 41 // 2 if mask == "causal" else 40**2
-    for schedule, products in zip(passes(n, layer), (2, 5), strict=True):
-        flops = schedule.flops().sum(axis=0)
-        assert (flops == flops[0]).all()
-        assert flops.sum() == pairs * products * 2 * layer.heads * layer.head_dim
-
-
 def test_few_rings_are_used_as_they_are() -> None:
     topology, layer = full_mesh(8), Workload(sequence=64, heads=1, head_dim=1, mask="full")
     two = decompose(topology, lanes=2)

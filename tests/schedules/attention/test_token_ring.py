@@ -13,12 +13,11 @@ from sim.event.engine import simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import QUERIES, RESULTS, AttentionTask
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.strategies import attention_layers
-from tests.support.systems import passes_of, token_ring, token_ring_passes
+from tests.support.systems import token_ring, token_ring_passes
 
 QUERY_LANE = 0
 
@@ -129,10 +128,3 @@ def test_in_chunks_any_layer_is_computed_once_with_as_many_bytes(layer: Workload
     for found, whole in zip(cut, token_ring_passes(full_mesh(n), layer), strict=True):
         assert found.flops().sum() == whole.flops().sum()
         assert found.bytes_sent().sum() <= whole.bytes_sent().sum()
-
-
-def test_no_chunks_and_chunks_of_other_schedules_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="tail chunks: 0, expected 1 or more"):
-        AttentionOptions(tail_chunks=0)
-    with pytest.raises(ScheduleError, match="'tasp': tail chunks 2 does not apply to it, expected 1"):
-        passes_of("tasp", full_mesh(4), Workload(sequence=8, mask="full"), tail_chunks=2)
