@@ -52,6 +52,7 @@ from tests.support.rank_layers import (
 )
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.schedules import assert_every_transfer_once
+from tests.support.selection import covering
 from tests.support.systems import lasp2, schedules_for, token_ring_passes, ulysses_passes
 
 pytestmark = pytest.mark.distributed
@@ -117,7 +118,7 @@ def names_of(work: Workload, world_size: int, variants: bool = False) -> list[st
 def test_softmax_layers_by_name(world_size: int) -> None:
     """On few ranks by name. All layers on four ranks, on others some each."""
     layers = {2: SOFTMAX[1::2], 3: SOFTMAX[::2], 4: SOFTMAX, 5: SOFTMAX[1::2], 8: SOFTMAX[2:4]}[world_size]
-    cases = [Case(work, name) for work in layers for name in names_of(work, world_size)]
+    cases = [Case(*case) for case in covering((work, name) for work in layers for name in names_of(work, world_size))]
     names = {case.schedule for case in cases}
     assert {"token-ring", "zigzag-token-ring"} <= names
     assert ("ulysses" in names) == (HEADS % world_size == 0)
@@ -127,7 +128,8 @@ def test_softmax_layers_by_name(world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [4, 6, 8])
 def test_variants_of_families(world_size: int) -> None:
     layers = {4: SOFTMAX[::2], 6: SOFTMAX[:1], 8: SOFTMAX[4:]}[world_size]
-    cases = [Case(work, name) for work in layers for name in names_of(work, world_size, variants=True)]
+    every = ((work, name) for work in layers for name in names_of(work, world_size, variants=True))
+    cases = [Case(*case) for case in covering(every)]
     splits = {4: ["2x2"], 6: ["2x3", "3x2"], 8: ["2x4", "4x2"]}[world_size]
     assert {f"double-ring:{split}:tasp" for split in splits} <= {case.schedule for case in cases}
     check(built_once(cases, world_size), world_size)
@@ -138,7 +140,7 @@ def circulations(
 ) -> list[Case]:
     """Both dataflows of the backward pass; schedules are built once, which takes most of the time."""
     mesh, cases = full_mesh(world_size), []
-    for work, name, dataflow, dtype in product(layers, names, DATAFLOWS, gradient_dtypes):
+    for work, name, dataflow, dtype in covering(product(layers, names, DATAFLOWS, gradient_dtypes), together=2):
         options: Any = {"dataflow": dataflow, "gradient_dtype": dtype}
         passes = attention_passes(name, mesh, work, **options)
         cases.append(Case(work, name, AttentionOptions("both", **options), passes=passes))
@@ -155,7 +157,8 @@ def test_circulations_along_every_dataflow(world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_linear_layers(world_size: int) -> None:
     layers = {2: LINEAR_LAYERS[1::2], 3: LINEAR_LAYERS, 4: LINEAR_LAYERS[::2], 8: LINEAR_LAYERS[::4]}[world_size]
-    cases = [Case(work, name) for work in layers for name in LINEAR if applies(name, work)]
+    every = ((work, name) for work in layers for name in LINEAR if applies(name, work))
+    cases = [Case(*case) for case in covering(every)]
     assert {case.schedule for case in cases} == set(LINEAR)
     check(cases, world_size)
 
@@ -268,7 +271,7 @@ def forward_on_rank(cases: Sequence[tuple[Workload, str]], transport: str) -> li
 def test_forward_passes_alone(world_size: int, transport: str) -> None:
     """float32: relative error below 1e-5; half precision: at most 1.5 times that of one process in the same dtype."""
     layers = {3: FORWARD, 5: FORWARD[::2], 7: FORWARD[1::3]}[world_size]
-    cases = [(work, name) for work in layers for name in schedules_for(work, world_size)]
+    cases = covering((work, name) for work in layers for name in schedules_for(work, world_size))
     for case, *of_ranks in zip(cases, *succeeded(on_ranks(forward_on_rank, world_size, cases, transport)), strict=True):
         single = relative_errors([squares(by_kernel(case[0], "auto"), by_kernel(case[0], "reference"))])
         for error, of_one in zip(relative_errors(of_ranks), single, strict=True):
