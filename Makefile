@@ -13,12 +13,12 @@ lab: $(INSTALLED)
 	$(BIN)/python -m experiments.lab
 
 # Lint, types and layers beside every test but those that need a GPU; those that measure time run by themselves, last.
-# Property tests draw a fifth of their examples, and two notebooks run.
+# Of tests of many examples or combinations a part runs (tests/support/selection.py), and two notebooks.
 test: $(INSTALLED) simgrid chromium
 	$(MAKE) --jobs 2 check pytest
 	$(BIN)/pytest -m alone $$(grep -rl --include="test_*.py" pytest.mark.alone tests)
 
-# The same with all examples and all notebooks.
+# The same with all examples, all combinations and all notebooks.
 test-all:
 	TASP_LAB_TESTS=all $(MAKE) test
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from tasp_lab.cli.process import main
+from tests.support.selection import IS_FULL, fifth
 from tests.support.signals import hear_interrupts
 
 settings.register_profile(
@@ -38,16 +39,14 @@ os.environ.pop("COLUMNS", None)  # workers of pytest have 80, and tables are as 
 
 ROOT = Path(__file__).parent.parent
 
-
-IS_FULL = os.environ.get("TASP_LAB_TESTS") == "all"
-"""Whether all examples of property tests are drawn and all notebooks run, as by ``make test-all``."""
+# Tests that change a copy of the packages find the machine code of the simulator, which takes 15 seconds to compile.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / "sim" / "array" / "__pycache__"))
 
 QUICK_NOTEBOOKS = ("01_the_idea.ipynb", "11_your_own_schedule.ipynb")
-LEAST_EXAMPLES = 3
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A warning of CUDA, NCCL or their packages is shown, but does not fail what needs a GPU."""
+    """Leave out what only `make test-all` runs; and no warning of CUDA, NCCL and the like fails what needs a GPU."""
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))
@@ -55,18 +54,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for function in {getattr(item, "function", None) for item in items}:
             _draw_fewer(function)
         named = {Path(each.partition("::")[0]).name for each in config.args}
-        left_out = [item for item in items if item.path.suffix == ".ipynb"
-                    and item.path.name not in (*QUICK_NOTEBOOKS, *named)]  # fmt: skip
+        left_out = [item for item in items if _takes_long(item) and item.path.name not in named]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    """Whether this is a notebook that is not quick, or is marked ``full``."""
+    if item.path.suffix == ".ipynb":
+        return item.path.name not in QUICK_NOTEBOOKS
+    return item.get_closest_marker("full") is not None
 
 
 def _draw_fewer(function: Any) -> None:
     """A fifth of the examples of a property test: all of them are half of the time of all tests."""
     used = getattr(function, "_hypothesis_internal_use_settings", None)
     if used is not None:
-        fewer = max(used.max_examples // 5, min(used.max_examples, LEAST_EXAMPLES))
-        function._hypothesis_internal_use_settings = settings(used, max_examples=fewer)
+        function._hypothesis_internal_use_settings = settings(used, max_examples=fifth(used.max_examples))
 
 
 Tell = Callable[..., tuple[int, str, str]]

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tasp_lab.cli.process import main
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tests.conftest import ROOT, Command, assert_gone
 from tests.support.ranks import as_if_by_torchrun
+from tests.support.selection import covering
 
 AGAINST = ("--schedule", "ring", "--schedule", "multi-ring")
 
@@ -316,12 +318,16 @@ def test_streams_that_are_closed_or_full(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("decompose", "full-mesh:128"), ("decompose", "full-mesh:128", "--json"), ("predict", "--help"), ("--version",),
-     ("topologies",), ("doctor", "--json")],
+    ("arguments", "reader"),
+    covering(
+        product(
+            [("decompose", "full-mesh:128"), ("decompose", "full-mesh:128", "--json"), ("predict", "--help"),
+             ("--version",), ("topologies",), ("doctor", "--json")],
+            ["| true", "2>&1 | true"],
+        )
+    ),
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("reader", ["| true", "2>&1 | true"])
 def test_a_reader_that_leaves_is_no_error(command: Command, arguments: tuple[str, ...], reader: str) -> None:
     """The code is that of a program which SIGPIPE ends: 128 + 13."""
     done = run_with(command, f"{reader}; exit ${{PIPESTATUS[0]}}", *arguments)

@@ -33,6 +33,7 @@ from tests.support.outputs import (
     undocumented,
     words_of_tables,
 )
+from tests.support.selection import covering
 from tests.support.studies import PLANS, SMALL, study_of
 from tests.support.study_folders import study_rows, write_study
 
@@ -132,38 +133,56 @@ def test_the_table_has_every_command_and_every_output_option() -> None:
         assert set.intersection(*refused).isdisjoint(options), command
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(each, id=each.line, marks=COSTLY if each.command in SLOW else []) for each in CASES]
-)
-def test_every_result_with_every_output_option(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
-) -> None:
-    plain, narrow, all_of_it = (tmp_path / name for name in ("plain", "narrow", "all"))
-    text = ""
-    if case.command not in SLOW:  # of which the text of 80 columns has the words
-        text = _run(folder, plain, [case.line, *case.flags("--explain", "--force", "--pairs", "--top")], case, {})
-    files = case.files(all_of_it, (".png", ".svg", ".pdf")[CASES.index(case) % 3])
+WAYS = covering(((case.command, way), case.line) for case in CASES for way in ("text", "json", "narrow"))
+"""The ways in which each line is tested: every way of each command, and at least one of each line."""
+
+
+def of_cases(way: str) -> pytest.MarkDecorator:
+    """The cases that are tested in one way."""
+    chosen = [case for case in CASES if ((case.command, way), case.line) in WAYS]
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, id=case.line, marks=COSTLY if case.command in SLOW else []) for case in chosen]
+    )
+
+
+@of_cases("text")
+def test_every_result_as_text(folder: Path, tmp_path: Path, case: Case) -> None:
+    flags = case.flags("--explain", "--force", "--pairs", "--top")
+    out = _run(folder, tmp_path / "text", [case.line, *flags], case, {})
+    assert [words for words in case.words if words not in out] == [], out
+
+
+@of_cases("json")
+def test_every_result_as_an_object_with_every_file(folder: Path, tmp_path: Path, case: Case) -> None:
+    outputs = tmp_path / "json"
+    files = case.files(outputs, (".png", ".svg", ".pdf")[CASES.index(case) % 3])
     with pytest.MonkeyPatch.context() as patches:
         results = recorded(patches)
-        out = _run(folder, all_of_it, [case.line, *case.flags(), *_given(files), "--json"], case, files)
+        out = _run(folder, outputs, [case.line, *case.flags(), *_given(files), "--json"], case, files)
     document = object_of(out)
     assert (missing := undocumented(document)) == [], missing
     for result in results:
         check_report(result)
-    for option, path in files.items():
-        if path.exists():
-            _check_file(option, path, document)
-    files = {option: path for option, path in case.files(narrow, "").items() if path.stem != "plot"}
+    _check_files(files, document)
+
+
+@of_cases("narrow")
+def test_every_result_on_a_narrow_terminal(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    """With files, which are the same as beside an object."""
+    outputs = tmp_path / "narrow"
+    files = {option: path for option, path in case.files(outputs, "").items() if path.stem != "plot"}
+    document: Document = {}
+    if "--csv" in files and not case.code:
+        document = object_of(_run(folder, tmp_path / "json", [case.line, *case.flags(), "--json"], case, {}))
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     with pytest.MonkeyPatch.context() as patches:
         words = words_of_tables(patches)
-        out = _run(folder, narrow, [case.line, *case.flags("--wide"), *_given(files)], case, files)
-    assert [words for words in case.words if words not in (text or out)] == [], text or out
+        out = _run(folder, outputs, [case.line, *case.flags("--wide"), *_given(files)], case, files)
     assert (lines := too_long(out)) == [], lines
     assert (pieces := broken(out, words)) == [], pieces
-    for option, path in files.items():
-        if path.exists():
-            _check_file(option, path, document)
+    _check_files(files, document)
 
 
 def _given(files: Mapping[str, Path]) -> list[str]:
@@ -182,16 +201,19 @@ def _run(folder: Path, outputs: Path, line: Sequence[str], case: Case, files: Ma
     return done.stdout
 
 
-def _check_file(option: str, path: Path, document: Document) -> None:
-    if path.stem == "plot":
-        check_picture(path)
-    elif option == "--trace":
-        check_trace(path)
-    elif option == "--csv":
-        check_csv(path, document)
-    elif path.suffix == ".json":
-        assert json.loads(path.read_bytes())
-    elif path.suffix == ".toml":
-        assert tomllib.loads(path.read_text())
-    else:
-        assert path.is_dir() or path.stat().st_size > 0
+def _check_files(files: Mapping[str, Path], document: Document) -> None:
+    for option, path in files.items():
+        if not path.exists():
+            continue
+        if path.stem == "plot":
+            check_picture(path)
+        elif option == "--trace":
+            check_trace(path)
+        elif option == "--csv":
+            check_csv(path, document)
+        elif path.suffix == ".json":
+            assert json.loads(path.read_bytes())
+        elif path.suffix == ".toml":
+            assert tomllib.loads(path.read_text())
+        else:
+            assert path.is_dir() or path.stat().st_size > 0

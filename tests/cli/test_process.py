@@ -22,6 +22,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.validation import validate as comparison
 from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT, Command
+from tests.support.selection import fifth
 
 PREDICT = ("predict", "full-mesh:4", "--schedule", "multi-ring", "--shard-bytes", "1MiB")
 MANY_SMS = '\n[[constants]]\nname = "sms_per_channel"\nvalue = "200"\nsource = "mine"\n'
@@ -118,7 +119,7 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (130, "one\n", "tasp-lab: interrupted\n")
 
 
-@pytest.mark.parametrize("place", range(0, 480, 40))
+@pytest.mark.parametrize("place", range(0, 480, 480 // fifth(12)))
 def test_ctrl_c_at_any_import_is_one_line(place: int) -> None:
     """The places of all that a prediction imports, in their order: only Python's own start comes before."""
     program = f"""

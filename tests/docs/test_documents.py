@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from tasp_lab.measure.readers import MeasuredTable
 from tasp_lab.prediction.columns import COLUMNS
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tasp_lab.schedules.registry import SCHEDULES
-from tests.conftest import IS_FULL, ROOT, Command
+from tests.conftest import ROOT, Command
 from tests.docs.documents import DOCUMENTS, Block, blocks, commands, inline_code, prose, redirected, shown
 from tests.measure.fit.test_fit_profile import H100, csv, log, table
 from tests.measure.test_calibrate_kernels import HEAD, times
+from tests.support.selection import IS_FULL
 
 OF_OTHER_TOOLS = {
     "--nproc-per-node",
@@ -101,6 +103,10 @@ NOT_RUN: dict[tuple[str, str], str] = (
     else {
         ("README.md", "plan"): "takes half a minute",
         ("README.md", "search"): "takes half a minute",
+        ("calibration.md", "calibrate all_gather.log"): "takes ten seconds; tests/measure/fit reads such logs",
+        ("calibration.md", "predict my.toml"): "needs what calibrate writes",
+        ("choosing.md", "compare"): "takes ten seconds each; tests/cli/test_compare.py runs short ones",
+        ("search.md", ""): "takes half a minute; tests/cli/test_outputs.py runs a short one",
     }
 )
 NOT_RUN |= {
@@ -133,10 +139,18 @@ def reason_not_to_run(document: str, command: str) -> str:
     return next((why for (name, begin), why in NOT_RUN.items() if name == document and command.startswith(begin)), "")
 
 
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the files that the documents speak of: of a machine a tenth slower than its profile."""
+    folder = tmp_path_factory.mktemp("samples")
+    write_samples(folder)
+    return folder
+
+
 @pytest.mark.parametrize("document", sorted({block.document for block in RUN}), ids=lambda path: path.name)
-def test_commands_of_a_document_run(document: Path, command: Command) -> None:
+def test_commands_of_a_document_run(document: Path, command: Command, samples: Path) -> None:
     """One after the other in a folder with the files of other tools that they read."""
-    write_samples(command.folder)
+    shutil.copytree(samples, command.folder, dirs_exist_ok=True)
     failed = []
     for block in (each for each in RUN if each.document == document):
         for arguments, target in redirected(block):
@@ -151,7 +165,7 @@ def test_commands_of_a_document_run(document: Path, command: Command) -> None:
 
 
 def write_samples(folder: Path) -> None:
-    """The files that the documents speak of: logs and tables of a machine a tenth slower than its profile."""
+    """Logs and tables of tools, descriptions of machines, and a schedule."""
     for name, collective in (("all_gather", "all_gather"), ("sendrecv", "sendrecv")):
         (folder / f"{name}.log").write_text(log(slower(collective)))
     (folder / "my-cluster").mkdir()

@@ -144,6 +144,7 @@ def test_the_time_of_attention_is_the_ratio_that_was_asked_for() -> None:
 @pytest.mark.fabric
 @pytest.mark.distributed
 @pytest.mark.slow
+@pytest.mark.full  # starts eight emulated fabrics, which takes a minute
 def test_small_parts_run_on_the_fabric_and_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = replace(LAYER, sequence=3 * 64)
     found = table.measure_hops(Part("full-mesh:3", layer), 1, (16,))

@@ -28,6 +28,7 @@ from tasp_lab.workload.layer import Workload
 from tests.schedules.attention.test_backward import Case, cases_of
 from tests.support.one_device import run_in_process
 from tests.support.schedules import assert_every_transfer_once, task_of
+from tests.support.selection import fifth
 
 COMPUTE = ComputeRate(1e12)
 """Test patterns instead of attention; a call takes no time worth waiting for."""
@@ -64,7 +65,7 @@ def test_several_runs_of_each_way(transport: tuple[int, bool]) -> None:
     layer = Workload(30, head_dim=2, mask="causal", documents=(11, 19), heads=1)
     for dataflow in DATAFLOWS:
         case = Case("tasp", "full-mesh:5", layer, dataflow)
-        for _ in range(4):
+        for _ in range(fifth(4)):
             run_in_process(case.backward, *transport, compute=COMPUTE)
 
 

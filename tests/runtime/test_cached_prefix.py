@@ -24,6 +24,7 @@ from tests.schedules.attention.test_cached_prefix import schedules
 from tests.support.one_device import run_in_process
 from tests.support.rank_layers import layer_of
 from tests.support.ranks import on_ranks, succeeded
+from tests.support.selection import covering
 from tests.support.systems import schedules_for
 
 LAYERS = [
@@ -66,10 +67,15 @@ LAYERS_ON = {3: LAYERS[::2], 4: LAYERS[1::2]}
 """The layers that run on 3 and on 4 ranks."""
 
 
+def cases_on(world_size: int) -> list[tuple[Workload, str]]:
+    """Layers and schedules."""
+    return covering((layer, name) for layer in LAYERS_ON[world_size] for name in schedules_for(layer, world_size))
+
+
 def errors_of_rank() -> list[tuple[float, float]]:
     """On a rank: the squared errors of its part of every result and log-sum-exp, and the squares of these parts."""
     found, world_size, rank = [], dist.get_world_size(), dist.get_rank()
-    for layer, name in ((each, name) for each in LAYERS_ON[world_size] for name in schedules_for(each, world_size)):
+    for layer, name in cases_on(world_size):
         q, k, v = layer_of(layer)
         n, cached = layer.sequence, layer.cached_keys
         low = -cached if layer.mask == "causal" else 1 - n
@@ -89,9 +95,7 @@ def errors_of_rank() -> list[tuple[float, float]]:
 @pytest.mark.parametrize("world_size", LAYERS_ON)
 def test_the_result_is_that_of_one_process_with_all_keys(world_size: int) -> None:
     parts = succeeded(on_ranks(errors_of_rank, world_size))
-    cases = [
-        (layer, name) for layer in LAYERS_ON[world_size] for name in schedules_for(layer, world_size) for _ in range(2)
-    ]
+    cases = [case for case in cases_on(world_size) for _ in range(2)]
     for case, *of_ranks in zip(cases, *parts, strict=True):
         error, size = (sum(each) for each in zip(*of_ranks, strict=True))
         assert error**0.5 < 1e-5 * size**0.5, case

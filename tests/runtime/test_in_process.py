@@ -35,6 +35,7 @@ from tests.support.home_dtype import with_home_dtype
 from tests.support.loopback import Board, Loopback
 from tests.support.one_device import run_in_process
 from tests.support.schedules import assert_every_transfer_once, task_of
+from tests.support.selection import fifth
 from tests.support.strategies import attention_layers
 from tests.support.systems import lasp2, passes_of, token_ring_passes, ulysses_passes
 
@@ -93,7 +94,7 @@ def test_a_buffer_that_is_skipped_is_still_protected(whole_steps: bool) -> None:
         schedule = attention(
             name, full_mesh(8), Workload(5, head_dim=64, dtype="fp32", heads=1, mask="full"), buffers=2
         )
-        for _ in range(10):
+        for _ in range(fifth(10)):
             run_in_process(schedule, 4, whole_steps)
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -25,20 +26,21 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Work, Workload
 from tests.gpu.delays import DelayedTrial
 from tests.support.loopback import Board, Loopback
+from tests.support.selection import covering
 
 LIMIT_S = 60.0
 RANKS = 4
 ATTENTION = Workload(64, heads=4, kv_heads=4, head_dim=4, mask="causal")
 LINEAR = Workload(64, heads=4, kv_heads=4, head_dim=4, mask="causal", kind="linear", decay="head")
-WORK: tuple[tuple[str, Work], ...] = (
-    ("multi-ring", 120),
-    ("multi-ring-all-reduce", 120),
-    ("tasp", ATTENTION),
-    ("zigzag-ring-attention", ATTENTION),
-    ("double-ring:2x2", ATTENTION),
-    ("all-scan", LINEAR),
-    ("multi-ring-lasp-2", LINEAR),
-)
+WORK: dict[str, Work] = {
+    "multi-ring": 120,
+    "multi-ring-all-reduce": 120,
+    "tasp": ATTENTION,
+    "zigzag-ring-attention": ATTENTION,
+    "double-ring:2x2": ATTENTION,
+    "all-scan": LINEAR,
+    "multi-ring-lasp-2": LINEAR,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -54,18 +56,16 @@ def schedules(name: str, work: Work) -> list[Schedule]:
     return list(build_schedules(name, full_mesh(RANKS), work, options=options))
 
 
-@pytest.mark.parametrize(
-    ("ahead", "how"),
-    [(0, "lanes"), (1, "lanes"), (4, "lanes"), (0, "together"), (2, "together"), (0, "steps"), (2, "steps")],
-)
-@pytest.mark.parametrize(("name", "work"), WORK, ids=[name for name, _ in WORK])
-def test_lanes_that_overtake_each_other(
-    monkeypatch: pytest.MonkeyPatch, name: str, work: Work, ahead: int, how: str
-) -> None:
+WAYS = [(0, "lanes"), (1, "lanes"), (4, "lanes"), (0, "together"), (2, "together"), (0, "steps"), (2, "steps")]
+
+
+@pytest.mark.parametrize(("name", "way"), covering(product(WORK, WAYS)))
+def test_lanes_that_overtake_each_other(monkeypatch: pytest.MonkeyPatch, name: str, way: tuple[int, str]) -> None:
     """A thread per lane, one for those that are alike, and one for all and calls."""
+    ahead, how = way
     if how == "together":
         monkeypatch.setattr(executors, "SHORT_FLOPS", -1)  # calls are long
-    for seed, schedule in enumerate(schedules(name, work)):
+    for seed, schedule in enumerate(schedules(name, WORK[name])):
         run(schedule, ahead, how, seed)
 
 

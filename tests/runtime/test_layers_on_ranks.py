@@ -52,6 +52,7 @@ from tests.support.rank_layers import (
 )
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.schedules import assert_every_transfer_once
+from tests.support.selection import covering
 from tests.support.systems import lasp2, schedules_for, token_ring_passes, ulysses_passes
 
 pytestmark = pytest.mark.distributed
@@ -113,32 +114,45 @@ def names_of(work: Workload, world_size: int, variants: bool = False) -> list[st
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
+SOFTMAX_ON = {2: SOFTMAX[1::2], 3: SOFTMAX[::2], 4: SOFTMAX, 5: SOFTMAX[1::2], 8: SOFTMAX[2:4]}
+"""All layers on four ranks, on others some each."""
+
+
+@cache
+def softmax_by_name() -> list[tuple[int, Workload, str]]:
+    """Numbers of ranks, layers and names."""
+    every = [(n, work, name) for n, layers in SOFTMAX_ON.items() for work in layers for name in names_of(work, n)]
+    for n in SOFTMAX_ON:
+        names = {name for ranks, _, name in every if ranks == n}
+        assert {"token-ring", "zigzag-token-ring"} <= names
+        assert ("ulysses" in names) == (HEADS % n == 0)
+    return covering(every)
+
+
+@pytest.mark.parametrize("world_size", SOFTMAX_ON)
 def test_softmax_layers_by_name(world_size: int) -> None:
-    """On few ranks by name. All layers on four ranks, on others some each."""
-    layers = {2: SOFTMAX[1::2], 3: SOFTMAX[::2], 4: SOFTMAX, 5: SOFTMAX[1::2], 8: SOFTMAX[2:4]}[world_size]
-    cases = [Case(work, name) for work in layers for name in names_of(work, world_size)]
-    names = {case.schedule for case in cases}
-    assert {"token-ring", "zigzag-token-ring"} <= names
-    assert ("ulysses" in names) == (HEADS % world_size == 0)
+    """On few ranks by name."""
+    cases = [Case(work, name) for n, work, name in softmax_by_name() if n == world_size]
     check(cases if world_size < 4 else built_once(cases, world_size), world_size)
 
 
 @pytest.mark.parametrize("world_size", [4, 6, 8])
 def test_variants_of_families(world_size: int) -> None:
     layers = {4: SOFTMAX[::2], 6: SOFTMAX[:1], 8: SOFTMAX[4:]}[world_size]
-    cases = [Case(work, name) for work in layers for name in names_of(work, world_size, variants=True)]
+    every = ((work, name) for work in layers for name in names_of(work, world_size, variants=True))
+    cases = [Case(*case) for case in covering(every)]
     splits = {4: ["2x2"], 6: ["2x3", "3x2"], 8: ["2x4", "4x2"]}[world_size]
     assert {f"double-ring:{split}:tasp" for split in splits} <= {case.schedule for case in cases}
     check(built_once(cases, world_size), world_size)
 
 
 def circulations(
-    world_size: int, layers: Sequence[Workload], names: Sequence[str], gradient_dtypes: Sequence[str] = ("fp32",)
-) -> list[Case]:
+    world_size: int, layers: Sequence[Workload], names: Sequence[str], gradient_dtypes: Sequence[str] = ("fp32",),
+    together: int = 1,
+) -> list[Case]:  # fmt: skip
     """Both dataflows of the backward pass; schedules are built once, which takes most of the time."""
     mesh, cases = full_mesh(world_size), []
-    for work, name, dataflow, dtype in product(layers, names, DATAFLOWS, gradient_dtypes):
+    for work, name, dataflow, dtype in covering(product(layers, names, DATAFLOWS, gradient_dtypes), together):
         options: Any = {"dataflow": dataflow, "gradient_dtype": dtype}
         passes = attention_passes(name, mesh, work, **options)
         cases.append(Case(work, name, AttentionOptions("both", **options), passes=passes))
@@ -155,7 +169,8 @@ def test_circulations_along_every_dataflow(world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_linear_layers(world_size: int) -> None:
     layers = {2: LINEAR_LAYERS[1::2], 3: LINEAR_LAYERS, 4: LINEAR_LAYERS[::2], 8: LINEAR_LAYERS[::4]}[world_size]
-    cases = [Case(work, name) for work in layers for name in LINEAR if applies(name, work)]
+    every = ((work, name) for work in layers for name in LINEAR if applies(name, work))
+    cases = [Case(*case) for case in covering(every)]
     assert {case.schedule for case in cases} == set(LINEAR)
     check(cases, world_size)
 
@@ -188,7 +203,7 @@ def test_what_half_precision_costs_circulations(world_size: int) -> None:
     """
     n = world_size
     growing = (1 + sum(hop / n for hop in range(2, n + 1))) ** 0.5
-    for case, errors in errors_of(circulations(n, HALF, ["tasp"], ["fp32", "input"]), n):
+    for case, errors in errors_of(circulations(n, HALF, ["tasp"], ["fp32", "input"], together=2), n):
         single = relative_errors([squares(alone(case.work), exact(case.work))])
         travel = {1} if case.options.dataflow == "rotate-q" else {2, 3}  # dq, or dk and dv
         for tensor, (error, of_one) in enumerate(zip(errors, single, strict=True)):
@@ -196,13 +211,14 @@ def test_what_half_precision_costs_circulations(world_size: int) -> None:
             assert error <= (1.2 * max(growing, 2**0.5) if grows else 1.5) * of_one, (case, errors, single)
 
 
-@pytest.mark.parametrize("dtype", ["auto", "fp32"])
-def test_what_half_precision_costs_other_schedules(dtype: Any) -> None:
+def test_what_half_precision_costs_other_schedules() -> None:
     """At most half as much again as on one process, which rounds once: sums of several ranks are sent in float32."""
     work = Workload(64, heads=8, head_dim=32, dtype="bf16", mask="causal")
     single = relative_errors([squares(alone(work), exact(work))])
-    options = AttentionOptions("both", gradient_dtype=dtype)
-    for case, errors in errors_of([Case(work, name, options) for name in names_of(work, 4)], 4):
+    dtypes: list[Any] = ["auto", "fp32"]
+    options = {dtype: AttentionOptions("both", gradient_dtype=dtype) for dtype in dtypes}
+    every = covering(product(names_of(work, 4), dtypes))
+    for case, errors in errors_of([Case(work, name, options[dtype]) for name, dtype in every], 4):
         assert all(error <= 1.5 * of_one for error, of_one in zip(errors, single, strict=True)), (case, errors, single)
 
 
@@ -268,7 +284,7 @@ def forward_on_rank(cases: Sequence[tuple[Workload, str]], transport: str) -> li
 def test_forward_passes_alone(world_size: int, transport: str) -> None:
     """float32: relative error below 1e-5; half precision: at most 1.5 times that of one process in the same dtype."""
     layers = {3: FORWARD, 5: FORWARD[::2], 7: FORWARD[1::3]}[world_size]
-    cases = [(work, name) for work in layers for name in schedules_for(work, world_size)]
+    cases = covering((work, name) for work in layers for name in schedules_for(work, world_size))
     for case, *of_ranks in zip(cases, *succeeded(on_ranks(forward_on_rank, world_size, cases, transport)), strict=True):
         single = relative_errors([squares(by_kernel(case[0], "auto"), by_kernel(case[0], "reference"))])
         for error, of_one in zip(relative_errors(of_ranks), single, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,12 +21,12 @@ from tasp_lab.workload.layer import Workload
 from tests.support.device_faults import FAULTS, NO_PLACE, report
 from tests.support.loopback import GARBAGE, Board, Loopback
 from tests.support.one_device import QueuedStreams, run_on_one_device, run_together
+from tests.support.selection import covering
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("name", attention_names_on(4))
+@pytest.mark.parametrize(("name", "mask"), covering(product(attention_names_on(4), ["full", "causal"])))
 @settings(max_examples=2)
 @given(seed=st.integers(0, 2**32))
 def test_every_layer_is_exact_in_every_order_of_ranks(name: str, mask: str, seed: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -30,6 +31,7 @@ from tasp_lab.schedules.registry import COLLECTIVES, attention_names_on, options
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.recorded_calls import recorded_all_to_alls, recorded_communicators, recorded_groups
+from tests.support.selection import covering
 from tests.support.simulated_nccl import (
     AllToAllCall,
     Delivered,
@@ -45,15 +47,13 @@ from tests.support.simulated_nccl import (
 WORLD_SIZES = range(2, 9)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize(("name", "world_size"), covering(product(COLLECTIVES, WORLD_SIZES)))
 def test_messages_of_collectives(name: str, world_size: int) -> None:
     for shard_bytes in (1, 5, 1000):
         check(collective(name, full_mesh(world_size), shard_bytes))
 
 
-@pytest.mark.parametrize("machine", ["h100-8", "mi300x-8", "h100-2x8"])
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize(("name", "machine"), covering(product(COLLECTIVES, ["h100-8", "mi300x-8", "h100-2x8"])))
 def test_messages_of_collectives_on_machines(name: str, machine: str) -> None:
     """Rings, trees and their lanes depend on the topology."""
     check(collective(name, load_machine(machine).topology, 2**12))
@@ -62,27 +62,37 @@ def test_messages_of_collectives_on_machines(name: str, machine: str) -> None:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", CIRCULATIONS)
 def test_messages_of_attention(name: str, world_size: int) -> None:
-    for layer, options in product(layers(world_size), options_of(world_size)):
-        for schedule in build_schedules(name, full_mesh(world_size), layer, options=options):
+    for number, options in (case[2:] for case in attention_cases() if case[:2] == (name, world_size)):
+        for schedule in build_schedules(name, full_mesh(world_size), layers(world_size)[number], options=options):
             check(schedule)
 
 
-@pytest.mark.parametrize("name", [name for name in attention_names_on(8, variants=True) if name.count(":") == 2])
-def test_messages_of_variants(name: str) -> None:
+VARIANTS = [name for name in attention_names_on(8, variants=True) if name.count(":") == 2]
+
+
+@pytest.mark.parametrize(("name", "number"), covering(product(VARIANTS, range(4))))
+def test_messages_of_variants(name: str, number: int) -> None:
     """In float32, as at home: what is converted to be sent does not lie in the memory, where the check looks for it."""
     options = options_for(name, AttentionOptions("both", gradient_dtype="fp32", result_dtype="fp32"))
-    for layer in list(layers(8))[:4]:
-        for schedule in build_schedules(name, full_mesh(8), layer, options=options):
-            check(schedule)
+    for schedule in build_schedules(name, full_mesh(8), layers(8)[number], options=options):
+        check(schedule)
 
 
-def layers(world_size: int) -> Iterator[Workload]:
+@cache
+def attention_cases() -> list[tuple[str, int, int, AttentionOptions]]:
+    """Schedules, numbers of ranks, numbers of layers, and options: every pair of them."""
+    every = product(CIRCULATIONS, WORLD_SIZES, range(len(layers(2))))
+    return covering(((*case, options) for case in every for options in options_of(case[1])), together=2)
+
+
+def layers(world_size: int) -> list[Workload]:
     """Full, causal, windowed and packed layers, of lengths that divide into blocks and that do not."""
-    even = 16 * world_size
+    even, found = 16 * world_size, list[Workload]()
     for sequence in (even, even + 3):
         layer = Workload(sequence=sequence, heads=4, kv_heads=2, head_dim=8, mask="full")
         causal = replace(layer, mask="causal")
-        yield from (layer, causal, replace(causal, window=9), replace(causal, documents=(10, sequence - 10)))
+        found += layer, causal, replace(causal, window=9), replace(causal, documents=(10, sequence - 10))
+    return found
 
 
 def options_of(world_size: int) -> list[AttentionOptions]:
@@ -134,12 +144,11 @@ def ring_of_rings(inner: int, outer: int, inner_first: bool = False) -> Schedule
     return over_groups(inside, collective("ring", full_mesh(outer), 24 * inner), inner_first=inner_first)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", CIRCULATIONS)
-def test_every_communicator_is_made_by_all_ranks(name: str, world_size: int) -> None:
-    for layer in list(layers(world_size))[:4]:
-        for schedule in build_schedules(name, full_mesh(world_size), layer, options=AttentionOptions("both")):
-            make_communicators(recorded_communicators(schedule))
+@pytest.mark.parametrize(("name", "world_size", "number"), covering(product(CIRCULATIONS, WORLD_SIZES, range(4))))
+def test_every_communicator_is_made_by_all_ranks(name: str, world_size: int, number: int) -> None:
+    layer = layers(world_size)[number]
+    for schedule in build_schedules(name, full_mesh(world_size), layer, options=AttentionOptions("both")):
+        make_communicators(recorded_communicators(schedule))
 
 
 def test_a_communicator_that_is_made_by_the_first_batch_waits_forever() -> None:

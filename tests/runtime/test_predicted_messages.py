@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either
 from tests.sim.test_engine_against_reference import gossips
 from tests.support.one_device import run_in_process
+from tests.support.selection import covering
 
 RANKS = 4
 NO_TIME = ComputeRate(1e15)
@@ -47,8 +49,9 @@ def test_collectives(name: str) -> None:
     check(collective(name, full_mesh(RANKS), 97))
 
 
-@pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("name", attention_names_on(RANKS, variants=True))
+@pytest.mark.parametrize(
+    ("name", "mask"), covering(product(attention_names_on(RANKS, variants=True), ["full", "causal"]))
+)
 def test_attention(name: str, mask: str) -> None:
     for schedule in passes(name, Workload(48, heads=4, head_dim=8, mask=mask)):
         check(schedule)

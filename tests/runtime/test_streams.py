@@ -40,6 +40,7 @@ from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedules.attention.test_backward import Case, cases_of
+from tests.support.selection import fifth
 
 Operation = tuple[Callable[[], bool], Callable[[], None]]
 
@@ -365,7 +366,7 @@ def on_lanes(schedule: Schedule, lanes: int) -> Schedule:
 @pytest.mark.parametrize("name", ["ring", "ring-reduce-scatter"])
 def test_rings_of_rings(name: str, inner_first: bool) -> None:
     """Two channels, the second of which goes on steps later with what the first one brought."""
-    for seed in range(50):
+    for seed in range(fifth(50)):
         run(ring_of_rings(name, inner_first), seed)
 
 
@@ -391,7 +392,7 @@ def test_the_inner_ring_does_not_wait_for_the_outer_one(channels: bool, expected
 def test_what_comes_home_is_added_when_the_rank_has_added_its_own() -> None:
     """Rank 0 sees no keys but its own: nothing else makes communication wait for its call."""
     case = Case("ring-attention", "full-mesh:3", Workload(6, head_dim=2, mask="causal", heads=1), "rotate-kv")
-    for seed in range(100):
+    for seed in range(fifth(100)):
         run(case.backward, seed)
 
 
@@ -400,7 +401,7 @@ def test_own_gradients_may_come_home_before_the_rank_has_added_its_own() -> None
     schedule = Case("tasp", "full-mesh:4", Workload(24, head_dim=2, heads=1, mask="full"), "rotate-kv").backward
     first, *others, last = schedule.steps
     steps = [replace(first, calls=()), *others, replace(last, calls=first.calls)]
-    for seed in range(100):
+    for seed in range(fifth(100)):
         run(replace(schedule, steps=steps), seed)
 
 

@@ -45,6 +45,7 @@ from tasp_lab.workload.layer import Workload
 from tests.runtime.test_streams import BETWEEN_CHANNELS, Device, DrawnStreams, SlowCopies, ring_of_rings
 from tests.schedules.attention.test_backward import Case, cases_of
 from tests.support.ranks import on_ranks
+from tests.support.selection import fifth
 
 CPU = torch.device("cpu")
 
@@ -182,7 +183,7 @@ def test_every_gradient_is_complete(case: Case, seed: int, streams_of: type[Draw
 @pytest.mark.parametrize("name", sorted(CIRCULATIONS))
 def test_attention_forward_and_backward(name: str) -> None:
     case = Case(name, "full-mesh:4", Workload(24, head_dim=2, mask="causal", heads=1), "rotate-kv")
-    for seed in range(5):
+    for seed in range(fifth(5)):
         run(attention(name, full_mesh(4), case.workload), seed, runs=2)
         run(case.backward, seed, streams_of=OneQueue)
 
@@ -190,7 +191,7 @@ def test_attention_forward_and_backward(name: str) -> None:
 @pytest.mark.parametrize("inner_first", [False, True])
 @pytest.mark.parametrize("name", ["ring", "ring-reduce-scatter"])
 def test_channels_have_signals_of_their_own(name: str, inner_first: bool) -> None:
-    for seed in range(6):
+    for seed in range(fifth(6)):
         run(ring_of_rings(name, inner_first), seed, runs=2)
 
 

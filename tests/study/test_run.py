@@ -26,6 +26,7 @@ from tasp_lab.study.store import RESULTS, Store
 from tasp_lab.study.study import Study
 from tasp_lab.study.table import table
 from tests.conftest import ROOT, Tell
+from tests.support.selection import fifth
 from tests.support.signals import hear_interrupts
 from tests.support.studies import SMALL, study_of
 
@@ -264,7 +265,7 @@ def test_no_row_is_lost_or_doubled_when_runs_are_killed(tmp_path: Path) -> None:
     document = study_of(layer={"seq": "geom(1Ki, 8Ki, 2)", "batch": [1, 2, 3, 4, 5]})
     file, folder, drawn = study_file(tmp_path, document), tmp_path / "run", random.Random(19)
     before = 0
-    for _ in range(10):
+    for _ in range(fifth(10)):
         process = started(file, folder)
         assert process.stdout is not None
         after = drawn.randint(0, 12)

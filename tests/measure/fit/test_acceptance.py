@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from tasp_lab.measure.readers import MeasuredTable, find_tables
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 from tests.conftest import ROOT, Command
 from tests.measure.fit.test_fit_profile import H100, SIZES, csv, made, table
+from tests.support.selection import covering
 
 SAMPLES = ROOT / "tests" / "measure" / "readers" / "samples"
 """Logs in the format of nccl-tests of plausible machines, made for these tests: slow at small and medium sizes."""
@@ -187,8 +189,7 @@ def spread(count: int) -> list[int]:
     return [SIZES[place] for place in np.linspace(0, len(SIZES) - 1, count).astype(int)]
 
 
-@pytest.mark.parametrize("count", [1, 3, 5, 7])
-@pytest.mark.parametrize("collective", ["all_gather", "sendrecv"])
+@pytest.mark.parametrize(("collective", "count"), covering(product(["all_gather", "sendrecv"], [1, 3, 5, 7])))
 def test_what_is_written_was_checked_and_predicts_sizes_that_were_not_measured(
     tmp_path: Path, collective: NcclTestsName, count: int
 ) -> None:
@@ -214,8 +215,7 @@ def test_what_is_written_was_checked_and_predicts_sizes_that_were_not_measured(
         assert after < before
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 7, 8])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("count", "seed"), covering(product([2, 3, 5, 7, 8], range(3))))
 def test_noise_is_not_written(command: Command, count: int, seed: int) -> None:
     """Times of the profile's own machine times noise: nothing is left to find. The seeds were not chosen."""
     (case,) = cases_of([table("all_gather", np.ones(count), spread(count))], Choice(H100, "8"))
