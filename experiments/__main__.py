@@ -25,7 +25,6 @@ FOLDER = Path(__file__).parent
 TABLES: Mapping[str, tuple[str, ...]] = {
     # Predicted.
     "tables.contention": (),
-    "tables.other_kernels": (),
     "tables.kernel_accuracy": (),
     "tables.search": (),
     "tables.search_optimum": (),
@@ -34,7 +33,6 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "accuracy.report": (),
     "accuracy.step_curve": (),
     "accuracy.fabric": (),
-    "benchmarks.tuned_ring": (),
     # Measured on the emulated fabric, which needs network namespaces.
     "tables.all_gather": (),
     "tables.decomposition": ("--measure",),
@@ -45,8 +43,6 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "tables.linear_on_the_fabric": (),
     "tables.found_on_the_fabric": (),
     # Executed and compared with exact results.
-    "tables.layer_errors": (),
-    "tables.campaigns": (),
     "tables.training": (),
     "tables.hybrids": (),
     "tables.astra_sim": (),
@@ -54,8 +50,6 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "benchmarks.commands": (),
     "benchmarks.structure": (),
     "benchmarks.executor_cost": (),
-    "benchmarks.agreement_cost": (),
-    "benchmarks.helper_kernels": (),
     "benchmarks.beside_others": (),
     "benchmarks.peers": (),
 }
