@@ -25,6 +25,7 @@ FOLDER = Path(__file__).parent
 TABLES: Mapping[str, tuple[str, ...]] = {
     # Predicted.
     "tables.contention": (),
+    "tables.decomposition": (),
     "tables.kernel_accuracy": (),
     "tables.search": (),
     "tables.search_optimum": (),
@@ -32,15 +33,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "reproductions": ("all",),
     "accuracy.report": (),
     "accuracy.step_curve": (),
-    "accuracy.fabric": (),
     # Measured on the emulated fabric, which needs network namespaces.
-    "tables.all_gather": (),
-    "tables.decomposition": ("--measure",),
-    "tables.attention_curve": (),
-    "tables.passes": (),
-    "tables.schedules_on_the_fabric": (),
-    "tables.ranking_on_the_fabric": (),
-    "tables.linear_on_the_fabric": (),
+    "tables.fabric": (),
     "tables.found_on_the_fabric": (),
     # Executed and compared with exact results.
     "tables.training": (),

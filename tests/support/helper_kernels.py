@@ -203,4 +203,3 @@ def _stand_ins() -> Iterator[tuple[Counter[str], Counter[str]]]:
         patch.object(torch, "is_autocast_enabled", lambda _: False),
     ):
         yield calls, launches.found
-
