@@ -37,7 +37,6 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "tables.fabric": (),
     "tables.found_on_the_fabric": (),
     # Executed and compared with exact results.
-    "tables.training": (),
     "tables.hybrids": (),
     "tables.astra_sim": (),
     # Times of our own code, for idle machines.
