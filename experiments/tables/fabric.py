@@ -298,8 +298,8 @@ def publish(name: str, folder: Path = RESULTS) -> None:
             heading = of_table["parts"][part].get("heading", of_table["heading"]).format(**found)
             shown += [heading, _table(rows, columns, of_table)]
             if of_table.get("ranked"):
-                pairs = "; ".join(" before ".join(pair) for pair in out_of_order(rows)) or "none"
-                shown.append(f"Predicted in the wrong order, ties apart: {pairs}.")
+                crossed = "; ".join(" before ".join(pair) for pair in out_of_order(rows)) or "none"
+                shown.append(f"Predicted in the wrong order, ties apart: {crossed}.")
     if "heading" not in of_table:
         shown.append(_table(joined, of_table["columns"], of_table))
     shown += [verdict(joined, of_table["target"])] if "target" in of_table else []

@@ -46,9 +46,9 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case(each["kind"], each["machine"], 1024 * length, *layer, each.get("settings", {}))
+    Case(each["kind"], each["machine"], 1024 * length, kv_heads, mask, passes, each.get("settings", {}))
     for each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["questions"]
-    for length, *layer in each["layers"]
+    for length, kv_heads, mask, passes in each["layers"]
 ]
 
 
