@@ -10,7 +10,11 @@ SIMGRID := python3-simgrid libsimgrid-dev
 
 # The main job: a mesh and a switch, predicted, run and compared.
 lab: $(INSTALLED)
-	$(BIN)/python -m experiments.lab
+	mkdir -p lab
+	for topology in full-mesh switch; do \
+		$(BIN)/tasp-lab validate $$topology:8 --schedule ring --schedule multi-ring --shard-bytes 2MiB \
+			--plot lab/$$topology.png --trace lab/$$topology-trace.json || exit; \
+	done
 
 # Lint, types and layers beside every test but those that need a GPU; those that measure time run by themselves, last.
 # Of tests of many examples or combinations a part runs (tests/support/selection.py), and two notebooks.

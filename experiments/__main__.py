@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent
 TABLES: Mapping[str, tuple[str, ...]] = {
     # Predicted.
     "tables.contention": (),
-    "tables.other_kernels": (),
+    "tables.decomposition": (),
     "tables.kernel_accuracy": (),
     "tables.search": (),
     "tables.search_optimum": (),
@@ -33,29 +33,16 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "reproductions": ("all",),
     "accuracy.report": (),
     "accuracy.step_curve": (),
-    "accuracy.fabric": (),
-    "benchmarks.tuned_ring": (),
     # Measured on the emulated fabric, which needs network namespaces.
-    "tables.all_gather": (),
-    "tables.decomposition": ("--measure",),
-    "tables.attention_curve": (),
-    "tables.passes": (),
-    "tables.schedules_on_the_fabric": (),
-    "tables.ranking_on_the_fabric": (),
-    "tables.linear_on_the_fabric": (),
+    "tables.fabric": (),
     "tables.found_on_the_fabric": (),
     # Executed and compared with exact results.
-    "tables.layer_errors": (),
-    "tables.campaigns": (),
-    "tables.training": (),
     "tables.hybrids": (),
     "tables.astra_sim": (),
     # Times of our own code, for idle machines.
     "benchmarks.commands": (),
     "benchmarks.structure": (),
     "benchmarks.executor_cost": (),
-    "benchmarks.agreement_cost": (),
-    "benchmarks.helper_kernels": (),
     "benchmarks.beside_others": (),
     "benchmarks.peers": (),
 }

@@ -97,16 +97,3 @@ TIMES: Formats = {
 """The times of a run on the emulated fabric; spread is the slowest repeat minus the fastest."""
 
 BUSY: Formats = {"cores busy": "{cpu_busy_share:.0%}"}
-
-
-def comparison_table(comparisons: Sequence[Record]) -> str:
-    """A table of comparison documents of the command line, a row per schedule; speed-ups are over the first one."""
-    rows = [{**run, "ring": comparison["runs"][0]} for comparison in comparisons for run in comparison["runs"]]
-    return table(rows, {
-        "topology, schedule": "{topology}, {schedule}",
-        **TIMES,
-        "speed-up predicted": lambda row: f"{row['ring']['predicted_s'] / row['predicted_s']:.2f}",
-        "speed-up measured": lambda row: f"{row['ring']['measured_s'] / row['measured_s']:.2f}",
-        "measured share of bound": lambda row: f"{row['bound_s'] / row['measured_s']:.1%}",
-        **BUSY,
-    })  # fmt: skip

@@ -10,7 +10,7 @@
 
 What is counted is what the Python code of each would launch on a GPU beside attention: every operation that is neither
 a view nor an allocation; what torch.jit would fuse is counted one by one. Ours is counted as it runs on GPUs
-(`experiments.benchmarks.helper_kernels`).
+(`tests.support.helper_kernels`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from experiments.benchmarks import helper_kernels
 from experiments.benchmarks.executor_cost import own_s
 from experiments.common import machine_record, markdown_table, write_page
-from experiments.tables.layer_errors import draw, exact, on_ranks
 from runtime import attention, shard
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import zigzag
+from tests.support import helper_kernels
+from tests.support.rank_layers import dout_of, exact, layer_of
+from tests.support.ranks import on_ranks, succeeded
 
 RESULT = Path(__file__).parent / "results" / "beside_others.md"
 LAYER = Workload(4096, heads=8, head_dim=64, dtype="bf16", mask="causal")
@@ -252,7 +253,7 @@ class Measured(NamedTuple):
 def measure(expected: Tensors) -> dict[str, Measured]:
     """On a rank: all systems, their samples by turns."""
     rank, n = dist.get_rank(), dist.get_world_size()
-    whole = draw(LAYER)
+    whole = *layer_of(LAYER), dout_of(LAYER)
     found: dict[str, Measured] = {}
     runs = systems()
     shards: dict[str, Tensors] = {}
@@ -279,7 +280,7 @@ def count_others() -> dict[str, Counts]:
     """On a rank: the operations of code of others, on a short layer; their number does not depend on its length."""
     rank, n = dist.get_rank(), dist.get_world_size()
     layer = Workload(16 * n, heads=2, head_dim=16, dtype="bf16", mask="causal")
-    q, k, v, dout = (shard(x, zigzag(layer.sequence, n), rank) for x in draw(layer))
+    q, k, v, dout = (shard(x, zigzag(layer.sequence, n), rank) for x in (*layer_of(layer), dout_of(layer)))
     found = {}
     for name, run in systems().items():
         if name not in OURS:
@@ -318,7 +319,7 @@ def count_rows() -> Iterator[list[str]]:
     """The counts of all systems."""
     rank, ranks = helper_kernels.RANK, helper_kernels.RANKS
     found = {label(name): counts_of_ours(name) for name in OURS}
-    for each in on_ranks(count_others, ranks):
+    for each in succeeded(on_ranks(count_others, ranks)):
         found |= each
     found["Transformer Engine, p2p"] = transformer_engine(rank, ranks)
     for name, each in found.items():
@@ -328,9 +329,7 @@ def count_rows() -> Iterator[list[str]]:
 def main() -> None:
     """Run and count everything, and write the page."""
     torch.set_num_threads(1)
-    out, _, *gradients = exact(LAYER, *draw(LAYER))
-    expected = (out, *gradients)
-    results = list(rows_of_results(on_ranks(measure, RANKS, expected)))
+    results = list(rows_of_results(succeeded(on_ranks(measure, RANKS, tuple(exact(LAYER))))))
     counts = list(count_rows())
     made = machine_record()
     versions = f"torch {torch.__version__.split('+')[0]}" + (", ring-flash-attn 0.1.8" if has_ring_flash_attn() else "")

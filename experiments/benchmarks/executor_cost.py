@@ -11,9 +11,6 @@ threads beside the calls of the last two cases, as it takes them for long. Sampl
 A second table has the executor's own time: the same, on torch's fake process group, whose calls end at once. It is wall
 time of one process, which hardly depends on what else runs, and all of it is Python of the executor or of the loop.
 
-A third table has the time that a pass of attention takes the host: its messages, tensors and additions, without
-messages that arrive and kernels that compute. On a GPU the host must queue a step faster than the device executes it.
-
 What is compared is the processor time of the threads that run Python, user and system, of all ranks. The threads of
 gloo itself are left out: they poll while a thread that posts holds a lock, most of their time on a busy machine, and
 how often that happens is chance. But they also carry what the loops leave to them, as those post receives when they
@@ -44,8 +41,6 @@ from experiments.common import machine_record, markdown_table
 from runtime.executor.executor import Executor
 from runtime.executor.per_lane import run_beside
 from runtime.executor.transports import make_transport
-from runtime.kernels.partials import Gradients, Kernel, Partial
-from runtime.sequence_parallel.layer import SoftmaxPasses
 from runtime.trials.patterns import PatternWork
 from tasp_lab.core.arrays import FloatArray
 from tasp_lab.core.files import write_whole
@@ -53,8 +48,7 @@ from tasp_lab.schedule.buffer_layout import OUTSIDE
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
-from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.schedules.build import attention_layout, attention_schedules, build_schedules
+from tasp_lab.schedules.build import build_schedules
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 
@@ -82,10 +76,8 @@ SHARD_BYTES = 64, 2**16
 SAMPLES, PASSES = 20, 20
 """Samples of each of the three, and passes in a row in a sample, between two barriers."""
 
-HOST_SCHEDULES = ("zigzag-ring-attention", "tasp", "kv-and-q-rings", "token-multi-ring")
-HOST_RANKS, HOST_RANK, HOST_TURNS = 8, 1, 12
-HOST_LAYER = Workload(4 * HOST_RANKS**2, head_dim=8, heads=2, kv_heads=2, dtype="fp32", mask="causal")
-"""A layer of a few numbers, as the time of the host does not depend on how many there are."""
+TURNS = 12
+"""So many times `SAMPLES` are passes on the fake process group."""
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -110,13 +102,7 @@ def main() -> None:
         f"({made['date']}, torch {torch.__version__.split('+')[0]}) at a load average of {os.getloadavg()[2]:.0f}. "
         "Where other programs use the caches, ratios are higher than the second table lets expect."
     )
-    host_head = (
-        f"Processor time of one pass on the host: rank {HOST_RANK} of {HOST_RANKS}, {HOST_LAYER.sequence} positions, "
-        f"{HOST_LAYER.heads} heads of {HOST_LAYER.head_dim}, {HOST_LAYER.dtype}, causal, on torch's fake process group "
-        f"(`batched`), whose calls end at once, with a kernel that returns zeros made beforehand; "
-        f"{HOST_TURNS * SAMPLES} passes."
-    )
-    tables = [head, markdown_table(columns, rows), own_text(), host_head, host_table()]
+    tables = [head, markdown_table(columns, rows), own_text()]
     table = "\n\n".join(tables) + "\n"
     write_whole(RESULTS / "executor_cost.md", table.encode())
     print(table)
@@ -366,7 +352,7 @@ def own_text() -> str:
         executor = Executor(schedule, 1, sender, work, as_bytes=True)
         runs: tuple[Call, ...] = (partial(_execute, executor), LOOPS[transport](executor, _calls(executor, work)))
         times_us: tuple[list[float], ...] = [], []
-        for _ in range(HOST_TURNS * SAMPLES):
+        for _ in range(TURNS * SAMPLES):
             for found, run in zip(times_us, runs, strict=True):
                 began_s = time.perf_counter()
                 run()
@@ -377,7 +363,7 @@ def own_text() -> str:
         rows.append((f"{name}, {transport}, {world_size}", f"{ours_us:.0f}", f"{hand_us:.0f}", f"{own_us:.1f}"))
     head = (
         f"Wall time of a pass of one rank on torch's fake process group, whose calls end at once; fastest tenths of "
-        f"{HOST_TURNS * SAMPLES} passes. The table above has what a message takes on gloo."
+        f"{TURNS * SAMPLES} passes. The table above has what a message takes on gloo."
     )
     return f"{head}\n\n{markdown_table(columns, rows)}"
 
@@ -385,65 +371,6 @@ def own_text() -> str:
 def _execute(executor: Executor) -> None:
     executor.prepare()
     executor.run()
-
-
-def host_table() -> str:
-    """The table of the host's milliseconds of both passes. Schedules take turns, as others use the machine, too."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=HOST_RANK, world_size=HOST_RANKS)
-    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in HOST_SCHEDULES}
-    for _ in range(HOST_TURNS):
-        for name, times in found.items():
-            _measure_host(name, times)
-    dist.destroy_process_group()
-    columns = "schedule", "forward: fastest tenth", "median", "backward: fastest tenth", "median"
-    rows = []
-    for name, passes in found.items():
-        times_ms = [statistics.quantiles(times, n=10) for times in passes]
-        rows.append((name, *(f"{each:.2f} ms" for tenths in times_ms for each in (tenths[0], tenths[4]))))
-    return markdown_table(columns, rows)
-
-
-def _measure_host(name: str, found: tuple[list[float], list[float]]) -> None:
-    """Append milliseconds of forward and of backward passes of a schedule by name."""
-    options = AttentionOptions("both")
-    forward, backward = attention_schedules(name, full_mesh(HOST_RANKS), HOST_LAYER, options=options)
-    layer = SoftmaxPasses(forward, backward, HOST_RANK, make_transport("batched", 60.0), FreeKernel(), 1.0)
-    length = attention_layout(name, HOST_LAYER, HOST_RANKS).length(HOST_RANK)
-    q, k, v, dout = torch.zeros(4, 1, length, HOST_LAYER.heads, HOST_LAYER.head_dim)
-    saved = layer.saved((q, k, v), *layer.forward(q, k, v))
-    passes: tuple[Call, ...] = (lambda: layer.forward(q, k, v)), (lambda: layer.backward(saved, dout))
-    for run in passes:  # what is prepared once per schedule is not measured
-        run()
-    for _ in range(SAMPLES):
-        for times, run in zip(found, passes, strict=True):
-            began_s = time.process_time()
-            run()
-            times.append(1e3 * (time.process_time() - began_s))
-
-
-class FreeKernel(Kernel):
-    """An attention kernel whose results are zeros, made once."""
-
-    def __init__(self) -> None:
-        self._zeros: dict[torch.Size, torch.Tensor] = {}
-
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, low: int, high: int
-    ) -> Partial:
-        return Partial(self._of(q.shape), self._of(q.shape[:3]))
-
-    def backward(
-        self, dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-        lse: torch.Tensor, *, scale: float, low: int, high: int,
-    ) -> Gradients:  # fmt: skip
-        return Gradients(self._of(q.shape), self._of(k.shape), self._of(v.shape))
-
-    def _of(self, shape: torch.Size) -> torch.Tensor:
-        if shape not in self._zeros:
-            self._zeros[shape] = torch.zeros(shape)
-        return self._zeros[shape]
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 ``python -m experiments.benchmarks.peers`` simulates AllGathers and ring attention on full meshes with the array engine,
 the SimPy engine, SimGrid from C++ and from Python, and AllGathers with a plain NumPy recurrence. The recurrence is a
 lower bound on the cost of stepping through a schedule: it assumes that no two transfers share a link. Every run is a
-separate process; all must predict the same time. Results: ``experiments/benchmarks/results/peers.json``, ``.md`` and
-``.png``.
+separate process; all must predict the same time. Results: ``experiments/benchmarks/results/peers.json`` and
+``.md``.
 
 ``--long`` adds SimGrid's Python on 512 ranks, ``--most-ranks 64`` omits larger worlds, ``--results`` sets the folder of
 the results. SimGrid (python3-simgrid, libsimgrid-dev and g++) is omitted if not installed.
@@ -25,12 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from matplotlib.figure import Figure
-
 from experiments.benchmarks.peer_run import ATTENTION, BLOCK_BYTES, call_s, rings_of, topology_of
-from experiments.common import Record, machine_record, markdown_table, write_record
-from tasp_lab.core.files import write_whole
+from experiments.common import Record, machine_record, markdown_table, write_page, write_record
 
 SYSTEMS = {
     "array": "tasp-lab, array engine",
@@ -46,12 +42,6 @@ REPEATS = 3
 SHORT_S = 10.0
 """Cases that take longer are run once."""
 
-CURVE = {"array": 4096, "simpy": 1024, "simgrid-c++": 4096, "simgrid-python": 64, "numpy": 4096}
-"""Maximum number of ranks of each system: limited by half a minute per run and by the system itself."""
-
-FIT_FROM_RANKS = 64
-"""Below, constant costs dominate."""
-
 
 class Case(NamedTuple):
     """An AllGather and the systems that simulate it."""
@@ -66,7 +56,7 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    """Measure all cases and write the table and the picture."""
+    """Measure all cases and write the table."""
     options = argparse.ArgumentParser(description="Simulate rings with our engines and with SimGrid.")
     options.add_argument("--long", action="store_true", help="also run SimGrid's Python on 512 ranks (a minute)")
     options.add_argument("--most-ranks", dest="max_ranks", type=int, default=2**14, help="omit larger worlds")
@@ -75,11 +65,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         peers = Peers(Path(folder))
         rows = peers.rows([case for case in table_cases(chosen.long) if case.ranks <= chosen.max_ranks])
-        curve = peers.rows([case for case in curve_cases() if case.ranks <= chosen.max_ranks])
-    write_record(chosen.results / "peers.json", {"rows": rows, "curve": curve, "exponents": fits(curve)})
-    write_whole(chosen.results / "peers.md", (text := report(rows, curve)).encode())
-    draw(curve, chosen.results / "peers.png")
-    print(text)
+    write_record(chosen.results / "peers.json", {"rows": rows})
+    write_page(chosen.results / "peers.md", report(rows))
 
 
 def table_cases(long: bool) -> list[Case]:
@@ -99,15 +86,6 @@ def table_cases(long: bool) -> list[Case]:
         Case("nodes:128x8", "multi-ring", ("array",)),
         Case("nodes:2048x8", "ring", ("array",)),
         Case("nodes:2048x8", "multi-ring", ("array",)),
-    ]
-
-
-def curve_cases() -> list[Case]:
-    """Rings on 8, 16, 32, ... ranks."""
-    sizes = [2**power for power in range(3, 13)]
-    return [
-        Case(f"full-mesh:{size}", "ring", tuple(system for system, most in CURVE.items() if size <= most))
-        for size in sizes
     ]
 
 
@@ -184,8 +162,8 @@ def _works(command: Sequence[str]) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def report(rows: Sequence[Record], curve: Sequence[Record]) -> str:
-    """The table, its explanation, and the scaling exponents."""
+def report(rows: Sequence[Record]) -> str:
+    """The table and its explanation."""
     made = machine_record()
     head = (
         f"AllGathers, and ring attention forward with a full mask, of blocks of {BLOCK_BYTES // 2**20} MiB, made by "
@@ -203,57 +181,7 @@ def report(rows: Sequence[Record], curve: Sequence[Record]) -> str:
          *(f"{row[part]:.3g}" if row.get(part) else "" for part in PARTS), f"{row['peak_bytes'] / 1e6:,.0f}"]
         for row in rows
     ]  # fmt: skip
-    grown = "; ".join(f"{SYSTEMS[system]} n^{power:.2f}" for system, power in fits(curve).items())
-    tail = f"Simulating a ring on n ranks, from n = {FIT_FROM_RANKS} on, grows like: {grown}." if grown else ""
-    return (
-        "\n\n".join(filter(None, [head, markdown_table(columns, cells), tail, "![Seconds over ranks](peers.png)"]))
-        + "\n"
-    )
-
-
-def fits(curve: Sequence[Record]) -> dict[str, float]:
-    """The exponents of systems with at least three points from `FIT_FROM_RANKS` on."""
-    found = {}
-    for system, points in _by_system(curve).items():
-        large = [point for point in points if point[0] >= FIT_FROM_RANKS]
-        if len(large) >= 3:
-            found[system] = exponent(large)
-    return found
-
-
-def exponent(points: Sequence[tuple[int, float]]) -> float:
-    """The exponent p of a fit of ranks^p to points (ranks, seconds), by least squares of the logarithms.
-
-    >>> round(exponent([(8, 1.0), (16, 4.0), (32, 16.0)]), 6)
-    2.0
-    """
-    ranks, seconds = np.log(np.array(points)).T
-    return float(np.polyfit(ranks, seconds, 1)[0])
-
-
-def _by_system(curve: Sequence[Record]) -> dict[str, list[tuple[int, float]]]:
-    """(ranks, seconds) of each system."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    for row in curve:
-        found.setdefault(row["system"], []).append((row["ranks"], row["simulated_s"]))
-    return found
-
-
-def draw(curve: Sequence[Record], path: Path) -> None:
-    """Seconds of simulation over ranks, as PNG."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    powers = fits(curve)
-    for (system, points), marker in zip(_by_system(curve).items(), "osD^v", strict=False):
-        power = f", n^{powers[system]:.2f}" if system in powers else ""
-        axes.loglog(*zip(*points, strict=True), marker=marker, label=SYSTEMS[system] + power)
-    sizes = sorted({row["ranks"] for row in curve})
-    axes.set_xticks(sizes, labels=[str(size) for size in sizes], minor=False)
-    axes.minorticks_off()
-    axes.set(xlabel="ranks", ylabel="seconds to simulate", title="Ring AllGather on a full mesh")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, format="png", dpi=150)
+    return f"{head}\n\n{markdown_table(columns, cells)}"
 
 
 if __name__ == "__main__":

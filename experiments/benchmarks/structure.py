@@ -2,7 +2,7 @@
 
 ``python -m experiments.benchmarks.structure`` counts the checkout that it belongs to. ``--root FOLDER --start`` counts
 another checkout, and stores its figures as those of the start. Results in ``experiments/benchmarks/results/``:
-``structure.json``, ``structure.md``, and what runs in ``walk_predict_ring.md`` and ``walk_attention.md``.
+``structure.json`` and ``structure.md``.
 """
 
 from __future__ import annotations
@@ -86,8 +86,6 @@ AIMS = {
     "predict_functions": 550, "predict_modules": 85, "predict_packages": 16, "package_lines": BUDGETS,
 }  # fmt: skip
 
-WALKS = {"walk_predict_ring": ("predict", PREDICT), "walk_attention": ("attention", ATTENTION)}
-
 
 def main() -> None:
     """Count, and write the results; figures of the start stay unless they are counted."""
@@ -100,8 +98,6 @@ def main() -> None:
     stored |= {"aim": AIMS, "before" if asked.start else "now": measure(asked.root.resolve())}
     write_record(path, {which: stored[which] for which in WHICH if which in stored})
     write_whole(RESULTS / "structure.md", table(stored).encode())
-    for name, (prefix, what) in WALKS.items():
-        write_whole(RESULTS / f"{name}.md", walk_document(stored, f"{prefix}_walk", what).encode())
 
 
 def measure(root: Path) -> Record:
@@ -221,20 +217,6 @@ def _cell(name: str, value: Any) -> str:
     if name == "comment_share":
         return f"{value:.1%}"
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-
-
-def walk_document(stored: Record, name: str, what: str) -> str:
-    """The functions that run, at the start and now, as a tree of first calls."""
-    parts = [
-        f"Functions that run for {what}, in the order of first calls. A function is listed once, below the function "
-        "from which it was called first, and only if it calls functions of other modules. Made by "
-        "`python -m experiments.benchmarks.structure`."
-    ]
-    for title, which in (("Now", "now"), ("Start", "before")):
-        if which in stored:
-            lines = stored[which][name]
-            parts += [f"## {title}: {len(lines)} functions", "```text\n" + "\n".join(lines) + "\n```"]
-    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

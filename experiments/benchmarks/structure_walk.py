@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -26,19 +25,16 @@ Function = tuple[str, str]
 
 
 class Recorder:
-    """Functions of some packages, in the order in which they are called first, and their callers.
+    """Functions of some packages that run.
 
     Bodies of classes, lambdas and comprehensions count as functions; bodies of modules do not.
     """
 
     def __init__(self, root: str, packages: Sequence[str]) -> None:
-        self.functions: dict[Function, Function | None] = {}
-        """Each function that ran, and the nearest function of ours below which its first call happened."""
-        self.calls: dict[Function, set[Function]] = defaultdict(set)
+        self.functions: set[Function] = set()
         self._prefixes = tuple(os.path.join(root, package.replace(".", os.sep), "") for package in packages)
         self._root = os.path.join(root, "")
         self._known: dict[CodeType, Function | None] = {}
-        self._stacks = threading.local()  # executors run functions in threads
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -52,24 +48,14 @@ class Recorder:
             threading.setprofile(None)
 
     def _event(self, frame: FrameType, event: str, _argument: object) -> None:
-        if event != "call" and event != "return":
+        if event != "call":
             return
         code = frame.f_code
         if code not in self._known:
             self._known[code] = self._function(code)
         function = self._known[code]
-        if function is None:
-            return
-        stack = self._stacks.__dict__.setdefault("stack", [])
-        if event == "return":
-            if stack:  # empty where a call began before the recording
-                stack.pop()
-            return
-        caller = stack[-1] if stack else None
-        self.functions.setdefault(function, caller)
-        if caller is not None:
-            self.calls[caller].add(function)
-        stack.append(function)
+        if function is not None:
+            self.functions.add(function)
 
     def _function(self, code: CodeType) -> Function | None:
         if not code.co_filename.startswith(self._prefixes) or code.co_name == "<module>":
@@ -78,46 +64,13 @@ class Recorder:
         return module.removesuffix(".__init__"), code.co_qualname
 
     def figures(self) -> dict[str, Any]:
-        """Numbers of distinct functions, modules and packages, and the walk."""
+        """Numbers of distinct functions, modules and packages."""
         modules = {module for module, _ in self.functions}
         return {
             "functions": len(self.functions),
             "modules": len(modules),
             "packages": len({module.rpartition(".")[0] for module in modules}),
-            "walk": self.walk(),
         }
-
-    def walk(self, most_depth: int = 12) -> list[str]:
-        """A line ``module:function`` for each function that calls one of another module, below its first caller.
-
-        The depth is that of lines: callers that have no line of their own do not count.
-        """
-        printed = {
-            function
-            for function in self.functions
-            if any(called[0] != function[0] for called in self.calls[function])
-        }  # fmt: skip
-        below: dict[Function | None, list[Function]] = defaultdict(list)
-        for function in self.functions:
-            if function in printed:
-                below[self._printed_caller(function, printed)].append(function)
-        lines: list[str] = []
-
-        def add(function: Function, depth: int) -> None:
-            lines.append(f"{'  ' * depth}{function[0]}:{function[1]}")
-            if depth < most_depth:
-                for called in below[function]:
-                    add(called, depth + 1)
-
-        for function in below[None]:
-            add(function, 0)
-        return lines
-
-    def _printed_caller(self, function: Function, printed: set[Function]) -> Function | None:
-        caller = self.functions[function]
-        while caller is not None and caller not in printed:
-            caller = self.functions[caller]
-        return caller
 
 
 def run_command(cli: str, arguments: Sequence[str]) -> None:

@@ -7,9 +7,10 @@ changed to check it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from experiments.common import markdown_table
 from experiments.reproductions.reproduction import NOT_EXPLAINED, Figure, Found, Trial, inside_of, median_error, scored
@@ -72,6 +73,15 @@ class Reason:
     rows: str
     where: Callable[[Row], bool]
     changes: dict[str, Change]
+
+    @classmethod
+    def of(cls, text: str, rows: str, changes: Sequence[str], schedule: Sequence[str] = (), passing: str = "") -> Self:
+        """The reason of rows of these schedules and this pass, any where none is given, with changes of `CHANGES`."""
+
+        def where(row: Row) -> bool:
+            return (not schedule or row.measured.schedule in schedule) and (not passing or row.has(**{"pass": passing}))
+
+        return cls(text, rows, where, {name: CHANGES[name] for name in changes})
 
 
 def found_in(files: Iterable[Path], reasons: Sequence[Reason] = ()) -> Found:
@@ -186,3 +196,13 @@ def without_merges(run: RowRun) -> RowRun:
     """Partial results are merged in no time."""
     machine = with_host(run.machine, replace(run.machine.host, passes=NO_PASSES))
     return replace(run, machine=machine)
+
+
+CHANGES: Mapping[str, Change] = {
+    "no contention": without_contention,
+    "links alone": links_alone,
+    "messages beside kernels": with_overlap,
+    "a full mask": with_full_mask,
+    "no merges": without_merges,
+}
+"""By the names that reasons give."""

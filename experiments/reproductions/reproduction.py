@@ -181,7 +181,7 @@ def median_error(figures: Sequence[Figure]) -> float:
     return statistics.median(abs(figure.error) for figure in figures)
 
 
-# Published and assumed quantities as ranges, with what communication can be of them, and claims held against them.
+# Published and assumed quantities as ranges, with what communication can be of them.
 
 
 @dataclass(frozen=True)
@@ -216,24 +216,6 @@ class Range:
         """The geometric mean of both ends, which are positive."""
         return math.sqrt(self.low * self.high)
 
-    def text(self, form: str = ".3g") -> str:
-        """The number, or both ends.
-
-        >>> Range.of(1, 2).text(), Range.of(-0.5).text("+.0%")
-        ('1 to 2', '-50%')
-        """
-        low, high = format(self.low, form), format(self.high, form)
-        return low if low == high else f"{low} to {high}"
-
-
-@dataclass(frozen=True)
-class Check:
-    """A published claim, the numbers that it is held against, and a verdict of one sentence."""
-
-    claim: str
-    found: str
-    verdict: str
-
 
 def figure_of(
     what: str, unit: str, published: float, possible: Range, residual: Residual, reason: str = NOT_EXPLAINED
@@ -242,11 +224,6 @@ def figure_of(
     low, high = (Interval(1.0, np.zeros(0), residual).quantile_s(share) for share in (0.05, 0.95))
     ends = min(low, 1.0) * possible.low, max(high, 1.0) * possible.high
     return Figure(what, unit, published, possible.middle, *ends, reason)
-
-
-def checks_text(checks: Iterable[Check]) -> str:
-    """A list of checks in Markdown."""
-    return "\n".join(f"- *{each.claim}* {each.found} **{each.verdict}**" for each in checks)
 
 
 # Predictions of layers as published code runs them.

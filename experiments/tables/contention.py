@@ -10,8 +10,10 @@ enough to say how long both lasted, so most predictions are the largest slowdown
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from experiments.common import RESULTS, Formats, markdown_table, table, write_page
 from sim.simulate import simulate
@@ -26,13 +28,12 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Slowdown:
-    """A published slowdown of a kernel, together / alone, `low` to `high`; and the `channels` beside it."""
+    """A published slowdown of a kernel, together / alone, lowest and highest, and the `channels` beside it."""
 
     gpu: str
     kernel: str
     beside: str
-    low: float
-    high: float
+    measured: list[float]
     channels: int
     source: str
     remark: str
@@ -55,27 +56,9 @@ def _channels(family: str) -> int:
 
 
 def slowdowns() -> list[Slowdown]:
-    """The rows of known GPUs and channels."""
-    waves = "whole waves: 132 blocks on 108 SMs are two, which would be 2.0"
-    memory = "the source names memory: NCCL moves two to three times the bytes of its links"
-    return [
-        Slowdown("h100", "GEMM of exactly 132 blocks", "NCCL all-gather, 24 blocks", 1.7, 1.7, 24,
-                 "forums.developer.nvidia.com, t/337991", waves),
-        Slowdown("h100", "matmuls under FSDP", "NCCL collectives", 1.30, 1.40, _channels("h100"),
-                 "pytorch/pytorch pull 179937", "channels of the profile; waves"),
-        Slowdown("a100", "attention in training", "NCCL all-gather", 1.83, 1.83, _channels("a100"),
-                 "NVIDIA/nccl#1428", f"channels of the profile; {memory}"),
-        Slowdown("a100", "GEMM in training", "NCCL all-gather", 1.76, 1.76, _channels("a100"),
-                 "NVIDIA/nccl#1428", "channels of the profile; memory"),
-        Slowdown("a100", "element-wise kernel", "NCCL all-gather", 2.5, 2.5, _channels("a100"),
-                 "NVIDIA/nccl#1428", "channels of the profile; bound by memory, which is left out"),
-        Slowdown("v100", "CUTLASS GEMM", "NCCL AllReduce, 24 channels", 2.24, 2.64, 24,
-                 "parasailteam/coconet#6", "alone is cuBLAS; the AllReduce slows as much, which is left out"),
-        Slowdown("a100", "training of GPT and LLaMA", "FSDP and pipelines", 1.189, 1.40, _channels("a100"),
-                 "arXiv 2507.03114", "mean and largest of A100, H100, MI250, MI210; not all beside messages"),
-        Slowdown("mi300x", "attention of a ring", "RCCL, 8 channels per link", 1.08, 1.13, 8,
-                 "arXiv 2509.26541", "derived: TASP's published speed-ups exceed what overlap alone allows by so much"),
-    ]  # fmt: skip
+    """The rows of ``contention.toml``."""
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["slowdowns"]
+    return [Slowdown(**row | {"channels": row.get("channels") or _channels(row["gpu"])}) for row in rows]
 
 
 def overlapped_matmul() -> Sequence[tuple[str, float | None, float | None]]:
@@ -102,13 +85,13 @@ def overlapped_matmul() -> Sequence[tuple[str, float | None, float | None]]:
 def main() -> None:
     """Write the table."""
     rows = slowdowns()
-    errors = sorted(abs(2 * each.predicted / (each.low + each.high) - 1) for each in rows)
+    errors = sorted(abs(2 * each.predicted / sum(each.measured) - 1) for each in rows)
     columns: Formats = {
         "kernel": lambda row: f"{row.gpu}: {row.kernel}, beside {row.beside}",
         "channels": lambda row: str(row.channels),
-        "measured": lambda row: f"{row.low:.2f}" if row.low == row.high else f"{row.low:.2f} to {row.high:.2f}",
+        "measured": lambda row: " to ".join(dict.fromkeys(f"{each:.2f}" for each in row.measured)),
         "model": lambda row: f"{row.predicted:.2f}",
-        "error": lambda row: f"{2 * row.predicted / (row.low + row.high) - 1:+.0%}",
+        "error": lambda row: f"{2 * row.predicted / sum(row.measured) - 1:+.0%}",
         "remark": lambda row: row.remark,
         "source": lambda row: row.source,
     }

@@ -1,18 +1,16 @@
-"""Ring decompositions of all catalogue machines and other topologies, with predicted and some measured AllGather times.
+"""Ring decompositions of all catalogue machines and other topologies, with predicted AllGather times.
 
-``python -m experiments.tables.decomposition`` writes ``experiments/results/decompositions.json`` and the tables
-``experiments/results/decompositions.md``. ``--measure`` repeats the three measurements on the emulated fabric and
-writes them to ``experiments/results/decompositions_measured.json``.
+``python -m experiments.tables.decomposition`` writes ``experiments/results/decompositions.json`` and the table
+``experiments/results/decompositions.md``.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass, replace
 
-from experiments.common import RESULTS, Formats, Record, comparison_table, read_record, table, write_page, write_record
-from tasp_lab import decompose, predict, validate
+from experiments.common import RESULTS, Formats, Record, table, write_page, write_record
+from tasp_lab import decompose, predict
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
@@ -22,8 +20,6 @@ from tasp_lab.schedules.registry import schedules_of
 from tasp_lab.topology.derived import with_links, without_links
 
 PREDICTED_SHARD_BYTES = 64 * 2**20
-MEASURED_SHARD_BYTES = 4 * 2**20
-REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -72,17 +68,13 @@ OTHERS = (
     Case("nodes:2x8", without=("0-1",)),
     Case("h100-2x8", links=("0-network=25GB/s",)),
 )
-MEASURED = (Case("torus:3x3"), Case("full-mesh:5", without=("0-3",)), Case("nodes:2x4:rails"))
 
 
 def main() -> None:
-    """Find all rings, predict, measure with ``--measure``, and write the tables."""
-    if "--measure" in sys.argv[1:]:
-        write_record(RESULTS / "decompositions_measured.json", {"comparisons": [_measure(case) for case in MEASURED]})
+    """Find all rings, predict, and write the table."""
     rows = [_find(case) for case in [*(Case(name) for name in catalogue_names()), *OTHERS]]
     write_record(RESULTS / "decompositions.json", {"shard_bytes": PREDICTED_SHARD_BYTES, "decompositions": rows})
-    measured = read_record(RESULTS / "decompositions_measured.json")
-    write_page(RESULTS / "decompositions.md", f"{_found_table(rows)}\n\n{_measured_table(measured)}")
+    write_page(RESULTS / "decompositions.md", _found_table(rows))
 
 
 def _find(case: Case) -> Record:
@@ -107,11 +99,6 @@ def _predict(machine: Machine, found: Decomposition) -> dict[str, float | None]:
     return times
 
 
-def _measure(case: Case) -> Record:
-    schedules = ("ring", "multi-ring")
-    return validate(case.machine(), schedules, MEASURED_SHARD_BYTES, repeats=REPEATS, progress=progress).to_dict()
-
-
 def _found_table(rows: list[Record]) -> str:
     head = (
         f"Rings found, and AllGather of {PREDICTED_SHARD_BYTES // 2**20} MiB per rank predicted, made by "
@@ -129,15 +116,6 @@ def _found_table(rows: list[Record]) -> str:
         **{name: f"{{predicted_s[{name}]:time}}" for name in schedules_of("AllGather")},
     }
     return f"{head}\n\n{table(rows, columns)}"
-
-
-def _measured_table(record: Record) -> str:
-    head = (
-        f"AllGather of {MEASURED_SHARD_BYTES // 2**20} MiB per rank on the emulated fabric, medians of {REPEATS} "
-        f"repeats on {record['machine']['cores']} cores ({record['machine']['date']}), made by "
-        "`python -m experiments.tables.decomposition --measure`."
-    )
-    return f"{head}\n\n{comparison_table(record['comparisons'])}"
 
 
 if __name__ == "__main__":

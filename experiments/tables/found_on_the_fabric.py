@@ -1,6 +1,6 @@
 """Found schedules beside the best named ones, predicted and measured on the emulated fabric.
 
-    python -m experiments.tables.found_on_the_fabric [--only PART]...
+    python -m experiments.tables.found_on_the_fabric [PART]...
 
 For five layers whose time is that of their messages, `search` finds a schedule for the fabric. It and the best named
 one run in turns, both passes, on real processes, with kernel calls that are waits. What is saved is the median over the
@@ -13,67 +13,45 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from experiments.common import RESULTS, Formats, Record, read_record, table, write_page
-from experiments.tables import on_the_fabric
-from experiments.tables.on_the_fabric import chosen, layer_text, rate_of, replace_part
-from experiments.tables.ranking_on_the_fabric import CCR
-from tasp_lab import Workload, search, validate
+from experiments.common import RESULTS, Formats, Record, read_record, table, write_page, write_record
+from experiments.tables.fabric import Case, layer_text
+from tasp_lab import search, validate
 from tasp_lab.core.progress import print_progress as progress
-from tasp_lab.topology.derived import without_links
-from tasp_lab.topology.graph import Topology
 
 TARGET = 0.05
 """By how much the share that is saved may differ from the predicted one."""
 
-TURNS, EFFORT = 5, 120
-
-
-@dataclass(frozen=True)
-class Part(on_the_fabric.Part):
-    """A layer on a topology, from which links may be taken."""
-
-    without_links: tuple[str, ...] = ()
-
-    @property
-    def fabric(self) -> Topology:
-        """The links as they are emulated, at the scale of the fabric and without latency."""
-        broken = without_links(self.links, self.without_links)
-        return broken.scaled(self.scale).map_links(lambda _, link: replace(link, latency_s=0.0))
-
-    @property
-    def name(self) -> str:
-        """The topology in words."""
-        return f"{self.topology}{''.join(f' without {each}' for each in self.without_links)}"
-
-
-def _layer(sequence: int) -> Workload:
-    return Workload(sequence, heads=8, head_dim=128, mask="causal")
-
+TURNS, EFFORT, CCR = 5, 120, 0.25
 
 PARTS = {
-    "nodes": Part("nodes:2x2", _layer(1024), slow_motion=2.0),
-    "switch": Part("switch:5", _layer(960), slow_motion=2.0),
-    "torus": Part("torus:2x3", _layer(960), slow_motion=2.0),
-    "fat-tree": Part("fat-tree:2x3:2", _layer(960), slow_motion=2.0),
-    "broken": Part("full-mesh:5", _layer(960), slow_motion=2.0, without_links=("0-1",)),
+    name: Case(topology, sequence=sequence, ccr=CCR, slow_motion=2.0, without=tuple(without))
+    for name, topology, sequence, *without in (
+        ("nodes", "nodes:2x2", 1024),
+        ("switch", "switch:5", 960),
+        ("torus", "torus:2x3", 960),
+        ("fat-tree", "fat-tree:2x3:2", 960),
+        ("broken", "full-mesh:5", 960, "0-1"),
+    )
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the chosen parts, and write the record and the page."""
-    for key in chosen("Found schedules on the emulated fabric.", PARTS, arguments):
+def main(parts: Sequence[str] = ()) -> None:
+    """Measure these parts, by default all, and write the record and the page."""
+    for key in parts or PARTS:
         measure(key, PARTS[key])
     publish()
 
 
-def measure(key: str, part: Part, turns: int = TURNS, effort: int = EFFORT, folder: Path = RESULTS) -> None:
+def measure(key: str, part: Case, turns: int = TURNS, effort: int = EFFORT, folder: Path = RESULTS) -> None:
     """Search, run both schedules in turns, check the found one, and put all into the record."""
-    rate, broken = rate_of(part, CCR), part.without_links
-    found = search(part.fabric, part.layer, effort=effort, passes="both", compute=rate)
+    rate = part.flops_per_s()
+    links = part.links.scaled(part.scale).map_links(lambda _, link: replace(link, latency_s=0.0))
+    found = search(links, part.layer, effort=effort, passes="both", compute=rate)
     assert found.named is not None, "ring attention applies to every layer"
     named = found.named.schedule
     progress(str(found).splitlines()[0])
@@ -83,22 +61,24 @@ def measure(key: str, part: Part, turns: int = TURNS, effort: int = EFFORT, fold
     load = os.getloadavg()[0]
     runs = validate(
         part.links, [named, str(file)] * turns, part.layer, passes="both", compute=rate, scale=part.scale, repeats=1,
-        without_links=broken, progress=progress,
+        progress=progress,
     ).runs  # fmt: skip
     both = [run for run in runs if run.prediction.is_sum]
     validate(  # ranks raise an error where a result or a gradient differs from float64
         part.links, str(file), replace(part.layer, dtype="fp32"), passes="both", compute="real", fabric="local",
-        repeats=1, without_links=broken, progress=progress,
+        repeats=1, progress=progress,
     )  # fmt: skip
     row = {
-        "topology": part.name, "layer": layer_text(part.layer), "scale": part.scale, "flops_per_s": rate,
+        "topology": part.links.name, "layer": layer_text(part.layer), "scale": part.scale, "flops_per_s": rate,
         "named": named, "load_before": load, "load_after": os.getloadavg()[0], "bound_s": found.bound_s,
         "named_predicted_s": float(both[0].prediction.time_s), "found_predicted_s": float(both[1].prediction.time_s),
         "named_measured_s": [run.measured_s for run in both[::2]],
         "found_measured_s": [run.measured_s for run in both[1::2]],
         "explained": found.explained,
     }  # fmt: skip
-    replace_part(folder / "found_on_the_fabric.json", key, row)
+    path = folder / "found_on_the_fabric.json"
+    parts = read_record(path)["parts"] if path.exists() else {}
+    write_record(path, {"parts": parts | {key: row}})
 
 
 def saved(row: Record) -> tuple[float, float]:
@@ -150,4 +130,4 @@ def publish(folder: Path = RESULTS) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import tomllib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.common import RESULTS, Formats, Record, read_record, table, write_page, write_record
@@ -43,56 +45,10 @@ class Case(NamedTuple):
         return f"{self.machine}{f' ({changes})' if changes else ''}: {layer}"
 
 
-def _layers(kind: str, machine: str, *rows: tuple[int, int, str, str], **settings: Any) -> list[Case]:
-    return [Case(kind, machine, 1024 * length, kv_heads, mask, passes, settings)
-            for length, kv_heads, mask, passes in rows]  # fmt: skip
-
-
-CAUSAL, BOTH = "causal", "both"
 CASES = [
-    *_layers(
-        "node",
-        "h100-8",
-        (8, 32, CAUSAL, BOTH),
-        (16, 8, CAUSAL, BOTH),
-        (16, 32, "full", BOTH),
-        (32, 8, "full", "forward"),
-        (32, 32, CAUSAL, BOTH),
-    ),
-    *_layers("node", "a100-8", (8, 32, CAUSAL, BOTH), (16, 8, CAUSAL, BOTH)),
-    *_layers("node", "a800-8", (16, 32, CAUSAL, BOTH), (16, 8, "full", "forward")),
-    *_layers("node", "b200-8", (16, 32, CAUSAL, BOTH), (32, 8, CAUSAL, BOTH)),
-    *_layers("node", "mi300x-8", (8, 32, CAUSAL, BOTH), (16, 8, CAUSAL, BOTH)),
-    *_layers("node", "gaudi3-8", (16, 32, CAUSAL, BOTH), (16, 8, "full", "forward")),
-    *_layers("node", "ascend-910b-8", (16, 8, CAUSAL, BOTH)),
-    *_layers("node", "l40s-8-pcie", (8, 32, CAUSAL, BOTH), (16, 8, CAUSAL, BOTH), (16, 8, "full", "forward")),
-    *_layers("node", "l20-8-pcie", (16, 8, CAUSAL, BOTH)),
-    *_layers("node", "rtx4090-4-pcie", (8, 8, CAUSAL, BOTH), (8, 32, "full", "forward")),
-    *_layers("node", "full-mesh:8", (4, 32, CAUSAL, BOTH), (4, 4, "full", "forward"), (4, 8, CAUSAL, "backward")),
-    *_layers("node", "switch:8", (4, 8, CAUSAL, BOTH), (8, 32, "full", BOTH), (8, 8, CAUSAL, "forward")),
-    *_layers("node", "bidirectional-ring:8", (4, 8, CAUSAL, BOTH), (4, 32, "full", BOTH)),
-    *_layers("nodes", "h100-2x4", (16, 8, CAUSAL, BOTH), (32, 32, CAUSAL, BOTH)),
-    *_layers("nodes", "h100-2x8", (16, 8, CAUSAL, BOTH), (64, 8, CAUSAL, BOTH), (32, 2, CAUSAL, "forward")),
-    *_layers("nodes", "h100-4x4", (32, 8, CAUSAL, BOTH)),
-    *_layers("nodes", "h100-4x8", (64, 8, CAUSAL, BOTH)),
-    *_layers("nodes", "nodes:2x4", (8, 8, CAUSAL, BOTH), (8, 32, "full", BOTH)),
-    *_layers("nodes", "nodes:4x4", (8, 8, CAUSAL, BOTH)),
-    *_layers("odd", "h100-2x4", (16, 32, "full", BOTH), (16, 8, CAUSAL, BOTH), overrides=("nic.bandwidth=x0.25",)),
-    *_layers("odd", "h100-8", (16, 32, CAUSAL, BOTH), overrides=("link.bandwidth=x0.25",)),
-    *_layers("odd", "a100_100g-2x8", (16, 8, CAUSAL, BOTH), (16, 32, CAUSAL, BOTH)),  # four NICs for eight GPUs
-    *_layers("odd", "dgx-1v", (4, 8, CAUSAL, BOTH)),
-    *_layers("odd", "full-mesh:8", (4, 8, CAUSAL, BOTH), without_links=("0-1",)),
-    *_layers("odd", "full-mesh:8", (4, 8, CAUSAL, BOTH), links=("0-1=5GB/s",)),
-    *_layers("odd", "full-mesh:6", (4, 8, "full", BOTH), without_links=("0-1", "2-3")),
-    *_layers("odd", "full-mesh:5", (4, 8, CAUSAL, BOTH)),
-    *_layers("odd", "switch:5", (4, 8, CAUSAL, BOTH)),
-    *_layers("odd", "ring:8", (4, 8, CAUSAL, BOTH)),
-    *_layers("odd", "torus:2x3", (4, 8, CAUSAL, BOTH)),
-    *_layers("odd", "torus:4x4", (8, 8, CAUSAL, BOTH), (8, 8, "full", "forward")),
-    *_layers("odd", "dragonfly:4x2x1", (4, 8, CAUSAL, BOTH)),
-    *_layers("odd", "fat-tree:2x4:2", (4, 8, CAUSAL, BOTH)),
-    *_layers("odd", "hypercube:3", (4, 8, CAUSAL, BOTH), (4, 32, "full", "forward")),
-    *_layers("odd", "hypercube:4", (8, 8, CAUSAL, BOTH)),
+    Case(each["kind"], each["machine"], 1024 * length, kv_heads, mask, passes, each.get("settings", {}))
+    for each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["questions"]
+    for length, kv_heads, mask, passes in each["layers"]
 ]
 
 

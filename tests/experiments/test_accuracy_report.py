@@ -9,7 +9,6 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.accuracy.fabric import buildable
 from experiments.accuracy.report import families
 from experiments.accuracy.step_curve import curve, draw_curves, measured_steps, predict_step
 from tasp_lab.machines.catalogue import load_machine
@@ -64,14 +63,6 @@ class TestStepCurve:
         curves = {name: [predict_step(load_machine(name), 2**20)] for name in ("h100-8", "mi300x-8")}
         figure = draw_curves(curves, measured_steps())
         assert [axes.get_title(loc="left") for axes in figure.axes] == list(curves)
-
-
-def test_only_what_has_a_way_is_run_on_a_fabric() -> None:
-    ring, mesh = load_machine("ring:5").topology, load_machine("full-mesh:6").topology
-    assert buildable("direct", ring, 64) is None
-    assert buildable("all-to-all", ring, 64) is None
-    assert buildable("ring", ring, 64) is not None
-    assert buildable("direct", mesh, 64) is not None
 
 
 def test_the_report_names_pictures_that_are_there() -> None:

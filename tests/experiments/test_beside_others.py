@@ -15,10 +15,10 @@ from experiments.benchmarks.beside_others import (
     of_torch,
     transformer_engine,
 )
-from experiments.tables.layer_errors import draw, exact
 from runtime.sequence_parallel.sharding import shard
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import zigzag
+from tests.support.rank_layers import dout_of, exact, layer_of
 from tests.support.ranks import on_ranks, succeeded
 
 LAYER = Workload(32, heads=2, head_dim=8, dtype="bf16", mask="causal")
@@ -27,10 +27,8 @@ LAYER = Workload(32, heads=2, head_dim=8, dtype="bf16", mask="causal")
 def ring_of_torch() -> float:
     """On a rank: the largest error of its ring."""
     rank, n = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    whole = draw(LAYER)
-    q, k, v, dout = (shard(x, zigzag(LAYER.sequence, n), rank) for x in whole)
-    out, _, *gradients = exact(LAYER, *whole)
-    wanted = [shard(x, zigzag(LAYER.sequence, n), rank) for x in (out, *gradients)]
+    whole = (*layer_of(LAYER), dout_of(LAYER), *exact(LAYER))
+    q, k, v, dout, *wanted = (shard(x, zigzag(LAYER.sequence, n), rank) for x in whole)
     found = of_torch("alltoall")((q, k, v), dout)
     return max(float((x - y).abs().max()) for x, y in zip(found, wanted, strict=True))
 

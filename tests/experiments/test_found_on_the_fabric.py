@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.common import RESULTS
-from experiments.tables.found_on_the_fabric import PARTS, TARGET, Part, measure, publish, saved
+from experiments.tables.fabric import Case
+from experiments.tables.found_on_the_fabric import PARTS, TARGET, measure, publish, saved
 from sim.simulate import simulate
-from tasp_lab import Workload
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
@@ -23,10 +24,11 @@ RECORD = json.loads((RESULTS / "found_on_the_fabric.json").read_text())["parts"]
 def test_a_committed_schedule_is_faster_than_the_named_one_by_the_recorded_share(key: str) -> None:
     """On links of the nominal bandwidth, which calibrated ones are within a few percent of."""
     part, row = PARTS[key], RECORD[key]
-    machine = Machine(part.fabric, compute=ComputeRate(row["flops_per_s"]))
+    links = part.links.scaled(part.scale).map_links(lambda _, link: replace(link, latency_s=0.0))
+    machine = Machine(links, compute=ComputeRate(row["flops_per_s"]))
     times = [
         sum(float(simulate(each, machine, "array", events=False).time_s)
-            for each in build_schedules(name, part.fabric, part.layer, None, AttentionOptions("both")))
+            for each in build_schedules(name, links, part.layer, None, AttentionOptions("both")))
         for name in (row["named"], str(RESULTS / "found_on_the_fabric" / f"{key}.json"))
     ]  # fmt: skip
     assert 1 - times[1] / times[0] == pytest.approx(saved(row)[0], abs=0.02)
@@ -45,8 +47,7 @@ def test_the_page_has_the_verdict_of_the_record(tmp_path: Path) -> None:
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_a_small_layer_is_searched_run_and_written(tmp_path: Path) -> None:
-    layer = Workload(96, heads=8, head_dim=128, mask="causal")
-    measure("nodes", Part("full-mesh:3", layer), 1, 10, tmp_path)
+    measure("nodes", Case("full-mesh:3", sequence=96, ccr=0.25), 1, 10, tmp_path)
     row = json.loads((tmp_path / "found_on_the_fabric.json").read_text())["parts"]["nodes"]
     assert len(row["named_measured_s"]) == len(row["found_measured_s"]) == 1
     publish(tmp_path)

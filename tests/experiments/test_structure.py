@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks import structure_walk
-from experiments.benchmarks.structure import FIGURES, walk_document
+from experiments.benchmarks.structure import FIGURES
 from experiments.benchmarks.structure_counts import SourceCounts, comment_lines, count_source, count_words
 
 SOURCES = {
@@ -108,7 +108,7 @@ def test_words_of_documents_are_counted_once(tmp_path: Path) -> None:
     assert count_words(tmp_path, ("*.md", "README.md", "docs/*.md")) == 2
 
 
-def test_a_walk_lists_what_runs(toy: Path) -> None:
+def test_what_runs_is_counted(toy: Path) -> None:
     asked = {
         "task": "command", "root": str(toy), "packages": ["toy"], "cli": "toy.main:main", "arguments": ["x", "y"],
     }  # fmt: skip
@@ -119,14 +119,6 @@ def test_a_walk_lists_what_runs(toy: Path) -> None:
     found = json.loads(done.stdout)
     # main, its comprehension, inner, build, run, and the bodies of Report, Table and Long
     assert (found["functions"], found["modules"], found["packages"]) == (8, 4, 1)
-    assert found["walk"] == ["toy.main:main"], "the others call nothing of another module"
-
-
-def test_a_walk_is_written_for_the_start_and_for_now() -> None:
-    document = walk_document({"before": {"x_walk": ["a:f"]}, "now": {"x_walk": ["b:g", "  c:h"]}}, "x_walk", "this")
-    assert (
-        document.index("## Now: 2 functions") < document.index("b:g\n  c:h") < document.index("## Start: 1 functions")
-    )
 
 
 def test_stored_figures_have_those_of_the_table() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.benchmarks.helper_kernels import count
+from tests.support.helper_kernels import count
 
 
 @pytest.mark.parametrize(

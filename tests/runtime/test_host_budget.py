@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.benchmarks.executor_cost import FreeKernel
 from runtime.executor import per_lane, transports
 from runtime.executor.executor import Executor
 from runtime.executor.kept import release_memory
@@ -37,7 +36,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_layout, attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tests.support.free_executor import Nothing, Zeros
+from tests.support.free_executor import FreeKernel, Nothing, Zeros
 
 RANKS, RANK = 8, 1
 LAYER = Workload(sequence=4 * RANKS**2, head_dim=8, heads=2, kv_heads=2, dtype="fp32", mask="causal")

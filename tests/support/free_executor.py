@@ -9,6 +9,7 @@ import torch
 from runtime.executor.messages import Message, Transport, Wait
 from runtime.executor.sums import Parts
 from runtime.executor.views import Views
+from runtime.kernels.partials import Gradients, Kernel, Partial
 from tasp_lab.schedule.rank_part import CallRow
 from tasp_lab.schedule.schedule import Schedule
 
@@ -56,3 +57,26 @@ class Zeros:
 
     def sent(self, block: int) -> Views:
         return [self._zeros[block]]
+
+
+class FreeKernel(Kernel):
+    """An attention kernel whose results are zeros, made once."""
+
+    def __init__(self) -> None:
+        self._zeros: dict[torch.Size, torch.Tensor] = {}
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, low: int, high: int
+    ) -> Partial:
+        return Partial(self._of(q.shape), self._of(q.shape[:3]))
+
+    def backward(
+        self, dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+        lse: torch.Tensor, *, scale: float, low: int, high: int,
+    ) -> Gradients:  # fmt: skip
+        return Gradients(self._of(q.shape), self._of(k.shape), self._of(v.shape))
+
+    def _of(self, shape: torch.Size) -> torch.Tensor:
+        if shape not in self._zeros:
+            self._zeros[shape] = torch.zeros(shape)
+        return self._zeros[shape]

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
-from experiments.common import markdown_table
 from experiments.reproductions.reproduction import (
-    Check,
     Figure,
     Found,
     Range,
     Trial,
-    checks_text,
     figure_of,
     numbers_of,
 )
@@ -49,7 +45,7 @@ def iterations_s() -> dict[tuple[int, int], float]:
 def iteration_s(sequence: int) -> Range:
     """An iteration of LASP-2 on 64 GPUs; where Table 6 has none, from that of half the positions to twice its time.
 
-    More positions take no less time, and in Table 6 the throughput never falls with the length, as `checks` finds. Of
+    More positions take no less time, and in Table 6 the throughput never falls with the length. Of
     1048576 positions there are two times, in Tables 5 and 6.
     """
     times = iterations_s()
@@ -84,8 +80,6 @@ NIC_BYTES_PER_S, NIC_RING_BYTES_PER_S = 25e9, 24e9
 """200 Gbit/s, and what NCCL counts on of it for its rings (``nic_ring_rate`` of the profile)."""
 
 HEADLINES = (524288, 2097152)
-SCHEDULES = ("lasp", "all-scan", "lasp-2", "multi-ring-lasp-2", "direct-lasp-2", "ring-linear-attention-right",
-             "ring-linear-attention")  # fmt: skip
 
 
 def a100_nodes(nics: int, gpus: int = GPUS) -> Machine:
@@ -145,22 +139,6 @@ def of_layers_ms(values_s: list[float]) -> Range:
     return Range.of(*(1e3 * LAYERS * each for each in values_s))
 
 
-def layer_table() -> list[list[str]]:
-    """Both passes of a layer, by schedule, on each fabric: cells of a table."""
-    cells = [
-        [f"{name}, {sequence}"]
-        + [f"{1e3 * float(x):.3g}" for f in FABRICS for p in [both_passes(f, name, sequence)]
-           for x in (p.time_s, p.communication_s)]
-        for sequence in HEADLINES for name in SCHEDULES
-    ]  # fmt: skip
-    released = [
-        [f"lasp-2 as released, {sequence}"]
-        + [f"{1e3 * x:.3g}" for f in FABRICS for x in (as_released_s(f, sequence), 2 * gather_s(f))]
-        for sequence in HEADLINES
-    ]
-    return [*cells, *released]
-
-
 # The headline of LASP-2 as time per iteration: what another system's attention is predicted to take longer.
 
 
@@ -187,19 +165,7 @@ def ring_ms(sequence: int, name: str) -> Range:
     )
 
 
-def all_pairs_s(sequence: int) -> float:
-    """The least time of an iteration that multiplies all pairs of positions, with equal shares at peak rate."""
-    pair_flops = 2 * HEADS * HEAD_DIM * (2 + 5)  # two products forward, five backward
-    return LAYERS * pair_flops * sequence**2 / 2 / GPUS / PEAK_FLOPS_PER_S
-
-
-def keys_into_a_node_s(sequence: int, nics: int) -> float:
-    """The least time of an iteration in which the keys of all other nodes come into the last one, in both passes."""
-    keys_bytes = 2 * 2 * sequence * HEADS * HEAD_DIM
-    return LAYERS * 2 * keys_bytes * (GPUS - 8) / GPUS / (nics * NIC_BYTES_PER_S)
-
-
-# Tables 5 and 6 of LASP-2 (arXiv:2502.07563) held against each other and against predictions.
+# Tables 5 and 6 of LASP-2 (arXiv:2502.07563) beside predictions.
 
 
 def grown_s() -> Range:
@@ -218,59 +184,6 @@ def split_published_s() -> float:
     return 1048576 * (1 / min(split) - 1 / max(split))
 
 
-def checks() -> list[Check]:
-    """The tables held against each other and against predictions."""
-    times = iterations_s()
-    split = [row["tokens_per_s"] or 0 for row in numbers_of(FOLDER / "split.csv")]
-    table6, short = 1048576 / times[1048576, GPUS], [t for (length, _), t in times.items() if length <= 131072]
-    spread = {length: [t for (s, _), t in times.items() if s == length] for length in (2048, 16384, 131072, 262144)}
-    fastest = any(t[-1] == min(t) for t in spread.values())
-    grows = [times[16384 * n, n] for n in (16, 32, 64, 128)]
-    rises = all(times[a, g] / a >= times[b, g] / b for g in (16, 32, 64, 128)
-                for a, b in pairwise(sorted(length for length, gpus in times if gpus == g)))  # fmt: skip
-    rings = {length: (iteration_s(length).high, gap_ms(length, "over_ring_percent").high / 1e3) for length in HEADLINES}
-    return [
-        Check("The gains hold at 2097152 positions on 64 GPUs.",
-              f"Table 6 has {'no number' if (2097152, GPUS) not in times else 'a number'} there: out of memory.",
-              "A contradiction: the iteration behind the headline is not tabulated."),
-        Check("1048576 positions on 64 GPUs: 486183 tokens/s in Table 5.",
-              f"Table 6: {table6:.0f}, so Table 5 is {split[0] / table6 - 1:.1%} above it.",
-              "A contradiction, or 10 % of uncertainty: more than the gain over LASP at 524288 positions."),
-        Check("Throughput grows with the sequence (Table 6).",
-              f"It {'never falls' if rises else 'falls'}. Up to 131072 positions an iteration takes {min(short):.2f} "
-              f"to {max(short):.2f} s, whatever the length, a factor of 64.",
-              "An iteration is nearly all fixed cost there, so throughput measures the length."),
-        Check("The number of GPUs (Table 6).",
-              "At equal lengths iterations on 16 to 128 GPUs differ by "
-              f"{', '.join(f'{max(t) / min(t) - 1:.0%}' for t in spread.values())} (2048 to 262144 positions), and "
-              f"128 are {'sometimes' if fastest else 'never'} the fastest.",
-              "No work that GPUs share shows: overhead-bound."),
-        Check("16384 positions per GPU on 16, 32, 64 and 128 GPUs (Table 6).",
-              f"An iteration takes {', '.join(f'{each:.2f}' for each in grows)} s, {grows[-1] - grows[0]:.2f} s more; "
-              f"the gathers of states are predicted to grow by {grown_s().text('.3f')} s.",
-              "The gather explains at most a quarter, with one NIC per node; the rest grows with GPUs, too."),
-        Check("The gather may be split (Table 5): 2048 to 32, so 1 to 64 gathers.",
-              f"An iteration changes by {1e3 * split_published_s():.2f} ms; 63 more gathers in "
-              f"each pass of each layer are predicted to take {split_s().text('.2f')} s longer, and are "
-              f"{63 * 2 * LAYERS} more launches.",
-              "A split into gathers one after another, each a call, cannot cost so little."),
-        Check("The gather of states is cheap.",
-              "Predicted for all layers and both passes, not overlapped: "
-              f"{Range.of(*(2e3 * LAYERS * gather_s(f) for f in FABRICS)).text('.0f')} ms of an iteration of "
-              f"{1e3 * times[524288, GPUS]:.0f} ms (524288 positions).",
-              "Confirmed: 1 to 5 % of an iteration."),
-        *(Check(f"Ring Attention multiplies all pairs, on 64 GPUs, {length} positions.",
-                f"At peak rate and perfectly balanced that takes {all_pairs_s(length):.1f} s; the published iteration "
-                f"takes at most {ring_s + gap_s:.1f} s.", "Impossible: the baseline did something else.")
-          for length, (ring_s, gap_s) in rings.items()),
-        *(Check(f"Ring Attention moves all keys around 64 GPUs, {length} positions.",
-                f"Into the last node they take at least {keys_into_a_node_s(length, 8):.2f} s through eight NICs of "
-                f"200 Gbit/s; the gap to LASP-2 is at most {gap_s:.2f} s.",
-                "Impossible, unless the rest of the iteration hides it.")
-          for length, (_, gap_s) in rings.items()),
-    ]  # fmt: skip
-
-
 CHAIN_REASON = "the gain grows with the sequence, as kernels between the hops of a blocking chain do"
 RING_REASON = (
     "a ring of 64 GPUs that multiplies all pairs takes longer than the published iteration even at peak rate, so the "
@@ -281,7 +194,7 @@ SPLIT_REASON = "63 more gathers, each a call, cannot cost so little, so they wer
 
 
 def find() -> Found:
-    """Predict the gains, what grows with GPUs and pieces, and hold the tables against each other."""
+    """Predict the gains, and what grows with GPUs and pieces."""
     gains, rings = gains_of(chain_ms), ring_gains("ring-linear-attention")
     trials = (
         Trial("every rank's kernels between two hops of LASP", gains, gains_of(blocked_chain_ms),
@@ -289,14 +202,7 @@ def find() -> Found:
         Trial("Ring Attention by states of keys", rings, ring_gains("ring-linear-attention-right"),
               "keys alone take too long"),
     )  # fmt: skip
-    tables = checks()
-    sections = (
-        "## All schedules\n\nBoth passes of one layer, ms. LASP-2 as released is NCCL's AllGather, others are "
-        "messages.\n\n" + markdown_table(_per_fabric(), layer_table()),
-        f"## Tables 5 and 6 held against each other\n\n{checks_text(tables)}",
-    )
-    record = {"checks": [vars(each) for each in tables]}
-    return Found((*gains, *rings, *table_figures()), trials, sections, record)
+    return Found((*gains, *rings, *table_figures()), trials)
 
 
 def gains_of(gap: Callable[[int], Range]) -> tuple[Figure, ...]:
@@ -332,8 +238,3 @@ def table_figures() -> tuple[Figure, ...]:
 def published(sequence: int, column: str) -> float:
     """A gain in percent."""
     return next(row[column] or 0 for row in numbers_of(FOLDER / "headline.csv") if row["seqlen"] == sequence)
-
-
-def _per_fabric() -> list[str]:
-    parts = [f"{fabric}, {part}" for fabric in FABRICS for part in ("time", "communication")]
-    return ["schedule, positions", *parts]

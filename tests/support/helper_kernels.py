@@ -1,6 +1,5 @@
 """Kernels that a pass launches on a GPU beside attention and messages, counted on meta tensors.
 
-``python -m experiments.benchmarks.helper_kernels`` writes ``experiments/benchmarks/results/helper_kernels.md``.
 One rank of eight runs both passes of a layer on tensors without data; flash-attn, Triton and the library of messages
 are stand-ins. Every operation of torch that is neither a view nor an allocation is a kernel, and so is every launch of
 `runtime.kernels.fused`.
@@ -13,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -21,7 +19,6 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.common import machine_record, markdown_table, write_page
 from runtime.executor import executor as executors
 from runtime.executor.kept import release_memory
 from runtime.executor.messages import Message, Transport, Wait
@@ -35,12 +32,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 
 RANKS, RANK = 8, 1
-SCHEDULES = (
-    "zigzag-ring-attention", "ring-attention", "tasp", "kv-and-q-rings", "token-multi-ring", "direct-attention",
-    "burst", "ulysses", "kv-all-gather",
-)  # fmt: skip
 LAYER = Workload(sequence=64 * 1024, heads=32, kv_heads=8, head_dim=128, dtype="bf16", mask="causal")
-RESULTS = Path(__file__).parent / "results"
 
 
 class Counts(NamedTuple):
@@ -51,23 +43,6 @@ class Counts(NamedTuple):
     batches: int
     messages: int
     views: int
-
-
-def main() -> None:
-    """Count all schedules and write the table."""
-    columns = ("schedule", "pass", "attention calls", "batches", "messages sent", "helper kernels", "views")
-    rows = [
-        [name, which, *map(str, (each.calls, each.batches, each.messages, each.helpers.total(), each.views))]
-        for name in SCHEDULES
-        for which, each in zip(("forward", "backward"), count(name), strict=True)
-    ]
-    head = (
-        f"Rank {RANK} of {RANKS}, {LAYER.sequence} positions, {LAYER.heads} heads, {LAYER.kv_head_count} KV heads of "
-        f"{LAYER.head_dim}, {LAYER.dtype}, causal: kernels of a pass beside attention and messages, made by "
-        f"`python -m experiments.benchmarks.helper_kernels` on meta tensors "
-        f"({machine_record()['date']}, torch {torch.__version__.split('+')[0]})."
-    )
-    write_page(RESULTS / "helper_kernels.md", f"{head}\n\n{markdown_table(columns, rows)}")
 
 
 def count(name: str, layer: Workload = LAYER) -> tuple[Counts, Counts]:
@@ -228,7 +203,3 @@ def _stand_ins() -> Iterator[tuple[Counter[str], Counter[str]]]:
         patch.object(torch, "is_autocast_enabled", lambda _: False),
     ):
         yield calls, launches.found
-
-
-if __name__ == "__main__":
-    main()
