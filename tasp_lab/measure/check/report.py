@@ -23,8 +23,8 @@ from tasp_lab.core.units import format_bandwidth, format_size, format_time
 from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden
-from tasp_lab.measure.check.causes import effects
-from tasp_lab.measure.check.diagnosis import Diagnosis, Finding, Observation, diagnose
+from tasp_lab.measure.check.causes import Cause, Effect, effects
+from tasp_lab.measure.check.diagnosis import Diagnosis, Observation, diagnose
 from tasp_lab.measure.check.nearest import nearest_machine
 from tasp_lab.measure.check.pairs import pairs_beside, shares
 from tasp_lab.measure.inputs import table_inputs
@@ -155,8 +155,7 @@ def _fallen(table: MeasuredTable) -> CheckReport | None:
         f"It may be: {'; '.join(f'{each.name} ({each.remedy})' for each in effect.causes)}.",
         f"This tells: {effect.separate}.",
     ]
-    causes = [{"cause": each.name, "effect": effect.name, "remedy": each.remedy, "source": each.source,
-               "separate": effect.separate} for each in effect.causes]  # fmt: skip
+    causes = [_cause(effect, each) for each in effect.causes]
     document = [{"size_bytes": row.size_bytes, "measured_s": row.time_s, "mark": "slow" * (place >= first)}
                 for place, row in enumerate(rows)]  # fmt: skip
     provenance = Provenance({"tables": [table_inputs(table)]}, (), ())
@@ -224,7 +223,10 @@ def _report(tables: Sequence[MeasuredTable], known: MachineOfLog, found: Diagnos
         title: each for title, each in COLUMNS.items()
         if (several or title != "collective") and (marked or title != "outside")
     }  # fmt: skip
-    causes = [_cause(each) for each in found.findings]
+    causes = [
+        _cause(each.effect, each.cause) | {"probability": each.probability, "severity": each.severity}
+        for each in found.findings
+    ]
     shown: list[Part] = [*lines, *Table.of("measured beside expected times", rows, columns)]
     if verdict != "healthy":
         shown += Table.of(
@@ -334,11 +336,10 @@ LEAST = 0.02
 """Causes that are less likely are not named."""
 
 
-def _cause(each: Finding) -> dict[str, Any]:
-    cause, effect = each.cause, each.effect
+def _cause(effect: Effect, cause: Cause) -> dict[str, Any]:
     return {
-        "cause": cause.name, "effect": effect.name, "probability": each.probability, "severity": each.severity,
-        "remedy": cause.remedy, "separate": effect.separate, "source": cause.source,
+        "cause": cause.name, "effect": effect.name, "remedy": cause.remedy, "separate": effect.separate,
+        "source": cause.source,
     }  # fmt: skip
 
 
@@ -363,8 +364,7 @@ def _of_pairs(tables: Sequence[PairTable], name: str | None, overrides: Sequence
     if found.effect is not None:
         first = found.effect.causes[0]
         lines.append(f"Most likely {first.name}: {first.remedy}.")
-        causes = [{"cause": each.name, "effect": found.effect.name, "remedy": each.remedy, "source": each.source,
-                   "separate": found.effect.separate} for each in found.effect.causes]  # fmt: skip
+        causes = [_cause(found.effect, each) for each in found.effect.causes]
     rows = found.rows
     shown: list[Part] = [*lines, *Table.of("pairs", [row for row in rows if row["mark"]] or rows, PAIR_COLUMNS)]
     verdict: Verdict = "slow" if found.text else "healthy"
