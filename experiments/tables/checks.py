@@ -107,9 +107,9 @@ def planted(random: np.random.Generator) -> Iterator[Planted]:
     """All causes on all machines, and healthy logs, whose cause is empty."""
     for name in MACHINES:
         machine = machine_named(name)
-        for collective in COLLECTIVES:
-            predictions = Predictions(machine, [(collective, size) for size in SIZES])
-            errors = predictions.errors_of(range(len(SIZES)))
+        for logs in (*((each,) for each in COLLECTIVES), COLLECTIVES):
+            predictions = Predictions(machine, [(collective, size) for collective in logs for size in SIZES])
+            errors, collective = predictions.errors_of(range(len(predictions.calls))), " and ".join(logs)
             for error in errors.draw(random, HEALTHY_LOGS):
                 found = diagnosis_of(predictions, predictions.expected_s * np.exp(error))
                 yield Planted(name, collective, "", found.is_slow, 1.0, 0, 0)
@@ -164,7 +164,10 @@ def main() -> None:
     slow = [each for each in known if each.known == "slow"]
     right = [each.said == each.known or (each.said == "unclear" and each.known == "healthy") for each in known]
     logs = list(planted(np.random.default_rng(52)))
+    together = [each for each in logs if " and " in each.collective]
+    logs = [each for each in logs if " and " not in each.collective]
     healthy, faulty = [each for each in logs if not each.cause], [each for each in logs if each.cause]
+    joint, joint_healthy = ([each for each in together if bool(each.cause) == wrong] for wrong in (True, False))
     large = [each for each in faulty if each.share < NOTICEABLE]
     summary = [
         ("public logs, verdict right", _share(right), "90 %"),
@@ -175,6 +178,9 @@ def main() -> None:
         (f"planted, below {NOTICEABLE:.0%}, effect among two", _share([each.effect_place <= 2 for each in large]), ""),
         (f"planted, below {NOTICEABLE:.0%}, cause among three", _share([each.cause_place <= 3 for each in large]), ""),
         (f"planted, below {NOTICEABLE:.0%}, called slow", _share([each.slow for each in large]), ""),
+        ("three logs at once, effect among the first two", _share([each.effect_place <= 2 for each in joint]), "90 %"),
+        ("three logs at once, cause among three", _share([each.cause_place <= 3 for each in joint]), ""),
+        ("three logs at once, healthy called slow", _share([each.slow for each in joint_healthy]), "3 %"),
         ("planted healthy logs called slow", _share([each.slow for each in healthy]), "3 %"),
         ("processor time of a check, median and longest", f"{np.median([e.seconds for e in judged]):.1f} and "
          f"{max(e.seconds for e in judged):.1f} s", "3 s"),
