@@ -10,9 +10,10 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from cyclopts import App
 from cyclopts.argument import Argument
@@ -21,6 +22,10 @@ from runtime.kernels.libraries import KernelCall, Overlap, RankZero
 from tasp_lab.cli.app import app
 from tasp_lab.cli.options import schedules_help
 from tasp_lab.cli.process import main
+from tasp_lab.core.units import format_size, format_time
+from tasp_lab.machines.catalogue import catalogue_names, load_machine
+from tasp_lab.measure.check import expected
+from tasp_lab.measure.readers import COLLECTIVES as COLLECTIVES_OF_TESTS
 from tasp_lab.planning.plan import PLAN_COLUMNS
 from tasp_lab.prediction import columns, step_results
 from tasp_lab.schedules.build import attention_layout
@@ -214,6 +219,36 @@ def summary(command: App) -> str:
     return " ".join(command.help.partition("\n\n")[0].split())
 
 
+SIZES_ON_PAGE = (2**10, 2**16, 2**20, 2**24, 2**26, 2**28, 2**30, 2**33)
+
+
+def expected_tables() -> str:
+    """The expected times and bandwidths of the machines of all families, a section each."""
+    parts = []
+    for name in catalogue_names():
+        machine = load_machine(name)
+        if machine.system is not None and machine.topology.world_size <= MOST_RANKS:
+            found, rows = expected(name, sizes=SIZES_ON_PAGE), [("size", *COLLECTIVES_OF_TESTS)]
+            for size_bytes in SIZES_ON_PAGE:
+                own = {row["collective"]: row for row in found.rows if row["size_bytes"] == size_bytes}
+                rows.append((format_size(size_bytes), *(expected_cell(own.get(each)) for each in COLLECTIVES_OF_TESTS)))
+            parts.append(f"## {name}\n\n{found.document['library']}\n\n{table(*rows)}")
+    return "\n\n".join(parts)
+
+
+MOST_RANKS = 16
+"""Larger machines take the site too long to predict: the command prints them."""
+
+
+def expected_cell(row: Mapping[str, Any] | None) -> str:
+    """A time, a bandwidth and its interval."""
+    if row is None:
+        return ""
+    rate, time_s = row["busbw_bytes_per_s"] / 1e9, row["expected_s"]
+    low, high = rate * time_s / row["expected_high_s"], rate * time_s / row["expected_low_s"]
+    return f"{format_time(time_s, 3)}, {rate:.3g} ({low:.3g} to {high:.3g})"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": command_reference,
     "attention": attention_table,
@@ -224,6 +259,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "fields of plans": plan_fields_table,
     "measurements": measurements_table,
     "columns of measurements": columns_of_measurements,
+    "expected bandwidths": expected_tables,
 }
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

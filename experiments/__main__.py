@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     # Predicted.
+    "tables.checks": (),
     "tables.contention": (),
     "tables.decomposition": (),
     "tables.kernel_accuracy": (),

@@ -84,7 +84,7 @@ def times_on(machines: Sequence[Machine], schedules: Sequence[Schedule]) -> Floa
     if first.topology.is_exact or first.rank_speeds:
         times_s = [[simulate(each, machine, events=False).time_s for each in schedules] for machine in machines]
         return np.array(times_s, dtype=float)
-    runs = repeated.RepeatedRuns(schedules, first)
+    runs = repeated.RepeatedRuns.of(schedules, first)
     return np.array([runs.times_s(machine) for machine in machines])
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tasp_lab.machines.catalogue import load_machine
     from tasp_lab.measure.accuracy import accuracy
     from tasp_lab.measure.calibrate import calibrate
+    from tasp_lab.measure.check import check, expected
     from tasp_lab.planning.plan import plan
     from tasp_lab.prediction.answer import Answer
     from tasp_lab.prediction.compare import compare
@@ -54,6 +55,8 @@ __all__ = [
     "load_model",
     "Workload",
     "Topology",
+    "check",
+    "expected",
     "accuracy",
     "calibrate",
     "__version__",
@@ -93,5 +96,7 @@ __getattr__, __dir__ = lazy_names(
         "Topology": "tasp_lab.topology.graph",
         "accuracy": "tasp_lab.measure.accuracy",
         "calibrate": "tasp_lab.measure.calibrate",
+        "check": "tasp_lab.measure.check",
+        "expected": "tasp_lab.measure.check",
     },
 )

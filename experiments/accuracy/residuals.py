@@ -50,13 +50,15 @@ HEAD = (
 
 class Row(NamedTuple):
     """One measured time: its regime, what it is left out with, its machine, log(measured / predicted), and the
-    variance of log(predicted) by the constants."""
+    variance of log(predicted) by the constants. Of collectives `step` is how much the error differs from that of the
+    next smaller size of the table, for a doubling of the size; None of others."""
 
     regime: Regime
     key: str
     machine: str
     error: float
     constants: float
+    step: float | None = None
 
 
 PARTS: Mapping[str, tuple[Callable[[], Iterator[Row]], tuple[WorkKind, ...]]] = {
@@ -85,7 +87,13 @@ def groups_of(rows: list[Row]) -> tuple[Group, ...]:
     for row in rows:
         found[row.regime, row.key, row.machine].append(row)
     return tuple(
-        Group(*key, len(each), *_moments([row.error for row in each]), _mean([row.constants for row in each]))
+        Group(
+            *key,
+            len(each),
+            *_moments([row.error for row in each]),
+            _mean([row.constants for row in each]),
+            _mean([row.step**2 for row in each if row.step is not None] or [0.0]),
+        )
         for key, each in found.items()
     )
 
@@ -94,13 +102,18 @@ def collectives(library: str) -> Iterator[Row]:
     """The rows in scope of all measured tables of tasp-lab."""
     for table in find_tables([own_tables()]):
         progress(f"{library}: {Path(table.name).name}")
+        before: tuple[int, float] | None = None
         for row in evaluate_collective(table, DEFAULT_SAMPLING, library).rows:
             if row.in_scope and row.interval is not None and row.relative_error is not None:
                 error = -math.log1p(row.relative_error)
                 samples_s = row.interval.samples_s
                 variance = float(np.log(samples_s).var()) if len(samples_s) else 0.0
                 machine = table.headers.get("system") or str(table.profile)
-                yield Row(row.interval.residual.asked, left_out_with(table), machine, error, variance)
+                step = None
+                if before is not None and row.size_bytes > before[0]:  # a random walk over doublings of the size
+                    step = (error - before[1]) / math.sqrt(math.log2(row.size_bytes / before[0]))
+                before = row.size_bytes, error
+                yield Row(row.interval.residual.asked, left_out_with(table), machine, error, variance, step)
 
 
 def layers() -> Iterator[Row]:

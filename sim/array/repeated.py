@@ -90,7 +90,7 @@ class RepeatedRun:
     def __init__(self, schedule: Schedule, machine: Machine) -> None:
         assert not machine.rank_speeds, "ranks compute equally fast"
         schedule.check_routes(machine.topology)
-        self._schedule, self._call, self._first = schedule, call_facts(schedule), machine
+        self.schedule, self._call, self._first = schedule, call_facts(schedule), machine
         self._kinds, self._instant = list[_Kind | _CallKind](), list[_CallKind]()
         library = machine.comm_library.bind(self._call)
         numbers = (_Numbered if library.serial_launch else _NumberedApart)("numbered", of=library, kinds=self._kinds)
@@ -175,26 +175,30 @@ class RepeatedRun:
         if key not in self._programs:
             used = replace(operations, **passes._asdict())
             self._programs[key] = program_of(used, classes_of(used))
-            check_fits(self._schedule, self._programs[key].plan.size)
+            check_fits(self.schedule, self._programs[key].plan.size)
         return self._programs[key].with_numbers(costs, passes.capacity_bytes_per_s, contention)
 
 
 class RepeatedRuns:
-    """The times of schedules on machines that are mostly alike: `RepeatedRun` for a list.
+    """The times of schedules on machines that are mostly alike: `RepeatedRun` for a list, all made for one machine.
 
     Rings of a library with channels that differ in sizes alone are computed together, with arrays of one element per
     schedule, if no two of their hops share a link.
     """
 
-    def __init__(self, schedules: Sequence[Schedule], machine: Machine) -> None:
-        self._schedules, self._first = schedules, machine
-        self._runs = [RepeatedRun(schedule, machine) for schedule in schedules]
+    def __init__(self, runs: Sequence[RepeatedRun]) -> None:
+        self._runs, self._first = runs, runs[0]._first
         groups: dict[object, list[int]] = {}
-        if isinstance(machine.comm_library, ChannelLibrary):
+        if isinstance(self._first.comm_library, ChannelLibrary):
             for place, run in enumerate(self._runs):
                 groups.setdefault(_likeness(run), []).append(place)
         rings = [(places, _Rings.of([self._runs[place] for place in places])) for places in groups.values()]
         self._rings = [(places, together) for places, together in rings if together is not None]
+
+    @classmethod
+    def of(cls, schedules: Sequence[Schedule], machine: Machine) -> RepeatedRuns:
+        """The runs of these schedules."""
+        return cls([RepeatedRun(schedule, machine) for schedule in schedules])
 
     def times_s(self, machine: Machine) -> FloatArray:
         """The time of each schedule on a machine, in seconds; a float array (schedules,)."""
@@ -206,7 +210,7 @@ class RepeatedRuns:
                 found[places] = rings.times_s(library)
         for place in np.flatnonzero(np.isnan(found)).tolist():
             time_s = self._runs[place].time_if_alike_s(machine)
-            found[place] = engine.time_s(self._schedules[place], machine) if time_s is None else time_s
+            found[place] = engine.time_s(self._runs[place].schedule, machine) if time_s is None else time_s
         return found
 
 

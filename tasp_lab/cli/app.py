@@ -5,6 +5,7 @@ from __future__ import annotations
 from cyclopts import App
 
 from tasp_lab import __version__
+from tasp_lab.cli.commands.check import check
 from tasp_lab.cli.commands.export import export
 from tasp_lab.cli.commands.fabric import doctor, gpu_check, validate
 from tasp_lab.cli.commands.machines import decompose, profile, topologies
@@ -31,6 +32,7 @@ app.command(step, sort_key=5)
 app.command(plan, sort_key=5)
 app.command(export, sort_key=5)
 app.command(study)
+app.command(check, sort_key=6)
 app.command(accuracy, sort_key=6)
 app.command(calibrate, sort_key=7)
 app.command(profile)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: exit 0 on success, 2 with one line on an error, 130 after Ctrl-C.
+    """Run the command line: exit 0 on success, 2 with one line on an error, 130 after Ctrl-C, 1 where `check` finds a
+    slow machine.
 
     If the reader of the output ended first, as in ``tasp-lab ... | head``, it is `READER_LEFT`, without a line. With
     ``--json`` an error is also one object on standard output, ``{"error": ...}``. By default the arguments are those
@@ -73,8 +74,10 @@ def _run(arguments: Sequence[str]) -> None:
 
     document: dict[str, object] = {}
     try:
-        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
+        if code:  # the verdict of a command, such as check
+            sys.exit(code)
         return
     except UnusedCliTokensError as error:
         unused = [repr(token) for token in error.unused_tokens or ()]

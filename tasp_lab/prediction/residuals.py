@@ -88,7 +88,8 @@ class Group(msgspec.Struct, frozen=True):
     """The rows of one machine that one source measured, in one regime.
 
     `mean` and `variance` are of log(measured / predicted), `constants` is the mean variance of log(predicted) that the
-    intervals of constants give. `key` names what is left out together: a source, or a provider of clouds.
+    intervals of constants give, and `step` of collectives the mean square of what it changes by from a size to twice
+    that size in one table. `key` names what is left out together: a source, or a provider of clouds.
     """
 
     regime: Regime
@@ -98,6 +99,7 @@ class Group(msgspec.Struct, frozen=True):
     mean: float
     variance: float
     constants: float
+    step: float = 0.0
 
 
 class ResidualFile(msgspec.Struct, frozen=True):
@@ -194,6 +196,7 @@ class Residual:
     spread : standard deviation of its logarithm on a new machine, so that 1.645 of it lead to the 5 and 95 % points.
     constants : what of it the intervals of constants explain, a standard deviation.
     own : standard deviation within one machine: what schedules on it do not have in common.
+    step : of collectives, by what it differs between a size and twice that size; a standard deviation.
     rows, machines : how many of the account.
     lender : the work and library from all of whose machines a part of the spread is borrowed; empty for none.
     """
@@ -207,6 +210,7 @@ class Residual:
     machines: int
     asked: Regime
     lender: str = ""
+    step: float = 0.0
 
     @property
     def is_exact(self) -> bool:
@@ -282,6 +286,7 @@ def fit(known: Sequence[Group], regime: Regime) -> Residual:
         machines=len(own),
         asked=regime,
         lender=lender if family.freedom < ENOUGH_FREEDOM else "",
+        step=math.sqrt(sum(each.rows * each.step for each in own) / sum(each.rows for each in own)),
     )
 
 

@@ -131,7 +131,7 @@ def test_schedules_of_several_sizes_take_what_each_takes_alone(
     system, parameters = profile.system(member[1]), profile.parameters
     machine = Machine(system.topology(parameters.numbers), system.comm_library(parameters.numbers))
     schedules = [library_schedule(name, machine.topology, 2**power) for power in powers]
-    runs = RepeatedRuns(schedules, machine)
+    runs = RepeatedRuns.of(schedules, machine)
     changes = {each: Change(factor) for each in ("ring_rate", "base_ll", "message_launch") if each in parameters}
     other = replace(machine, comm_library=system.comm_library(changed(parameters, changes).numbers))
     expected_s = [array_engine.run(schedule, other).time_s for schedule in schedules]
@@ -144,7 +144,7 @@ def test_a_prediction_of_six_rings_takes_few_calls() -> None:
     system, parameters = profile.system("8"), profile.parameters
     machine = Machine(system.topology(parameters.numbers), system.comm_library(parameters.numbers))
     sizes = [2**power for power in range(18, 30, 2)]
-    runs = RepeatedRuns([library_schedule("all_gather", machine.topology, size) for size in sizes], machine)
+    runs = RepeatedRuns.of([library_schedule("all_gather", machine.topology, size) for size in sizes], machine)
     runs.times_s(machine)  # the library's choice for each size is made once
     calls = []
 

@@ -192,6 +192,7 @@ class Tuner:
     in_switch : whether a switch joins the GPUs of a domain, which can add and multicast (NVLS, since Hopper).
     nic_bytes_per_s : what a ring reaches through a NIC, one per rank.
     net_overhead_s : what a hop inside one of several domains takes at least.
+    protocols : those that NCCL may take, as the variable NCCL_PROTO says.
     """
 
     generation: Generation
@@ -202,6 +203,7 @@ class Tuner:
     in_switch: bool = False
     nic_bytes_per_s: float = float("inf")
     net_overhead_s: float = 1e-6
+    protocols: tuple[ProtocolName, ...] = get_args(ProtocolName)
 
     def choose(
         self, collective: Collective, size_bytes: float, algorithms: Sequence[Algorithm] = get_args(Algorithm)
@@ -378,4 +380,6 @@ class Tuner:
 def _choose(tuner: Tuner, collective: Collective, size_bytes: float, algorithms: tuple[Algorithm, ...]) -> Choice:
     """`Tuner.choose`: fits and searches ask for the same sizes again and again."""
     found = [each for each in tuner.estimates(collective, size_bytes) if each.algorithm in algorithms]
-    return min(found, key=lambda each: each.estimate_s)
+    # NVLS is by Simple alone: a forced protocol leaves it out
+    allowed = [each for each in found if each.protocol in tuner.protocols]
+    return min(allowed or found, key=lambda each: each.estimate_s)

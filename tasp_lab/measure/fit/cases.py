@@ -140,7 +140,7 @@ class Simulated:
             size, library = member
             system = self._systems.setdefault(member, self._profile.system(size, library=library))
             machine = Machine(system.topology(numbers), system.comm_library(numbers))
-            self._runs.append((member, machine, RepeatedRuns([schedule for _, schedule in group], machine)))
+            self._runs.append((member, machine, RepeatedRuns.of([schedule for _, schedule in group], machine)))
 
     def of_rows(self, rows: Sequence[int]) -> Simulated:
         """The prediction of some rows, by their places."""

@@ -89,11 +89,11 @@ def find_all_tables(paths: Iterable[Path]) -> tuple[AnyTable, ...]:
     return tuple(table for table in read_files(paths) if not isinstance(table, PairTable))
 
 
-def read_files(paths: Iterable[Path], *, in_place: bool = False) -> list[AnyTable | PairTable]:
+def read_files(paths: Iterable[Path], *, in_place: bool | None = False) -> list[AnyTable | PairTable]:
     """The tables of every kind in files and, recursively, in folders, in the given order and inside a folder by name.
 
     In a folder these are those of the .csv files, and of the .log, .out and .txt files that have some. `in_place`
-    selects the columns of logs of nccl-tests. Each file is read once.
+    selects the columns of logs of nccl-tests (`parse_nccl_tests`). Each file is read once.
 
     Raises `TableError` for malformed content, for a file in `paths` that is empty, not text or without a table, and
     for a path that does not exist.

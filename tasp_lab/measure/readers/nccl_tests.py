@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ _TIME_STAMP = re.compile(rf"\[(?:{_TIME})?\]|\((?:{_TIME})?\)|{_TIME}")
 _PROGRAM = re.compile(
     r"\b(all_gather|all_reduce|alltoallv?|sendrecv|reduce_scatter|broadcast|reduce|gather|scatter|hypercube)_perf"
 )
+_VERSION = re.compile(r"\bnccl-library=(\d{4,5})\b")
 _PREAMBLE = re.compile(r"(.*?)#\s*(?:nccl-tests version|Collective test starting|nThread|Using devices)\b(.*)")
 _RANK = re.compile(
     r"(.*?)#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[.*?\]\s*(.*)"
@@ -90,6 +91,18 @@ class _Line:
     is_shared: bool
 
 
+def _version_of(code: int) -> str:
+    """The version in a code of NCCL: major, minor and patch with four digits before 2.9, with five since.
+
+    NVIDIA/nccl, src/nccl.h.in, NCCL_VERSION.
+
+    >>> _version_of(22809), _version_of(2708)
+    ('2.28.9', '2.7.8')
+    """
+    major, rest = divmod(code, 10000 if code >= 10000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
 def _line_of(line: str, place: FilePosition, is_shared: bool) -> tuple[str, _Line] | None:
     """A row and its prefix, recognised by a size and a count right before the name of a type."""
     for element in _TYPE.finditer(line):
@@ -107,6 +120,7 @@ class _Run:
     first_line: int
     program: str | None
     parameters: str = ""
+    nccl: str = ""
     ranks: dict[int, _Rank] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
     are_columns_shared: bool = False
@@ -116,14 +130,16 @@ class _Run:
     is_complete: bool = False
 
 
-def parse_nccl_tests(text: str, name: str, *, in_place: bool = False) -> list[MeasuredTable]:
+def parse_nccl_tests(text: str, name: str, *, in_place: bool | None = False) -> list[MeasuredTable]:
     """The tables in the text of a log named `name`, one per run; none if there is no run in it.
 
-    The times are those of the out-of-place columns, or of the `in_place` ones. The collective is taken from the
+    The times are those of the out-of-place columns, or of the `in_place` ones; with None the lesser of both, since the
+    first use of something may be in either. The collective is taken from the
     preamble of the run, else from the command line before it, a line ``# collective: NAME``, which no tool prints, the
     name of the file or of its folders, or the columns if they allow only one.
     Headers of a table: ``profile`` if there is a line ``# profile: NAME``, which no tool prints, ``gpu``, ``nodes``,
-    ``ranks_per_node`` if equal on all nodes, ``groups`` if the ranks were split, ``parameters``, ``columns``.
+    ``ranks_per_node`` if equal on all nodes, ``groups`` if the ranks were split, ``parameters``, ``columns``, ``nccl``:
+    its version, which newer nccl-tests print.
 
     >>> [table] = parse_nccl_tests('''
     ... # Collective test starting: all_gather_perf
@@ -142,7 +158,19 @@ def parse_nccl_tests(text: str, name: str, *, in_place: bool = False) -> list[Me
     hint, named = _collective_of_text(text, name), _PROFILE.search(text)
     titles = [f"{name}, run {number}" for number in range(1, len(runs) + 1)] if len(runs) > 1 else [name]
     profile = named[1] if named else None
-    return [_Reader(run, in_place).table(title, hint, profile) for title, run in zip(titles, runs, strict=False)]
+    return [_table(run, in_place, title, hint, profile) for title, run in zip(titles, runs, strict=False)]
+
+
+def _table(
+    run: _Run, in_place: bool | None, title: str, hint: NcclTestsName | None, profile: str | None
+) -> MeasuredTable:
+    if in_place is not None:
+        return _Reader(run, in_place).table(title, hint, profile)
+    one, other = (_Reader(run, each).table(title, hint, profile) for each in (False, True))
+    times_s: dict[int, float] = {}
+    for row in (*one.rows, *other.rows):
+        times_s[row.size_bytes] = min(row.time_s, times_s.get(row.size_bytes, row.time_s))
+    return replace(one if one.rows else other, rows=tuple(Row(*each) for each in sorted(times_s.items())))
 
 
 def _runs(text: str, name: str) -> list[_Run]:
@@ -186,6 +214,8 @@ def _runs(text: str, name: str) -> list[_Run]:
             run = run_of(match[1], begins=True)
             if "nThread" in line:
                 run.parameters = " ".join(line[line.index("nThread") :].split())
+            if version := _VERSION.search(line):
+                run.nccl = _version_of(int(version[1]))
             run.ranks = {}  # a preamble begins the list again: ranks before it are of a run without rows
             if named:
                 run.program = named[1]
@@ -301,7 +331,8 @@ class _Reader:
         reasons = [unnamed, missing]
         reasons += ["its times are those of the CPU (option -C)"] if self.is_cpu_time else []
         reasons += [f"no {self.columns} columns"] if self.start is None else [] if rows else ["no rows"]
-        headers = {"profile": profile or "", "columns": self.columns, "parameters": self.run.parameters}
+        headers = {"profile": profile or "", "columns": self.columns, "parameters": self.run.parameters,
+                   "nccl": self.run.nccl}  # fmt: skip
         if listed := self.run.ranks.values():
             hosts, groups = Counter(rank.host for rank in listed), {rank.group for rank in listed}
             headers |= {"gpu": " and ".join(dict.fromkeys(rank.gpu for rank in listed)), "nodes": str(len(hosts))}
