@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.mutations import mutants, valid
 from tests.support.one_device import run_in_process
-from tests.support.small_schedules import SCHEDULES
+from tests.support.worlds import SCHEDULES
 from tests.support.world import World
 
 MAX_PER_KIND = 2

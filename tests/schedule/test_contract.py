@@ -28,7 +28,7 @@ from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, ScheduleSpec
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.one_device import run_in_process
-from tests.support.small_schedules import SCHEDULES
+from tests.support.worlds import SCHEDULES
 from tests.support.systems import passes_of, schedules_for, token_ring
 
 MESH = full_mesh(4)
