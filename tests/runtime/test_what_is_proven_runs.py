@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.mutations import mutants, valid
 from tests.support.one_device import run_in_process
-from tests.support.worlds import SCHEDULES
 from tests.support.world import World
+from tests.support.worlds import SCHEDULES
 
 MAX_PER_KIND = 2
 """Changed schedules of each kind of change that are executed."""

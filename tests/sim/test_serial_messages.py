@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,89 +13,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.simulate import simulate
-from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.libraries.groups import GroupLibrary
-from tasp_lab.machines.libraries.library import CommLibrary
-from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.evaluate import answer
 from tasp_lab.prediction.inputs import with_host
 from tasp_lab.prediction.question import Question
-from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective
-from tasp_lab.schedules.registry import attention_names_on, options_of
 from tasp_lab.timeline.events import SEND, Event
-from tasp_lab.topology.builders import full_mesh, ring, switch
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.topology.builders import ring
 from tasp_lab.workload.layer import Workload
-from tests.support.strategies import attention_layers
-
-NAMES = [name for name in attention_names_on(4) if not name.startswith(("double", "trees"))]
+from tests.support.simulations import Simulation, Waves, registered_cases, simulations, waiting_hosts
 
 seconds = st.fractions(Fraction(1, 8), Fraction(3), max_denominator=8)
 shares = st.fractions(Fraction(0), Fraction(1), max_denominator=4)
 
 
-@dataclass(frozen=True)
-class Waves(ComputeRate):
-    """Calls at a rate that have been handed out after a share of their time."""
-
-    share: Number = 0
-
-    def handed_out_s(self, shape: KernelShape) -> Number:
-        return self.share * self.time_s(shape)
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
-    """A pass of a small layer on four ranks, under a host model whose messages and calls wait for one another."""
-    layer, name = draw(attention_layers(packed=False)), draw(st.sampled_from(NAMES))
-    topology = draw(st.sampled_from([full_mesh, switch]))(4, Fraction(64), Fraction(0))
-    tried = {"buffers": [2, 3, 4], "tail_chunks": [1, 2, 4], "trim": [False, True]}
-    options = {each: draw(st.sampled_from(tried[each])) for each in tried if each in options_of(name)}
-    try:
-        passes = attention_schedules(name, topology, layer, None, AttentionOptions("both", **options))
-    except ScheduleError:
-        passes = attention_schedules("ring-attention", topology, layer, None, AttentionOptions("both"))
-    separate = draw(st.sampled_from([(), ("backward",), ("forward", "backward")]))
-    waits_for_sends = draw(st.booleans())
-    host = HostModel("test", overlaps=False, waits_for_sends=waits_for_sends, separate=separate)
-    contention = draw(st.sampled_from([NONE, Contention(Fraction(8), Fraction(1), Fraction(2))]))
-    contention = replace(contention, waits=draw(st.just(0) | shares))
-    compute = Waves(Fraction(10_000), share=draw(shares))
-    library = CommLibrary("posts", Fraction(0))
-    speeds = draw(st.just(()) | st.tuples(*[st.fractions(Fraction(1, 4), Fraction(2), max_denominator=4)] * 4))
-    machine = Machine(topology, library, compute, host=host, contention=contention, rank_speeds=speeds)
-    return draw(st.sampled_from(passes)), machine
-
-
 @settings(max_examples=60, deadline=None)
-@given(cases())
-def test_both_engines_agree_and_all_bytes_are_sent(case: tuple[Schedule, Machine]) -> None:
+@given(simulations(registered_cases(), hosts=waiting_hosts, lanes=1))
+def test_calls_follow_what_their_rank_has_sent(case: Simulation) -> None:
     schedule, machine = case
-    exact, array = (simulate(schedule, machine, each) for each in ("simpy", "array"))
-    assert array.time_s == pytest.approx(float(exact.time_s), rel=1e-9)
-    for timeline in (exact, array):
-        assert sum(event.bytes for event in timeline.events) == schedule.bytes_sent().sum()
-    assert sum(event.flops for event in exact.events) == schedule.flops().sum()
-
-
-@settings(max_examples=60, deadline=None)
-@given(cases())
-def test_calls_follow_what_their_rank_has_sent(case: tuple[Schedule, Machine]) -> None:
-    schedule, machine = case
-    waiting = replace(machine, host=replace(machine.host, waits_for_sends=True))
+    waiting = replace(
+        machine, host=replace(machine.host, waits_for_sends=True), comm_library=CommLibrary("posts", Fraction(0))
+    )
     events = simulate(schedule, waiting, "simpy").events
     is_sum = [bool(kind.join) for kind in schedule.blocks.kinds]
     sent: dict[tuple[int, int], Number] = {}
     for event in events:
         if event.kind == SEND and not is_sum[int(schedule.blocks.kind[event.block])]:
-            sent[event.rank, event.step] = max(sent.get((event.rank, event.step), 0), event.end_s)
+            left_s = event.end_s - machine.topology.route(event.rank, event.peer).latency_s
+            sent[event.rank, event.step] = max(sent.get((event.rank, event.step), 0), left_s)
     for event in events:
         assert event.kind == SEND or event.start_s >= sent.get((event.rank, event.step - 1), 0)
 
