@@ -38,7 +38,7 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
-from tests.support.set_replay import SmallTask
+from tests.support.small_task import SmallTask
 from tests.support.systems import lasp2, token_ring, token_ring_passes, ulysses, ulysses_passes
 from tests.support.world import World
 

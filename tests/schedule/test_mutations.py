@@ -7,12 +7,17 @@ all of them. ``pytest -s`` prints the counts.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.support.mutations import Findings, campaign, is_accepted, is_right_in_orders
+from tests.support.mutations import Findings, campaign, is_accepted, is_right_in_orders, mutants, valid
 from tests.support.numeric_tasks import numbers_of
+from tests.support.reductions import Case, reductions
+from tests.support.world import World
 from tests.support.worlds import WORLDS
 
 MAX_PER_KIND, DOUBLE = 2, 20
@@ -43,3 +48,13 @@ def test_no_wrong_change_is_accepted(name: str, total: Findings) -> None:
     print(f"\n{name}: {found.verdicts()}")
     assert not found.survivors
     assert found.of(right=False) >= MIN_WRONG
+
+
+@settings(max_examples=100)
+@given(reductions(), st.randoms(use_true_random=False))
+def test_no_wrong_change_of_a_drawn_reduction_is_accepted(case: Case, choose: random.Random) -> None:
+    world = World.of(case.schedule())
+    numbers = numbers_of(world)
+    for _, change in choose.sample(list(mutants(world)), 5):
+        mutant = valid(change)
+        assert mutant is None or is_right_in_orders(mutant, numbers, 1, world)
