@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from sim.host import busy_s
 from sim.simulate import Engine
 from sim.simulate import simulate as simulate_by
-from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
+from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machine
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.composition import stacked
 from tasp_lab.schedule.schedule import Schedule
@@ -26,7 +25,7 @@ from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.support.schedules import task_of, time_s
-from tests.support.simulations import attention_cases, computes, rates, uneven_topologies
+from tests.support.simulations import attention_cases, rates, uneven_topologies
 from tests.support.systems import token_ring
 
 seconds = st.fractions(Fraction(1, 20), Fraction(20), max_denominator=20)
@@ -39,17 +38,6 @@ def layer(positions: int, mask: str = "full") -> Workload:
 
 
 # ------------------------------------------------------------------------------------------------- closed forms
-
-
-@given(st.integers(1, 8), st.booleans(), st.integers(1, 3), seconds, seconds)
-def test_ring_attention_hides_the_shorter_of_both(
-    n: int, is_mesh: bool, length: int, hop_s: Fraction, call_s: Fraction
-) -> None:
-    """T = K/n + max(K (n-1)/n, C): the first of n equal calls, then hops and calls beside each other."""
-    topology = (full_mesh if is_mesh else ring)(n, 4 * length / hop_s, Fraction(0))
-    compute = ComputeRate(4 * length**2 / call_s)
-    schedule = attention("ring-attention", topology, layer(n * length))
-    assert time_s(schedule, topology, compute) == call_s + max((n - 1) * call_s, (n - 1) * hop_s)
 
 
 @given(st.sampled_from([1, 2, 3, 5, 7, 8]), st.integers(1, 3), seconds, seconds)
@@ -152,13 +140,6 @@ def test_without_compute_tasp_is_a_multi_ring_all_gather(
 
 
 # ------------------------------------------------------------------------------------------------------- bounds
-
-
-@settings(max_examples=50)
-@given(attention_cases(), computes)
-def test_never_faster_than_the_busiest_rank(case: tuple[Topology, Schedule], compute: Compute) -> None:
-    topology, schedule = case
-    assert time_s(schedule, topology, compute) >= max(busy_s(schedule, compute))
 
 
 @st.composite

@@ -14,7 +14,7 @@ from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, attention_passes
 from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.timeline.events import DIFFERENTIATE, SEND
-from tasp_lab.topology.builders import full_mesh, switch
+from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.schedules import time_s
 
@@ -85,29 +85,6 @@ def test_compute_hides_all_but_the_last_gradient_of_blocks_that_go_onward(
     bandwidth = (case.move_bytes + case.gradient_bytes) / (share * call_s)
     exposed_s = 0 if case.dataflow == "rotate-kv-back" or case.n == 1 else case.gradient_bytes / bandwidth
     assert case.time_s(bandwidth, ComputeRate(case.call_flops / call_s)) == case.n * call_s + exposed_s
-
-
-@given(layers, seconds, seconds)
-def test_never_faster_than_a_rank_or_a_lane(case: Equal, bandwidth: Fraction, call_s: Fraction) -> None:
-    found = case.time_s(bandwidth, ComputeRate(case.call_flops / call_s))
-    sent = sum(case.bytes_at(step) for step in range(case.n + 1))
-    assert found >= case.n * call_s
-    assert found >= sent / bandwidth
-
-
-@given(names, st.integers(2, 5), dataflows, seconds, st.booleans())
-def test_a_switch_port_carries_all_that_a_rank_gets(
-    name: str, n: int, dataflow: Dataflow, port: Fraction, trim: bool
-) -> None:
-    """However many lanes there are: never faster than the busiest port."""
-    topology = switch(n, port, Fraction(0))
-    layer = Workload(2 * n * (n - 1), head_dim=1, mask="causal", heads=1)
-    schedule = attention_passes(name, topology, layer, dataflow=dataflow, trim=trim).backward
-    received = [0] * n
-    for step in schedule.steps:
-        for _, peer, _, block in step.rows():
-            received[peer] += int(schedule.block_bytes[block])
-    assert time_s(schedule, topology) >= max(received) / port
 
 
 @given(st.integers(1, 5), dataflows, seconds)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
 from sim.event.engine import simulate
-from tasp_lab.core.errors import TopologyError
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.libraries.library import TcpLibrary
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
@@ -177,19 +176,3 @@ def test_no_call_is_faster_than_alone_or_slower_than_beside_all_channels(
             assert spent.get("compute", 0) == alone_s  # packed documents: a call may have no pair
             assert took_s == alone_s + spent.get("contention", 0)
             assert alone_s <= took_s <= alone_s / (1 - contention.share(10**6, 0))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ((0, 1, 0), "sms is 0, expected more than 0"),
-        ((132, -1, 8), "sms_per_channel is -1, expected 0 or more"),
-        ((132, 1, 8, 1.5), "messages wait for 1.5 of a call, expected a share from 0 to 1"),
-        ((132, 1, float("nan")), "max_channels is nan"),
-        ((32, 1, 32), "32 channels take 32 of 32 multiprocessors, expected fewer than all"),
-        ((32, 2, 24), "24 channels take 48 of 32 multiprocessors"),
-    ],
-)
-def test_impossible_contention_is_refused(numbers: tuple[float, float, float], message: str) -> None:
-    with pytest.raises(TopologyError, match=message):
-        Contention(*numbers)

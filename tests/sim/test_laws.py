@@ -14,10 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sim.array import event_loop
-from sim.array.engine import operations_of
-from sim.array.event_loop import Record, Run
 from sim.array.from_schedule import step_operations
-from sim.array.quotient import Program, program_of
 from sim.array.symmetry import classes_of
 from sim.bounds.collectives import all_gather_bound_s
 from sim.bounds.least import least_s
@@ -36,6 +33,7 @@ from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.sim.test_array_symmetry import counted_by_hand
+from tests.sim.test_compiled import assert_equal, program, run
 from tests.support.contention import ChannelsByPair, channels
 from tests.support.reference import reference_times
 from tests.support.schedules import assert_every_transfer_once
@@ -116,29 +114,10 @@ def check_reason(event: Event, events: tuple[Event, ...], topology: Topology) ->
     assert event.start_s == 0 if event.waited_for == "" else any(map(is_over, events)), event
 
 
-def program(case: Simulation) -> Program:
-    operations, _ = operations_of(*case)
-    return program_of(operations, classes_of(operations))
-
-
-def run(program: Program, patch: pytest.MonkeyPatch, *, fast: bool) -> tuple[Record, float]:
-    patch.setattr(event_loop, "FEW", -1 if fast else 10**9)
-    patch.setattr(Run, "_in_python", 0)
-    return Run(program).run(), Run(program).end_s()
-
-
-def assert_equal(found: tuple[Record, float], expected: tuple[Record, float]) -> None:
-    assert found[1] == expected[1] == expected[0].end_s.max(initial=0.0)
-    for times, others in zip(found[0].times(), expected[0].times(), strict=True):
-        assert (times == others).all()
-    assert (found[0].waited_for == expected[0].waited_for).all()
-    assert dict(found[0].bounds.items()) == dict(expected[0].bounds.items())
-
-
 @settings(max_examples=100, deadline=None)
 @given(simulations())
 def test_machine_code_and_stages_change_no_bit(case: Simulation) -> None:
-    found = program(case)
+    found = program(*case)
     with pytest.MonkeyPatch.context() as patch:
         expected = run(found, patch, fast=False)
         assert_equal(run(found, patch, fast=True), expected)

@@ -52,29 +52,21 @@ def test_calls_follow_what_their_rank_has_sent(case: Simulation) -> None:
         assert event.kind == SEND or event.start_s >= sent.get((event.rank, event.step - 1), 0)
 
 
-@given(st.integers(1, 6), shares, seconds, seconds)
-def test_a_ring_overlaps_what_is_left_of_a_call_once_it_has_been_handed_out(
-    n: int, share: Fraction, call_s: Fraction, hop_s: Fraction
+@given(st.integers(1, 6), shares, seconds, seconds, st.booleans())
+def test_a_ring_overlaps_what_is_left_of_a_call_once_a_share_is_over(
+    n: int, share: Fraction, call_s: Fraction, hop_s: Fraction, of_stack: bool
 ) -> None:
-    """T = K + (n-1) max(K, s K + C): the message begins after a share s of the call, the next call after both."""
-    topology = ring(n, 4 / hop_s, Fraction(0))
-    host = HostModel("one stream", overlaps=False)
-    schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))[0]
-    machine = Machine(topology, compute=Waves(4 / call_s, share=share), host=host)
-    step_s = max(call_s, share * call_s + hop_s)
-    for engine in ("simpy", "array"):
-        found = simulate(schedule, machine, engine).time_s  # type: ignore[arg-type]
-        assert float(found) == pytest.approx(float(call_s + (n - 1) * step_s))
+    """T = K + (n-1) max(K, s K + C): the message begins after a share s of the call, the next call after both.
 
-
-@given(st.integers(1, 6), shares, seconds, seconds)
-def test_where_messages_wait_for_a_share_of_calls_no_stack_is_needed(
-    n: int, share: Fraction, call_s: Fraction, hop_s: Fraction
-) -> None:
-    """T = K + (n-1) max(K, s K + C) again, with the share of the machine and not that of the tiles."""
+    The share is what a call has handed out where a stack does not overlap, else that of the machine's messages.
+    """
     topology = ring(n, 4 / hop_s, Fraction(0))
     schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))[0]
-    machine = Machine(topology, compute=Waves(4 / call_s, share=1), contention=replace(NONE, waits=share))
+    machine = Machine(topology, compute=Waves(4 / call_s, share=share if of_stack else 1))
+    if of_stack:
+        machine = replace(machine, host=HostModel("one stream", overlaps=False))
+    else:
+        machine = replace(machine, contention=replace(NONE, waits=share))
     step_s = max(call_s, share * call_s + hop_s)
     for engine in ("simpy", "array"):
         found = simulate(schedule, machine, engine).time_s  # type: ignore[arg-type]
