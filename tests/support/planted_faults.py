@@ -53,7 +53,7 @@ FAULTS = (
         "event engine: a message has no latency of its own",
         "self.latency_s: Number = route.latency_s + message.latency_s",
         "self.latency_s: Number = route.latency_s",
-        ("tests/sim/test_laws.py",),
+        ("tests/sim/test_laws.py", "tests/sim"),
     ),
     Fault(
         "event engine: contention does not slow a call in progress",
