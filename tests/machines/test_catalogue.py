@@ -86,28 +86,6 @@ def test_every_number_of_the_catalogue_is_one_of_its_constants(name: str) -> Non
     assert {latency for _, latency in numbers_of(machine)} <= latencies | {latency / 2 for latency in latencies}
 
 
-def test_h100_8_is_one_port_per_gpu_on_a_switch() -> None:
-    topology = load_machine("h100-8").topology
-    assert (topology.world_size, len(topology.links)) == (8, 16)
-    assert topology.links[0] == Link(0, "switch", 450e9, 0.3e-6)
-    assert topology.route(0, 7).latency_s == pytest.approx(0.6e-6, rel=1e-12)
-
-
-def test_mi300x_8_is_a_full_mesh() -> None:
-    topology = load_machine("mi300x-8").topology
-    assert (topology.world_size, len(topology.links)) == (8, 56)
-    assert set(topology.links) == {Link(a, b, 64e9, 0.8e-6) for a in range(8) for b in range(8) if a != b}
-
-
-def test_h100_2x8_goes_through_nvswitch_inside_and_one_nic_per_gpu_between() -> None:
-    topology = load_machine("h100-2x8").topology
-    assert (topology.world_size, len(topology.links)) == (16, 32 + 32)
-    inside, between = topology.route(0, 7), topology.route(0, 8)
-    assert {topology.links[link].bandwidth_bytes_per_s for link in inside.links} == {450e9}
-    assert {topology.links[link].bandwidth_bytes_per_s for link in between.links} == {50e9}
-    assert between.latency_s == topology.route(0, 15).latency_s == pytest.approx(2.7e-6, rel=1e-12)
-
-
 def test_a10_4_pcie_shares_the_upstream_link_between_pairs() -> None:
     topology = load_machine("a10-4-pcie").topology
     assert (topology.world_size, len(topology.links)) == (4, 10)

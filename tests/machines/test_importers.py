@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -558,26 +557,16 @@ def check_import(text: str, options: dict[str, Any], folder: Path) -> None:
         assert load_machine(str(path)) == found
 
 
-def fuzz(strategy: st.SearchStrategy[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return lambda test: settings(max_examples=250)(given(strategy, OPTIONS)(test))
+TEXTS = st.text() | st.text("GPU01 X\nNV\t<>/&!") | st.text("<>/'=ab \n").map("<system version='1'>".__add__)
 
 
-@fuzz(mutations())
-def test_a_mutated_sample_is_a_machine_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, text: str, options: dict[str, Any]
-) -> None:
-    check_import(text, options, tmp_path_factory.getbasetemp())
-
-
-@fuzz(shuffled_lines())
-def test_shuffled_lines_are_a_machine_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, text: str, options: dict[str, Any]
-) -> None:
-    check_import(text, options, tmp_path_factory.getbasetemp())
-
-
-@fuzz(st.text() | st.text("GPU01 X\nNV\t<>/&!") | st.text("<>/'=ab \n").map("<system version='1'>".__add__))
+@pytest.mark.parametrize("texts", [mutations(), shuffled_lines(), TEXTS], ids=["mutated", "shuffled", "any"])
+@settings(max_examples=200)
+@given(data=st.data(), options=OPTIONS)
 def test_any_text_is_a_machine_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, text: str, options: dict[str, Any]
+    texts: st.SearchStrategy[str],
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    options: dict[str, Any],
 ) -> None:
-    check_import(text, options, tmp_path_factory.getbasetemp())
+    check_import(data.draw(texts), options, tmp_path_factory.getbasetemp())

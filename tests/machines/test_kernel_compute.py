@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sim.bounds.least import least_s
 from sim.simulate import simulate
-from tasp_lab.core.errors import ProfileError, TaspLabError
+from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.compute import KernelCompute, compute_on, with_kernel
 from tasp_lab.machines.kernel_model import attention_kernel, catalogue, kernel_names
@@ -148,26 +148,6 @@ def test_a_machine_file_that_states_a_rate_has_that_rate(tmp_path: Path) -> None
     for machine in (kernel, rate):
         (tmp_path / "copy.json").write_text(json.dumps(topology_document(machine)))
         assert load_machine(str(tmp_path / "copy.json")).compute == machine.compute
-
-
-@pytest.mark.parametrize(
-    ("machine", "kernel", "compute", "answer"),
-    [
-        ("h100-8", "flash-atention-3", None, r"did you mean 'flash-attention-3'\? expected one of .*cudnn"),
-        ("full-mesh:8", "cudnn", None, "full-mesh:8 names no accelerator"),
-        ("gaudi2-8", "cudnn", None, "unknown GPU 'gaudi2'.*h100"),
-        ("h100-8", "cudnn", 1e12, "expected one of them"),
-    ],
-)
-def test_kernels_that_are_not_there(machine: str, kernel: str, compute: float | None, answer: str) -> None:
-    with pytest.raises(TaspLabError, match=answer) as raised:
-        predict(machine, ["ring-attention"], Workload(1024, mask="full"), kernel=kernel, compute=compute)
-    assert "\n" not in str(raised.value)
-
-
-def test_collectives_have_no_kernel() -> None:
-    with pytest.raises(TaspLabError, match="attention layers only"):
-        predict("h100-8", ["ring"], "1MiB", kernel="cudnn")
 
 
 # Output

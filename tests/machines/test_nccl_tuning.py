@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sim.bounds.collectives import collective_bound_s
 from sim.library_calls import library_call
 from sim.simulate import simulate
-from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.libraries.nccl_tuning import Collective, Tuner, parse_version, search
 from tasp_lab.measure.accuracy.report import own_tables
@@ -50,26 +49,6 @@ def test_the_search_fits_whole_channels_into_the_link(generation: str, link: flo
     assert count >= 1
     assert link / 2 <= count * rate * (1 + 1e-9)
     assert count * rate <= link * (1 + 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("2.40", "version 2.40 of nccl is unknown: expected 2.23 to 2.30, the nearest is 2.30"),
-        ("2.1.15", "version 2.1.15 of nccl is unknown: expected 2.23 to 2.30, the nearest is 2.23"),
-        ("latest", "version 'latest' of nccl: expected one like 2.28 or 2.29.2"),
-        ("2", "version '2' of nccl: expected one like 2.28 or 2.29.2"),
-    ],
-)
-def test_an_unknown_version_is_one_line_with_the_nearest(text: str, message: str) -> None:
-    with pytest.raises(ProfileError) as error:
-        load_machine("h100-8", library=f"nccl=={text}")
-    assert str(error.value) == message
-
-
-def test_a_version_of_another_library_is_refused() -> None:
-    with pytest.raises(ProfileError, match="only versions of nccl are modelled"):
-        load_machine("mi300x-8", library="rccl==2.22")
 
 
 def _tables(system: str) -> dict[tuple[str, int], dict[str, MeasuredTable]]:

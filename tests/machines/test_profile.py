@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sim.simulate import simulate
-from tasp_lab.core.errors import ProfileError, TaspLabError
+from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.constants import CONSTANTS
 from tasp_lab.machines.intervals import source_kind
@@ -118,21 +118,6 @@ def test_full_domains_are_those_of_the_shorter_name(long: str, short: str) -> No
     assert load_machine(long).topology.links == load_machine(short).topology.links
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("gb200-2x19x4", "domains of 19 nodes, expected at most 18"),
-        ("h100-2x2x8", "domains of 2 nodes, expected at most 1"),
-        ("gb200-2x1x5", "2 nodes of 5 ranks, expected at most 4 ranks per node"),
-        ("gb200-2x1x2x4", "machine 'gb200-2x1x2x4' is unknown"),
-        ("gb200-0x1x4", "machine 'gb200-0x1x4' is unknown"),
-    ],
-)
-def test_sizes_of_domains_that_a_family_has_not(name: str, reason: str) -> None:
-    with pytest.raises(TaspLabError, match=reason):
-        load_machine(name)
-
-
 def test_one_node_of_a_file_and_several(own: Path) -> None:
     found = member(str(own))
     assert found is not None
@@ -192,27 +177,6 @@ def test_payload_beyond_the_line_is_refused(tmp_path: Path) -> None:
     path.write_text(profile_document(load_profile("h100")).replace("370.8GB/s", "451GB/s"))
     with pytest.raises(ProfileError, match=r"fast\.toml': link_payload is more than link_bandwidth"):
         load_profile(str(path))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("h100-2x9", "at most 8 ranks per node"),
-        ("h100-9999x8", "in all"),
-        ("gb200-19x4", "19 nodes do not fill 2 domains equally"),
-    ],
-)
-def test_sizes_that_do_not_exist(text: str, expected: str) -> None:
-    with pytest.raises(ProfileError, match=expected):
-        member(text)
-
-
-@pytest.mark.parametrize("text", ["nothing", "h100x", "missing.toml"])
-def test_names_of_nothing(text: str) -> None:
-    with pytest.raises(ProfileError, match=r"unknown|cannot be read"):
-        load_profile(text)
-    with pytest.raises(TaspLabError):
-        find_profile(text)
 
 
 def test_meanings_are_sentences_without_a_full_stop() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import struct
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +25,6 @@ from tasp_lab.rings.complete_digraph import hamiltonian_cycles, two_fold_hamilto
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.topology.builders import circulant, full_mesh, hypercube, nodes, ring, switch, torus
 from tasp_lab.topology.graph import Link, Topology
-from tests.conftest import ROOT
 
 
 def rings_on(
@@ -207,24 +203,6 @@ def test_sizes_stay_bounded(decomposition: Decomposition) -> None:
     width, height = struct.unpack(">II", png[16:24])
     assert width == 1500
     assert height < 1600
-
-
-def test_another_process_draws_the_same() -> None:
-    """It orders sets of texts differently."""
-    program = """
-import numpy as np
-from tasp_lab.topology.builders import nodes
-from tasp_lab.rings.rings import Decomposition
-from tasp_lab.plots.timelines import render
-from tasp_lab.plots.rings import draw_decomposition
-few = Decomposition(nodes(2, 2, "switch", "rails"), np.array([[0, 1, 3, 2]]), 1, "because")
-print(render(draw_decomposition(few, "same"), "svg").decode())
-"""
-    environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
-    line = [sys.executable, "-c", program]
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    own = render(draw_decomposition(GRAPHS["unused links"], "same"), "svg").decode()
-    assert done.stdout.strip() == own.strip()
 
 
 @pytest.mark.parametrize("text", ["", "$x^", "$\\frac{$", "<&>", "two\nlines", "l" * 300])

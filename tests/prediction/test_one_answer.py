@@ -13,7 +13,7 @@ import pytest
 
 import tasp_lab
 from tasp_lab.cli.process import main
-from tasp_lab.core.errors import QuantityError, RunError, TaspLabError
+from tasp_lab.core.errors import QuantityError, RunError
 from tasp_lab.core.workers import as_they_end, in_order, processes
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.libraries.library import RootComplexLibrary
@@ -72,19 +72,6 @@ def test_a_machine_comes_with_the_library_of_its_profile(name: str) -> None:
 def test_a_library_changes_no_link_and_no_compute_rate(name: str) -> None:
     own, wires = load_machine(name), load_machine(name, library="ideal")
     assert (own.topology, own.compute) == (wires.topology, wires.compute)
-
-
-@pytest.mark.parametrize(
-    ("machine", "library", "expected"),
-    [
-        ("h100-8", "mpi", "'mpi' is unknown: expected auto, nccl, rccl, gloo, ideal"),
-        ("h100-8", "rccl", "the profile of h100-8 is of nccl"),
-        ("torus:3x3", "nccl", "torus:3x3 has no profile"),
-    ],
-)
-def test_libraries_that_a_machine_has_not(machine: str, library: str, expected: str) -> None:
-    with pytest.raises(TaspLabError, match=expected):
-        load_machine(machine, library=library)
 
 
 LAYER = tasp_lab.Workload(8192, heads=8, mask="causal")

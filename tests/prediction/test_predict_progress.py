@@ -78,15 +78,6 @@ def _both_passes() -> list[float]:
     return [each.timeline.time_s for each in _answer().passes]
 
 
-def test_long_passes_are_simulated_at_once_where_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = _both_passes()
-    main = threading.current_thread().name
-    threads = _threads_of_passes(monkeypatch, 2)
-    assert _both_passes() == alone
-    assert len(set(threads)) == 2
-    assert main not in threads
-
-
 def test_passes_take_no_cores_that_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
     main = threading.current_thread().name
     threads = _threads_of_passes(monkeypatch, 2)

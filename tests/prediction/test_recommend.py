@@ -103,24 +103,6 @@ def test_a_kernel_or_a_stack_that_is_named_is_not_doubted() -> None:
         assert found.otherwise == ()
 
 
-def test_what_changes_it_does_not_depend_on_processes() -> None:
-    names = [*NAMES, "usp:4x2", "ring-attention"]
-    one, several = (compare("h100-8", LAYER, names).recommendation for _ in range(2))
-    assert one is not None
-    assert several is not None
-    several.look_further(2)
-    assert "otherwise" in vars(several)
-    assert "otherwise" not in vars(one)
-    assert several.lines() == one.lines()
-
-
-def test_ideal_links_are_exact() -> None:
-    found = compare("full-mesh:4", LAYER, ["ulysses", "ring-attention"]).recommendation
-    assert found is not None
-    assert found.expected_regret == 0
-    assert found.is_decided
-
-
 def test_slower_networks_favour_who_sends_less() -> None:
     found = compare("h100-8", LAYER, ["ulysses", "zigzag-ring-attention"]).recommendation
     assert found is not None

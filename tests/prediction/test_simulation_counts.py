@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import tasp_lab
-from tasp_lab.core.errors import ScheduleError, TaspLabError
 from tasp_lab.prediction import evaluate as evaluator
 from tasp_lab.prediction import passes
 from tasp_lab.schedules.attention.backward import DATAFLOWS
@@ -75,18 +74,6 @@ def test_long_passes_are_simulated_at_once(
         found = tasp_lab.predict("h100-8", "tasp", LAYER, **asked)
         assert [each.time_s for each in found] == expected
     assert len(used) == threads
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_a_pass_that_fails_in_a_thread_fails(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ScheduleError("too many")
-
-    monkeypatch.setattr(passes, "simulate", fail)
-    monkeypatch.setattr(evaluator, "spare_cores", lambda: cores)
-    monkeypatch.setitem(evaluator.MANY_TRANSFERS, "array", 1)
-    with pytest.raises(TaspLabError, match="too many"):
-        tasp_lab.predict("h100-8", "tasp", LAYER, passes="both", samples=0)
 
 
 def test_what_explains_a_time_is_simulated_on_request(simulated: list[str]) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -49,6 +49,7 @@ from tasp_lab.topology.builders import bidirectional_ring, circulant, full_mesh,
 from tasp_lab.topology.cuts import ring_cut
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Constraint, Link, SharedCapacity, Topology, Vertex, both_ways
+from tests.rings.test_decompose import check
 from tests.support.signals import hear_interrupts
 
 ROOT = Path(__file__).parents[2]
@@ -165,23 +166,6 @@ def check_disjoint(rings: IntArray, linked: BoolArray) -> None:
     assert all(sorted(ring) == list(range(len(linked))) and ring[0] == 0 for ring in rings.tolist())
     assert all(linked[hop] for hop in used)
     assert len(set(used)) == len(used)
-
-
-def check(found: Decomposition) -> None:
-    """Rings within the fold that carry what they say, counted hop by hop."""
-    topology = found.topology
-    carried: defaultdict[int, Fraction] = defaultdict(Fraction)
-    pairs: Counter[tuple[int, int]] = Counter()
-    for ring, share in zip(found.rings.tolist(), found.shares, strict=True):
-        assert sorted(ring) == list(range(topology.world_size))
-        pairs.update(hops(ring))
-        for constraint, times in passes(topology, ring).items():
-            carried[constraint] += share * times
-    assert max(pairs.values()) <= found.fold
-    assert sum(found.shares) == 1
-    limits = {at: Fraction(topology.constraints[at].bandwidth_bytes_per_s) / load for at, load in carried.items()}
-    assert found.rate_bytes_per_s == min(limits.values())
-    assert found.rate_bytes_per_s <= found.ring_limit_bytes_per_s * (1 + Fraction(1, 10**9))
 
 
 def check_best(topology: Topology) -> None:

@@ -8,7 +8,6 @@ rings that share no arc, the best shares and the narrowest cut are found by tryi
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
@@ -21,8 +20,8 @@ from scipy.optimize import linprog
 
 from tasp_lab.core.errors import NoDecompositionError, TopologyError
 from tasp_lab.rings.decompose import decompose
-from tasp_lab.rings.rings import Decomposition
 from tasp_lab.topology.graph import Link, Topology
+from tests.rings.test_decompose import check
 
 Arc = tuple[int, int]
 Ring = tuple[int, ...]
@@ -142,22 +141,6 @@ def strong_classes(n: int, first: int, step: int) -> Iterator[tuple[int, Topolog
             yield digraph, topology_of(n, digraph)
 
 
-def check_rings(found: Decomposition) -> None:
-    """The rings are rings, within the fold, and no link carries more than it can at the rate they claim."""
-    n, arcs = found.world_size, {(link.source, link.destination) for link in found.topology.links}
-    carried: defaultdict[Arc, Fraction] = defaultdict(Fraction)
-    uses: Counter[Arc] = Counter()
-    for ring, share in zip(found.rings.tolist(), found.shares, strict=True):
-        assert sorted(ring) == list(range(n))
-        uses.update(arcs_along(ring))
-        for arc in arcs_along(ring):
-            carried[arc] += share
-    assert uses.keys() <= arcs
-    assert max(uses.values()) <= found.fold
-    assert sum(found.shares) == 1
-    assert found.rate_bytes_per_s * max(carried.values()) == BANDWIDTH_BYTES_PER_S
-
-
 @pytest.mark.parametrize("n", CLASSES)
 def test_there_are_as_many_classes_as_are_known(n: int) -> None:
     numbers = class_numbers(n)
@@ -184,7 +167,7 @@ def test_the_rate_is_the_optimum_over_all_rings(n: int, first: int, step: int) -
                 decompose(topology)
             continue
         found = decompose(topology)
-        check_rings(found)
+        check(found)
         assert float(found.rate_bytes_per_s / BANDWIDTH_BYTES_PER_S) == pytest.approx(best_rate(n, rings), rel=1e-9)
         assert found.proved_optimal
         assert found.ring_limit_bytes_per_s <= cut_limit(n, digraph) * BANDWIDTH_BYTES_PER_S
@@ -200,7 +183,7 @@ def test_one_fold_rings_are_as_many_as_the_cut_allows_or_proved_not_to_exist(n: 
             told = str(error)
             assert max_named(told) == most < limit
             continue
-        check_rings(found)
+        check(found)
         assert len(found.rings) == limit == most
         assert found.fold == 1
         assert found.proved_optimal

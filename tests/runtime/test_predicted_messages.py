@@ -20,9 +20,9 @@ from tasp_lab.timeline.events import SEND, Event
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.schedule.test_messages import either
-from tests.sim.test_engine_against_reference import gossips
 from tests.support.one_device import run_in_process
 from tests.support.selection import covering
+from tests.support.simulations import gossips
 
 RANKS = 4
 NO_TIME = ComputeRate(1e15)

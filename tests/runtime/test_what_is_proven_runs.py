@@ -11,8 +11,8 @@ import pytest
 from tests.support.mutations import mutants, valid
 from tests.support.one_device import run_in_process
 from tests.support.selection import IS_FULL
-from tests.support.small_schedules import SCHEDULES
 from tests.support.world import World
+from tests.support.worlds import SCHEDULES
 
 MAX_PER_KIND = 2 if IS_FULL else 1
 """Changed schedules of each kind of change that are executed."""

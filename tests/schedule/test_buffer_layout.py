@@ -18,11 +18,13 @@ from tasp_lab.schedule.buffer_layout import OUTSIDE, memory_bytes
 from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT, Dependencies, dependencies
 from tasp_lab.schedule.rank_part import SCATTERED, RankPart, rank_part
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import DATAFLOWS
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.attention.task import KEYS
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.workload.layer import Workload
+from tests.schedules.attention.test_backward import cases_of
 from tests.support.kernel_calls import as_arrays, buffers_of, calls_of
 from tests.support.schedules import parts, task_of
 
@@ -64,49 +66,111 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return built(name, topology, draw(layers()), trim=trim, buffers=buffers)
 
 
+every_pass = schedules() | cases_of(st.sampled_from(DATAFLOWS), max_positions=16).map(lambda case: case.backward)
+"""Of forward passes and AllGathers, and of backward passes, whose gradients are sums that are made in buffers."""
+
+
 class Stay(NamedTuple):
-    """A block lies at [first, end) of a memory from the step that brings it to the last that uses it."""
+    """A thing has [first, end) of a memory from a step to the last that uses it."""
 
     first: int
     end: int
-    arrives: int
+    comes: int
     last_used: float
 
 
 def stays(schedule: Schedule, part: RankPart) -> list[Stay]:
-    """From the rows alone. Resident copies are there all the time."""
-    size, for_good = schedule.block_bytes.tolist(), float("inf")
-    uses: dict[tuple[int, int, int], float] = {}
-    uses |= {(block, offset, RESIDENT): for_good for block, offset in part.resident.items()}
+    """From the rows alone. Residents are there all the time, and every use is of what came before.
+
+    What comes home of a gradient is used in the step in which it comes: it is added to the rest.
+    """
+    size, last = schedule.block_bytes.tolist(), defaultdict[tuple[int, int, int], float](float)
+    for block, offset in part.resident.items():
+        last[block, offset, RESIDENT] = float("inf")
     for row in part.receives:
-        uses.setdefault((row.block, row.offset, row.since), row.step)
+        if row.since != RESIDENT or row.offset != part.resident[row.block]:
+            last[row.block, row.offset, row.step] = row.step
+    for call_row in part.calls:
+        for place in call_row.adds:
+            if place.since != RESIDENT:
+                assert place.since == call_row.step
+                last[place.block, place.offset, place.since] = call_row.step
     used = [(row.block, row.offset, row.since, row.step) for row in part.sends]
     for call_row in part.calls:
-        brought = {row.block: row.since for row in part.receives if row.step < call_row.step}
         for operand in call_row.operands:
             offset = operand.offset
             for block, since in zip(operand.blocks, operand.since, strict=True):
-                assert since == brought.get(block, RESIDENT)
                 if offset != OUTSIDE:
                     used.append((block, offset, since, call_row.step))
                     offset += size[block]
             assert offset == OUTSIDE or offset == operand.offset + operand.size_bytes
-    for block, offset, arrived, step in used:
-        at = (block, offset, arrived)
-        assert at in uses, "what is used arrived at its place"
-        assert arrived < step, "and before"
-        uses[at] = max(uses[at], step)
-    return [Stay(offset, offset + size[block], arrived, last) for (block, offset, arrived), last in uses.items()]
+    for block, offset, since, step in used:
+        assert (block, offset, since) in last, "what is used has come to its place"
+        assert since < step, "and it has come before"
+        last[block, offset, since] = max(last[block, offset, since], step)
+    return [Stay(offset, offset + size[block], since, until) for (block, offset, since), until in last.items()]
 
 
-@settings(max_examples=80)
-@given(schedules())
-def test_no_two_blocks_are_in_use_at_one_place(schedule: Schedule) -> None:
-    """What arrives at step s may write from s on, so what lies there was last used before s."""
+@settings(max_examples=150)
+@given(every_pass)
+def test_no_two_things_are_in_use_at_one_place(schedule: Schedule) -> None:
+    """What comes at step s may be written from s on, so what lies there was last used before s."""
     for part in parts(schedule):
-        for one, other in combinations(sorted(stays(schedule, part), key=lambda stay: stay.arrives), 2):
+        found = stays(schedule, part)
+        assert all(0 <= stay.first < stay.end <= part.memory_bytes for stay in found)
+        assert memory_bytes(schedule.renamed("again"))[part.rank] == part.memory_bytes  # not as it was laid out
+        for one, other in combinations(sorted(found, key=lambda stay: stay.comes), 2):
             apart = one.end <= other.first or other.end <= one.first
-            assert apart or (other.arrives > one.arrives and one.last_used < other.arrives)
+            assert apart or (other.comes > one.comes and one.last_used < other.comes)
+
+
+@settings(max_examples=150)
+@given(every_pass)
+def test_a_buffer_is_released_by_what_comes_and_its_uses(schedule: Schedule) -> None:
+    """Arrivals, or the joins that they are part of; sends; calls that read some of it; and nothing else."""
+    for part in parts(schedule):
+        joined = {operation for each in part.joins for operation in each.operations}
+        expected = defaultdict(set)
+        for row in part.receives:
+            if row.operation not in joined and schedule.blocks.pools:
+                expected[row.step].add((row.operation, ARRIVED))
+        for each in part.joins:
+            expected[each.step].add((each.operation, ARRIVED))
+        for row in part.sends:
+            expected[row.since].add((row.operation, SENT))
+        for call in part.calls:
+            for _, since in call.reads:
+                expected[since].add((call.operation, ARRIVED))
+        expected.pop(RESIDENT, None)
+        numbers = range(part.first_buffer, part.first_join)
+        assert [set(part.waits[number]) for number in numbers] == [expected[step] for step in sorted(expected)]
+
+
+@settings(max_examples=150)
+@given(every_pass)
+def test_sends_and_receives_are_the_transfers_in_one_order(schedule: Schedule) -> None:
+    """By step and lane; those from one rank to another on one lane of one step are in the same order at both ends."""
+    found = parts(schedule)
+    sent = [(row.step, row.lane, part.rank, row.peer, row.block) for part in found for row in part.sends]
+    received = [(row.step, row.lane, row.peer, part.rank, row.block) for part in found for row in part.receives]
+    rows = [
+        (index, lane, a, b, block) for index, step in enumerate(schedule.steps) for a, b, lane, block in step.rows()
+    ]
+    assert sorted(sent) == sorted(received) == sorted(rows)
+    for pair in {row[:4] for row in rows}:
+        assert [row for row in sent if row[:4] == pair] == [row for row in received if row[:4] == pair]
+    for part in found:
+        for ordered in (part.sends, part.receives):
+            assert [(row.step, row.lane) for row in ordered] == sorted((row.step, row.lane) for row in ordered)
+
+
+@given(every_pass)
+def test_the_conditions_of_a_rank_are_its_own_of_all(schedule: Schedule) -> None:
+    """What is derived for one rank is what is derived for all, as far as the rank itself can wait for it."""
+    whole = dependencies(schedule)
+    for rank in range(schedule.world_size):
+        own = dependencies(schedule, rank)
+        assert edges_of(own, rank) == edges_of(whole, rank)
 
 
 @given(schedules())
@@ -122,8 +186,6 @@ def test_a_memory_is_the_residents_and_the_buffers(schedule: Schedule) -> None:
                 arriving[row.step] += int(size[row.block])
             most = max(arriving.values(), default=0)
             assert part.memory_bytes == size[list(part.resident)].sum() + buffers_of(schedule) * most
-        assert all(stay.first >= 0 and stay.end <= part.memory_bytes for stay in stays(schedule, part))
-        assert memory_bytes(schedule.renamed("again"))[part.rank] == part.memory_bytes  # not as it was laid out
 
 
 @given(schedules())
@@ -141,33 +203,6 @@ def test_residents_are_what_circulates_of_what_a_rank_starts_with(schedule: Sche
 
 
 @given(schedules())
-def test_every_send_has_its_receive(schedule: Schedule) -> None:
-    """One to one, and both are the transfers of the schedule."""
-    found = parts(schedule)
-    sent = [(row.step, row.lane, part.rank, row.peer, row.block) for part in found for row in part.sends]
-    received = [(row.step, row.lane, row.peer, part.rank, row.block) for part in found for row in part.receives]
-    rows = [
-        (index, lane, a, b, block) for index, step in enumerate(schedule.steps) for a, b, lane, block in step.rows()
-    ]
-    assert sorted(sent) == sorted(received) == sorted(rows)
-
-
-@given(schedules())
-def test_a_part_is_in_the_order_of_steps_and_lanes(schedule: Schedule) -> None:
-    """And two messages from one rank to another on one lane of one step are in the same order at both ends."""
-    found = parts(schedule)
-    for part in found:
-        for rows in (part.sends, part.receives):
-            assert [(row.step, row.lane) for row in rows] == sorted((row.step, row.lane) for row in rows)
-        for row in part.sends:
-            at = row.step, row.lane, part.rank, row.peer
-            out = [other.block for other in part.sends if (other.step, other.lane, part.rank, other.peer) == at]
-            peer = found[row.peer]
-            into = [other.block for other in peer.receives if (other.step, other.lane, other.peer, peer.rank) == at]
-            assert out == into
-
-
-@given(schedules())
 def test_a_part_has_the_calls_of_its_rank(schedule: Schedule) -> None:
     for part in parts(schedule):
         wanted = [
@@ -182,33 +217,6 @@ def test_a_part_has_the_calls_of_its_rank(schedule: Schedule) -> None:
         for row in part.calls:
             flops[row.step] += row.flops
         assert [flops[step] for step in range(len(schedule.steps))] == schedule.flops()[:, part.rank].tolist()
-
-
-@given(schedules())
-def test_a_buffer_is_released_by_its_arrivals_and_their_uses(schedule: Schedule) -> None:
-    """It waits for every arrival of a step, every send of it and every call that reads some of it, and nothing else."""
-    for part in parts(schedule):
-        arrived, used = defaultdict(set), defaultdict(set)
-        for row in part.receives:
-            arrived[row.step].add((row.operation, ARRIVED))
-        for row in part.sends:
-            used[row.since].add((row.operation, SENT))
-        for call in part.calls:
-            for _, since in call.reads:
-                used[since].add((call.operation, ARRIVED))
-        expected = [arrived[step] | used[step] for step in sorted(arrived)] if schedule.blocks.pools else []
-        numbers = range(part.first_buffer, part.first_join)
-        assert [set(part.waits[number]) for number in numbers] == expected
-        assert not part.joins
-
-
-@given(schedules())
-def test_the_conditions_of_a_rank_are_its_own_of_all(schedule: Schedule) -> None:
-    """What is derived for one rank is what is derived for all, as far as the rank itself can wait for it."""
-    whole = dependencies(schedule)
-    for rank in range(schedule.world_size):
-        own = dependencies(schedule, rank)
-        assert edges_of(own, rank) == edges_of(whole, rank)
 
 
 def edges_of(derived: Dependencies, rank: int) -> set[tuple[object, ...]]:

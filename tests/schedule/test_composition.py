@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.rings import LOAD_BYTES
-from tasp_lab.schedule.blocks import Pool
+from tasp_lab.schedule.blocks import Blocks, Pool
 from tasp_lab.schedule.calls import Calls
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated, stacked
 from tasp_lab.schedule.composition.groups import reduce_scatter_and_all_gather
@@ -36,9 +36,9 @@ from tasp_lab.schedules.collectives.tree_all_gather import tree_all_gather
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tests.support.linear_worlds import lasp2 as lasp2_world
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
+from tests.support.small_task import SmallTask
 from tests.support.systems import lasp2, token_ring, token_ring_passes, ulysses, ulysses_passes
 from tests.support.world import World
 
@@ -266,9 +266,10 @@ def test_what_cannot_be_cut_is_refused() -> None:
     layer = ulysses(mesh, layer_of(9))
     with pytest.raises(ScheduleError, match="in 2 chunks: its dense calls read all heads of a layer"):
         in_chunks(stacked([layer, layer]), 2)
-    chunk_task = lasp2_world(3).schedule()
+    everywhere, task = np.ones((2, 1), dtype=bool), SmallTask(np.ones((1, 1), dtype=bool))
+    small = Schedule("small", 2, 1, Blocks.of_data(np.array([8])), everywhere, everywhere, [], task)
     with pytest.raises(ScheduleError, match="in 2 chunks: its kernel calls read whole blocks, expected a collective"):
-        in_chunks(chunk_task, 2)
+        in_chunks(small, 2)
 
 
 # -- replicated and over_groups ----------------------------------------------------------------------------------------

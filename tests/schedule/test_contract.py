@@ -28,8 +28,8 @@ from tasp_lab.schedules.registry import COLLECTIVES, LINEAR, ScheduleSpec
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.one_device import run_in_process
-from tests.support.small_schedules import SCHEDULES
 from tests.support.systems import passes_of, schedules_for, token_ring
+from tests.support.worlds import SCHEDULES
 
 MESH = full_mesh(4)
 LAYER = Workload(32, heads=4, kv_heads=4, head_dim=8, dtype="fp32", mask="full")

@@ -17,7 +17,7 @@ from tasp_lab.schedule.blocks import Blocks, Kind, Pool
 from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.theorems import Paths, paths_prove
-from tests.support.set_replay import SmallTask, adding
+from tests.support.small_task import SmallTask, adding
 
 
 @dataclass(frozen=True)

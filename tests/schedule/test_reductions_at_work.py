@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
@@ -12,47 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.trials.patterns import PatternTrial
-from sim.array.engine import run
 from sim.bounds.least import least_s
 from sim.event.engine import simulate
 from tasp_lab.core.errors import RunError
-from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.buffer_layout import memory_bytes
 from tasp_lab.schedule.rank_part import rank_part
 from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce
-from tasp_lab.topology.builders import full_mesh, switch
-from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.builders import full_mesh
 from tests.support.loopback import Board, Loopback
 from tests.support.one_device import run_in_process
 from tests.support.reductions import Case, reductions
 from tests.support.schedules import assert_every_transfer_once
-from tests.support.strategies import exact_bandwidths, exact_latencies
-
-
-@given(reductions(), exact_bandwidths, exact_latencies, st.sampled_from([full_mesh, switch]))
-def test_a_transfer_starts_when_its_lane_is_free_and_all_that_came_before_it_is_there(
-    case: Case, bandwidth: Fraction, latency: Fraction, build: Callable[..., Topology]
-) -> None:
-    """Not later, and not earlier: a part that comes at a later step, or at the same one, is not waited for.
-
-    Of a message, for all its blocks.
-    """
-    topology = build(len(case.part), bandwidth, latency)
-    events = simulate(case.schedule(), Machine(topology)).events
-    left: dict[tuple[int, int], Number] = {}
-    for event in sorted(events, key=lambda each: (each.step, each.start_s)):
-        needed = set(event.blocks)
-        came = [e.end_s for e in events if e.peer == event.rank and e.step < event.step and needed & set(e.blocks)]
-        assert event.start_s == max([0, left.get((event.rank, event.lane), 0), *came])
-        left[event.rank, event.lane] = event.end_s - latency
-
-
-@settings(max_examples=50)
-@given(reductions(), exact_bandwidths, exact_latencies, st.sampled_from([full_mesh, switch]))
-def test_both_engines_agree(case: Case, bandwidth: Fraction, latency: Fraction, build: Callable[..., Topology]) -> None:
-    machine, schedule = Machine(build(len(case.part), float(bandwidth), float(latency))), case.schedule()
-    assert run(schedule, machine).time_s == pytest.approx(simulate(schedule, machine).time_s, rel=1e-9)
 
 
 @settings(max_examples=60)

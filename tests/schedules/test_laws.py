@@ -36,9 +36,9 @@ from tasp_lab.schedules.registry import ATTENTION, COLLECTIVES, LINEAR, attentio
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
-from tests.sim.test_array_engine import assert_agree
 from tests.support.mutations import is_right_in_orders, mutants
 from tests.support.numeric_tasks import numbers_of
+from tests.support.simulations import assert_agree
 from tests.support.strategies import attention_layers, hybrid_layers, linear_layers
 from tests.support.world import World
 

@@ -39,8 +39,8 @@ from tasp_lab.schedules.collectives.ring_reductions import multi_ring_all_reduce
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
 from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Link, Topology
-from tests.sim.test_engine_against_reference import gossip_cases
 from tests.support.schedules import parts
+from tests.support.simulations import gossip_cases
 
 Case = tuple[Topology, Schedule, Number | None]
 """What runs on what, and how many bytes per second each message reaches at most."""

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
 from sim.array.event_loop import Record, Run
-from sim.array.from_schedule import step_operations
 from sim.array.operations import CALL, TRANSFER, Operations
 from sim.array.quotient import program_of
 from sim.array.symmetry import Classes, classes_of, coarse_classes, is_equitable, resource_use_of
 from tasp_lab.core.units import Number
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
-from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.build import attention_schedules, collective
@@ -29,8 +27,7 @@ from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tests.sim.test_array_engine import assert_agree, libraries
-from tests.sim.test_engine_against_reference import gossip_cases, launches, uneven_topologies
+from tests.support.simulations import assert_agree, libraries, uneven_topologies
 from tests.support.strategies import complete_topologies
 
 some = settings(max_examples=40)
@@ -68,17 +65,6 @@ def _are_alike(classes: list[int], members: Iterable[tuple[int, Counter[Hashable
 
 
 # ---------------------------------------------------------------------------------------------------- equitability
-
-
-@some
-@given(gossip_cases(), launches)
-def test_classes_are_equitable(case: tuple[Topology, Schedule], launch_s: Fraction) -> None:
-    topology, schedule = case
-    operations = step_operations(
-        schedule, Machine(topology, CommLibrary("t", launch_s)), message_dependencies(schedule)
-    )
-    assert counted_by_hand(operations, classes_of(operations))
-    assert counted_by_hand(operations, one_by_one(operations))
 
 
 @some

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -12,23 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.event.engine import simulate
-from sim.host import busy_s
-from tasp_lab.core.errors import ScheduleError
-from tasp_lab.core.units import Number
-from tasp_lab.machines.machine import INSTANT, CommLibrary, Compute, ComputeRate, Machine
+from sim.simulate import Engine
+from sim.simulate import simulate as simulate_by
+from tasp_lab.machines.machine import INSTANT, ComputeRate, ComputeRates, Machine
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.dependencies import ARRIVED, RESIDENT, SENT
-from tasp_lab.schedule.rank_part import Condition, rank_part
+from tasp_lab.schedule.composition import stacked
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.build import collective
-from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, SEND, Event
+from tasp_lab.timeline.events import ATTEND, COMPUTE_LANE, SEND
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tests.sim.test_engine_against_reference import attention_cases, computes, launches, rates, uneven_topologies
-from tests.support.kernel_calls import buffers_of
-from tests.support.schedules import assert_every_transfer_once, task_of, time_s
+from tests.support.schedules import task_of, time_s
+from tests.support.simulations import attention_cases, rates, uneven_topologies
+from tests.support.systems import token_ring
 
 seconds = st.fractions(Fraction(1, 20), Fraction(20), max_denominator=20)
 latencies = st.just(Fraction(0)) | st.fractions(Fraction(0), Fraction(5), max_denominator=5)
@@ -40,17 +38,6 @@ def layer(positions: int, mask: str = "full") -> Workload:
 
 
 # ------------------------------------------------------------------------------------------------- closed forms
-
-
-@given(st.integers(1, 8), st.booleans(), st.integers(1, 3), seconds, seconds)
-def test_ring_attention_hides_the_shorter_of_both(
-    n: int, is_mesh: bool, length: int, hop_s: Fraction, call_s: Fraction
-) -> None:
-    """T = K/n + max(K (n-1)/n, C): the first of n equal calls, then hops and calls beside each other."""
-    topology = (full_mesh if is_mesh else ring)(n, 4 * length / hop_s, Fraction(0))
-    compute = ComputeRate(4 * length**2 / call_s)
-    schedule = attention("ring-attention", topology, layer(n * length))
-    assert time_s(schedule, topology, compute) == call_s + max((n - 1) * call_s, (n - 1) * hop_s)
 
 
 @given(st.sampled_from([1, 2, 3, 5, 7, 8]), st.integers(1, 3), seconds, seconds)
@@ -155,13 +142,6 @@ def test_without_compute_tasp_is_a_multi_ring_all_gather(
 # ------------------------------------------------------------------------------------------------------- bounds
 
 
-@settings(max_examples=50)
-@given(attention_cases(), computes)
-def test_never_faster_than_the_busiest_rank(case: tuple[Topology, Schedule], compute: Compute) -> None:
-    topology, schedule = case
-    assert time_s(schedule, topology, compute) >= max(busy_s(schedule, compute))
-
-
 @st.composite
 def uncontended_cases(draw: st.DrawFn) -> tuple[Topology, str, Workload]:
     """A layer whose transfers share no link with others: all there is to wait for comes from the schedule.
@@ -200,78 +180,6 @@ def test_more_buffers_never_end_later(case: tuple[Topology, str, Workload], rate
 
 
 # ------------------------------------------------------------------------------------------------ what happened
-
-
-@given(attention_cases(), launches, computes)
-def test_everything_starts_as_soon_as_it_may_and_says_what_it_waited_for(
-    case: tuple[Topology, Schedule], launch_s: Fraction, compute: Compute
-) -> None:
-    """What may be waited for is taken from the ranks' parts of the schedule, when it was there from the events."""
-    topology, schedule = case
-    events = simulate(schedule, Machine(topology, CommLibrary("t", launch_s), compute)).events
-    history = History(topology, schedule, events)
-    for rank in range(schedule.world_size):
-        for event, may_start_s in (*history.calls(rank), *history.sends(rank)):
-            assert event.start_s == max(may_start_s.values())
-            assert event.start_s == may_start_s[event.waited_for]
-
-
-class History:
-    """When what the events of a timeline had to wait for was over."""
-
-    def __init__(self, topology: Topology, schedule: Schedule, events: tuple[Event, ...]) -> None:
-        self._buffers = buffers_of(schedule)
-        self._parts = [rank_part(schedule, rank) for rank in range(schedule.world_size)]
-        self._sends = {(e.rank, e.step, e.lane, each): e for e in events if e.kind == SEND for each in e.blocks}
-        self._calls = [[e for e in events if e.kind == ATTEND and e.rank == part.rank] for part in self._parts]
-        self._left_s = {k: e.end_s - topology.route(e.rank, e.peer).latency_s for k, e in self._sends.items()}
-        self._arrived_s = {(e.peer, key[-1], e.step): e.end_s for key, e in self._sends.items()}
-        self._emptied_s: defaultdict[tuple[int, int], Number] = defaultdict(Fraction)
-        for part, calls in zip(self._parts, self._calls, strict=True):
-            users: defaultdict[int, set[Condition]] = defaultdict(set)
-            for row in part.receives:
-                users[row.step].add((row.operation, ARRIVED))
-                self._use(part.rank, row.step, self._arrived_s[part.rank, row.block, row.step])
-            for row in part.sends:
-                users[row.since].add((row.operation, SENT))
-                self._use(part.rank, row.since, self._left_s[part.rank, row.step, row.lane, row.block])
-            for call, event in zip(part.calls, calls, strict=True):
-                for _, since in call.reads:
-                    users[since].add((call.operation, ARRIVED))
-                    self._use(part.rank, since, event.end_s)
-            users.pop(RESIDENT, None)
-            released = [set(part.waits[each]) for each in range(part.first_buffer, part.first_join)]
-            assert sorted(map(sorted, released)) == sorted(map(sorted, users.values()))
-        assert_every_transfer_once(events, schedule)
-
-    def _use(self, rank: int, since: int, until_s: Number) -> None:
-        if since != RESIDENT:
-            self._emptied_s[rank, since] = max(self._emptied_s[rank, since], until_s)
-
-    def calls(self, rank: int) -> list[tuple[Event, dict[str, Number]]]:
-        """A rank's calls in their order, each with the times before which it may not start."""
-        found = []
-        before: dict[str, Number] = {"": 0}
-        for row, event in zip(self._parts[rank].calls, self._calls[rank], strict=True):
-            assert (event.step, event.block) == (row.step, row.operands[1].blocks[0])
-            arrivals = [self._arrived_s[rank, block, since] for block, since in row.reads if since != RESIDENT]
-            found.append((event, before | {"block": max(arrivals, default=0)}))
-            before = {"compute": event.end_s}
-        return found
-
-    def sends(self, rank: int) -> list[tuple[Event, dict[str, Number]]]:
-        """A rank's messages, each with the times before which it may not start: with all blocks of it."""
-        found = []
-        before: dict[int, dict[str, Number]] = defaultdict(lambda: {"": 0})
-        for rows in self._parts[rank].messages_out:
-            first = rows[0]
-            key = rank, first.step, first.lane, first.block
-            arrived_s = max(0 if row.since == RESIDENT else self._arrived_s[rank, row.block, row.since] for row in rows)
-            before_in_buffer = range(first.step - self._buffers, -1, -self._buffers) if self._buffers else ()
-            buffer_s = max((self._emptied_s[first.peer, step] for step in before_in_buffer), default=0)
-            found.append((self._sends[key], before[first.lane] | {"block": arrived_s, "buffer": buffer_s}))
-            before[first.lane] = {"lane": self._left_s[key]}
-        return found
 
 
 @settings(max_examples=50)
@@ -323,18 +231,24 @@ def test_calls_without_buffers_wait_for_their_blocks_only(topology: Topology, po
     assert events[0] == events[1]
 
 
-def test_calls_count_among_the_events_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    mesh = full_mesh(4)
-    schedule = attention("ring-attention", mesh, layer(8))
-    monkeypatch.setattr("sim.event.engine.MAX_TRANSFERS", 28)
-    assert len(simulate(schedule, Machine(mesh)).events) == 28
-    monkeypatch.setattr("sim.event.engine.MAX_TRANSFERS", 27)
-    with pytest.raises(ScheduleError, match=r"has 12 transfers and 16 kernel calls; this engine keeps .* at most 27"):
-        simulate(schedule, Machine(mesh))
+@pytest.mark.parametrize("engine", ["simpy", "array"])
+def test_each_pass_of_a_training_step_has_its_rate(engine: Engine) -> None:
+    """On one rank nothing is sent; the calls between layers are of the pass of the layer behind."""
+    mesh, layer = full_mesh(1), Workload(16, heads=2, head_dim=4, mask="full")
+    forward, backward = attention_passes("ring-attention", mesh, layer)
+    stack = stacked([forward, forward, backward, backward], dense_flops=300, dense_backward_flops=500)
+    rates = {(layer.dtype, passing): ComputeRate(rate) for passing, rate in (("forward", 64), ("backward", 32))}
+    flops = int(forward.flops().sum()), int(backward.flops().sum())
+    expected = (2 * flops[0] + 300) / 64 + (2 * flops[1] + 2 * 500) / 32
+    assert simulate_by(stack, Machine(mesh, compute=ComputeRates(rates)), engine).time_s == pytest.approx(expected)
 
 
-def test_ten_runs_are_identical() -> None:
-    topology = switch(8)
-    schedule = attention("tasp", topology, layer(333, "causal"), buffers=3)
-    machine = Machine(topology, CommLibrary("test", 1e-6), ComputeRate(1e9))
-    assert len({simulate(schedule, machine).events for _ in range(10)}) == 1
+def test_token_ring_takes_its_calls_and_a_last_transfer_if_calls_are_slow() -> None:
+    """Queries and results move beside slow calls; only the last results are exposed, a step of their own."""
+    n, bandwidth, rate = 4, Fraction(10**6), Fraction(10**5)
+    layer = Workload(8 * n, heads=1, head_dim=4, mask="full")
+    schedule = token_ring(full_mesh(n, bandwidth, Fraction(0)), layer)
+    machine = Machine(full_mesh(n, bandwidth, Fraction(0)), compute=ComputeRate(rate))
+    call_s = Fraction(8 * 8 * layer.flops_per_pair) / rate
+    last_s = Fraction(8 * (4 * 2 + 4)) / bandwidth
+    assert simulate(schedule, machine).time_s == n * call_s + last_s

@@ -20,15 +20,11 @@ from sim.array.quotient import MAX_PASSES, Program, program_of
 from sim.array.symmetry import classes_of
 from tasp_lab.core import compiled
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.machines.machine import CommLibrary, Compute, Machine
+from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.schedule.messages import message_dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import collective
 from tasp_lab.topology.builders import full_mesh, nodes
-from tasp_lab.topology.graph import Topology
-from tests.sim.test_array_engine import libraries
-from tests.sim.test_backward_engine import backward_cases
-from tests.sim.test_engine_against_reference import computes, gossip_cases
 
 some = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -50,28 +46,6 @@ def assert_equal(found: tuple[Record, float], expected: tuple[Record, float]) ->
         assert (times == others).all()
     assert (found[0].waited_for == expected[0].waited_for).all()
     assert dict(found[0].bounds.items()) == dict(expected[0].bounds.items())
-
-
-@some
-@given(gossip_cases() | backward_cases(), libraries, computes)
-def test_a_simulation_in_stages_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, case: tuple[Topology, Schedule], library: CommLibrary, compute: Compute
-) -> None:
-    found = program(case[1], Machine(case[0], library, compute))
-    monkeypatch.setattr(event_loop, "STAGES", 1)
-    whole = Run(found).run(), Run(found).end_s()
-    for stages in (7, 10**6):
-        monkeypatch.setattr(event_loop, "STAGES", stages)
-        assert_equal((Run(found).run(), Run(found).end_s()), whole)
-
-
-@some
-@given(gossip_cases() | backward_cases(), libraries, computes)
-def test_compiled_functions_say_what_python_says(
-    monkeypatch: pytest.MonkeyPatch, case: tuple[Topology, Schedule], library: CommLibrary, compute: Compute
-) -> None:
-    found = program(case[1], Machine(case[0], library, compute))
-    assert_equal(run(found, monkeypatch, fast=True), run(found, monkeypatch, fast=False))
 
 
 def test_a_log_that_is_full_grows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
 
@@ -11,39 +10,23 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
-from sim.array import event_loop
-from sim.array.event_loop import Run
-from sim.array.from_schedule import step_operations
-from sim.array.symmetry import classes_of
 from sim.event.engine import simulate
-from tasp_lab.core.errors import TopologyError
-from tasp_lab.core.units import Number
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.libraries.library import TcpLibrary
-from tasp_lab.machines.machine import IDEAL, INSTANT, CommLibrary, ComputeRate, Machine
-from tasp_lab.schedule.messages import message_dependencies
+from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.build import collective
 from tasp_lab.timeline.events import SEND, Event
-from tasp_lab.topology.builders import full_mesh, nodes, switch
+from tasp_lab.topology.builders import full_mesh, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tests.sim.test_array_engine import assert_agree
-from tests.sim.test_array_symmetry import counted_by_hand
-from tests.sim.test_backward_engine import backward_cases
-from tests.sim.test_compiled import assert_equal, program, run
-from tests.sim.test_engine_against_reference import attention_cases, launches
-from tests.sim.test_systems import system_cases
-from tests.support.contention import ChannelsByPair, EqualChannels, channels, contentions, on_compute_lanes
-from tests.support.reference import reference_times
-from tests.support.strategies import complete_topologies
+from tests.support.contention import ChannelsByPair, EqualChannels, contentions, on_compute_lanes
+from tests.support.simulations import Simulation, attention_cases, backward_cases, launches, simulations
 
 some = settings(max_examples=40)
 rates = st.builds(ComputeRate, st.fractions(Fraction(1, 4), Fraction(200), max_denominator=4))
 seconds = st.fractions(Fraction(1, 20), Fraction(20), max_denominator=20)
 shares = st.fractions(Fraction(0), Fraction(9, 10), max_denominator=10)
-latencies = st.just(Fraction(0)) | st.fractions(Fraction(0), Fraction(3), max_denominator=3)
 
 
 # ------------------------------------------------------------------------------------------------- closed forms
@@ -124,100 +107,10 @@ def test_messages_to_several_peers_add_up_to_the_cap() -> None:
 # -------------------------------------------------------------------------------------- a second implementation
 
 
-def assert_times_of_reference(schedule: Schedule, machine: Machine) -> None:
-    found = simulate(schedule, machine).events
-    sends = {(e.step, e.rank, e.peer, e.lane, e.blocks): (e.start_s, e.end_s) for e in found if e.kind == SEND}
-    calls: dict[int, list[tuple[Number, Number]]] = defaultdict(list)
-    for e in found:
-        if e.kind != SEND:
-            calls[e.rank].append((e.start_s, e.end_s))
-    assert isinstance(machine.compute, ComputeRate)
-    launch_s = machine.comm_library.launch_s
-    expected, spans = reference_times(
-        schedule, machine.topology, launch_s, machine.compute, machine.contention, channels
-    )
-    assert sends == expected
-    assert {rank: sorted(each) for rank, each in calls.items()} == {
-        rank: sorted(span for _, span in each) for rank, each in spans.items()
-    }
-
-
-@settings(max_examples=60)
-@given(attention_cases() | backward_cases(), launches, rates, contentions(), st.integers(1, 3))
-def test_every_time_is_that_of_the_reference(
-    case: tuple[Topology, Schedule], launch_s: Fraction, compute: ComputeRate, contention: Contention, lanes: int
-) -> None:
-    topology, schedule = case
-    machine = Machine(topology, ChannelsByPair("channels", launch_s), compute, contention=contention)
-    assert_times_of_reference(on_compute_lanes(schedule, lanes), machine)
-
-
 # ------------------------------------------------------------------------------------------------ the two engines
 
 
-@settings(max_examples=100)
-@given(
-    attention_cases() | backward_cases() | system_cases(), launches, latencies, rates, contentions(), st.integers(1, 3)
-)
-def test_the_engines_agree(
-    case: tuple[Topology, Schedule],
-    launch_s: Fraction,
-    latency_s: Fraction,
-    compute: ComputeRate,
-    contention: Contention,
-    lanes: int,
-) -> None:
-    topology, schedule = case
-    assume(schedule.transfers <= 400)
-    library = ChannelsByPair("channels", launch_s, latency_s)
-    machine = Machine(topology, library, compute, contention=contention)
-    assert_agree(on_compute_lanes(schedule, lanes), machine)
-
-
-@some
-@given(
-    complete_topologies(6),
-    st.sampled_from(["ring-attention", "zigzag-ring-attention", "tasp"]),
-    st.integers(1, 3),
-    rates,
-    contentions(),
-    st.integers(1, 2),
-)
-def test_the_engines_agree_where_much_is_alike(
-    topology: Topology, name: str, have: int, compute: ComputeRate, contention: Contention, lanes: int
-) -> None:
-    layer = Workload(60 * topology.world_size, head_dim=1, heads=1, mask="full")
-    schedule = on_compute_lanes(attention(name, topology, layer), lanes)
-    assume(schedule.transfers <= 400)
-    assert_agree(schedule, Machine(topology, EqualChannels("c", Fraction(1, 9), have), compute, contention=contention))
-
-
-@some
-@given(attention_cases() | backward_cases(), launches, rates, contentions(), st.integers(1, 2))
-def test_compiled_functions_say_what_python_says(
-    case: tuple[Topology, Schedule], launch_s: Fraction, compute: ComputeRate, contention: Contention, lanes: int
-) -> None:
-    machine = Machine(case[0], ChannelsByPair("channels", launch_s), compute, contention=contention)
-    found = program(on_compute_lanes(case[1], lanes), machine)
-    with pytest.MonkeyPatch.context() as patch:
-        assert_equal(run(found, patch, fast=True), run(found, patch, fast=False))
-        whole = Run(found).run(), Run(found).end_s()
-        patch.setattr(event_loop, "STAGES", 10**6)
-        assert_equal((Run(found).run(), Run(found).end_s()), whole)
-
-
 # -------------------------------------------------------------------------------------------------------- symmetry
-
-
-@some
-@given(attention_cases() | backward_cases(), launches, rates, contentions())
-def test_classes_are_equitable(
-    case: tuple[Topology, Schedule], launch_s: Fraction, compute: ComputeRate, contention: Contention
-) -> None:
-    """Those found; and in classes found without contention, counting by hand and the check agree whether they are."""
-    machine = Machine(case[0], ChannelsByPair("channels", launch_s), compute, contention=contention)
-    operations = step_operations(case[1], machine, message_dependencies(case[1]))
-    assert counted_by_hand(operations, classes_of(operations))
 
 
 @pytest.mark.parametrize("topology", [full_mesh(6, 7.0, 0.5), switch(6, 7.0, 0.5)], ids=lambda each: each.name)
@@ -247,36 +140,16 @@ def test_ranks_with_other_messages_are_other_classes() -> None:
 
 
 @some
-@given(
-    attention_cases() | backward_cases(),
-    st.sampled_from(
-        [IDEAL, CommLibrary("measured", Fraction(1, 3)), TcpLibrary("gloo", Fraction(1, 3), Fraction(9, 10))]
-    ),
-    rates,
-    contentions(),
-)
-def test_messages_without_channels_slow_nothing(
-    case: tuple[Topology, Schedule], library: CommLibrary, compute: ComputeRate, contention: Contention
+@given(simulations(), contentions(), st.booleans())
+def test_communication_alone_and_messages_without_channels_are_not_slowed(
+    case: Simulation, contention: Contention, computes: bool
 ) -> None:
     """Copy engines, TCP and ideal links: every event is the same, to the last bit in the array engine."""
-    plain = Machine(case[0], library, compute)
-    assert_unchanged(case[1], plain, replace(plain, contention=contention))
-
-
-@some
-@given(attention_cases() | backward_cases(), launches, contentions())
-def test_communication_alone_does_not_change(
-    case: tuple[Topology, Schedule], launch_s: Fraction, contention: Contention
-) -> None:
-    plain = Machine(case[0], ChannelsByPair("channels", launch_s), INSTANT)
-    assert_unchanged(case[1], plain, replace(plain, contention=contention))
-
-
-@pytest.mark.parametrize("name", ["ring", "multi-ring", "direct"])
-def test_collectives_do_not_change(name: str) -> None:
-    topology = nodes(2, 4, "switch", "rails")
-    plain = Machine(topology, EqualChannels("c", 1e-6, 8))
-    assert_unchanged(collective(name, topology, 12345), plain, replace(plain, contention=Contention(12, 1, 8)))
+    schedule, machine = case
+    library = TcpLibrary("gloo", Fraction(1, 3), Fraction(9, 10)) if computes else machine.comm_library
+    compute = machine.compute if computes else INSTANT
+    plain = replace(machine, comm_library=library, compute=compute, contention=NONE)
+    assert_unchanged(schedule, plain, replace(plain, contention=contention))
 
 
 def assert_unchanged(schedule: Schedule, plain: Machine, changed: Machine) -> None:
@@ -303,19 +176,3 @@ def test_no_call_is_faster_than_alone_or_slower_than_beside_all_channels(
             assert spent.get("compute", 0) == alone_s  # packed documents: a call may have no pair
             assert took_s == alone_s + spent.get("contention", 0)
             assert alone_s <= took_s <= alone_s / (1 - contention.share(10**6, 0))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ((0, 1, 0), "sms is 0, expected more than 0"),
-        ((132, -1, 8), "sms_per_channel is -1, expected 0 or more"),
-        ((132, 1, 8, 1.5), "messages wait for 1.5 of a call, expected a share from 0 to 1"),
-        ((132, 1, float("nan")), "max_channels is nan"),
-        ((32, 1, 32), "32 channels take 32 of 32 multiprocessors, expected fewer than all"),
-        ((32, 2, 24), "24 channels take 48 of 32 multiprocessors"),
-    ],
-)
-def test_impossible_contention_is_refused(numbers: tuple[float, float, float], message: str) -> None:
-    with pytest.raises(TopologyError, match=message):
-        Contention(*numbers)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.array import engine as array_engine
-from sim.bounds.least import least_s
 from sim.event.engine import simulate
 from sim.host import busy_s
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
@@ -19,12 +18,9 @@ from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tests.sim.test_array_engine import assert_agree
-from tests.sim.test_engine_against_reference import attention_cases, launches, rates
-from tests.support.contention import ChannelsByPair, contentions
+from tests.support.simulations import attention_cases, factors, rates
 
 some = settings(max_examples=20)
-factors = st.fractions(Fraction(1, 5), Fraction(5), max_denominator=5)
 seconds = st.fractions(Fraction(1, 20), Fraction(20), max_denominator=20)
 
 
@@ -44,20 +40,6 @@ def test_a_ring_waits_for_its_slowest_rank(
     schedule = attention("ring-attention", topology, layer(n * length))
     assert simulate(schedule, machine).time_s == n * call_s / min(speeds)
     assert busy_s(schedule, machine.compute, machine.rank_speeds) == [n * call_s / each for each in speeds]
-
-
-@some
-@given(attention_cases(), launches, rates, contentions(), st.data())
-def test_the_engines_agree(
-    case: tuple[Topology, Schedule], launch_s: Fraction, compute: ComputeRate, contention: object, data: st.DataObject
-) -> None:
-    topology, schedule = case
-    size = topology.world_size
-    speeds = tuple(data.draw(st.lists(factors, min_size=size, max_size=size)))
-    library = ChannelsByPair("channels", launch_s)
-    machine = Machine(topology, library, compute, contention=contention, rank_speeds=speeds)  # type: ignore[arg-type]
-    assert_agree(schedule, machine)
-    assert least_s(schedule, machine) <= simulate(schedule, machine).time_s
 
 
 @some

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,116 +13,60 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.simulate import simulate
-from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.units import Number
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.libraries.groups import GroupLibrary
-from tasp_lab.machines.libraries.library import CommLibrary
-from tasp_lab.machines.machine import ComputeRate, Machine
+from tasp_lab.machines.machine import CommLibrary, Machine
 from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.evaluate import answer
 from tasp_lab.prediction.inputs import with_host
 from tasp_lab.prediction.question import Question
-from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules, collective
-from tasp_lab.schedules.registry import attention_names_on, options_of
 from tasp_lab.timeline.events import SEND, Event
-from tasp_lab.topology.builders import full_mesh, ring, switch
-from tasp_lab.workload.kernel_shapes import KernelShape
+from tasp_lab.topology.builders import ring
 from tasp_lab.workload.layer import Workload
-from tests.support.strategies import attention_layers
-
-NAMES = [name for name in attention_names_on(4) if not name.startswith(("double", "trees"))]
+from tests.support.simulations import Simulation, Waves, registered_cases, simulations, waiting_hosts
 
 seconds = st.fractions(Fraction(1, 8), Fraction(3), max_denominator=8)
 shares = st.fractions(Fraction(0), Fraction(1), max_denominator=4)
 
 
-@dataclass(frozen=True)
-class Waves(ComputeRate):
-    """Calls at a rate that have been handed out after a share of their time."""
-
-    share: Number = 0
-
-    def handed_out_s(self, shape: KernelShape) -> Number:
-        return self.share * self.time_s(shape)
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[Schedule, Machine]:
-    """A pass of a small layer on four ranks, under a host model whose messages and calls wait for one another."""
-    layer, name = draw(attention_layers(packed=False)), draw(st.sampled_from(NAMES))
-    topology = draw(st.sampled_from([full_mesh, switch]))(4, Fraction(64), Fraction(0))
-    tried = {"buffers": [2, 3, 4], "tail_chunks": [1, 2, 4], "trim": [False, True]}
-    options = {each: draw(st.sampled_from(tried[each])) for each in tried if each in options_of(name)}
-    try:
-        passes = attention_schedules(name, topology, layer, None, AttentionOptions("both", **options))
-    except ScheduleError:
-        passes = attention_schedules("ring-attention", topology, layer, None, AttentionOptions("both"))
-    separate = draw(st.sampled_from([(), ("backward",), ("forward", "backward")]))
-    waits_for_sends = draw(st.booleans())
-    host = HostModel("test", overlaps=False, waits_for_sends=waits_for_sends, separate=separate)
-    contention = draw(st.sampled_from([NONE, Contention(Fraction(8), Fraction(1), Fraction(2))]))
-    contention = replace(contention, waits=draw(st.just(0) | shares))
-    compute = Waves(Fraction(10_000), share=draw(shares))
-    library = CommLibrary("posts", Fraction(0))
-    speeds = draw(st.just(()) | st.tuples(*[st.fractions(Fraction(1, 4), Fraction(2), max_denominator=4)] * 4))
-    machine = Machine(topology, library, compute, host=host, contention=contention, rank_speeds=speeds)
-    return draw(st.sampled_from(passes)), machine
-
-
 @settings(max_examples=60, deadline=None)
-@given(cases())
-def test_both_engines_agree_and_all_bytes_are_sent(case: tuple[Schedule, Machine]) -> None:
+@given(simulations(registered_cases(), hosts=waiting_hosts, lanes=1))
+def test_calls_follow_what_their_rank_has_sent(case: Simulation) -> None:
     schedule, machine = case
-    exact, array = (simulate(schedule, machine, each) for each in ("simpy", "array"))
-    assert array.time_s == pytest.approx(float(exact.time_s), rel=1e-9)
-    for timeline in (exact, array):
-        assert sum(event.bytes for event in timeline.events) == schedule.bytes_sent().sum()
-    assert sum(event.flops for event in exact.events) == schedule.flops().sum()
-
-
-@settings(max_examples=60, deadline=None)
-@given(cases())
-def test_calls_follow_what_their_rank_has_sent(case: tuple[Schedule, Machine]) -> None:
-    schedule, machine = case
-    waiting = replace(machine, host=replace(machine.host, waits_for_sends=True))
+    waiting = replace(
+        machine, host=replace(machine.host, waits_for_sends=True), comm_library=CommLibrary("posts", Fraction(0))
+    )
     events = simulate(schedule, waiting, "simpy").events
     is_sum = [bool(kind.join) for kind in schedule.blocks.kinds]
     sent: dict[tuple[int, int], Number] = {}
     for event in events:
         if event.kind == SEND and not is_sum[int(schedule.blocks.kind[event.block])]:
-            sent[event.rank, event.step] = max(sent.get((event.rank, event.step), 0), event.end_s)
+            left_s = event.end_s - machine.topology.route(event.rank, event.peer).latency_s
+            sent[event.rank, event.step] = max(sent.get((event.rank, event.step), 0), left_s)
     for event in events:
         assert event.kind == SEND or event.start_s >= sent.get((event.rank, event.step - 1), 0)
 
 
-@given(st.integers(1, 6), shares, seconds, seconds)
-def test_a_ring_overlaps_what_is_left_of_a_call_once_it_has_been_handed_out(
-    n: int, share: Fraction, call_s: Fraction, hop_s: Fraction
+@given(st.integers(1, 6), shares, seconds, seconds, st.booleans())
+def test_a_ring_overlaps_what_is_left_of_a_call_once_a_share_is_over(
+    n: int, share: Fraction, call_s: Fraction, hop_s: Fraction, of_stack: bool
 ) -> None:
-    """T = K + (n-1) max(K, s K + C): the message begins after a share s of the call, the next call after both."""
-    topology = ring(n, 4 / hop_s, Fraction(0))
-    host = HostModel("one stream", overlaps=False)
-    schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))[0]
-    machine = Machine(topology, compute=Waves(4 / call_s, share=share), host=host)
-    step_s = max(call_s, share * call_s + hop_s)
-    for engine in ("simpy", "array"):
-        found = simulate(schedule, machine, engine).time_s  # type: ignore[arg-type]
-        assert float(found) == pytest.approx(float(call_s + (n - 1) * step_s))
+    """T = K + (n-1) max(K, s K + C): the message begins after a share s of the call, the next call after both.
 
-
-@given(st.integers(1, 6), shares, seconds, seconds)
-def test_where_messages_wait_for_a_share_of_calls_no_stack_is_needed(
-    n: int, share: Fraction, call_s: Fraction, hop_s: Fraction
-) -> None:
-    """T = K + (n-1) max(K, s K + C) again, with the share of the machine and not that of the tiles."""
+    The share is what a call has handed out where a stack does not overlap, else that of the machine's messages.
+    """
     topology = ring(n, 4 / hop_s, Fraction(0))
     schedule = attention_schedules("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))[0]
-    machine = Machine(topology, compute=Waves(4 / call_s, share=1), contention=replace(NONE, waits=share))
+    machine = Machine(topology, compute=Waves(4 / call_s, share=share if of_stack else 1))
+    if of_stack:
+        machine = replace(machine, host=HostModel("one stream", overlaps=False))
+    else:
+        machine = replace(machine, contention=replace(NONE, waits=share))
     step_s = max(call_s, share * call_s + hop_s)
     for engine in ("simpy", "array"):
         found = simulate(schedule, machine, engine).time_s  # type: ignore[arg-type]

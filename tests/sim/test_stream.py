@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.array import engine, stream, stream_loop
 from sim.array.stream import stream_time_s
 from sim.event.engine import simulate
 from tasp_lab.core.compiled import Kept
-from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.contention import NONE, Contention
+from tasp_lab.machines.host import INSTANT_HOST
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.schedule.dependencies import shapes_by_rank
 from tasp_lab.schedule.schedule import Schedule
@@ -23,15 +24,10 @@ from tasp_lab.schedules.attention.backward import DATAFLOWS, Dataflow, attention
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import attention_schedules
-from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import full_mesh, nodes, switch
-from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tests.sim.test_backward_engine import backward_cases
-from tests.sim.test_contention import latencies, rates
-from tests.sim.test_engine_against_reference import attention_cases, launches
-from tests.support.contention import ChannelsByPair, contentions
-from tests.support.strategies import attention_layers, complete_topologies
+from tests.support.contention import ChannelsByPair
+from tests.support.simulations import Simulation, launches, simulations
 
 
 class Apart(ChannelsByPair):
@@ -49,32 +45,11 @@ def assert_streams_right(schedule: Schedule, machine: Machine) -> bool:
     return True
 
 
-@settings(max_examples=60, deadline=None)
-@given(attention_cases() | backward_cases(), launches, latencies, rates, st.just(NONE) | contentions())
-def test_uneven_links(
-    case: tuple[Topology, Schedule], launch_s: Fraction, latency_s: Fraction, compute: ComputeRate, slowed: Contention
-) -> None:
-    topology, schedule = case
-    assert_streams_right(schedule, Machine(topology, Apart("apart", launch_s, latency_s), compute, contention=slowed))
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    complete_topologies(6), st.sampled_from(attention_names_on(4)), attention_layers(), st.integers(2, 4),
-    launches, rates, contentions(),
-)  # fmt: skip
-def test_any_schedule(
-    topology: Topology, name: str, layer: Workload, buffers: int, launch_s: Fraction, compute: ComputeRate,
-    slowed: Contention,
-) -> None:  # fmt: skip
-    try:
-        schedules = attention_schedules(name, topology, layer, options=AttentionOptions("both", buffers=buffers))
-    except ScheduleError:
-        assume(False)
-    machine = Machine(topology, Apart("apart", launch_s), compute, contention=slowed)
-    for schedule in schedules:
-        if schedule.transfers <= 400:
-            assert_streams_right(schedule, machine)
+@settings(max_examples=100, deadline=None)
+@given(simulations(), launches, st.booleans())
+def test_any_schedule_on_any_machine(case: Simulation, launch_s: Fraction, issues: bool) -> None:
+    host = case.machine.host if issues else INSTANT_HOST
+    assert_streams_right(case.schedule, replace(case.machine, comm_library=Apart("apart", launch_s), host=host))
 
 
 FABRICS = {

@@ -12,8 +12,6 @@ from tasp_lab.schedule.stacked_task import StackedTask
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.hybrid.relayout import RelayoutTask
 from tasp_lab.schedules.linear import task as linear
-from tests.support.linear_worlds import ChunkTask
-from tests.support.numeric_chunks import ChunkNumbers
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Numbers, Sums, part_of
 from tests.support.numeric_linear import LinearNumbers
 from tests.support.numeric_softmax import Inputs, SoftmaxNumbers
@@ -24,8 +22,6 @@ assert (linear.KEYS, linear.QUERIES, linear.RESULTS) == (KEYS, QUERIES, RESULTS)
 
 def numbers_of(world: World) -> Numbers:
     """The numbers of a world's task; sums of random vectors if it computes nothing."""
-    if isinstance(world.task, ChunkTask):
-        return ChunkNumbers(world.task)
     if isinstance(world.task, StackedTask):
         return StackedNumbers(world.task)
     if isinstance(world.task, RelayoutTask):

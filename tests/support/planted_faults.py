@@ -53,7 +53,7 @@ FAULTS = (
         "event engine: a message has no latency of its own",
         "self.latency_s: Number = route.latency_s + message.latency_s",
         "self.latency_s: Number = route.latency_s",
-        ("tests/sim",),
+        ("tests/sim/test_laws.py", "tests/sim"),
     ),
     Fault(
         "event engine: contention does not slow a call in progress",
@@ -65,19 +65,19 @@ FAULTS = (
         "array engine: sends and receives of a GPU add up",
         "min(max(gpu.sending, gpu.receiving), gpus.max_channels)",
         "min(gpu.sending + gpu.receiving, gpus.max_channels)",
-        ("tests/sim/test_contention.py", "tests/sim"),
+        ("tests/sim/test_laws.py", "tests/sim"),
     ),
     Fault(
         "event engine: the host serves the last lane first",
         "heapq.heappush(self._queue, (self._env.now, lane, launch_s, done))",
         "heapq.heappush(self._queue, (self._env.now, -lane, launch_s, done))",
-        ("tests/sim",),
+        ("tests/sim/test_laws.py", "tests/sim"),
     ),
     Fault(
         "array engine: a class of transfers passes a link once, whatever its members",
         'passes["count"] = np.bincount(classes.of_operation)[passing] * passed // size[constraint]',
         'passes["count"] = passed',
-        ("tests/sim/test_array_symmetry.py", "tests/sim"),
+        ("tests/sim/test_laws.py", "tests/sim"),
     ),
     Fault(
         "dependencies: the first buffer is never waited for",
@@ -269,7 +269,7 @@ FAULTS = (
         "hosts: sums wait for a call that needs their memory",
         "np.maximum.at(latest, edges.after[freed], latest[edges.before[freed]])",
         "np.maximum.at(latest, edges.after[freed], -2)",
-        ("tests/sim/test_serial_messages.py",),
+        ("tests/sim/test_laws.py", "tests/sim/test_serial_messages.py"),
     ),
     Fault(
         "executor: a sum that was sent away is still there",

@@ -1,85 +1,145 @@
-"""`WORLDS`: systems on a few ranks each; here are those without attention."""
+"""`SCHEDULES`: schedules of `tasp_lab` on a few ranks, of every structure; `WORLDS`: the same as rows to be changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from tasp_lab.core.choices import Dataflow, Pass
 from tasp_lab.schedule.blocks import Blocks
+from tasp_lab.schedule.composition.groups import over_groups, replicated
+from tasp_lab.schedule.composition.layers import in_chunks, stacked
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.schedules.attention.task import KEYS, QUERIES
+from tasp_lab.schedules.attention.backward import attention_passes
+from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import attention_schedules, collective, linear_schedules
 from tasp_lab.schedules.collectives.kinds import CollectiveKind
+from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import striped, zigzag
-from tests.support.attention_worlds import (
-    Layer,
-    backward,
-    gathered_keys_backward,
-    mixed,
-    ring,
-    small,
-    token_ring,
-    ulysses,
-    usp,
-)  # fmt: skip
-from tests.support.linear_worlds import lasp2, lasp2_backward, scan
-from tests.support.small_schedules import SCHEDULES
+from tests.support.systems import lasp2, token_ring, token_ring_passes, ulysses_passes, usp
 from tests.support.world import Transfer, World, world
 
 
-def _sums(name: str, n: int, count: int, steps: list[list[Transfer]]) -> World:
-    """Rank r has part r of every block at the start, all ranks all of it at the end."""
-    everything = np.ones((n, count), dtype=np.bool_)
-    own = np.arange(n)[:, None] * np.ones((1, count), dtype=np.int64)
-    blocks = Blocks.of_sums(np.full(count, 8), n)
-    rows = [(moves, ()) for moves in steps]
-    return _collective(world(name, blocks, everything, everything.copy(), rows, initial_part=own))
+def small(n: int, mask: str = "full", **options: Any) -> Workload:
+    """A layer of three or four positions per rank."""
+    values = {"heads": 2, "kv_heads": 1, "head_dim": 2, "dtype": "fp32", "mask": mask} | options
+    return Workload(3 * n + 1, **values)
 
 
-def ring_all_reduce(n: int) -> World:
-    """Partial sums are given along the ring, then copied."""
-    steps = [[Transfer(r, (r + 1) % n, 0, (r - s) % n, s < n - 1) for r in range(n)] for s in range(2 * (n - 1))]
-    return _sums("ring-all-reduce", n, n, steps)
+GROUPED = small(4, "causal", heads=4, kv_heads=2)
+
+
+def _outer(name: str) -> Schedule:
+    return attention(name, full_mesh(2), GROUPED)
+
+
+def _one_pass(name: str, n: int, which: Pass, mask: str = "full", **options: Any) -> Schedule:
+    """A pass of a small layer, by a schedule whose heads all ranks can share."""
+    layer = small(n, mask, heads=n, kv_heads=n) if "ulysses" in name else small(n, mask)
+    (schedule,) = attention_schedules(name, full_mesh(n), layer, None, AttentionOptions(which, **options))
+    return schedule
+
+
+def _linear(name: str, n: int, which: Pass) -> Schedule:
+    layer = replace(small(n, "causal"), kind="linear", decay="head")
+    (schedule,) = linear_schedules(name, full_mesh(n), layer, None, AttentionOptions(which), (0.8,))
+    return schedule
+
+
+def _documents() -> Schedule:
+    """A packed batch in zigzag layout: a shard is several spans, a tile of two documents is empty."""
+    layer = Workload(17, heads=2, kv_heads=1, head_dim=2, dtype="fp32", mask="causal", documents=(7, 10))
+    return attention("zigzag-ring-attention", full_mesh(3), layer)
+
+
+def _many_parts() -> Schedule:
+    """A result has 72 parts, more than a machine word has bits."""
+    return attention("tasp", full_mesh(9), Workload(72, heads=1, head_dim=1, dtype="fp32", mask="full"))
+
+
+def _layers() -> Schedule:
+    topology, layer = full_mesh(3), small(3, "causal")
+    full = token_ring(topology, small(3))
+    return stacked([full, lasp2(topology, layer, 0.8), attention("ring-attention", topology, layer)])
+
+
+def _training_step() -> Schedule:
+    topology, layer = full_mesh(2), small(2)
+    first = attention_passes("ring-attention", topology, layer, dataflow="rotate-kv")
+    second = attention_passes("ring-attention", topology, layer, dataflow="rotate-q")
+    return stacked([first.forward, second.forward, second.backward, first.backward])
+
+
+def _backward(name: str, n: int, dataflow: Dataflow) -> Schedule:
+    return attention_passes(name, full_mesh(n), small(n, "causal"), dataflow=dataflow).backward
+
+
+def _collective(name: str, n: int, shard_bytes: int = 64) -> Schedule:
+    return collective(name, full_mesh(n), shard_bytes)
+
+
+SCHEDULES: Mapping[str, Callable[[], Schedule]] = {
+    "ring-attention": lambda: _one_pass("ring-attention", 4, "forward"),
+    "ring-attention causal": lambda: _one_pass("ring-attention", 4, "forward", "causal"),
+    "striped window": lambda: attention("striped-ring-attention", full_mesh(3), small(3, "causal", window=5)),
+    "zigzag documents": _documents,
+    "many parts": _many_parts,
+    "zigzag-ring-attention": lambda: attention("zigzag-ring-attention", full_mesh(3), small(3, "causal")),
+    "tasp": lambda: attention("tasp", full_mesh(3), small(3)),
+    "token-ring": lambda: _one_pass("token-ring", 4, "forward"),
+    "token-ring causal": lambda: _one_pass("token-ring", 4, "forward", "causal"),
+    "ulysses": lambda: _one_pass("ulysses", 3, "forward", "causal"),
+    "kv-and-q-rings": lambda: _one_pass("kv-and-q-rings", 4, "forward"),
+    "rotate-kv": lambda: _backward("zigzag-ring-attention", 3, "rotate-kv"),
+    "rotate-kv-back": lambda: _backward("ring-attention", 4, "rotate-kv-back"),
+    "rotate-q": lambda: _backward("tasp", 3, "rotate-q"),
+    "burst backward": lambda: _one_pass("burst", 4, "backward"),
+    "kv-all-gather backward": lambda: _one_pass("kv-all-gather", 3, "backward"),
+    "token-ring backward": lambda: token_ring_passes(full_mesh(3), small(3, "causal")).backward,
+    "ulysses backward": lambda: ulysses_passes(full_mesh(4), GROUPED).backward,
+    "usp": lambda: usp(full_mesh(4), _outer("zigzag-ring-attention"), 2),
+    "usp backward": lambda: usp(full_mesh(4), token_ring_passes(full_mesh(2), GROUPED).backward, 2),
+    "lasp": lambda: _linear("lasp", 4, "forward"),
+    "all-scan": lambda: _linear("all-scan", 3, "forward"),
+    "lasp2": lambda: lasp2(full_mesh(4), small(4, "causal"), 0.8),
+    "lasp2 backward": lambda: _linear("lasp-2", 4, "backward"),
+    "three layers": _layers,
+    "training step": _training_step,
+    "lasp2 in chunks": lambda: in_chunks(lasp2(full_mesh(3), small(3, "causal", kv_heads=2), 0.8), 2),
+    "token-ring backward in chunks": lambda: in_chunks(token_ring_passes(full_mesh(2), GROUPED).backward, 2),
+    "two groups": lambda: replicated(attention("ring-attention", full_mesh(2), small(2)), np.array([[0, 2], [1, 3]])),
+    "ring": lambda: _collective("ring", 4),
+    "trees": lambda: _collective("trees", 4),
+    "all-to-all": lambda: _collective("all-to-all", 3),
+    "ring-all-reduce": lambda: _collective("ring-all-reduce", 4),
+    "multi-ring-all-reduce": lambda: _collective("multi-ring-all-reduce", 3),
+    "ring-all-reduce in chunks": lambda: in_chunks(_collective("ring-all-reduce", 3), 2),
+    "all-reduce on two levels": lambda: over_groups(
+        _collective("ring-all-reduce", 2), _collective("ring-all-reduce", 2, 128)
+    ),
+    "reduce-scatter on two levels": lambda: over_groups(
+        _collective("ring-reduce-scatter", 2), _collective("ring-reduce-scatter", 2, 128), inner_first=True
+    ),
+}
 
 
 def doubling_all_reduce(n: int) -> World:
     """Partial sums are copied to and fro between ranks at doubling distances."""
-    return _sums(
-        "doubling-all-reduce", n, 1, [[Transfer(r, r ^ d, 0, 0) for r in range(n)] for d in (1, 2, 4) if d < n]
-    )
+    everything = np.ones((n, 1), dtype=np.bool_)
+    rows = [([Transfer(r, r ^ d, 0, 0) for r in range(n)], ()) for d in (1, 2, 4) if d < n]
+    blocks, own = Blocks.of_sums(np.array([8]), n), np.arange(n)[:, None]
+    return _checked(world("doubling-all-reduce", blocks, everything, everything.copy(), rows, initial_part=own))
 
 
-def _documents() -> World:
-    """A packed batch in zigzag layout: a shard is several spans, a tile of two documents is empty."""
-    layer = Workload(17, heads=2, kv_heads=1, head_dim=2, dtype="fp32", mask="causal", documents=(7, 10))
-    return ring(Layer.of(3, layer, layout=zigzag))
-
-
-def _window() -> World:
-    """Every query sees its own position and the four before; positions of a rank are strided."""
-    return ring(Layer.of(3, small(3, "causal", window=5), layout=striped))
-
-
-def _many_keys() -> World:
-    """A result has 66 parts, more than a machine word has bits."""
-    layer = Workload(66, heads=1, head_dim=2, dtype="fp32", mask="full")
-    return ring(Layer.of(2, layer, key_pieces=33), one_call=True)
-
-
-def _heads(n: int, mask: str, groups: int) -> Layer:
-    return Layer.of(n, small(n, mask, heads=2 * groups, kv_heads=groups), groups=groups)
-
-
-def _of_product(build: Callable[[], Schedule]) -> World:
-    found = World.of(build())
-    return found if found.task is not None else _collective(found)
-
-
-def _collective(found: World) -> World:
-    """A world without a task, as the collective that its name says."""
+def _checked(found: World) -> World:
+    """The world; if it has no task, as the collective that its name says."""
+    if found.task is not None:
+        return found
     kinds: Mapping[str, CollectiveKind] = {
         "reduce-scatter": "ReduceScatter", "all-reduce": "AllReduce", "all-to-all": "AllToAll", "": "AllGather"
     }  # fmt: skip
@@ -89,32 +149,11 @@ def _collective(found: World) -> World:
     return replace(found, collective=(kind, total // shards))
 
 
+def _of_schedule(build: Callable[[], Schedule]) -> World:
+    return _checked(World.of(build()))
+
+
 WORLDS: Mapping[str, Callable[[], World]] = {
-    "ring": lambda: ring(Layer.of(4, small(4))),
-    "ring causal": lambda: ring(Layer.of(4, small(4, "causal"))),
-    "ring zigzag documents": _documents,
-    "ring striped window": _window,
-    "ring many keys": _many_keys,
-    "token-ring": lambda: token_ring(Layer.of(4, small(4))),
-    "token-ring causal": lambda: token_ring(Layer.of(4, small(4, "causal"))),
-    "token-ring zigzag": lambda: token_ring(Layer.of(3, small(3, "causal"), layout=zigzag)),
-    "burst backward": lambda: backward(Layer.of(4, small(4), backward=True), QUERIES, straight=False),
-    "burst backward causal": lambda: backward(Layer.of(4, small(4, "causal"), backward=True), QUERIES, straight=False),
-    "token backward": lambda: backward(Layer.of(4, small(4), backward=True), QUERIES, straight=True),
-    "token backward causal": lambda: backward(Layer.of(4, small(4, "causal"), backward=True), QUERIES, straight=True),
-    "ring backward causal": lambda: backward(Layer.of(4, small(4, "causal"), backward=True), KEYS, straight=False),
-    "ulysses": lambda: ulysses(_heads(3, "full", 3)),
-    "ulysses causal": lambda: ulysses(_heads(3, "causal", 3)),
-    "usp": lambda: usp(_heads(4, "full", 2), 2),
-    "usp causal": lambda: usp(_heads(4, "causal", 2), 2),
-    "mixed": lambda: mixed(Layer.of(4, small(4), key_pieces=2)),
-    "gathered keys backward": lambda: gathered_keys_backward(Layer.of(3, small(3), backward=True)),
-    "lasp1": lambda: scan(4, 1),
-    "all-scan": lambda: scan(4, 2),
-    "lasp2": lambda: lasp2(4),
-    "lasp2 backward": lambda: lasp2_backward(4),
-    "ring all-reduce": lambda: ring_all_reduce(4),
-    "doubling all-reduce": lambda: doubling_all_reduce(4),
-    **{f"tasp_lab: {name}": partial(_of_product, build) for name, build in SCHEDULES.items()},
+    "doubling all-reduce": partial(doubling_all_reduce, 4),
+    **{name: partial(_of_schedule, build) for name, build in SCHEDULES.items()},
 }
-"""All worlds, by name: those that are written here, and the schedules of `tasp_lab`."""

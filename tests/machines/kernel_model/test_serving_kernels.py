@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import tasp_lab.measure.tables
 from experiments.tables.kernel_fits import kernel_rows
-from tasp_lab.core.errors import ProfileError
 from tasp_lab.machines.kernel_model import attention_kernel, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import borrowed_kernel
 from tasp_lab.machines.kernel_model.constants import KernelConstant, Variant
@@ -99,11 +98,6 @@ def test_slow_tensor_cores_hide_exponentials() -> None:
     cost = a800.variant("forward", 128).exponentials.value
     expected = [32 / (32 + each) * (128 + each) / 128 for each in (cost, cost / 4)]
     assert slower == pytest.approx(expected)
-
-
-def test_a_kernel_that_follows_from_no_other_gpu_is_one_line() -> None:
-    with pytest.raises(ProfileError, match="kernel tensorrt-llm on a100: measured on no other GPU that is like it"):
-        borrowed_kernel("a100", "tensorrt-llm")
 
 
 def test_short_eager_calls_tell_no_rate() -> None:

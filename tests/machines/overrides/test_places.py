@@ -10,8 +10,7 @@ import pytest
 from runtime.protocol.jobs import RunSchedule
 from sim.host import busy_s
 from sim.simulate import simulate
-from tasp_lab import Workload, predict, validate
-from tasp_lab.core.errors import OverrideError, TaspLabError
+from tasp_lab import Workload, predict
 from tasp_lab.machines.catalogue import load_machine
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.machines.overrides import overridden
@@ -107,33 +106,6 @@ def test_a_slow_rank_makes_a_layer_slower_and_its_bound_holds() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "override", "expected"),
-    [
-        ("h100-8", "spine.oversubscription=4", "h100-8 has no NICs"),
-        ("nodes:2x4", "spine.oversubscription=0.5", "expected a number of 1 or more"),
-        ("nodes:2x4", "spine.oversubscription=x0.5", "expected a number of 1 or more"),
-        ("nodes:2x4", "spine.oversubscription=+1", "expected a number of 1 or more"),
-        ("nodes:2x4", "spine.oversubscription=nan", "expected a number of 1 or more"),
-        ("nodes:2x4", "node.2.nic.bandwidth=x2", "nodes:2x4 has nodes 0 to 1"),
-        ("nodes:2x4", "rank.8.compute=x2", "nodes:2x4 has ranks 0 to 7"),
-        ("nodes:2x4", "rank.1.compute=300TFLOP/s", "expected a factor, like x0.5"),
-        ("nodes:2x4", "rank.1.nic.latency=-1s", "expected 0 s or more"),
-        ("full-mesh:4", "node.0.nic.bandwidth=x2", "node 0 of full-mesh:4 has no NICs"),
-        ("full-mesh:4", "rank.one.compute=x2", "unknown name"),
-    ],
-)
-def test_bad_overrides_are_refused(text: str, override: str, expected: str) -> None:
-    with pytest.raises(OverrideError, match=expected) as error:
-        predict(text, "ulysses", LAYER, overrides=[override])
-    assert "\n" not in str(error.value)
-
-
-def test_a_collective_has_no_compute() -> None:
-    with pytest.raises(OverrideError, match="no kernel calls"):
-        predict("h100-8", "ring", MIB, overrides=["rank.3.compute=x2"])
-
-
 def test_ranks_that_are_run_wait_as_long_as_they_are_predicted_to() -> None:
     topology = full_mesh(2)
     schedule = attention("ring-attention", topology, Workload(64, heads=1, mask="full"))
@@ -144,17 +116,3 @@ def test_ranks_that_are_run_wait_as_long_as_they_are_predicted_to() -> None:
         assert compute is not None
         shapes = shapes_by_rank(schedule)[rank]
         assert sum(count * compute.time_s(shape) for shape, count in shapes.items()) == pytest.approx(busy)
-
-
-@pytest.mark.parametrize(
-    ("override", "options", "expected"),
-    [
-        ("link.bandwidth=x2", {"fabric": "local"}, "share one medium"),
-        ("rank.1.compute=x0.5", {"compute": "real"}, "do not compute at the machine's rate"),
-        ("compute.rate=x0.5", {"compute": "timed:1TFLOP/s"}, "do not compute at the machine's rate"),
-        ("nic_payload=x0.5", {}, "no NICs"),
-    ],
-)
-def test_a_run_refuses_what_does_not_determine_it(override: str, options: dict[str, str], expected: str) -> None:
-    with pytest.raises(TaspLabError, match=expected):
-        validate("full-mesh:2", "ring-attention", Workload(64, heads=1, mask="full"), overrides=[override], **options)  # type: ignore[arg-type]

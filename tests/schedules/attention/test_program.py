@@ -26,9 +26,9 @@ from tasp_lab.synthesis.moves import balanced_tree, neighbour, starts
 from tasp_lab.topology.builders import full_mesh, nodes, torus
 from tasp_lab.topology.derived import between_groups
 from tasp_lab.workload.layer import Workload
-from tests.sim.test_array_engine import assert_agree
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
+from tests.support.simulations import assert_agree
 from tests.support.strategies import attention_layers
 from tests.support.world import World
 

@@ -41,8 +41,8 @@ from tasp_lab.schedules.registry import COLLECTIVES, check_names, kind_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.cuts import ranks_behind
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
-from tests.sim.test_engine_against_reference import uneven_topologies
 from tests.support.one_device import run_in_process
+from tests.support.simulations import uneven_topologies
 from tests.support.strategies import complete_topologies, exact_bandwidths, exact_latencies
 
 world_sizes = st.integers(2, 9)
