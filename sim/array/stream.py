@@ -70,7 +70,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import KernelShape
 
-_STEPS_KEPT, _FEW_STEPS_KEPT = 8, 4
+_STEPS_KEPT, _FEW_STEPS_KEPT = 32, 4
 """How many steps of operations there is room for at first, as machine code and as Python, which copies it for each
 batch; ranks that are further apart take more."""
 
