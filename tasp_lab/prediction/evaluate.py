@@ -18,7 +18,7 @@ from threading import Thread
 
 import numpy as np
 
-from sim.bounds.schedules import least_of_schedule_s
+from sim.bounds.schedules import least_of_messages_s, least_of_schedule_s
 from sim.simulate import engine_of
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import QuantityError, ScheduleError, TaspLabError
@@ -27,7 +27,7 @@ from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress,
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.answer import DOES_NOT_APPLY, Answer, Status
-from tasp_lab.prediction.kept import build_once, keep_steps
+from tasp_lab.prediction.kept import MANY_KEPT, build_once, keep_steps
 from tasp_lab.prediction.passes import Detail, PassAnswer, label
 from tasp_lab.prediction.provenance import sha256
 from tasp_lab.prediction.question import PreparedMachine, Question, prepared
@@ -78,6 +78,17 @@ class Candidate:
                 self.bounds_s[schedule] = least_of_schedule_s(schedule, self.machine)
         return sum(self.bounds_s[schedule] for schedule in self.passes)
 
+    @cached_property
+    def quick_bound_s(self) -> float:
+        """The bound by which candidates are simulated first or not at all: of many transfers that of messages alone.
+
+        To count all kernel calls takes an eighth of a simulation, after which they are known, and between dataflows
+        the sums of their times hardly differ.
+        """
+        if sum(schedule.transfers for schedule in self.passes) <= MANY_KEPT:
+            return self.least_s
+        return sum(least_of_messages_s(schedule, self.machine) for schedule in self.passes)
+
 
 def build(
     question: Question,
@@ -126,13 +137,7 @@ def build(
         candidates.append(Candidate(passes, machine, way, complete, bounds_s))
     if not candidates:
         raise errors[0]
-    return Built(question, on, work, _by_bound(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
-
-
-def _by_bound(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """The candidate with the least bound first; one alone needs no bound."""
-    found = tuple(candidates)
-    return tuple(sorted(found, key=lambda one: one.least_s)) if len(found) > 1 else found
+    return Built(question, on, work, tuple(candidates), None if isinstance(work, Workload) else kind_of([schedule]))
 
 
 def _ways(question: Question, machine: Machine) -> list[AttentionOptions]:
@@ -160,7 +165,7 @@ def _are_ranks_alike(topology: Topology) -> bool:
 @dataclass(frozen=True, eq=False)
 class Built:
     """The schedules of a question: around each of the rings that may be fastest, and with each value of the options
-    that it leaves open. First that with the least bound. `collective` is what a schedule of a collective does.
+    that it leaves open, in this order. `collective` is what a schedule of a collective does.
     """
 
     question: Question
@@ -172,7 +177,11 @@ class Built:
     @cached_property
     def digest(self) -> str:
         """The hash of all schedules, by what they are and not by what built them."""
-        return sha256([[schedule.digest for schedule in one.passes] for one in self.candidates])
+        return sha256([[schedule.digest for schedule in one.passes] for one in self._by(lambda one: one.least_s)])
+
+    def _by(self, bound_s: Callable[[Candidate], float]) -> tuple[Candidate, ...]:
+        """The candidates, that with the least bound first; one alone needs no bound."""
+        return tuple(sorted(self.candidates, key=bound_s)) if len(self.candidates) > 1 else self.candidates
 
     @cached_property
     def least_s(self) -> float:
@@ -184,28 +193,36 @@ class Built:
     ) -> Answer:
         """The answer of the fastest candidate, or a `known` one unless that is slower.
 
-        A candidate whose bound is slower is not simulated. Without a `detail` events are kept of schedules with few.
+        A candidate whose bound is slower is not simulated. Of equally fast ones it is that with the least bound, in
+        whatever order they are simulated. Without a `detail` events are kept of schedules with few.
         """
         timelines: dict[Schedule, Timeline] = {}
 
-        def simulate(chosen: Sequence[Candidate], _: Bar) -> Iterator[Outcome[Answer]]:
+        def simulate(chosen: Sequence[Candidate], _: Bar) -> Iterator[Outcome[tuple[Candidate, Answer]]]:
             for one in chosen:
                 found = self._simulated(one, detail, progress, timelines)
-                yield Outcome(found, float(found.time_s))
+                yield Outcome((one, found), float(found.time_s))
 
         # below 1: what is as fast at best is not simulated
         margin, least_s = (1 - 1e-12, np.inf) if known is None else (1 - EQUAL, float(known.time_s))
         # one at a time: the first has the least bound, and often excludes all others
-        ranked = rank(self.candidates, simulate, margin=margin, bound=lambda one: one.least_s, size=1, least_s=least_s)
-        found = min(ranked.answers, key=lambda one: one.time_s, default=known)
-        assert found is not None, "without a known answer, the first candidate is simulated"
+        queue = self._by(lambda one: one.quick_bound_s)
+        ranked = rank(queue, simulate, margin=margin, bound=lambda one: one.quick_bound_s, size=1, least_s=least_s)
+        if not ranked.answers:
+            assert known is not None, "without a known answer, the first candidate is simulated"
+            return known
+        fastest_s = min(found.time_s for _, found in ranked.answers)
+        tied = [(one, found) for one, found in ranked.answers if found.time_s == fastest_s]
+        if len(tied) > 1:
+            tied.sort(key=lambda each: (each[0].least_s, self.candidates.index(each[0])))
+        found = tied[0][1]
         return found if known is None or found.time_s < (1 - EQUAL) * known.time_s else known
 
     def on_changed(self, change: Callable[[Machine], Machine]) -> Built:
         """The same schedules on a changed machine, of which others may be the fastest there."""
         machine, bounds_s = change(self.candidates[0].machine), dict[Schedule, float]()
         changed = (replace(one, machine=machine, bounds_s=bounds_s) for one in self.candidates)
-        return replace(self, candidates=_by_bound(changed))
+        return replace(self, candidates=tuple(changed))
 
     def settled(self) -> Answer:
         """The answer that it takes at least `least_s`, of the candidate with that bound; nothing is simulated."""

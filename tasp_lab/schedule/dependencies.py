@@ -29,7 +29,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray, distinct, positions, stable_order
 from tasp_lab.schedule.calls import BlockLists, Calls, Task, ranges
-from tasp_lab.schedule.model import Step
+from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.workload.kernel_shapes import KernelName, KernelShape, ShapeRows, distinct_shapes
 
@@ -221,7 +221,7 @@ def operations_of(schedule: Schedule, steps: Sequence[Step]) -> tuple[Transfers,
     columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
     table = _call_table(schedule, calls)
     if steps is schedule.steps:
-        shapes_by_rank.keep(schedule, lambda: _counted(schedule, table.rank, table.shape, table.shapes))
+        keep_shapes(schedule, [(table.rank, table.shape)], table.shapes)
     return Transfers._make(columns), table
 
 
@@ -511,30 +511,32 @@ def call_shapes(task: Task | None, calls: Sequence[Calls]) -> CallShapes:
 @OncePerSchedule
 def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
     """For each rank, how many calls it makes of each shape; one object for ranks that make the same calls."""
-    calls = _joined([group for step in schedule.steps for group in step.calls if len(group)])
-    shapes, number, _ = call_shapes(schedule.task, calls)
-    rank = np.concatenate([np.zeros(0, dtype=np.int64), *(group.rank for group in calls)])
-    return _counted(schedule, rank, number, shapes)
+    steps, shapes = schedule.steps, dict[KernelShape, int]()
+    at_once, counted = max(_ROWS_AT_ONCE // schedule.world_size, 1), []
+    for first in range(0, len(steps), at_once):
+        some = range(first, min(first + at_once, len(steps)))
+        calls = [steps.calls(index) if isinstance(steps, LazySteps) else steps[index].calls for index in some]
+        groups = _joined([group for each in calls for group in each if len(group)])
+        distinct_here, number, _ = call_shapes(schedule.task, groups)
+        if len(number):
+            named = np.array([shapes.setdefault(shape, len(shapes)) for shape in distinct_here])
+            counted.append((np.concatenate([group.rank for group in groups]), named[number]))
+    return _counted(schedule, counted, tuple(shapes))
 
 
 def keep_shapes(schedule: Schedule, calls: Sequence[tuple[IntArray, IntArray]], shapes: Sequence[KernelShape]) -> None:
     """Keep the shapes of the calls of all steps for `shapes_by_rank`: the ranks and the shapes of some after others."""
-
-    def counted() -> list[dict[KernelShape, int]]:
-        columns = (np.concatenate([np.zeros(0, dtype=np.int64), *column]) for column in zip(*calls, strict=True))
-        rank, shape = columns if calls else np.zeros((2, 0), dtype=np.int64)
-        return _counted(schedule, rank, shape, shapes)
-
-    shapes_by_rank.keep(schedule, counted)
+    shapes_by_rank.keep(schedule, lambda: _counted(schedule, calls, shapes))
 
 
 def _counted(
-    schedule: Schedule, rank: IntArray, shape: IntArray, shapes: Sequence[KernelShape]
+    schedule: Schedule, calls: Sequence[tuple[IntArray, IntArray]], shapes: Sequence[KernelShape]
 ) -> list[dict[KernelShape, int]]:
     counts_of_rank: list[dict[KernelShape, int]] = [{} for _ in range(schedule.world_size)]
-    pairs, counts = np.unique(rank * len(shapes) + shape, return_counts=True)
-    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-        counts_of_rank[pair // len(shapes)][shapes[pair % len(shapes)]] = count
+    pairs = [rank.astype(np.int64) * len(shapes) + shape for rank, shape in calls]
+    counts = np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *pairs]))
+    for pair in np.flatnonzero(counts).tolist():
+        counts_of_rank[pair // len(shapes)][shapes[pair % len(shapes)]] = int(counts[pair])
     alike: dict[frozenset[tuple[KernelShape, int]], dict[KernelShape, int]] = {}
     return [alike.setdefault(frozenset(each.items()), each) for each in counts_of_rank]
 

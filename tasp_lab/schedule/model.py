@@ -165,8 +165,12 @@ class LazySteps(Sequence[Step]):
         """The number of transfers, if the form of the steps proves the schedule valid; else None: it is replayed."""
         return None
 
-    def bytes_by_rank(self, size_bytes: IntArray) -> IntArray | None:
-        """The bytes that each rank sends, if the form of the steps tells them; `size_bytes` by block."""
+    def calls(self, index: int) -> tuple[Calls, ...]:
+        """The kernel calls of step `index`."""
+        return self[index].calls
+
+    def traffic(self, size_bytes: IntArray) -> Traffic | None:
+        """What is sent in all, if the form of the steps tells it; `size_bytes` by block."""
         return None
 
     @overload
@@ -311,19 +315,18 @@ class ScheduleModel:
         return ledger
 
     def bytes_by_rank(self) -> IntArray:
-        """The bytes that each rank sends, int array (world_size,). Takes no memory for steps and lanes."""
-        steps = self.steps
-        known = steps.bytes_by_rank(self.block_bytes) if isinstance(steps, LazySteps) else None
-        if known is not None:
-            return known
+        """The bytes that each rank sends, int array (world_size,)."""
         found = np.zeros(self.world_size, dtype=np.int64)
         np.add.at(found, self.traffic.source, self.traffic.bytes)
         return found
 
     @cached_property
     def traffic(self) -> Traffic:
-        """Between which ranks the schedule sends on which lane, and how much; a walk through all steps."""
+        """Between which ranks the schedule sends on which lane, and how much, in the order of lanes and ranks."""
         steps, ranks, parts = self.steps, self.world_size, []
+        known = steps.traffic(self.block_bytes) if isinstance(steps, LazySteps) else None
+        if known is not None:
+            return known
         for index in range(len(steps)):
             step = steps.sends(index) if isinstance(steps, LazySteps) else steps[index]
             if len(step):

@@ -66,8 +66,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from tasp_lab.core.arrays import BoolArray, IntArray, frozen
-from tasp_lab.schedule.model import ScheduleModel
+from tasp_lab.core.arrays import BoolArray, IntArray, frozen, numbered
+from tasp_lab.schedule.model import ScheduleModel, Traffic
 
 
 def rings_prove(rings: IntArray, chunks: int, schedule: ScheduleModel) -> bool:
@@ -146,6 +146,7 @@ class Paths:
     first_use, last_use : the first and the last index at which calls use x, other than at its owner; -1 if none.
     following : the sum y of each path; None in a forward pass, which has none.
     last_gift : the index from which y is given to its owner; of no meaning without a use or a sum.
+    home_lane : the lane of that gift if it goes straight to its owner, -1 if along the ring, which has the ring's lane.
     """
 
     rings: IntArray
@@ -158,6 +159,7 @@ class Paths:
     owner: IntArray
     first_use: IntArray
     last_use: IntArray
+    home_lane: IntArray
     following: IntArray | None = None
     last_gift: IntArray | None = None
 
@@ -196,11 +198,37 @@ class Paths:
         by_place: IntArray = ledger[:, :n] + ledger[:, n:]
         return by_place
 
-    def bytes_by_rank(self, size_bytes: IntArray) -> IntArray:
-        """The bytes that each rank sends, int array (world_size,); `size_bytes` by block."""
-        by_rank = np.zeros(self.rings.shape[1], dtype=np.int64)
-        np.add.at(by_rank, self.rings, self.bytes_by_place(size_bytes))
-        return by_rank
+    def traffic(self, size_bytes: IntArray) -> Traffic:
+        """What is sent in all; `size_bytes` by block."""
+        n, rings, directly = self.rings.shape[1], self.rings, self.home_lane >= 0
+        first_place = self.ring * n + self.start
+        # Blocks that move along rings at indices from `begin` to `end`, so many steps later than their index.
+        moves = [(self.block, np.zeros_like(self.hops), self.hops, 0)]
+        if self.following is not None and self.last_gift is not None:
+            end = np.where(self.first_use < 0, -1, self.last_gift + ~directly)
+            moves.append((self.following, self.first_use, end, 1))
+        total, most = np.zeros((2, *rings.shape))
+        for step in range(n + 1):
+            load = np.zeros(rings.shape)
+            for block, begin, end, later in moves:
+                moving = (begin <= step - later) & (step - later < end)
+                sizes = np.bincount(first_place, np.where(moving, size_bytes[block], 0), rings.size)
+                load += np.roll(sizes.reshape(rings.shape), self.direction * (step - later), axis=1)
+            total += load
+            np.maximum(most, load, out=most)
+        ring, place = np.nonzero(total)
+        rows = [(rings[ring, place], np.roll(rings, -self.direction, axis=1)[ring, place], ring,
+                 *(each[ring, place].astype(np.int64) for each in (total, most)))]  # fmt: skip
+        if self.following is not None and self.last_gift is not None:
+            home = np.flatnonzero(directly & (self.first_use >= 0))
+            giver = rings[self.ring[home], (self.start + self.direction * self.last_gift)[home] % n]
+            # Sums that go from one rank straight to another do so at one step.
+            firsts, number = numbered(self.home_lane[home], giver, self.owner[home])
+            sizes = np.bincount(number, size_bytes[self.following[home]], len(firsts)).astype(np.int64)
+            rows.append((giver[firsts], self.owner[home[firsts]], self.home_lane[home[firsts]], sizes, sizes))
+        columns = [np.concatenate(each) for each in zip(*rows, strict=True)]
+        order = np.lexsort((columns[1], columns[0], columns[2]))
+        return Traffic(*(each[order] for each in columns))
 
 
 def paths_prove(

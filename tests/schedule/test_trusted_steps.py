@@ -16,7 +16,7 @@ from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.formats.nccl import graph
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated
-from tasp_lab.schedule.model import CheckedSteps, LazySteps, ScheduleModel, Step
+from tasp_lab.schedule.model import CheckedSteps, LazySteps, ScheduleModel, Step, Traffic
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -27,6 +27,8 @@ from tasp_lab.schedules.collectives.all_gather import RingSteps, ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
 from tests.support.dtypes import NAMES, built, mutated
+
+NO_TRAFFIC = Traffic(*np.zeros((5, 0), dtype=np.int64))
 
 
 def own_classes(of: type[LazySteps] = LazySteps) -> Iterator[type[LazySteps]]:
@@ -93,13 +95,14 @@ def test_a_subclass_that_overrides_nothing_is_replayed(kind: type[LazySteps]) ->
     assert again.bytes_by_rank().tolist() == schedule.bytes_by_rank().tolist()
 
 
-@pytest.mark.parametrize("shortcut", ["sends", "bytes_by_rank", "hops_repeat", "prove", "__len__"])
+@pytest.mark.parametrize("shortcut", ["sends", "calls", "traffic", "hops_repeat", "prove", "__len__"])
 @pytest.mark.parametrize("kind", LAZY, ids=lambda kind: kind.__name__)
 def test_what_a_subclass_tells_of_itself_is_not_used(kind: type[LazySteps], shortcut: str) -> None:
     """Its facts are those of its steps, whatever it tells, or it is refused."""
     lies: dict[str, Any] = {
         "sends": lambda self, index: Step.of(()),
-        "bytes_by_rank": lambda self, size_bytes: np.zeros(4, dtype=np.int64),
+        "calls": lambda self, index: (),
+        "traffic": lambda self, size_bytes: NO_TRAFFIC,
         "hops_repeat": True,
         "prove": lambda self, schedule: 1,
         "__len__": lambda self: 1,
@@ -108,7 +111,7 @@ def test_what_a_subclass_tells_of_itself_is_not_used(kind: type[LazySteps], shor
     try:
         found = replace(schedule, steps=as_subclass(own(schedule), **{shortcut: lies[shortcut]}))
     except ScheduleError:
-        assert shortcut not in ("bytes_by_rank", "hops_repeat", "prove")
+        assert shortcut not in ("calls", "traffic", "hops_repeat", "prove")
         return
     assert found.transfers == sum(map(len, found.steps)) == sum(map(len, list(found.steps)))
     sent = sum(np.bincount(step.source, found.block_bytes[step.block], 4) for step in found.steps)
@@ -117,7 +120,7 @@ def test_what_a_subclass_tells_of_itself_is_not_used(kind: type[LazySteps], shor
 
 def test_each_class_of_the_package_that_takes_a_shortcut_is_trusted_and_its_steps_are_tested() -> None:
     """No class relies on a shortcut that is not used; `LAZY` has each trusted class that has steps."""
-    names = "sends", "bytes_by_rank", "hops_repeat", "prove"
+    names = "sends", "calls", "traffic", "hops_repeat", "prove"
     for kind in own_classes():
         if not kind.is_trusted and not getattr(kind, "__abstractmethods__", None):
             assert all(getattr(kind, name) is getattr(LazySteps, name) for name in names), kind
@@ -270,8 +273,8 @@ class Lying(LazySteps):
     def prove(self, schedule: ScheduleModel) -> int:
         return 12
 
-    def bytes_by_rank(self, size_bytes: IntArray) -> IntArray:
-        return np.zeros(4, dtype=np.int64)
+    def traffic(self, size_bytes: IntArray) -> Traffic:
+        return NO_TRAFFIC
 
 
 def test_a_users_class_proves_nothing() -> None:

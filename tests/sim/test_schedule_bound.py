@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sim.bounds.schedules import least_of_schedule_s
 from sim.simulate import simulate
 from tasp_lab.core.choices import Pass
+from tasp_lab.prediction import evaluate
 from tasp_lab.prediction.evaluate import Built, build
 from tasp_lab.prediction.question import Question, prepare
 from tasp_lab.schedule.schedule import Schedule
@@ -65,6 +67,31 @@ def test_no_simulation_takes_less_than_the_bound(
             assert sent.tolist() == schedule.bytes_by_rank().tolist()
             time_s = float(simulate(schedule, candidate.machine, events=False).time_s)
             assert 0 < least_of_schedule_s(schedule, candidate.machine) <= time_s * (1 + 1e-9)
+
+
+@given(
+    st.sampled_from(sorted(MACHINES)), st.sampled_from(["ring-attention", "zigzag-ring-attention", "tasp", "usp:2x4"]),
+    st.integers(7, 20), st.sampled_from([(8, 8), (32, 4)]), st.sampled_from(["full", "causal"]), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_the_choice_is_that_of_all_simulations(
+    machine: str, name: str, length: int, heads: tuple[int, int], mask: str, by_messages: bool
+) -> None:
+    """Also where the bound of messages alone decides which dataflows are simulated, as with many transfers."""
+    layer = Workload(2**length, heads=heads[0], kv_heads=heads[1], mask=mask)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        if by_messages:
+            patch.setattr(evaluate, "MANY_KEPT", 0)
+        found = built_on(machine, name, layer)
+        if found is None:
+            return
+        chosen = found.answer()
+        alone = [replace(found, candidates=(one,)).answer() for one in found.candidates]
+    assert all(one.quick_bound_s <= one.least_s for one in found.candidates)
+    assert chosen.time_s == min(one.time_s for one in alone)
+    passes = [one.schedule for one in chosen.passes]
+    fastest = [one for one, answer in zip(found.candidates, alone, strict=True) if answer.time_s == chosen.time_s]
+    assert passes in [[*one.passes] for one in fastest]
 
 
 @pytest.mark.parametrize("name", ["zigzag-ring-attention", "burst", "kv-all-gather", "half-each-way"])

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,24 @@ def circulation_of(
         together, shares = over_lanes(found.rings, found.shares)
         rings = [together]
     check_size(name, topology, layout, len(shares))
-    task, ring_of = cut_blocks(workload, layout, shares, circulating_side, gradient_dtype)
-    return [Circulation(task, each, ring_of, circulating_side) for each in rings]
+    content = tuple((ring.tobytes(), len(ring)) for ring in rings)
+    return list(_circulations(workload, layout, content, tuple(shares), circulating_side, gradient_dtype))
+
+
+# A layer has up to three of them (keys forward, keys and queries backward), and seven plans of passes that use them.
+@lru_cache(maxsize=3)
+def _circulations(
+    workload: Workload,
+    layout: SequenceLayout,
+    rings: tuple[tuple[bytes, int], ...],
+    shares: tuple[Fraction, ...],
+    side: Side,
+    gradient_dtype: str | None,
+) -> tuple[Circulation, ...]:
+    """The circulations around rings, each given by its content and the number of its rows."""
+    task, ring_of = cut_blocks(workload, layout, shares, side, gradient_dtype)
+    arrays = (np.frombuffer(content, dtype=np.int64).reshape(rows, -1) for content, rows in rings)
+    return tuple(Circulation(task, ring, ring_of, side) for ring in arrays)
 
 
 def single_rings(topology: Topology, direction: Direction = "auto") -> list[IntArray]:

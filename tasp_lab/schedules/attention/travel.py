@@ -31,7 +31,7 @@ from tasp_lab.core.arrays import BoolArray, IntArray, lock, stable_order
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.composition.sequence import joined
-from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
+from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step, Traffic
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.theorems import Paths, paths_prove
@@ -336,11 +336,15 @@ class Travel:
             if lanes.window < circulation.world_size:
                 lane = np.where(here // lanes.window == there // lanes.window, lane, lanes.outer[block])
             if ends.any():
-                home = lanes.number + np.searchsorted(self._home_from, here) * len(self._outer_lanes)
                 ends = ends[order] if np.ndim(ends) else ends
-                lane = np.where(ends, home + np.searchsorted(self._outer_lanes, lanes.outer[block]), lane)
+                lane = np.where(ends, self._home_lane(lanes, here, block), lane)
         number = (circulation.gradients if gives else circulation.blocks)[block]
         return Step(source, destination, lane, number, np.full(len(block), gives))
+
+    def _home_lane(self, lanes: RingLanes, hop: IntArray, block: IntArray | slice) -> IntArray:
+        """The lane of sums that go straight home from a hop while others go on."""
+        outer: IntArray = np.searchsorted(self._outer_lanes, lanes.outer[block])
+        return lanes.number + np.searchsorted(self._home_from, hop) * len(self._outer_lanes) + outer
 
     def calls_at(self, step: int) -> tuple[Calls, ...]:
         """The calls of a step on blocks that have come."""
@@ -356,11 +360,12 @@ class Travel:
         first, last, start = circulation.first, circulation.last, circulation.start
         if is_back:
             first, last, start = n - 1 - last, n - 1 - first, (start + n - 1) % n
-        following, last_gift = None, None
+        following, last_gift, home_lane = None, None, np.full(len(used), -1)
         if circulation.task.is_backward:
             following, last_gift = circulation.gradients, np.full(len(used), max(n - 2, 0) if is_back else n - 1)
             if not is_back and (route.gifts.last < n).any():
                 last_gift = np.where(last < n - 1, last, n - 1)
+                home_lane = np.where(last < n - 1, self._home_lane(self.lanes, last, slice(None)), -1)
         hops = last if self.trim else np.full(len(used), n - 1)
         if is_back:
             hops = np.where(used, last, 0) if self.trim else np.full(len(used), max(n - 2, 0))
@@ -375,6 +380,7 @@ class Travel:
             owner=circulation.owner,
             first_use=np.where(used, first, -1),
             last_use=np.where(used, last, -1),
+            home_lane=home_lane,
             following=following,
             last_gift=last_gift,
         )
@@ -398,8 +404,8 @@ class TravelSteps(LazySteps, trusted=True):
     @property
     def bytes_sent(self) -> int:
         """The bytes that all ranks send."""
-        if (by_rank := self.bytes_by_rank(self.task.block_bytes)) is not None:
-            return int(by_rank.sum())
+        if self._paths is not None:
+            return int(self._paths.bytes_by_place(self.task.block_bytes).sum())
         return sum(each.bytes_sent for each in self.travels)
 
     def __len__(self) -> int:
@@ -415,10 +421,15 @@ class TravelSteps(LazySteps, trusted=True):
         return self.travels[0].paths() if len(self.travels) == 1 else None
 
     def step(self, index: int) -> Step:
-        sends, calls = self.sends(index), [each.calls_at(index) for each in self.travels if index in each.calls]
-        if index == self.own:
-            calls.insert(0, self.travels[0].circulation.calls_at_owners())
-        return Step(sends.source, sends.destination, sends.lane, sends.block, sends.gives, sum(calls, ()))
+        sends = self.sends(index)
+        return Step(sends.source, sends.destination, sends.lane, sends.block, sends.gives, self._calls(index))
+
+    def calls(self, index: int) -> tuple[Calls, ...]:
+        return self._calls(index) if self._kept is None else self[index].calls
+
+    def _calls(self, index: int) -> tuple[Calls, ...]:
+        own = self.travels[0].circulation.calls_at_owners() if index == self.own else ()
+        return sum((each.calls_at(index) for each in self.travels if index in each.calls), own)
 
     def sends(self, index: int) -> Step:
         there = [each.sends(index) for each in self.travels if index in each.arrivals]
@@ -431,8 +442,8 @@ class TravelSteps(LazySteps, trusted=True):
         by_place = self._paths.bytes_by_place(self.task.block_bytes)
         return int(by_place.sum() if len(by_place) == 1 else by_place.max(initial=0))
 
-    def bytes_by_rank(self, size_bytes: IntArray) -> IntArray | None:
-        return None if self._paths is None else self._paths.bytes_by_rank(size_bytes)
+    def traffic(self, size_bytes: IntArray) -> Traffic | None:
+        return None if self._paths is None else self._paths.traffic(size_bytes)
 
     def prove(self, schedule: ScheduleModel) -> int | None:
         """Around rings by induction along the paths (`tasp_lab.schedule.theorems`)."""
