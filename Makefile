@@ -3,7 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-WORKERS ?= 2
+WORKERS ?= 3
 SIMGRID := python3-simgrid libsimgrid-dev
 
 .PHONY: lab test test-all check pytest simgrid chromium experiments site clean

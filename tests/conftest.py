@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from tasp_lab.cli.process import main
-from tests.support.selection import IS_FULL, fifth
+from tests.support.selection import IS_FULL, fifth, not_covering
 from tests.support.signals import hear_interrupts
 
 settings.register_profile(
@@ -55,8 +55,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _draw_fewer(function)
         named = {Path(each.partition("::")[0]).name for each in config.args}
         left_out = [item for item in items if _takes_long(item) and item.path.name not in named]
+        left_out += not_covering(items)
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        dropped = set(left_out)
+        items[:] = [item for item in items if item not in dropped]
 
 
 def _takes_long(item: pytest.Item) -> bool:

@@ -142,7 +142,7 @@ def test_what_cannot_work_is_refused_by_all_ranks(alone: list[float], saved: Pat
     torch.save({"model": 1}, other / FILE)
     file.touch()
     cases = [
-        (RECIPE, RunOptions(schedule="ring"), "unknown schedule 'ring'"),
+        (RECIPE, RunOptions(schedule="ring"), "schedule 'ring' is an AllGather"),
         (RECIPE, RunOptions(sequence_parallel=4), "sequence parallel: 4, expected a divisor of the 3 ranks"),
         (RECIPE, RunOptions(sequence_parallel=0), "sequence parallel: 0, expected"),
         (RECIPE, RunOptions(sequence_parallel=1), "batch: 2, expected a multiple of the 3 groups"),

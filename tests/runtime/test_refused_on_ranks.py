@@ -112,7 +112,7 @@ SOFTMAX = {
         ("rank 1: k is torch.bfloat16 on cpu, q is torch.float32 on cpu", "k is torch.bfloat16 on cpu"),
         change=tensors(torch.Tensor.bfloat16, "k")),
     "kernel": Refused(("rank 1: ", "flash-attn"), of_odd(kernel="flash-attn")),
-    "name": Refused("unknown schedule 'ring', did you mean 'ring-attention'? expected one of ",
+    "name": Refused("schedule 'ring' is an AllGather, expected one for softmax attention: ",
                     of_all(schedule="ring")),
     "dimensions": Refused("q is [16, 4, 64], expected [batch, positions, heads, head_dim]",
                           change=tensors(lambda x: x[0], "q", all_ranks=True)),

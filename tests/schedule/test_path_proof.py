@@ -134,6 +134,7 @@ def circulations(draw: st.DrawFn) -> Circulation:
         last_use=last,
         following=following if backward else None,
         last_gift=gifts if backward else None,
+        home_lane=np.full(count, -1),
         **columns,
     )
     rank, path = np.arange(n), np.arange(count)
@@ -227,6 +228,7 @@ def around_three() -> Circulation:
         last_use=minus,
         following=9 + rank,
         last_gift=minus,
+        home_lane=np.full(3, -1),
     )
     return Circulation(paths, np.ones((3, 3), dtype=bool), initial, final, 1)
 

@@ -40,7 +40,7 @@ from tests.support.schedules import assert_every_transfer_once
 from tests.support.simulations import CASES, Simulation, assert_agree, launches, simulations
 
 every_kind = pytest.mark.parametrize("kind", CASES)
-some = settings(max_examples=40, deadline=None)
+some = settings(max_examples=25, deadline=None)
 few = settings(max_examples=20, deadline=None)
 ENGINES: tuple[Engine, ...] = ("simpy", "array")
 
@@ -49,11 +49,13 @@ ENGINES: tuple[Engine, ...] = ("simpy", "array")
 @some
 @given(data=st.data())
 def test_both_engines_agree_on_every_event_and_lose_nothing(kind: str, data: st.DataObject) -> None:
-    schedule, machine = data.draw(simulations(CASES[kind]))
+    lanes = data.draw(st.sampled_from([1, 3]))
+    schedule, machine = data.draw(simulations(CASES[kind], lanes=lanes))
     timeline = assert_agree(schedule, machine)
     assert sum(event.bytes for event in timeline.events) == schedule.bytes_sent().sum()
     assert sum(event.flops for event in timeline.events) == (schedule.flops().sum() if schedule.task else 0)
-    assert least_s(schedule, machine) <= timeline.time_s
+    if lanes == 1:  # several calls at once, each at the rate of a rank, would beat it
+        assert least_s(schedule, machine) <= timeline.time_s
 
 
 @every_kind

@@ -232,11 +232,14 @@ def _report(tables: Sequence[MeasuredTable], known: MachineOfLog, found: Diagnos
         shown += Table.of(
             "what it may be", [each for each in causes if each["probability"] >= LEAST][:SHOWN], CAUSE_COLUMNS, (1, 2)
         )
-    shown += known.notes
+    notes = list(known.notes)
+    if 2 * sum(row["mark"] == "fast" for row in rows) > len(rows):
+        notes.append(f"most sizes are faster than {known.name} should be: --machine may name a faster one")
+    shown += notes
     library = known.machine.comm_library.name
     document: dict[str, Any] = {
         "verdict": verdict, "machine": known.name, "is_nearest": known.is_nearest, "ranks": world, "library": library,
-        "healthy": found.healthy, "text": lines, "causes": causes, "rows": rows, "notes": list(known.notes),
+        "healthy": found.healthy, "text": lines, "causes": causes, "rows": rows, "notes": notes,
         "provenance": _provenance(tables, known).to_dict(),
     }  # fmt: skip
     return CheckReport(document, rows, shown, verdict, found)
