@@ -130,6 +130,7 @@ def test_an_unknown_table_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.fabric
 @pytest.mark.distributed
 @pytest.mark.slow
+@pytest.mark.full
 def test_small_cases_run_on_the_fabric_and_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     softmax = Case("full-mesh:3", ("zigzag-ring-attention", "tasp"), sequence=72, heads=2, passes="both", repeats=1)
     both = measure(softmax, sums=True)
