@@ -106,6 +106,8 @@ def check(
     ]
     if not rows:
         raise TableError(f"{tables[0].name}: no row of a byte per rank or more, nothing to check")
+    order = list(dict.fromkeys(row.collective for row in rows))
+    rows.sort(key=lambda row: (order.index(row.collective), row.size_bytes))
     return _report(tables, known, diagnose(known.machine, rows))
 
 
