@@ -250,3 +250,31 @@ def test_the_exit_code_is_the_verdict(tell: Tell) -> None:
     code, out, _ = tell("check", str(LOGS / "25_h100_8_ag.log"))
     assert code == 0
     assert out.startswith("Healthy: all_gather on h100-8")
+
+
+def test_rows_of_one_collective_err_alike_and_those_of_others_less() -> None:
+    residuals = [residual_of(Regime("collective", "inter", "large", "documented", "modelled"))] * 2
+    sizes, apart = [2**28, 2**29], np.array([0.1, -0.1])
+    alike, others = (Errors(names, sizes, residuals) for names in (["all_gather"] * 2, ["all_gather", "alltoall"]))
+    assert alike.log_density(apart) < others.log_density(apart)
+
+
+def test_severities_tell_causes_of_one_effect_apart() -> None:
+    own = predictions("h100-2x8", "all_gather", "alltoall")
+    for severity, first, last in ((0.125, "one NIC serves", "half of the NICs"),
+                                  (0.5, "half of the NICs", "one NIC serves")):  # fmt: skip
+        (variant,) = (each for each in own.variants if each.effect.name == "slow NICs" and each.severity == severity)
+        found = diagnosis_of(own, (variant.times_s * own.middle).tolist())
+        chances = {each.cause.name: each.probability for each in found.findings}
+        one, other = (next(chances[name] for name in chances if part in name) for part in (first, last))
+        assert one > 3 * other, severity
+
+
+def test_calls_below_the_size_at_which_an_effect_begins_are_as_fast_as_ever() -> None:
+    own = predictions("h100-2x8", "all_gather")
+    sizes = np.array([size for _, size in own.calls])
+    later = [each for each in own.variants if each.effect.from_bytes]
+    assert later
+    for each in later:
+        slower = each.times_s > own.healthy_s * 1.001
+        assert not slower[sizes < min(each.effect.from_bytes) / 4].any()

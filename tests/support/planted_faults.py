@@ -44,6 +44,24 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault(
+        "checks: rows of all collectives err alike",
+        "* np.exp(-abs(place[:, None] - place)) * same",
+        "* np.exp(-abs(place[:, None] - place))",
+        ("tests/measure/test_check.py",),
+    ),
+    Fault(
+        "checks: a cause may be as severe as any other of its effect",
+        "return severity is None or self.range is None or self.range[0] <= severity <= self.range[1]",
+        "return True",
+        ("tests/measure/test_check.py",),
+    ),
+    Fault(
+        "checks: what begins at large messages slows all",
+        "felt & (sizes >= least)",
+        "felt & (sizes >= 0 * least)",
+        ("tests/measure/test_check.py",),
+    ),
+    Fault(
         "max-min: a frozen flow leaves its share to others",
         "left[constraint] -= level",
         "left[constraint] -= 0 * level",
