@@ -17,11 +17,14 @@ import numpy as np
 
 from experiments.common import RESULTS, markdown_table, write_page
 from tasp_lab.core.errors import TaspLabError
+from tasp_lab.measure.accuracy.collective import evaluate_collective
+from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.check import check
 from tasp_lab.measure.check.causes import Cause, Effect, effects_on
-from tasp_lab.measure.check.diagnosis import Diagnosis, diagnosis_of
+from tasp_lab.measure.check.diagnosis import Diagnosis, Observation, diagnose, diagnosis_of
 from tasp_lab.measure.check.predictions import Predictions
-from tasp_lab.measure.profiles import machine_named
+from tasp_lab.measure.profiles import machine_named, machine_of
+from tasp_lab.measure.readers import find_tables
 from tasp_lab.schedules.collectives.kinds import NcclTestsName
 
 LOGS = Path(__file__).parents[1] / "logs"
@@ -89,6 +92,23 @@ def public() -> Iterator[Judged]:
                 (n for n, each in enumerate(causes, 1) if any(name in each for name in NAMES.get(row["cause"], ()))), 0
             )
             yield Judged(row["file"], machine, row["verdict"], said, row["cause"], place, time.process_time() - begin_s)
+
+
+MOST_RANKS = 40
+"""Larger machines of measured tables take minutes."""
+
+
+def measured() -> Iterator[tuple[str, Diagnosis]]:
+    """The measured tables of tasp-lab, each by its machine without the constants that came from its own system."""
+    for table in find_tables([own_tables()]):
+        found = evaluate_collective(table)
+        if not found.in_scope or table.collective is None:
+            continue
+        machine = machine_of(table, left_out=True)
+        rows = [Observation(table.collective, row.size_bytes, row.measured_s or 0.0)
+                for row in found.rows if row.in_scope]  # fmt: skip
+        if machine.topology.world_size <= MOST_RANKS:
+            yield Path(table.name).name, diagnose(machine, rows)
 
 
 class Planted(NamedTuple):
@@ -159,7 +179,8 @@ def _of_cause(cause: str, own: Sequence[Planted]) -> tuple[str, ...]:
 
 def main() -> None:
     """Write the page."""
-    judged = list(public())
+    judged, tables = list(public()), list(measured())
+    called = [name for name, found in tables if found.is_slow]
     known = [each for each in judged if each.known != "unclear"]
     slow = [each for each in known if each.known == "slow"]
     right = [each.said == each.known or (each.said == "unclear" and each.known == "healthy") for each in known]
@@ -174,6 +195,7 @@ def main() -> None:
         ("public slow logs, cause named first", _share([each.place == 1 for each in slow]), "60 %"),
         ("public slow logs, cause among three", _share([0 < each.place <= 3 for each in slow]), "80 %"),
         ("public healthy logs called slow", _share([e.said == "slow" for e in known if e.known == "healthy"]), "0 %"),
+        (f"{len(tables)} measured tables called slow: {', '.join(called) or 'none'}", f"{len(called)}", "0"),
         ("planted, effect among the first two", _share([each.effect_place <= 2 for each in faulty]), "90 %"),
         (f"planted, below {NOTICEABLE:.0%}, effect among two", _share([each.effect_place <= 2 for each in large]), ""),
         (f"planted, below {NOTICEABLE:.0%}, cause among three", _share([each.cause_place <= 3 for each in large]), ""),

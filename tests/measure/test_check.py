@@ -145,7 +145,12 @@ def test_errors_have_a_distribution_for_any_sizes_and_classes(
     powers: list[int], classes: list[str], network: str
 ) -> None:
     residuals = [residual_of(Regime("collective", "inter", size, network, "modelled")) for size in classes]  # type: ignore[arg-type]
-    errors = Errors(["all_reduce"] * len(powers), [2**power for power in powers], residuals[: len(powers)])
+    errors = Errors(
+        ["all_reduce"] * len(powers),
+        [2**power for power in powers],
+        np.full(len(powers), 1e-4),
+        residuals[: len(powers)],
+    )
     assert np.isfinite(errors.log_density(np.zeros(len(powers))))
     assert errors.draw(np.random.default_rng(1), 3).shape == (3, len(powers))
 
@@ -255,7 +260,9 @@ def test_the_exit_code_is_the_verdict(tell: Tell) -> None:
 def test_rows_of_one_collective_err_alike_and_those_of_others_less() -> None:
     residuals = [residual_of(Regime("collective", "inter", "large", "documented", "modelled"))] * 2
     sizes, apart = [2**28, 2**29], np.array([0.1, -0.1])
-    alike, others = (Errors(names, sizes, residuals) for names in (["all_gather"] * 2, ["all_gather", "alltoall"]))
+    alike, others = (
+        Errors(names, sizes, np.ones(2), residuals) for names in (["all_gather"] * 2, ["all_gather", "alltoall"])
+    )
     assert alike.log_density(apart) < others.log_density(apart)
 
 

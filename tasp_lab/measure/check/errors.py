@@ -21,6 +21,11 @@ FREEDOM = 6
 ALIKE = 12.0
 """The error that all calls of a machine share is alike over so many doublings of the size (an assumption)."""
 
+OF_HOST_S = 6e-6
+"""What calls take more or less on another host than on that whose constants are known, a standard deviation: processors
+differ, and so does one process per GPU from one for all. Healthy public logs reach 0.54 to 0.96 of what is expected
+below 64 KiB, where calls take 8 to 20 us (``experiments/logs``)."""
+
 OF_ROW = 0.03
 """What repeated measurements of one call differ by (USP's tables: `tasp_lab.measure.accuracy.table_accuracy.TIE`)."""
 
@@ -30,10 +35,12 @@ class Errors:
 
     Parameters
     ----------
-    collectives, sizes_bytes, residuals : of each row.
+    collectives, sizes_bytes, times_s, residuals : of each row; the times are predicted ones.
     """
 
-    def __init__(self, collectives: Sequence[str], sizes_bytes: Sequence[int], residuals: Sequence[Residual]) -> None:
+    def __init__(
+        self, collectives: Sequence[str], sizes_bytes: Sequence[int], times_s: FloatArray, residuals: Sequence[Residual]
+    ) -> None:
         doublings = np.log2(sizes_bytes)
         apart = abs(doublings[:, None] - doublings)
         # classes of sizes have sharp ends and errors have none, so variances are means over sizes near by
@@ -53,6 +60,7 @@ class Errors:
         self._covariance = (
             np.sqrt(np.outer(shared, shared)) * np.exp(-apart / ALIKE)
             + np.sqrt(np.outer(own, own)) * np.exp(-abs(place[:, None] - place)) * same
+            + np.outer(OF_HOST_S / times_s, OF_HOST_S / times_s)
             + np.diag(np.full(len(own), OF_ROW**2))
         )
 

@@ -82,7 +82,8 @@ class Predictions:
     def errors_of(self, places: Sequence[int]) -> Errors:
         """The errors of some calls on a healthy machine."""
         collectives, sizes = zip(*(self.calls[place] for place in places), strict=True)
-        return Errors(collectives, sizes, [self.residuals[place] for place in places])
+        times_s = self.expected_s[list(places)]
+        return Errors(collectives, sizes, times_s, [self.residuals[place] for place in places])
 
     @cached_property
     def variants(self) -> list[Variant]:
