@@ -183,6 +183,21 @@ def test_pairs_name_the_gpu_that_slow_ones_share() -> None:
     assert found.effect.name == "host memory"
 
 
+def test_a_matrix_of_pairs_is_checked_by_the_command(tell: Tell, tmp_path: Path) -> None:
+    for slow, code, words in ((376.5, 0, "Healthy: on h100-8 pairs reach 102%"), (120.0, 1, "1 of 56 pairs is slow")):
+        rates = np.full((8, 8), 376.5)
+        rates[2, 5] = slow
+        rows = [f"{number:6d} " + " ".join(f"{rate:.2f}" for rate in row) for number, row in enumerate(rates)]
+        head = "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n   D\\D 0 1 2 3 4 5 6 7\n"
+        (tmp_path / "p2p.log").write_text(head + "\n".join(rows) + "\n")
+        found = tell("check", str(tmp_path / "p2p.log"), "--machine", "h100", "--plot", str(tmp_path / "p2p.png"))
+        assert found[0] == code, found[2]
+        assert words in found[1]
+        assert (tmp_path / "p2p.png").stat().st_size > 1000
+    code, _, error = tell("check", str(tmp_path / "p2p.log"))
+    assert (code, "does not name its machine, expected --machine" in error) == (2, True)
+
+
 def write(path: Path, rows: str) -> Path:
     """A log of two H100."""
     path.write_text(HEAD + rows + END)

@@ -64,8 +64,9 @@ def pairs_beside(machine: Machine, table: PairTable) -> PairFinding:
     if len(every) == 1 and len(slow) > 2:
         return PairFinding(f"all pairs with GPU {every[0]} are slow ({reached})", by_name["slow links"], rows)
     names = ", ".join(f"{row['source']} to {row['destination']}" for row in slow[:6])
+    verb = "is" if len(slow) == 1 else "are"
     more = f" and {len(slow) - 6} others" if len(slow) > 6 else ""
-    return PairFinding(f"{len(slow)} of {len(rows)} pairs are slow: {names}{more} ({reached})",
+    return PairFinding(f"{len(slow)} of {len(rows)} pairs {verb} slow: {names}{more} ({reached})",
                        by_name["slow links"], rows)  # fmt: skip
 
 

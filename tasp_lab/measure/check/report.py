@@ -348,9 +348,12 @@ def _cause(effect: Effect, cause: Cause) -> dict[str, Any]:
     }  # fmt: skip
 
 
+SLOWEST = 8
+"""Pairs in the table; all of them are in the dictionary."""
+
 PAIR_COLUMNS: Formats = {
     "from": "{source}", "to": "{destination}", "measured": "{measured_bytes_per_s:bandwidth}",
-    "expected": "{expected_bytes_per_s:bandwidth}", "share": "{share:.0%}", "": "{mark}",
+    "expected": "{expected_bytes_per_s:bandwidth}", "share": "{share:.0%}",
 }  # fmt: skip
 
 
@@ -371,7 +374,10 @@ def _of_pairs(tables: Sequence[PairTable], name: str | None, overrides: Sequence
         lines.append(f"Most likely {first.name}: {first.remedy}.")
         causes = [_cause(found.effect, each) for each in found.effect.causes]
     rows = found.rows
-    shown: list[Part] = [*lines, *Table.of("pairs", [row for row in rows if row["mark"]] or rows, PAIR_COLUMNS)]
+    shown: list[Part] = [
+        *lines,
+        *Table.of("the slowest pairs", sorted(rows, key=lambda row: row["share"])[:SLOWEST], PAIR_COLUMNS, ()),
+    ]
     verdict: Verdict = "slow" if found.text else "healthy"
     inputs = {"tables": [{"file": Path(table.name).name, "sha256": sha256(table.bandwidth_bytes_per_s.tolist())}],
               "machines": {name: machine_inputs(machine, compute=False)}}  # fmt: skip
