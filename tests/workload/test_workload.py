@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasp_lab.core.errors import WorkloadError
@@ -37,6 +37,9 @@ def test_there_are_as_many_kv_heads_as_heads_unless_said_otherwise() -> None:
 
 
 @given(st.integers(1, 40), st.integers(-3, 45))
+@example(4, 3)
+@example(4, 4)
+@example(4, -1)
 def test_cached_keys_leave_a_query(sequence: int, cached: int) -> None:
     if 0 <= cached < sequence:
         layer = Workload(sequence, heads=1, cached_keys=cached, mask="full")
