@@ -39,12 +39,16 @@ def library_call(
 
     Raises `ScheduleError` as `library_schedule` does.
     """
-    library = machine.comm_library
-    choice = None
-    if collective == "all_reduce" and not algorithm and isinstance(library, ChannelLibrary):
-        choice = library.algorithm(collective, size_bytes)
-    algorithm = algorithm or ("ring" if choice is None else choice.algorithm)
+    algorithm = algorithm or algorithm_of(collective, machine, size_bytes)
     return library_schedule(collective, machine.topology, size_bytes, rings, algorithm=algorithm)
+
+
+def algorithm_of(collective: NcclTestsName, machine: Machine, size_bytes: int) -> str:
+    """What the library of a machine takes for a call: a ring, but of an all_reduce whatever it chooses."""
+    library, choice = machine.comm_library, None
+    if collective == "all_reduce" and isinstance(library, ChannelLibrary):
+        choice = library.algorithm(collective, size_bytes)
+    return "ring" if choice is None else choice.algorithm
 
 
 CLIFF = 1.2

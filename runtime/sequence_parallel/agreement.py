@@ -47,7 +47,7 @@ _MAX_BYTES = 2048
 _MAX_LETTERS = 180
 
 _TOKEN_BYTES = 16
-"""Of the token of an exchange; those of a rank without one are 0."""
+"""Bytes of the token that a rank sends; a rank that has none sends zeros."""
 
 _REMEMBERED = 64
 """Exchanges that a rank remembers per group. Ranks that remember different ones exchange again."""

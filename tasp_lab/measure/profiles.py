@@ -82,6 +82,15 @@ def how_to_name(table: MeasuredTable | None = None) -> str:
     return f"--profile, like --profile {name}, or a line # profile: {name} in the file"
 
 
+def sized(name: str, size: str) -> str:
+    """A machine by its name, or the member of this size of a family.
+
+    >>> sized("h100", "2x8"), sized("h100-8", "2x8")
+    ('h100-2x8', 'h100-8')
+    """
+    return f"{name}-{size}" if name in profile_names() else name
+
+
 def on_profile(table: AnyTable, profile: str | None) -> tuple[AnyTable, str]:
     """A table with its machine, and a note if that is a guess; a table that names its machine stays as it is.
 
@@ -95,7 +104,7 @@ def on_profile(table: AnyTable, profile: str | None) -> tuple[AnyTable, str]:
     if isinstance(table, LayerTable):
         return table.on(profile) if profile else table, ""
     if profile is not None:
-        return table.on(f"{profile}-{table.size}" if profile in profile_names() else profile), ""
+        return table.on(sized(profile, table.size)), ""
     guess = suggested_profile(table)
     # only a full node is sure: behind fewer GPUs, or several nodes, is a network that the GPUs do not tell
     if not guess or table.headers.get("nodes") != "1" or choose(guess).profile.ranks_per_node != table.ranks:

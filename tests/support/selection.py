@@ -50,7 +50,7 @@ FEW = 4
 
 
 def not_covering(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Of the tests with several lists of parameters those that are left out, so that every value still occurs."""
+    """The tests to leave out where parameters come from several lists: every value still occurs in another one."""
     tests = defaultdict[tuple[Path, str], list[pytest.Item]](list)
     for item in items:
         if hasattr(item, "callspec"):

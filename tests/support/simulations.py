@@ -323,7 +323,7 @@ class Library(CommLibrary):
 
 
 class PatientLibrary(Library):
-    """The same, posting messages one after the other."""
+    """A `Library` whose messages are launched one after the other."""
 
     serial_launch: ClassVar[bool] = True
 

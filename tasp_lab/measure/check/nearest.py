@@ -23,22 +23,15 @@ _OF_NODES = ("a100", "h100", "mi300x")
 _AMD = re.compile(r"\b(AMD|MI\d{3}|Instinct|gfx)", re.IGNORECASE)
 
 
-def nearest_machine(tables: Sequence[MeasuredTable]) -> Machine:
-    """The machine with as many ranks and nodes under which the measured times are most likely.
+def nearest_machine(table: MeasuredTable, rows: Sequence[Observation]) -> Machine:
+    """The machine with as many ranks and nodes as a table says under which the measured times are most likely.
 
     Raises `TableError` if none has so many.
     """
-    rows = [
-        Observation(table.collective, row.size_bytes, row.time_s)
-        for table in tables
-        for row in table.rows
-        if table.collective is not None and row.size_bytes >= (table.ranks or 1)
-    ]
-    found = list(_candidates(tables[0]))
+    found = list(_candidates(table))
     if not found:
         raise TableError(
-            f"{tables[0].name}: no machine of tasp-lab has {tables[0].size} ranks, expected --machine with a name or "
-            "a file"
+            f"{table.name}: no machine of tasp-lab has {table.size} ranks, expected --machine with a name or a file"
         )
     return max(found, key=lambda machine: plausibility(machine, rows))
 

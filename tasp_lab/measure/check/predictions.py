@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.array.repeated import RepeatedRun, RepeatedRuns
-from sim.library_calls import library_call
+from sim.library_calls import algorithm_of, library_call
 from tasp_lab.core.arrays import FloatArray
-from tasp_lab.machines.libraries.channels import ChannelLibrary
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.measure.check.causes import Effect, effects_on
@@ -135,11 +134,8 @@ class Predictions:
         return found
 
     def _algorithm(self, machine: Machine, place: int) -> str:
-        library, (collective, size_bytes) = machine.comm_library, self.calls[place]
-        if collective != "all_reduce" or not isinstance(library, ChannelLibrary):
-            return ""
-        choice = library.algorithm(collective, size_bytes)
-        return "" if choice is None else choice.algorithm
+        collective, size_bytes = self.calls[place]
+        return algorithm_of(collective, machine, size_bytes)
 
     def _run(self, place: int, algorithm: str) -> RepeatedRun:
         if (place, algorithm) not in self._runs:

@@ -28,10 +28,10 @@ from tasp_lab.measure.check.diagnosis import Diagnosis, Observation, diagnose
 from tasp_lab.measure.check.nearest import nearest_machine
 from tasp_lab.measure.check.pairs import pairs_beside, shares
 from tasp_lab.measure.inputs import table_inputs
-from tasp_lab.measure.profiles import choose, machine_named, machine_of, suggested_profile
+from tasp_lab.measure.profiles import machine_named, machine_of, sized, suggested_profile
 from tasp_lab.measure.readers import MeasuredTable, PairTable, read_files
 from tasp_lab.prediction.provenance import Provenance, machine_constants, machine_inputs, sha256
-from tasp_lab.schedules.collectives.kinds import NcclTestsName
+from tasp_lab.schedules.collectives.kinds import BY_NCCL_TESTS, NcclTestsName, busbw_bytes_per_s
 
 Verdict = Literal["healthy", "slow", "unclear"]
 
@@ -96,16 +96,16 @@ def check(
     if (fallen := _fallen(tables[0])) is not None:
         return fallen
     _check_readable(tables)
-    known = _machine_of(tables, machine, overrides)
     rows = [
         Observation(table.collective, row.size_bytes, row.time_s)
         for table in tables
         for row in table.rows
         if table.collective is not None
-        and row.size_bytes >= (1 if table.collective == "sendrecv" else known.machine.topology.world_size)
+        and row.size_bytes >= (1 if table.collective == "sendrecv" else table.ranks or 1)
     ]
     if not rows:
         raise TableError(f"{tables[0].name}: no row of a byte per rank or more, nothing to check")
+    known = _machine_of(tables, rows, machine, overrides)
     order = list(dict.fromkeys(row.collective for row in rows))
     rows.sort(key=lambda row: (order.index(row.collective), row.size_bytes))
     return _report(tables, known, diagnose(known.machine, rows))
@@ -166,7 +166,9 @@ def _fallen(table: MeasuredTable) -> CheckReport | None:
     return CheckReport(whole, document, lines, "slow")
 
 
-def _machine_of(tables: Sequence[MeasuredTable], name: str | None, overrides: Sequence[str]) -> MachineOfLog:
+def _machine_of(
+    tables: Sequence[MeasuredTable], rows: Sequence[Observation], name: str | None, overrides: Sequence[str]
+) -> MachineOfLog:
     """The machine of some tables: as named, by their headers, by the GPUs that they list, or the nearest one."""
     names = {_named(table, name): table.name for table in tables}
     if len(names) > 1:
@@ -174,7 +176,7 @@ def _machine_of(tables: Sequence[MeasuredTable], name: str | None, overrides: Se
         raise TableError(f"logs of several machines: {what}; expected one, or --machine")
     (found,), first = names, tables[0]
     if not found:
-        nearest = nearest_machine(tables)
+        nearest = nearest_machine(first, rows)
         gpu = first.headers.get("gpu") or "GPUs without a name"
         note = (
             f"no machine of tasp-lab is known to have {first.size} {gpu}; compared with the nearest one by its times, "
@@ -199,16 +201,7 @@ def _machine_of(tables: Sequence[MeasuredTable], name: str | None, overrides: Se
 
 def _named(table: MeasuredTable, name: str | None) -> str:
     """The machine of a table by name; empty if it is not known."""
-    if name is not None:
-        return f"{name}-{table.size}" if ".toml" not in name and not choose_size(name) else name
-    return table.machine or suggested_profile(table)
-
-
-def choose_size(name: str) -> str:
-    """The size that a name of a machine states; ``-`` of a machine of the catalogue without a profile."""
-    from tasp_lab.machines.catalogue import catalogue_names
-
-    return "-" if name in catalogue_names() else choose(name).size
+    return sized(name, table.size) if name is not None else table.machine or suggested_profile(table)
 
 
 # ------------------------------------------------------------------------------------------------------- in words
@@ -261,15 +254,13 @@ def _row(found: Diagnosis, place: int) -> dict[str, Any]:
 
 
 def busbw(collective: NcclTestsName, ranks: int, size_bytes: int, time_s: float) -> float:
-    """The bus bandwidth of nccl-tests, bytes/s.
-
-    NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+    """The bus bandwidth of a call by its size in nccl-tests, bytes/s.
 
     >>> busbw("all_reduce", 4, 100, 1.0), busbw("sendrecv", 4, 100, 1.0)
     (150.0, 100.0)
     """
-    shares = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0}
-    return shares.get(collective, (ranks - 1) / ranks) * size_bytes / time_s
+    shard_bytes = size_bytes if collective == "sendrecv" else size_bytes / ranks
+    return busbw_bytes_per_s(ranks, shard_bytes, time_s, BY_NCCL_TESTS[collective])
 
 
 COLUMNS: Formats = {
@@ -363,7 +354,7 @@ def _of_pairs(tables: Sequence[PairTable], name: str | None, overrides: Sequence
     if name is None:
         raise TableError(f"{table.name}: a matrix of pairs does not name its machine, expected --machine, like h100-8")
     gpus = len(table.bandwidth_bytes_per_s)
-    name = f"{name}-{gpus}" if ".toml" not in name and not choose_size(name) else name
+    name = sized(name, str(gpus))
     machine = overridden(machine_named(name), overrides)
     found = pairs_beside(machine, table)
     share = f"pairs reach {shares(found.rows):.0%} of what is expected (median)"

@@ -27,6 +27,12 @@ NcclTestsName = Literal["all_gather", "alltoall", "sendrecv", "reduce_scatter", 
 """The collectives by the names of nccl-tests and rccl-tests."""
 
 
+BY_NCCL_TESTS: Mapping[NcclTestsName, CollectiveKind] = {
+    "all_gather": "AllGather", "alltoall": "AllToAll", "sendrecv": "SendRecv", "reduce_scatter": "ReduceScatter",
+    "all_reduce": "AllReduce",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class KindSpec:
     """The properties of a collective.
@@ -73,7 +79,7 @@ KINDS: Mapping[CollectiveKind, KindSpec] = {
 """All collectives."""
 
 
-def busbw_bytes_per_s(world_size: int, shard_bytes: int, time_s: Number, kind: CollectiveKind = "AllGather") -> float:
+def busbw_bytes_per_s(world_size: int, shard_bytes: float, time_s: Number, kind: CollectiveKind = "AllGather") -> float:
     """The bus bandwidth as nccl-tests defines it, with `shard_bytes` as in this module's table; 0 for no time.
 
     The bytes that each rank would receive over a single ring, divided by the time.

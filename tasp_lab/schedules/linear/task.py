@@ -134,7 +134,7 @@ class LinearTask(LinearBlocks):
 
     @property
     def receivers(self) -> IntArray:
-        """Those chunks, ascending."""
+        """The chunks that need the state of another one, in ascending order."""
         return np.flatnonzero(self.receives)
 
     @property
