@@ -163,11 +163,11 @@ class Table:
     def _width(self, position: int) -> tuple[int, int]:
         """The least width of a column and that of its longest text. A text and a title may be on several lines."""
         cells, words = [row[position] for row in self.rows], _words(self.columns[position])
-        longest = max(len(text) for text in (self.columns[position], *cells))
+        longest = max([1, *map(len, (self.columns[position], *cells))])  # nothing is written in no width
         if position not in self.texts:
-            return max(len(text) for text in ("", *words, *cells)), longest
+            return max([1, *map(len, (*words, *cells))]), longest
         words += [word for cell in cells for word in _words(cell)]
-        return max(min(READABLE, longest), *(len(word) for word in ("", *words))), longest
+        return max([min(READABLE, longest), *map(len, words)]), longest
 
     def to_html(self) -> str:
         """The table as an HTML element.

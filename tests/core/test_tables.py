@@ -43,3 +43,7 @@ def test_an_address_is_broken_after_a_slash() -> None:
     cells = [line.split("│")[2].strip() for line in found.splitlines() if line.startswith("│")]
     assert "".join(cells) == address
     assert all(each.endswith("/") for each in cells[:-1])
+
+
+def test_a_column_without_a_title_and_without_text_is_printed() -> None:
+    assert "ring" in to_text([Table("times", ("name", ""), [("ring", "")])])
