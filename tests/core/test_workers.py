@@ -7,13 +7,15 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
 from tasp_lab.core.errors import RunError, ScheduleError
-from tasp_lab.core.workers import deal
+from tasp_lab.core.workers import as_they_end, deal, processes
 from tests.support.signals import interrupts_heard
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux only")
@@ -82,3 +84,14 @@ def test_an_interrupt_ends_all_processes(only_in_a_copy: Callable[..., Callable[
     with interrupts_heard(), pytest.raises(KeyboardInterrupt):
         deal(only_in_a_copy(interrupt), range(4), 2)
     assert not multiprocessing.active_children()
+
+
+def test_a_pool_with_much_ahead_ends_without_a_word_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread finds that workers have ended while futures wait; whether any was cancelled by then is a race."""
+    failed: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    for _ in range(20):
+        with suppress(KeyboardInterrupt), processes(2) as executor:
+            next(as_they_end(time.sleep, [0.01] * 1000, executor, 200))
+            raise KeyboardInterrupt
+    assert not failed
