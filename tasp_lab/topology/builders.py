@@ -85,19 +85,24 @@ def circulant(
 
 
 def torus(
-    shape: Sequence[int], bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, latency_s: Number = LINK_S
+    shape: Sequence[int],
+    bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S,
+    latency_s: Number = LINK_S,
+    wraps: Sequence[bool] | None = None,
 ) -> Topology:
-    """A grid of ranks that wraps around in every dimension, with links both ways between neighbours.
+    """A grid of ranks with links both ways between neighbours, which wraps around in all or in some dimensions.
 
-    The last coordinate counts fastest. A side of 2 has one link each way, not two.
+    The last coordinate counts fastest. A side of 2 has one link each way, not two. `wraps` tells for each dimension
+    whether its ends are linked, too; default: all. A grid with open sides is a mesh.
 
-    >>> len(torus((3, 3)).links), len(torus((2, 3)).links)
-    (36, 18)
+    >>> len(torus((3, 3)).links), len(torus((2, 3)).links), len(torus((3, 3), wraps=(True, False)).links)
+    (36, 18, 30)
     """
     if not shape or min(shape) < 1:
         raise TopologyError(f"a torus of the shape {tuple(shape)}: expected sides of 1 or more")
-    name = f"torus:{'x'.join(str(side) for side in shape)}"
-    return _of_pairs(name, prod(shape), _neighbours(shape), bandwidth_bytes_per_s, latency_s)
+    wraps = [True] * len(shape) if wraps is None else wraps
+    name = f"{'torus' if all(wraps) else 'mesh'}:{'x'.join(str(side) for side in shape)}"
+    return _of_pairs(name, prod(shape), _neighbours(shape, wraps), bandwidth_bytes_per_s, latency_s)
 
 
 def hypercube(
@@ -108,7 +113,7 @@ def hypercube(
     >>> [link.name for link in hypercube(2).links if link.source == 0]
     ['0->2', '0->1']
     """
-    pairs = _neighbours((2,) * dimensions)
+    pairs = _neighbours((2,) * dimensions, (True,) * dimensions)
     return _of_pairs(f"hypercube:{dimensions}", 2**dimensions, pairs, bandwidth_bytes_per_s, latency_s)
 
 
@@ -140,13 +145,14 @@ def _circulant_pairs(world_size: int, offsets: Sequence[int]) -> Iterable[tuple[
     return ((rank, (rank + offset) % world_size) for rank in range(world_size) for offset in offsets)
 
 
-def _neighbours(shape: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Each rank of a grid with the next and the one before in each dimension."""
+def _neighbours(shape: Sequence[int], wraps: Sequence[bool]) -> Iterable[tuple[int, int]]:
+    """Each rank of a grid with the next and the one before in each dimension; of an open one, where there is one."""
     strides = [prod(shape[position + 1 :]) for position in range(len(shape))]
     for rank, place in enumerate(product(*(range(side) for side in shape))):
-        for coordinate, side, stride in zip(place, shape, strides, strict=True):
+        for coordinate, side, stride, wrap in zip(place, shape, strides, wraps, strict=True):
             for step in (1, -1):
-                yield rank, rank + ((coordinate + step) % side - coordinate) * stride
+                if wrap or 0 <= coordinate + step < side:
+                    yield rank, rank + ((coordinate + step) % side - coordinate) * stride
 
 
 def nodes(
