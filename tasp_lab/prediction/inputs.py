@@ -31,6 +31,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import AnySchedule, GivenSchedule, as_schedule, built_in, names_in
 from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.routing import CHOICES
 from tasp_lab.workload.layer import Work, Workload
 from tasp_lab.workload.models.catalogue import load_model, model_names
 
@@ -269,6 +270,8 @@ def chosen_machine(machine: MachineLike, settings: MachineSettings = AS_IS, *, a
             raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
         found = overridden(found, overrides)
     found = as_machine(found, missing_links=settings.without_links, links=settings.links)
+    if settings.routes is not None:
+        found = found.edited(partial(replace, forwarding=CHOICES[settings.routes]))
     found = with_compute(found) if assumes else found
     if settings.contention and not found.contention.slows:
         raise QuantityError(

@@ -92,12 +92,12 @@ class Decomposition:
         if self.shares and (min(self.shares) <= 0 or sum(self.shares) != 1):
             raise NoDecompositionError(f"shares must be more than 0 and sum to 1, they sum to {sum(self.shares)}")
         successors = np.roll(rings, -1, axis=1)
-        if self.topology.is_complete or (linked := self.topology.have_routes(rings, successors)).all():
+        if self.topology.reaches_all or (linked := self.topology.have_routes(rings, successors)).all():
             return
         ring, position = np.argwhere(~linked)[0]
         raise NoDecompositionError(
             f"ring {ring} goes from rank {rings[ring, position]} to {successors[ring, position]}, but "
-            f"{self.topology.name} has no such link"
+            f"{self.topology.name} has no such link, and {self.topology.forwarding.limit}"
         )
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ Numbers may be floats or `fractions.Fraction`; with fractions all derived result
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
 from math import prod
@@ -15,6 +16,7 @@ from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.topology.graph import Topology, both_ways
 from tasp_lab.topology.links import Link, MeshLinks, SharedCapacity, Switch, SwitchKind, Vertex
+from tasp_lab.topology.routing import Grid
 
 LINK_BYTES_PER_S, LINK_S = 50e9, 1e-6
 NIC_BYTES_PER_S, NIC_S = 50e9, 5e-6
@@ -65,8 +67,8 @@ def bidirectional_ring(
     >>> [link.name for link in bidirectional_ring(3).links]
     ['0->1', '0->2', '1->2', '1->0', '2->0', '2->1']
     """
-    name = f"bidirectional-ring:{world_size}"
-    return _of_pairs(name, world_size, _circulant_pairs(world_size, (1, -1)), bandwidth_bytes_per_s, latency_s)
+    found = torus((world_size,), bandwidth_bytes_per_s, latency_s)
+    return replace(found, name=f"bidirectional-ring:{world_size}")
 
 
 def circulant(
@@ -100,9 +102,9 @@ def torus(
     """
     if not shape or min(shape) < 1:
         raise TopologyError(f"a torus of the shape {tuple(shape)}: expected sides of 1 or more")
-    wraps = [True] * len(shape) if wraps is None else wraps
-    name = f"{'torus' if all(wraps) else 'mesh'}:{'x'.join(str(side) for side in shape)}"
-    return _of_pairs(name, prod(shape), _neighbours(shape, wraps), bandwidth_bytes_per_s, latency_s)
+    grid = Grid(tuple(shape), (True,) * len(shape) if wraps is None else tuple(wraps))
+    name = f"{'torus' if all(grid.wraps) else 'mesh'}:{'x'.join(str(side) for side in shape)}"
+    return replace(_of_pairs(name, prod(shape), _neighbours(grid), bandwidth_bytes_per_s, latency_s), grid=grid)
 
 
 def hypercube(
@@ -113,8 +115,8 @@ def hypercube(
     >>> [link.name for link in hypercube(2).links if link.source == 0]
     ['0->2', '0->1']
     """
-    pairs = _neighbours((2,) * dimensions, (True,) * dimensions)
-    return _of_pairs(f"hypercube:{dimensions}", 2**dimensions, pairs, bandwidth_bytes_per_s, latency_s)
+    name = f"hypercube:{dimensions}"
+    return replace(torus((2,) * dimensions or (1,), bandwidth_bytes_per_s, latency_s), name=name)
 
 
 def multipartite(
@@ -145,11 +147,11 @@ def _circulant_pairs(world_size: int, offsets: Sequence[int]) -> Iterable[tuple[
     return ((rank, (rank + offset) % world_size) for rank in range(world_size) for offset in offsets)
 
 
-def _neighbours(shape: Sequence[int], wraps: Sequence[bool]) -> Iterable[tuple[int, int]]:
+def _neighbours(grid: Grid) -> Iterable[tuple[int, int]]:
     """Each rank of a grid with the next and the one before in each dimension; of an open one, where there is one."""
-    strides = [prod(shape[position + 1 :]) for position in range(len(shape))]
-    for rank, place in enumerate(product(*(range(side) for side in shape))):
-        for coordinate, side, stride, wrap in zip(place, shape, strides, wraps, strict=True):
+    strides = [prod(grid.sides[position + 1 :]) for position in range(len(grid.sides))]
+    for rank, place in enumerate(product(*(range(side) for side in grid.sides))):
+        for coordinate, side, stride, wrap in zip(place, grid.sides, strides, grid.wraps, strict=True):
             for step in (1, -1):
                 if wrap or 0 <= coordinate + step < side:
                     yield rank, rank + ((coordinate + step) % side - coordinate) * stride

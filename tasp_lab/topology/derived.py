@@ -19,6 +19,7 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number, parse_bandwidth_bytes_per_s
+from tasp_lab.topology.components import strong_components
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, Vertex
 from tasp_lab.topology.links import MeshLinks
 
@@ -43,7 +44,7 @@ def without_links(topology: Topology, names: Sequence[str]) -> Topology:
     ends = {end for link in links for end in (link.source, link.destination)}
     switches = tuple(switch for switch in topology.switches if switch.name in ends)
     name = f"{topology.name} without {', '.join(names)}"
-    return replace(topology, name=name, links=links, shared=shared, switches=switches)
+    return replace(topology, name=name, links=links, shared=shared, switches=switches, grid=None)
 
 
 def with_links(topology: Topology, changes: Sequence[str]) -> Topology:
@@ -176,6 +177,7 @@ def induced(topology: Topology, ranks: Sequence[int]) -> Topology:
         ),
         switches=tuple(Switch(str(new[name]), topology.switch_kinds[name]) for name in dict.fromkeys(switches)),
         nodes=tuple(list(dict.fromkeys(nodes)).index(node) for node in nodes),
+        forwarding=topology.forwarding,
     )
 
 
@@ -221,14 +223,14 @@ def renumbered(topology: Topology, order: IntArray) -> Topology:
     new = tuple(Link(moved(a.source), moved(a.destination), a.bandwidth_bytes_per_s, a.latency_s) for a in old)
     names = {before.name: after.name for before, after in zip(old, new, strict=True)}
     shared = tuple(replace(group, links=tuple(names[name] for name in group.links)) for group in topology.shared)
-    return replace(topology, links=new, shared=shared, nodes=nodes)
+    return replace(topology, links=new, shared=shared, nodes=nodes, grid=None)
 
 
 def between_groups(topology: Topology, members: int) -> Topology:
     """The groups of `members` consecutive ranks as ranks, with what each member has of the routes between them.
 
     Member m of a group sends to member m of another one, all members at once. There is a link from group to group if
-    every member has a route. What a link, port or shared capacity of the topology carries for several members, each
+    every member is linked; or if every member has a route, where links alone do not join all groups. What a link, port or shared capacity of the topology carries for several members, each
     has an equal part of; where it carries several routes of a member, it is a shared capacity of these links. So the
     time of transfers between groups is that of the same transfers of every member. If it carries more members of some
     links than of others, all are taken for as many as the most, and the time is not less.
@@ -243,7 +245,9 @@ def between_groups(topology: Topology, members: int) -> Topology:
     count = topology.world_size // members
     pairs = np.array([(a, b) for a in range(count) for b in range(count) if a != b]).reshape(-1, 2)
     ends = pairs[:, None] * members + np.arange(members)[:, None]
-    linked = topology.have_routes(ends[..., 0], ends[..., 1]).all(axis=1)
+    linked = topology.are_linked(ends[..., 0], ends[..., 1]).all(axis=1)
+    if strong_components(pairs[linked], count).any():  # not all groups are in one
+        linked = topology.have_routes(ends[..., 0], ends[..., 1]).all(axis=1)
     pairs, ends = pairs[linked], ends[linked]
     shape = ends.shape[:2]
     constraints, latencies_s = topology.routes(ends[..., 0].ravel(), ends[..., 1].ravel())
@@ -264,6 +268,7 @@ def between_groups(topology: Topology, members: int) -> Topology:
         count,
         tuple(Link(a, b, rates[link], slowest_s[link]) for link, (a, b) in enumerate(pairs.tolist())),
         tuple(SharedCapacity(f"part of {name}", rate, links) for (links, rate), name in shared.items()),
+        forwarding=topology.forwarding,
     )
 
 
