@@ -38,9 +38,9 @@ RELATIVE_TOLERANCE = 1e-9
 
 
 def is_ring(topology: Topology, order: Sequence[int]) -> bool:
-    """Whether each rank can send to the next one in this order, and the last to the first."""
+    """Whether each rank is linked to the next one in this order, and the last to the first."""
     ranks = np.array(order, dtype=np.int64)
-    return len(order) == 1 or bool(topology.have_routes(ranks, np.roll(ranks, -1)).all())
+    return len(order) == 1 or bool(topology.are_linked(ranks, np.roll(ranks, -1)).all())
 
 
 def fold_of(rings: npt.NDArray[np.integer]) -> int:

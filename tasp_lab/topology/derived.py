@@ -230,10 +230,11 @@ def between_groups(topology: Topology, members: int) -> Topology:
     """The groups of `members` consecutive ranks as ranks, with what each member has of the routes between them.
 
     Member m of a group sends to member m of another one, all members at once. There is a link from group to group if
-    every member is linked; or if every member has a route, where links alone do not join all groups. What a link, port or shared capacity of the topology carries for several members, each
-    has an equal part of; where it carries several routes of a member, it is a shared capacity of these links. So the
-    time of transfers between groups is that of the same transfers of every member. If it carries more members of some
-    links than of others, all are taken for as many as the most, and the time is not less.
+    every member is linked; or if every member has a route, where links alone do not join all groups. What a link, port
+    or shared capacity of the topology carries for several members, each has an equal part of; where it carries several
+    routes of a member, it is a shared capacity of these links. So the time of transfers between groups is that of the
+    same transfers of every member. If it carries more members of some links than of others, all are taken for as many
+    as the most, and the time is not less.
 
     Raises `TopologyError` if groups do not reach each other.
 
