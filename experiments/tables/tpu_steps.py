@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from experiments.common import RESULTS, table, write_page
 from tasp_lab import Layout, predict_step
-from tasp_lab.prediction.predict_step import DEFAULT_OPTIONS
 from tasp_lab.prediction.step_results import StepPrediction
-from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 
 PEAK_FLOPS_PER_S = 459e12
 LAYOUT = Layout(cp=16, checkpointing="selective")
@@ -31,8 +30,8 @@ bf16 in one direction, untrimmed, and backward the same again with their gradien
 both ways of both axes, as `multi-ring-kv-all-gather`, is an assumption (How to Scale Your Model, 2025, part 3). A \
 group has 16 sequences in one micro-batch, 2Mi tokens over 64 chips.
 
-Not modelled: element-wise work, for which no memory rate of TPUs is known here; shorter kernel calls in rings, and the \
-merging of their partial results; the start of operations; gathers that XLA hides behind the matrices of a layer."""
+Not modelled: element-wise work, for which no memory rate of TPUs is known here; shorter kernel calls in rings, and \
+the merging of their partial results; the start of operations; gathers that XLA hides behind matrices."""
 
 
 @dataclass(frozen=True)

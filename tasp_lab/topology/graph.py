@@ -156,8 +156,9 @@ class Topology:
         ends = b"" if self.table.is_mesh else self.link_ends.tobytes()
         kinds, shared = tuple(self.switch_kinds.values()), [each.links for each in self.shared]
         facts = (
-            self.world_size, kinds, self.node_of_rank, shared, self.table.is_uniform, len(self.vertices), self.forwarding
-        )  # fmt: skip
+            *(self.world_size, kinds, self.node_of_rank, shared, self.table.is_uniform, len(self.vertices)),
+            self.forwarding,
+        )
         return hashlib.sha256(repr(facts).encode() + ends).hexdigest()
 
     def _components(self, links: BoolArray) -> IntArray:

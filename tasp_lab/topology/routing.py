@@ -402,7 +402,8 @@ class Paths:
         for source, destination in zip(sources[~short].tolist(), destinations[~short].tolist(), strict=True):
             why = f", and {forwarding.limit}" if source != destination else ""
             raise NoRouteError(
-                f"topology {self._topology.name!r}: no link and no switch leads from rank {source} to {destination}{why}"
+                f"topology {self._topology.name!r}: no link and no switch leads from rank {source} to {destination}"
+                f"{why}"
             )
         if grid is not None:
             ranks = grid.paths(sources, destinations, spread=forwarding.spread)
@@ -436,7 +437,7 @@ class Paths:
         return np.where(place < 0, -1, destination[place])
 
     def _distances(self, ranks: IntArray, destinations: IntArray) -> IntArray:
-        """From ranks to others the least number of hops between linked ranks, int arrays of one shape; -1 is no rank."""
+        """The least number of hops between linked ranks from each rank, -1 for none, to its destination."""
         wanted = np.unique(destinations)
         missing = wanted[self._row_of[wanted] < 0]
         if len(missing):

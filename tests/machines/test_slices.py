@@ -69,7 +69,8 @@ def test_a_pod_states_numbers_with_sources_and_slices_that_exist(name: str) -> N
 @pytest.mark.parametrize(
     "text",
     ["tpu-v5p", "tpu-v5p:", "tpu-v5p:4x0", "tpu-v5p:3x4", "tpu-v5p:4x4x4x4", "tpu-v5p:28x28x28", "tpu-v5p:4x",
-     "tpu-v5p:x4", "tpu-v5p:-4x4", "tpu-v5p:4X4", "tpu-v5p:99999x4", "tpu-v6e", "tpu-v6e:16x32", "tpu-v6e:4x4x4", "tpu-v6e:12x12"],
+     "tpu-v5p:x4", "tpu-v5p:-4x4", "tpu-v5p:4X4", "tpu-v5p:99999x4", "tpu-v6e", "tpu-v6e:16x32", "tpu-v6e:4x4x4",
+     "tpu-v6e:12x12"],
 )  # fmt: skip
 def test_what_is_no_slice_is_refused_with_one_that_is(text: str) -> None:
     with pytest.raises(TopologyError) as caught:
