@@ -32,17 +32,9 @@ from tasp_lab.topology.builders import torus
 class Pod(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A family of slices, as its file states it.
 
-    Attributes
-    ----------
-    summary : one line for users, which follows the number of chips.
-    accelerator : the name of its chips, see `tasp_lab.machines.compute`.
-    dimensions : the sides of the pod; a slice has as many or fewer.
-    sides : the lengths that a side may have.
-    most_chips : the chips of the pod.
-    wraps_at : a side wraps around if it is a multiple of this.
-    wraps_together : whether no side wraps around unless all do.
-    shapes : the slices in the catalogue.
-    constants : the bandwidth (one way) and the latency of a link.
+    A slice has up to `dimensions` sides, each one of `sides`, and at most `most_chips`. A side wraps around if it is a
+    multiple of `wraps_at`; if `wraps_together`, only where all are. `shapes` are the slices in the catalogue. Of the
+    links, `constants` has bandwidth (one way) and latency. `summary` follows the number of chips.
     """
 
     summary: str
@@ -82,9 +74,8 @@ def load_slice(name: str, shape: str) -> Machine:
     (64, 20)
     """
     pod = load_pod(name)
-    sides = [int(side) for side in shape.split("x")] if re.fullmatch(r"[0-9]{1,4}(x[0-9]{1,4})*", shape) else []
-    known = 1 <= len(sides) <= pod.dimensions and set(sides) <= set(pod.sides)
-    if not known or prod(sides) > pod.most_chips:
+    sides = [int(side) for side in shape.split("x")] if re.fullmatch(r"[0-9]{1,4}(x[0-9]{1,4})*", shape) else [0]
+    if len(sides) > pod.dimensions or not {*sides} <= {*pod.sides} or prod(sides) > pod.most_chips:
         raise TopologyError(
             f"machine {f'{name}:{shape}'.rstrip(':')!r}: expected {name}: and 1 to {pod.dimensions} sides, each one of "
             f"{', '.join(map(str, pod.sides))}, with at most {pod.most_chips} chips in all, such as "

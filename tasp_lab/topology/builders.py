@@ -100,9 +100,9 @@ def torus(
     >>> len(torus((3, 3)).links), len(torus((2, 3)).links), len(torus((3, 3), wraps=(True, False)).links)
     (36, 18, 30)
     """
-    if not shape or min(shape) < 1:
-        raise TopologyError(f"a torus of the shape {tuple(shape)}: expected sides of 1 or more")
     grid = Grid(tuple(shape), (True,) * len(shape) if wraps is None else tuple(wraps))
+    if not shape or min(shape) < 1 or len(grid.wraps) != len(shape):
+        raise TopologyError(f"a torus of the shape {grid.sides}: expected sides of 1 or more, and for each if it wraps")
     name = f"{'torus' if all(grid.wraps) else 'mesh'}:{'x'.join(str(side) for side in shape)}"
     return replace(_of_pairs(name, prod(shape), _neighbours(grid), bandwidth_bytes_per_s, latency_s), grid=grid)
 
@@ -116,7 +116,7 @@ def hypercube(
     ['0->2', '0->1']
     """
     name = f"hypercube:{dimensions}"
-    return replace(torus((2,) * dimensions or (1,), bandwidth_bytes_per_s, latency_s), name=name)
+    return replace(torus((2,) * dimensions if dimensions else (1,), bandwidth_bytes_per_s, latency_s), name=name)
 
 
 def multipartite(

@@ -320,6 +320,11 @@ def links(**changes: object) -> dict[str, Any]:
         (PAIR | {"constants": [LATENCY | {"value": "fast"}]}, ["'fast'", "$.constants[0].value"]),
         (PAIR | {"constants": [BANDWIDTH, RATE | {"value": "fast"}]}, ["rate 'fast'", "$.constants[1].value"]),
         (SWITCH | {"world_size": 8}, ["unknown field `world_size`"]),
+        (PAIR | {"grid": {"sides": [3], "wraps": [True]}}, ["a grid of 3, but other links", "$.grid"]),
+        (PAIR | {"grid": {"sides": [2], "wraps": []}}, ["a torus of the shape (2,)", "for each if it wraps"]),
+        (PAIR | {"grid": {"sides": [2, 0, 10**9], "wraps": [True]}}, ["but other links", "$.grid"]),
+        (PAIR | {"grid": {"sides": [-1, -2], "wraps": [True, True]}}, ["expected sides of 1 or more"]),
+        (PAIR | {"grid": {"sides": [2]}}, ["missing required field `wraps`", "$.grid"]),
     ],
 )
 def test_a_bad_document_says_what_is_wrong_and_where(tmp_path: Path, document: object, words: list[str]) -> None:
