@@ -261,11 +261,8 @@ class _ExplicitFile(_File, frozen=True, kw_only=True):
             world_size = min(max(ends, default=0) + 1, MAX_WORLD_SIZE)
         if self.grid is not None:
             sides = self.grid.sides
-            pairs = {(link.source, link.destination) for link in links}
-            if (
-                prod(sides) != world_size
-                or {(a.source, a.destination) for a in torus(sides, wraps=self.grid.wraps).links} != pairs
-            ):
+            own = torus(sides, wraps=self.grid.wraps).links if prod(sides) == world_size else ()
+            if {(link.source, link.destination) for link in own} != {(link.source, link.destination) for link in links}:
                 raise TopologyError(f"a grid of {'x'.join(map(str, sides))}, but other links - at `$.grid`")
         return Topology(self.name, world_size, links, shared, switches, self.nodes, grid=self.grid)
 
