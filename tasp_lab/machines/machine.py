@@ -193,9 +193,19 @@ class Machine:
         )
 
     def edited(self, edit: Edit) -> Machine:
-        """The machine with an edited topology; so is that of its samples."""
-        system = None if self.system is None else replace(self.system, edits=(*self.system.edits, edit))
-        return replace(self, topology=edit(self.topology), system=system)
+        """The machine with an edited topology, so is that of its samples; the library is one for what is left of it."""
+        old, topology = self.topology, edit(self.topology)
+        if topology.world_size < old.world_size and self.rank_speeds:
+            speeds = dict(zip(old.rank_names, self.rank_speeds, strict=True))
+            self = replace(self, rank_speeds=tuple(speeds[name] for name in topology.rank_names))
+        if self.system is None:
+            return replace(self, topology=topology)
+        system = replace(self.system, edits=(*self.system.edits, edit))
+        if len(topology.links) == len(old.links) and topology.shared == old.shared:
+            return replace(self, topology=topology, system=system)
+        reshaped = system.reshaped(old, topology)
+        found = replace(self, topology=topology, system=reshaped)
+        return found if reshaped is system else found.rebuilt(self.parameters)
 
     def without(self, parts: Sequence[str]) -> Machine:
         """The machine without some of its parts, such as ``nic.3``; see `tasp_lab.topology.missing`.
