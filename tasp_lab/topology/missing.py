@@ -170,7 +170,10 @@ def _of_ranks(
     if isinstance(links, MeshLinks):
         return Topology(name, len(ranks), links, (), switches, nodes, labels)
     number: dict[Vertex, Vertex] = {rank: at for at, rank in enumerate(ranks)}
-    vertices = number.keys() | topology.switch_kinds.keys()
+    # what is left of one node needs no network
+    alone = len({topology.node_of_rank[rank] for rank in ranks}) == 1 < len({*topology.node_of_rank})
+    joining = {name for name, kind in topology.switch_kinds.items() if not (alone and kind == "network")}
+    vertices = number.keys() | joining
     kept = {
         link.name: replace(
             link,
@@ -207,7 +210,8 @@ def _gone(topology: Topology, nics: Sequence[Nic], parts: Sequence[str]) -> dict
         else:
             names, what = (range(len(nics)), "NICs") if kind == "nic" else (topology.rank_names, "GPUs")
             if not names:
-                raise TopologyError(f"without {part}: {topology.name} has no NICs at its ranks")
+                switched = "network" in topology.switch_kinds.values()
+                raise TopologyError(f"without {part}: {topology.name} has no NICs{' at its ranks' * switched}")
             if not which.isdecimal() or int(which) not in names:
                 raise TopologyError(f"without {part}: {topology.name} has {what} {names[0]} to {names[-1]}")
             numbers = [names.index(int(which))]

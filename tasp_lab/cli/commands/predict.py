@@ -130,7 +130,8 @@ def compare(
         tune: Search the options of each schedule for the shortest time; dtypes are not varied.
         every: Also simulate schedules whose lower bounds show that they cannot be recommended.
         prefer: What decides between schedules that are expected to be equally fast.
-        versus: Compare with a change: overrides as in --set, several with commas, or another machine; repeatable.
+        versus: Compare with a change: overrides as in --set and "without nic.3" as in --without, several with commas,
+            or another machine; repeatable.
         search: Also search a schedule as in search, write it to this file, such as found.json, and compare it.
         validate: Also run this many of the fastest schedules, and the fastest single ring.
         fabric: Where --validate runs ranks, see validate.
