@@ -122,6 +122,11 @@ def change_name(change: MachineLike) -> str:
     return (change.topology if isinstance(change, Machine) else change).name
 
 
+def is_change(text: str) -> bool:
+    """Whether a text changes the machine or the layer, rather than naming another machine."""
+    return "=" in text or text.startswith(WITHOUT)
+
+
 def changed_question(
     change: MachineLike, machine: MachineLike, overrides: Sequence[str], without: Sequence[str] = ()
 ) -> tuple[MachineLike, dict[str, tuple[str, ...]]]:
@@ -132,7 +137,7 @@ def changed_question(
     >>> changed_question("b200-2x8", "h100-2x8", ("nic.bandwidth=x2", "layer.kv_heads=4"))
     ('b200-2x8', {'overrides': ('layer.kv_heads=4',), 'without': ()})
     """
-    if isinstance(change, str) and ("=" in change or change.startswith(WITHOUT)):
+    if isinstance(change, str) and is_change(change):
         texts = [each.strip() for each in change.split(",")]
         parts = [each.removeprefix(WITHOUT).strip() for each in texts if each.startswith(WITHOUT)]
         added = [each for each in texts if not each.startswith(WITHOUT)]

@@ -157,6 +157,7 @@ def compare(
         return
     from tasp_lab.prediction import compare as comparison
     from tasp_lab.prediction.question import question_of
+    from tasp_lab.prediction.versus import is_change
     from tasp_lab.workload.models.catalogue import load_model
 
     # Processes that run schedules would inherit the limit.
@@ -174,7 +175,7 @@ def compare(
         settings: dict[str, Any] = asked | {
             "tune": tune, "screen": not every, "prefer": prefer, "jobs": jobs,
             "progress": progress.line, "count": progress.count,
-            "versus": [each if "=" in each else question.load(each) for each in versus or ()],
+            "versus": [each if is_change(each) else question.load(each) for each in versus or ()],
         }  # fmt: skip
         if validate:
             from tasp_lab.machines.overrides import overridden_layer
