@@ -93,9 +93,9 @@ class Study:
         labels = {**labels, "machine": machine, "schedule": schedule}
         # an edited file is another model, so its hash is part of the question to the cache
         layer = _layer(tuple(labels.items()), file_sha256(str(labels.get("model"))))
+        ranks = ranks_of(machine, str(labels.get("library", "auto")))
         settings = settings_of(labels)
-        missing = sum(part.startswith("gpu.") for part in settings.get("without", ()))
-        ranks = ranks_of(machine, str(labels.get("library", "auto"))) - missing
+        ranks -= sum(part.startswith("gpu.") for part in settings.get("without", ()))
         if not self.where.keeps({"ranks": ranks, **cells_of_layer(layer), **labels}):
             return None
         return Point(
