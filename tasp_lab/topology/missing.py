@@ -168,7 +168,7 @@ def _of_ranks(
         # what follows from the whole graph stays as it is there
         switches = tuple(Switch(name, kind) for name, kind in topology.switch_kinds.items())
     if isinstance(links, MeshLinks):
-        return Topology(name, len(ranks), links, (), switches, nodes, labels)
+        return Topology(name, len(ranks), links, (), switches, nodes, labels, topology.forwarding)
     number: dict[Vertex, Vertex] = {rank: at for at, rank in enumerate(ranks)}
     # what is left of one node needs no network
     alone = len({topology.node_of_rank[rank] for rank in ranks}) == 1 < len({*topology.node_of_rank})
@@ -193,6 +193,7 @@ def _of_ranks(
         tuple(each for each in switches if each.name in ends),
         nodes,
         labels,
+        topology.forwarding,
     )
 
 
