@@ -177,11 +177,12 @@ def test_what_cannot_be_missing_is_named(topology: Topology, parts: list[str], m
 
 
 def test_notes_say_who_shares_and_which_gpus_ranks_are() -> None:
-    assert notes(nodes(2, 4), ["gpu.0", "nic.2", "gpu.6"]) == (
-        "without nic.2: rank 2 shares nic.1, assumed: NCCL takes the NIC by the shortest path",
-        "without gpu.0, gpu.6: ranks 0 to 4 are GPUs 1 to 5, rank 5 is GPU 7",
-    )
-    assert notes(full_mesh(4), ["gpu.3", "link.0-1"]) == ()
+    found = notes(nodes(2, 4), without(nodes(2, 4), ["gpu.0", "nic.2", "gpu.6"]))
+    assert found[0] == "NICs: rank 2 that of 1; assumed: the nearest, as NCCL takes the shortest path"
+    assert found[1:] == ["ranks 0 to 4 are GPUs 1 to 5", "rank 5 is GPU 7"]
+    shared = nodes(2, 4, ranks_per_nic=2)
+    assert notes(shared, without(shared, ["gpu.4"])) == ["ranks 4 to 6 are GPUs 5 to 7"]
+    assert notes(full_mesh(4), without(full_mesh(4), ["gpu.3", "link.0-1"])) == []
 
 
 @given(
