@@ -145,22 +145,26 @@ def _ends(name: str, mark: str, vertices: dict[str, Vertex]) -> list[tuple[Verte
 def induced(topology: Topology, ranks: Sequence[int]) -> Topology:
     """The topology of some ranks, numbered in this order: the links on routes between them.
 
-    Routes are those of the whole topology. Switches and shared capacities are numbered in the order of its links, so
-    parts with the same links are equal.
+    Routes between linked ranks are those of the whole topology. Where links and switches do not join the ranks, others that forward for them
+    become switches. Switches and shared capacities are numbered in the order of its links, so parts with the same links
+    are equal.
 
-    Raises `TopologyError` unless each of the ranks reaches every other one through these ranks and switches.
+    Raises `TopologyError` if ranks do not reach each other so.
 
     >>> from tasp_lab.topology.builders import nodes
     >>> [link.name for link in induced(nodes(2, 2, "switch"), [2, 3]).links]
     ['0->switch0', 'switch0->0', '1->switch0', 'switch0->1']
     """
     order = np.array(ranks, dtype=np.int64)
-    row, column = np.nonzero(topology.linked_pairs[np.ix_(order, order)])
+    linked = topology.linked_pairs[np.ix_(order, order)]
+    if strong_components(np.argwhere(linked), len(order)).any() and topology.reaches_all:
+        linked = ~np.eye(len(order), dtype=bool)
+    row, column = np.nonzero(linked)
     used = np.unique(topology.routes(order[row], order[column])[0]) if len(row) else row
     count = len(topology.links)
     kept = [topology.links[index] for index in used[(used >= 0) & (used < count)].tolist()]
     new: dict[Vertex, Vertex] = {rank: number for number, rank in enumerate(order.tolist())}
-    switches = [end for link in kept for end in (link.source, link.destination) if isinstance(end, str)]
+    switches = [end for link in kept for end in (link.source, link.destination) if end not in new]
     new |= {name: f"switch{number}" for number, name in enumerate(dict.fromkeys(switches))}
     links = {link.name: replace(link, source=new[link.source], destination=new[link.destination]) for link in kept}
     shared = [topology.shared[index - count] for index in used[used >= count].tolist()]
@@ -175,7 +179,9 @@ def induced(topology: Topology, ranks: Sequence[int]) -> Topology:
             )
             for number, group in enumerate(shared)
         ),
-        switches=tuple(Switch(str(new[name]), topology.switch_kinds[name]) for name in dict.fromkeys(switches)),
+        switches=tuple(
+            Switch(str(new[end]), topology.switch_kinds.get(str(end), "node")) for end in dict.fromkeys(switches)
+        ),
         nodes=tuple(list(dict.fromkeys(nodes)).index(node) for node in nodes),
         forwarding=topology.forwarding,
     )
