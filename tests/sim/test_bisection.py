@@ -82,7 +82,7 @@ def test_an_all_to_all_takes_as_long_as_its_busiest_link(topology: Topology, mes
 
 @pytest.mark.parametrize("shape", [(4,), (5,), (8,), (3, 3), (4, 4), (2, 2, 2), (4, 3)])
 def test_ulysses_takes_as_long_as_its_all_to_alls_and_its_calls(shape: tuple[int, ...]) -> None:
-    """Queries, keys and values there, results and their log-sum-exps back. All ranks have all they need at the same time."""
+    """Queries, keys and values there, results and their log-sum-exps back. All ranks have all they need at once."""
     n, topology = prod(shape), torus(shape, B, LATENCY_S)
     layer = Workload(16 * n, heads=2 * n, kv_heads=n, head_dim=8, dtype="bf16", mask="full")
     machine = Machine(topology, compute=ComputeRate(Fraction(10**12)))
