@@ -96,7 +96,7 @@ def _add_route(route: dict[str, Any], netlink: IPRoute) -> None:
         table=route["table"],
         flags=["onlink"],
         prefsrc=route["source"],
-        metrics={"initcwnd": route["window"], "initrwnd": route["window"]},
+        metrics=route["metrics"],
     )
 
 

@@ -14,7 +14,8 @@ The following settings make the links behave as lossless; each has a measured ef
 - **Deep queues**: a port with many senders must not drop packets.
 - **Turns**: a connection has at most two packets in the queue of its rank, so connections that share a link take turns.
   Without this limit each queued about 1 ms of its pacing rate, which is some 100 kB with large windows, and the links
-  of those further back in the queue stood idle for 20 to 80 ms.
+  of those further back in the queue stood idle for 20 to 80 ms. Where ranks forward, windows of two packets per link
+  limit it: with larger ones a message of the rank that forwards had a fifth of a link, with these a third.
 - **Large packets** (up to 9000 bytes): few enough for two cores to forward, small enough that a packet takes at most
   about 4 ms.
 """
@@ -26,7 +27,7 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations
 from multiprocessing.connection import Connection
@@ -164,14 +165,16 @@ def _plan(topology: Topology, user_namespace: bool) -> dict[str, Any]:
     vertices = topology.vertices
     index = {vertex: position for position, vertex in enumerate(vertices)}
     addresses = [f"10.64.{position // 250}.{position % 250 + 1}" for position in range(len(vertices))]
+    cables = _cables(topology, index)
+    packet_bytes = max((cable["mtu"] for cable in cables), default=_MIN_PACKET_BYTES)
+    ways = _ways(topology)
     routes = [
         {"at": index[at], "to": addresses[to], "via": addresses[index[next_hop]], "next": index[next_hop],
-         "source": addresses[index[at]], "window": _WINDOW_PACKETS,
-         "table": MAIN_TABLE if source is None else FIRST_TABLE + source}
-        for (at, to, source), next_hop in _next_hops(topology).items()
+         "source": addresses[index[at]], "metrics": _metrics(ways.get((at, to), ()), packet_bytes),
+         "table": MAIN_TABLE if source is None else FIRST_TABLE + index[source]}
+        for (at, to, source), next_hop in _next_hops(ways).items()
     ]  # fmt: skip
     rules = sorted({(route["at"], route["table"]) for route in routes if route["table"] != MAIN_TABLE})
-    cables = _cables(topology, index)
     return {
         "user_namespace": user_namespace,
         "vertices": [
@@ -211,24 +214,39 @@ def packet_size_bytes(bandwidth_bytes_per_s: float) -> int:
     return min(max(int(bandwidth_bytes_per_s * _PACKET_S), _MIN_PACKET_BYTES), _MAX_PACKET_BYTES)
 
 
-def _next_hops(topology: Topology) -> dict[tuple[Vertex, int, int | None], Vertex]:
-    """The next hop of each vertex for each destination rank: of packets from one source rank, or None for all others.
+def _metrics(way: Sequence[Vertex], packet_bytes: int) -> dict[str, int]:
+    """The windows of connections along a way; if ranks forward, `QUEUED_PACKETS` per link.
 
-    A process group connects all pairs of ranks, so routes through ranks are needed even where software uses none. Ranks
-    that are linked one way answer over the same cables, which are not shaped that way.
+    The queue of the first rank does not limit how much waits at those that forward, whose own messages would starve.
+    """
+    window = {"initcwnd": _WINDOW_PACKETS, "initrwnd": _WINDOW_PACKETS}
+    if any(isinstance(vertex, int) for vertex in way[1:-1]):
+        window["window"] = QUEUED_PACKETS * (len(way) - 1) * packet_bytes
+    return window
+
+
+def _ways(topology: Topology) -> dict[tuple[Vertex, int], list[Vertex]]:
+    """The vertices from each rank to each other, whatever software forwards: a process group connects all pairs.
+
+    Ranks that are linked one way answer over the same cables, which are not shaped that way.
     """
     forwarding = replace(topology, forwarding=replace(topology.forwarding, most_ranks=None))
-    ways: dict[tuple[int, int], list[Vertex]] = {}
+    ways: dict[tuple[Vertex, int], list[Vertex]] = {}
     for source, destination in permutations(range(topology.world_size), 2):
         answers = topology.linked_pairs[destination, source] and not topology.linked_pairs[source, destination]
         ends = (destination, source) if answers else (source, destination)
         links = [topology.links[index] for index in forwarding.route(*ends).links]
         way = [links[0].source, *(link.destination for link in links)]
         ways[source, destination] = way[::-1] if answers else way
-    # a rank opens connections before it has a source address, so what it sends itself goes by destination alone
-    hops: dict[tuple[Vertex, int, int | None], Vertex] = {
-        (source, destination, None): way[1] for (source, destination), way in ways.items()
-    }
+    return ways
+
+
+def _next_hops(ways: Mapping[tuple[Vertex, int], Sequence[Vertex]]) -> dict[tuple[Vertex, int, Vertex | None], Vertex]:
+    """The next hop of each vertex for each destination rank: of packets from one source rank, or None for all others.
+
+    A rank opens connections before it has a source address, so what it sends itself goes by destination alone.
+    """
+    hops: dict[tuple[Vertex, int, Vertex | None], Vertex] = {(*pair, None): way[1] for pair, way in ways.items()}
     for (source, destination), way in ways.items():
         for at, onward in pairwise(way[1:]):
             if hops.setdefault((at, destination, None), onward) != onward:

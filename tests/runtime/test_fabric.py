@@ -83,7 +83,7 @@ def bytes_sent(locations: Sequence[RankLocation]) -> dict[str, int]:
 
 
 def test_messages_pass_the_links_of_their_routes() -> None:
-    """Where ranks have no link, other ranks' kernels forward; the routes to a rank part by where they come from."""
+    """Where ranks have no link, namespaces of others forward; routes to a rank may part by where they come from."""
     size = 2_000_000
     loads = dict.fromkeys((link.name for link in DEAD_LINK.links), 0)
     onward: dict[tuple[object, int], set[object]] = defaultdict(set)
