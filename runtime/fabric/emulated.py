@@ -168,7 +168,7 @@ def _plan(topology: Topology, user_namespace: bool) -> dict[str, Any]:
     cables = _cables(topology, index)
     packet_bytes = max((cable["mtu"] for cable in cables), default=_MIN_PACKET_BYTES)
     ways = _ways(topology)
-    routes = [
+    routes: list[dict[str, Any]] = [
         {"at": index[at], "to": addresses[to], "via": addresses[index[next_hop]], "next": index[next_hop],
          "source": addresses[index[at]], "metrics": _metrics(ways.get((at, to), ()), packet_bytes),
          "table": MAIN_TABLE if source is None else FIRST_TABLE + index[source]}
