@@ -22,10 +22,10 @@ from runtime.ranks.launcher import launch
 from tasp_lab.core.errors import FabricError
 from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
-from tasp_lab.topology.derived import without_links
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
 from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT
+from tests.support.links import without_links
 
 pytestmark = pytest.mark.fabric
 

@@ -36,9 +36,9 @@ from tasp_lab.topology.builders import (
     ring,
     torus,
 )
-from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tests.support.links import with_links, without_links
 from tests.support.schedules import parts
 
 Case = tuple[Topology, Schedule, Number | None]
