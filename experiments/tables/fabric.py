@@ -218,7 +218,7 @@ def measure_part(name: str, part: str, folder: Path = RESULTS) -> None:
     rows = [row for case in cases for row in measure(case, of_table.get("sums", False))]
     facts: Record = {"repeats": cases[0].repeats, "rows": rows}
     if cases[0].sequence:
-        facts |= {"topology": cases[0].topology, "scale": cases[0].scale, "layer": layer_text(cases[0].layer)}
+        facts |= {"topology": cases[0].links.name, "scale": cases[0].scale, "layer": layer_text(cases[0].layer)}
     parts = read_record(path)["parts"] if path.exists() else {}
     write_record(path, {"parts": parts | {part: facts}})
 

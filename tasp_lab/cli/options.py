@@ -151,7 +151,7 @@ ShardBytes = Annotated[str | None, quantity(WORK, f"Size of a collective, such a
 _TYPES = {"compute": str | None, "contention": Literal["on", "off"] | None}
 _OF_LAYERS = dict.fromkeys(("compute", "kernel", "stack", "contention"), LAYER)
 PARTS = ("overrides", "without")
-FABRIC = ("compute", "kernel", "stack", *PARTS)
+FABRIC = ("compute", "kernel", "stack", "routes", *PARTS)
 
 if TYPE_CHECKING:
     RingChoice = RingOptions
