@@ -37,8 +37,8 @@ from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.point_to_point import all_to_all
 from tasp_lab.schedules.collectives.ring_reductions import multi_ring_all_reduce
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
-from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Link, Topology
+from tests.support.links import with_links
 from tests.support.schedules import parts
 from tests.support.simulations import gossip_cases
 
