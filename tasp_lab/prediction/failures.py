@@ -5,9 +5,8 @@
 There are two times of each failure. *Unchanged*, the schedule that `compare` recommends for the whole machine goes on
 with its options on what is left. The *best* schedule then is the fastest of those that `compare` would compare there.
 
-Parts of one kind are *alike* if the machine is the same around them (`tasp_lab.topology.alike`); the dearest one stands
-for them. A schedule may need some of them more than others, as a single ring needs 8 of the 32 NICs of four nodes:
-where its bytes and kernel calls are the same around two parts as well, one of them is simulated for both.
+Parts of one kind are *alike* if the machine is the same around them (`tasp_lab.topology.alike`). A schedule may need
+some of them more than others, as a single ring needs 8 of the 32 NICs of four nodes; the dearest stands for all.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ COSTS = 0.005
 """A schedule that takes longer by at most this share costs nothing."""
 
 MOST = 32
-"""Parts that are alike for the machine, but not for the schedule, of which so many that carry most are simulated."""
+"""Of more parts that are alike so many are simulated."""
 
 
 class Part(NamedTuple):
@@ -161,30 +160,28 @@ def failures(
 
 
 def _classes(base: Answer) -> list[tuple[list[Part], int]]:
-    """The parts that are alike for the machine: how many, and of those that the schedule uses differently one each.
+    """The parts that are alike, those of them that are simulated, and how many there are.
 
-    Of more than `MOST` of these those that carry most bytes, or compute longest, which are likely to be the dearest.
+    All of `MOST` parts; of more, those that carry most and those that carry least. Rings are sought anew around
+    whatever is lost, which takes long, so for them one part stands for all.
     """
-    topology = base.on.topology
-    speeds = [np.array(base.on.rank_speeds, dtype=float)] if base.on.rank_speeds else []
-    # sums of the same times in another order differ in their last digits
-    loads = [np.array(one.busy_s, dtype=float).round(12) for one in base.passes]
-    bytes_ = [one.link_bytes[: len(topology.links)] for one in base.passes]
-    on_machine = of_answer = alike(topology, speeds)
-    if not uses_rings(base.schedule):  # which are sought anew, around whatever is lost
-        of_answer = alike(topology, [*speeds, *loads], bytes_)
-    found: dict[Hashable, dict[Hashable, Part]] = {}
-    many = Counter[Hashable]()
-    for part in parts_of(topology):
-        key, own = ((part.kind, *(tuple(sorted(of[list(at)].tolist())) for of, at in zip(each, part[4:], strict=True)))
-                    for each in (on_machine, of_answer))  # fmt: skip
-        found.setdefault(key, {}).setdefault(own, part)
-        many[key] += 1
+    classes, found = alike(base.on.topology, base.on.rank_speeds), dict[Hashable, list[Part]]()
+    for part in parts_of(base.on.topology):
+        own = (tuple(sorted(of[list(at)].tolist())) for of, at in zip(classes, (part.ranks, part.links), strict=True))
+        found.setdefault((part.kind, *own), []).append(part)
+    bytes_, busy_s = sum(one.link_bytes for one in base.passes), np.sum([one.busy_s for one in base.passes], axis=0)
 
     def load(part: Part) -> float:
-        return max(each[list(part.links or part.ranks)].max() for each in (bytes_ if part.links else loads))
+        """The bytes that pass a part, or else the seconds that it computes."""
+        return max(map(float, bytes_[list(part.links)] if part.links else busy_s[list(part.ranks)]))
 
-    return [(sorted(parts.values(), key=load, reverse=True)[:MOST], many[key]) for key, parts in found.items()]
+    def chosen(parts: list[Part]) -> list[Part]:
+        if uses_rings(base.schedule) or len(parts) <= MOST:
+            return parts[: 1 if uses_rings(base.schedule) else MOST]
+        ordered = sorted(parts, key=load, reverse=True)
+        return ordered[: MOST // 2] + ordered[-(MOST // 2) :]
+
+    return [(chosen(parts), len(parts)) for parts in found.values()]
 
 
 def _with(part: Part, asked: Question) -> tuple[Question, PreparedMachine]:

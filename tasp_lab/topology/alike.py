@@ -16,35 +16,30 @@ import numpy as np
 import numpy.typing as npt
 
 from tasp_lab.core.arrays import IntArray, numbered
+from tasp_lab.core.units import Number
 from tasp_lab.topology.graph import Topology
 
-Labels = Sequence[npt.NDArray[Any]]
 
-
-def alike(topology: Topology, of_ranks: Labels = (), of_links: Labels = ()) -> tuple[IntArray, IntArray]:
+def alike(topology: Topology, speeds: Sequence[Number] = ()) -> tuple[IntArray, IntArray]:
     """The class of each vertex and of each link, int arrays (vertices,) and (links,), as `vertices` and `links` are.
 
-    `of_ranks` and `of_links` are arrays of what else tells them apart, such as speeds, or the bytes that links carry.
+    Ranks of unequal `speeds` are not alike.
 
     >>> from tasp_lab.topology.builders import full_mesh
-    >>> [each.tolist() for each in alike(full_mesh(3), [np.array([1, 2, 1])])]
+    >>> [each.tolist() for each in alike(full_mesh(3), [1, 2, 1])]
     [[0, 1, 0], [0, 1, 2, 2, 1, 0]]
     """
     source, destination = topology.link_ends.T
     kinds = [*topology.switch_kinds.values()]
     node_sizes = np.bincount(topology.node_of_rank)[list(topology.node_of_rank)]
+    of_ranks = numbered(node_sizes, np.array(speeds or node_sizes, dtype=float))[1]
     switches = [topology.world_size + kinds.index(kind) for kind in kinds]
-    labels = np.concatenate([numbered(node_sizes, *of_ranks)[1], np.array(switches, dtype=np.int64)])
+    labels = np.concatenate([of_ranks, np.array(switches, dtype=np.int64)])
     sharing = {name: (len(each.links), each.bandwidth_bytes_per_s) for each in topology.shared for name in each.links}
     capacities = [sharing.get(link.name, (0, 0)) for link in topology.links] if sharing else [(0, 0)] * len(source)
     latencies_s = topology.table.latencies_s(np.arange(len(source)))
-    of_links = [
-        topology.link_bandwidths_bytes_per_s,
-        latencies_s,
-        *np.array(capacities, float).reshape(-1, 2).T,
-        *of_links,
-    ]
-    _, label = numbered(*of_links)
+    shared_by, shared_bytes_per_s = np.array(capacities, dtype=float).reshape(-1, 2).T
+    label = numbered(topology.link_bandwidths_bytes_per_s, latencies_s, shared_by, shared_bytes_per_s)[1]
     around, towards = np.zeros((2, max(len(labels), len(source))), dtype=np.uint64)
     for vertex in range(len(labels)):
         colours, classes = _mixed(2 * labels + (np.arange(len(labels)) == vertex)), 0
