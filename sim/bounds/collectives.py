@@ -16,9 +16,10 @@ found by `tasp_lab.topology.cuts.ring_cut`. On a full mesh and on a switch, ring
 of their steps. A switch that adds and multicasts merges contributions and splits sums, so there each part receives the
 message once.
 
-**AllToAll and SendRecv** are bounded for direct messages: each follows its route, whole or cut in any way, but is never
-forwarded by another rank. Then all messages of a constraint must pass it, and the last byte takes one of their
-latencies. On a full mesh and on a switch, sending all messages at once reaches this bound.
+**AllToAll and SendRecv** are bounded for messages that go from source to destination in one transfer, whole or cut in
+any way: each follows its route, also where that leads through ranks. Then all messages of a constraint must pass it,
+and the last byte takes one of their latencies. On a full mesh, on a switch and on tori whose sides are odd or multiples
+of four, sending all messages at once reaches this bound up to the latencies of longer routes.
 """
 
 from __future__ import annotations

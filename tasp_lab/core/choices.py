@@ -38,6 +38,9 @@ input."""
 Travelling = Literal["auto", "keys", "queries", "both"]
 """What travels around the rings of ``kv-and-q-rings``; both: for each pair of ranks the side with fewer bytes."""
 
+Routes = Literal["direct", "one", "all"]
+"""Routes between ranks that are not linked: none, the first of the shortest, or all of them in turn."""
+
 FabricKind = Literal["emulated", "local", "torchrun"]
 """Where ranks run: between network namespaces, as plain processes, or as torchrun started them."""
 

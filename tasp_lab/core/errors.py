@@ -113,6 +113,10 @@ class NoDecompositionError(TaspLabError):
     """The requested rings do not exist, or the given rings are not a decomposition."""
 
 
+class NoRingError(NoDecompositionError):
+    """No ring over linked ranks exists, or none was found within the budget."""
+
+
 class ProfileError(TaspLabError):
     """A machine profile that cannot be read, or that lacks a required entry."""
 
@@ -133,15 +137,15 @@ class TooManyBlocksError(ScheduleError):
 
 
 class NoLinkError(ScheduleError):
-    """A transfer for which the topology has no link: `where` it is, its two ranks, and the topology's name."""
+    """A transfer without a route: `where` it is, its two ranks, the topology's name, and why no other rank forwards."""
 
-    def __init__(self, where: str, source: int, destination: int, topology: str) -> None:
-        super().__init__(where, source, destination, topology)
-        self.where, self.source, self.destination, self.topology = where, source, destination, topology
+    def __init__(self, where: str, source: int, destination: int, topology: str, why: str) -> None:
+        super().__init__(where, source, destination, topology, why)
+        self.where, self.source, self.destination, self.topology, self.why = where, source, destination, topology, why
 
     def __str__(self) -> str:
         ranks = f"rank {self.source} sends to rank {self.destination}"
-        return f"{self.where}: {ranks}, but {self.topology} has no such link"
+        return f"{self.where}: {ranks}, but {self.topology} has no such link, and {self.why}"
 
 
 class WorkloadError(TaspLabError):

@@ -215,7 +215,8 @@ class Machine:
         if not parts:
             return self
         found = self.edited(partial(without, parts=tuple(parts)))
-        return replace(found, changes=(*self.changes, *notes(self.topology, parts)))
+        lines = (f"without {', '.join(parts)}: {line}" for line in notes(self.topology, found.topology))
+        return replace(found, changes=(*self.changes, *lines))
 
     def call_s(self, time_s: Number, rank: int) -> Number:
         """The time of a kernel call of a rank that takes `time_s` at the speed of `compute`."""

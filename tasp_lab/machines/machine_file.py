@@ -177,6 +177,7 @@ def topology_document(machine: Machine) -> dict[str, object]:
         "shared": [_plain(shared) for shared in topology.shared],
         "switches": [_plain(switch) for switch in topology.switches],
         "nodes": list(topology.nodes),
+        **({"labels": list(topology.labels)} if topology.labels else {}),
         "constants": [each.document() for each in parameters],
         **({"accelerator": machine.accelerator} if machine.accelerator else {}),
         **({"network": machine.network} if machine.network != "documented" and not family else {}),
@@ -241,6 +242,7 @@ class _ExplicitFile(_File, frozen=True, kw_only=True):
     shared: tuple[_SharedRecord, ...] = ()
     switches: tuple[_SwitchRecord, ...] = ()
     nodes: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
     profile: str = ""
 
     def topology(self, _: Parameters) -> Topology:
@@ -254,7 +256,7 @@ class _ExplicitFile(_File, frozen=True, kw_only=True):
         if world_size is msgspec.UNSET:
             ends = (end for link in links for end in (link.source, link.destination) if isinstance(end, int))
             world_size = min(max(ends, default=0) + 1, MAX_WORLD_SIZE)
-        return Topology(self.name, world_size, links, shared, switches, self.nodes)
+        return Topology(self.name, world_size, links, shared, switches, self.nodes, self.labels)
 
 
 class _ExpressionFile(_File, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ from tasp_lab.machines.parameters import (
     library_parameters,
     parse_constants,
 )
-from tasp_lab.machines.system import Family, System, needed
+from tasp_lab.machines.system import Family, System, forwarding_of, needed
 from tasp_lab.topology.builders import Network, full_mesh, nodes, switch
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Topology
@@ -108,7 +108,9 @@ class Profile(Family, frozen=True, kw_only=True):
         ranks *= node_count // domains
         with needed(self):
             links = replace(
-                self._links(domains, ranks, _NETWORKS[found["network"]]), name=name or f"{self.name}-{size}"
+                self._links(domains, ranks, _NETWORKS[found["network"]]),
+                name=name or f"{self.name}-{size}",
+                forwarding=forwarding_of(self, library),
             )
         return System(self, domains, ranks, links, self.parameters.numbers, library)
 
@@ -197,7 +199,7 @@ class Profile(Family, frozen=True, kw_only=True):
         ranks = max(sizes.values())
         if ranks > most:
             raise TopologyError(f"profile {self.name!r}: {ranks} ranks per node, expected at most {most}")
-        stated = self.stating(parameters.values())
+        stated, topology = self.stating(parameters.values()), replace(topology, forwarding=forwarding_of(self, library))
         machine = stated.build(
             System(stated, len(sizes), ranks, topology, stated.parameters.numbers, library, family), summary
         )

@@ -48,9 +48,20 @@ from tasp_lab.topology.derived import LinkField, with_class
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.missing import nics_of
+from tasp_lab.topology.routing import ANY_ROUTE, Forwarding
 
 Library = Literal["nccl", "rccl", "gloo", "ideal"]
 LIBRARIES: tuple[Library, ...] = ("nccl", "rccl", "gloo", "ideal")
+
+FORWARDING: Mapping[str, Forwarding] = {
+    "nccl": Forwarding(1, software="NCCL"),
+    "rccl": Forwarding(0, software="RCCL"),
+}
+"""What libraries do where GPUs are not linked; others have routes over any ranks, as networks of hosts do.
+
+NCCL sends through one other GPU, by NVLink or to a NIC beside it (NVIDIA NCCL documentation, environment variables
+NCCL_NVB_DISABLE and NCCL_PXN_DISABLE). RCCL goes through host memory where two GPUs have no link; that is not modelled.
+"""
 
 Numbers = Mapping[str, float]
 """Values of parameters in SI units, by name."""
@@ -104,6 +115,12 @@ class Family(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
     generation: Generation | Literal[""] = ""
     aliases: dict[str, str] = msgspec.field(default_factory=dict)
     machines: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def forwarding_of(family: Family, library: str) -> Forwarding:
+    """How GPUs of a family send to those that they are not linked to, with a library as of `System`."""
+    name = library.partition("==")[0]
+    return FORWARDING.get(family.library if name == "auto" else name, ANY_ROUTE)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -30,6 +31,7 @@ from tasp_lab.prediction.settings import AS_IS, MachineSettings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import AnySchedule, GivenSchedule, as_schedule, built_in, names_in
 from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.routing import CHOICES
 from tasp_lab.workload.layer import Work, Workload
 from tasp_lab.workload.models.catalogue import load_model, model_names
 
@@ -264,6 +266,8 @@ def chosen_machine(machine: MachineLike, settings: MachineSettings = AS_IS, *, a
             other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
             raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
     found = changed_machine(found, overrides, settings.without)
+    if settings.routes is not None:
+        found = found.edited(partial(replace, forwarding=CHOICES[settings.routes]))
     found = with_compute(found) if assumes else found
     if settings.contention and not found.contention.slows:
         raise QuantityError(

@@ -48,7 +48,7 @@ STEP_SETTINGS = arguments_of(MachineSettings)
 
 def machine_settings(given: Mapping[str, Any]) -> MachineSettings:
     """The settings of a machine that are given as `STEP_SETTINGS`."""
-    return MachineSettings(**given | {name: tuple(given.get(name, ())) for name in ("overrides", "without")})
+    return MachineSettings(**{**given, **{name: tuple(given.get(name, ())) for name in ("overrides", "without")}})
 
 
 def predict_step(

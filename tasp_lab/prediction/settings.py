@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tasp_lab.core.arguments import Option
+from tasp_lab.core.choices import Routes
 from tasp_lab.core.errors import OverrideError, ProfileError, TopologyError
 
 
@@ -22,6 +23,7 @@ class MachineSettings:
     contention : see `tasp_lab.machines.contention`; None where the machine has constants of it.
     compute : a rate in FLOP/s for all calls of a rank, or ``"timed:RATE"``.
     overrides : applied in order, see `tasp_lab.machines.overrides`.
+    routes : instead of what the library does, see `tasp_lab.topology.routing`.
     without : parts of the overridden machine, by the names of the whole one, see `tasp_lab.topology.missing`.
     """
 
@@ -86,6 +88,14 @@ class MachineSettings:
             error=TopologyError,
         ),
     ] = ()
+    routes: Annotated[
+        Routes | None,
+        Option(
+            "Where ranks are not linked, others forward over the shortest routes: all in turn, or the first one; "
+            "direct: none forward. Default: all; with NCCL through one rank at most, with RCCL direct.",
+            error=TopologyError,
+        ),
+    ] = None
 
 
 AS_IS = MachineSettings()

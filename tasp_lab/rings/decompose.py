@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
-from tasp_lab.core.errors import NoDecompositionError
+from tasp_lab.core.errors import NoDecompositionError, NoRingError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings.closed_forms import closed_forms, gray_ring
@@ -50,8 +50,9 @@ def decompose(
         known. A larger budget never gives a lower rate.
     progress : called with each stage of the search.
 
-    Raises `NoDecompositionError` with the reason if no rings exist, or none of the requested fold, if none were found
-    within the budget, and for a budget below 1.
+    Where no ring over links exists, or none is found, one ring whose hops other ranks forward. Raises
+    `NoDecompositionError` with the reason if these do not forward, for none of the requested fold, and for a budget
+    below 1.
 
     >>> from tasp_lab.topology.builders import full_mesh, nodes
     >>> decompose(full_mesh(5)).rings.shape
@@ -70,11 +71,28 @@ def decompose(
     budget = SearchBudget(search_budget, progress)
     if topology.world_size == 1:
         return Decomposition(topology, np.empty((0, 1), dtype=np.int32), 1, "one rank needs no ring")
-    if lanes is not None:
-        return _with_lanes(topology, lanes, rail_aligned, budget)
     if fold is not None:
         return _of_fold(topology, fold, rail_aligned, budget)
-    return _best(topology, rail_aligned, budget)
+    try:
+        if lanes is not None:
+            return _with_lanes(topology, lanes, rail_aligned, budget)
+        return _best(topology, rail_aligned, budget)
+    except NoRingError as error:
+        if not topology.reaches_all:
+            raise
+        return _through_ranks(topology, str(error))
+
+
+def _through_ranks(topology: Topology, reason: str) -> Decomposition:
+    """One ring whose neighbours need not be linked: depth first from rank 0, so that most of them are.
+
+    In a tree of links it passes each link once each way, as every ring must.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import depth_first_order
+
+    ring = depth_first_order(csr_array(topology.linked_pairs), 0, return_predecessors=False)
+    return Decomposition(topology, ring[None], 1, f"one ring, in which ranks forward: {reason}")
 
 
 def _best(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:

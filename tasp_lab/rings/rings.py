@@ -38,9 +38,9 @@ RELATIVE_TOLERANCE = 1e-9
 
 
 def is_ring(topology: Topology, order: Sequence[int]) -> bool:
-    """Whether each rank can send to the next one in this order, and the last to the first."""
+    """Whether each rank is linked to the next one in this order, and the last to the first."""
     ranks = np.array(order, dtype=np.int64)
-    return len(order) == 1 or bool(topology.have_routes(ranks, np.roll(ranks, -1)).all())
+    return len(order) == 1 or bool(topology.are_linked(ranks, np.roll(ranks, -1)).all())
 
 
 def fold_of(rings: npt.NDArray[np.integer]) -> int:
@@ -92,12 +92,12 @@ class Decomposition:
         if self.shares and (min(self.shares) <= 0 or sum(self.shares) != 1):
             raise NoDecompositionError(f"shares must be more than 0 and sum to 1, they sum to {sum(self.shares)}")
         successors = np.roll(rings, -1, axis=1)
-        if self.topology.is_complete or (linked := self.topology.have_routes(rings, successors)).all():
+        if self.topology.reaches_all or (linked := self.topology.have_routes(rings, successors)).all():
             return
         ring, position = np.argwhere(~linked)[0]
         raise NoDecompositionError(
             f"ring {ring} goes from rank {rings[ring, position]} to {successors[ring, position]}, but "
-            f"{self.topology.name} has no such link"
+            f"{self.topology.name} has no such link, and {self.topology.forwarding.limit}"
         )
 
     def __repr__(self) -> str:

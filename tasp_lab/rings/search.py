@@ -19,7 +19,7 @@ from random import Random
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
-from tasp_lab.core.errors import NoDecompositionError
+from tasp_lab.core.errors import NoRingError
 from tasp_lab.core.units import format_bandwidth
 from tasp_lab.rings import cp_sat
 from tasp_lab.rings.complete_digraph import hamiltonian_cycles
@@ -76,7 +76,7 @@ class RingSearch:
         self.problem = RingProblem.of(topology)
         self.listed = self.problem.all_rings(MAX_LISTED)
         if self.listed is not None and not len(self.listed):
-            raise NoDecompositionError(f"{topology.name} has no ring at all: {self._why_none()}")
+            raise NoRingError(f"{topology.name} has no ring at all: {self._why_none()}")
 
     def _why_none(self) -> str:
         """A rank whose removal separates the others, or that the search was exhaustive."""
@@ -236,10 +236,8 @@ class RingSearch:
         if ring is not None:
             return ring
         if note == cp_sat.IMPOSSIBLE:
-            raise NoDecompositionError(f"{self.topology.name} has no ring at all: {self._why_none()}")
-        raise NoDecompositionError(
-            f"{self.topology.name}: no ring was found within the search budget, nor proved impossible"
-        )
+            raise NoRingError(f"{self.topology.name} has no ring at all: {self._why_none()}")
+        raise NoRingError(f"{self.topology.name}: no ring was found within the search budget, nor proved impossible")
 
     def _packed(self, packing: Packing, among: str, least: float = 0.0) -> Decomposition:
         """A packing as rings; `least` is a lower bound of the cost of a ring at its prices, 0 if unknown."""

@@ -162,13 +162,15 @@ class Schedule(ScheduleModel):
             raise ScheduleError(
                 f"schedule {self.name!r} is for {self.world_size} ranks, {topology.name} has {topology.world_size}"
             )
-        if topology.is_complete:
+        if topology.reaches_all:
             return
         repeat = isinstance(self.steps, LazySteps) and self.steps.hops_repeat
         for index, step in enumerate(self.steps[:1] if repeat else self.steps):
             if (at := first_true(~topology.have_routes(step.source, step.destination))) is not None:
                 where = f"schedule {self.name!r}, step {index}"
-                raise NoLinkError(where, int(step.source[at]), int(step.destination[at]), topology.name)
+                raise NoLinkError(
+                    where, int(step.source[at]), int(step.destination[at]), topology.name, topology.forwarding.limit
+                )
 
 
 Function = TypeVar("Function", bound=Callable[..., object])

@@ -6,6 +6,7 @@ Numbers may be floats or `fractions.Fraction`; with fractions all derived result
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
 from math import prod
@@ -15,6 +16,7 @@ from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
 from tasp_lab.topology.graph import Topology, both_ways
 from tasp_lab.topology.links import Link, MeshLinks, SharedCapacity, Switch, SwitchKind, Vertex
+from tasp_lab.topology.routing import Grid
 
 LINK_BYTES_PER_S, LINK_S = 50e9, 1e-6
 NIC_BYTES_PER_S, NIC_S = 50e9, 5e-6
@@ -65,8 +67,8 @@ def bidirectional_ring(
     >>> [link.name for link in bidirectional_ring(3).links]
     ['0->1', '0->2', '1->2', '1->0', '2->0', '2->1']
     """
-    name = f"bidirectional-ring:{world_size}"
-    return _of_pairs(name, world_size, _circulant_pairs(world_size, (1, -1)), bandwidth_bytes_per_s, latency_s)
+    found = torus((world_size,), bandwidth_bytes_per_s, latency_s)
+    return replace(found, name=f"bidirectional-ring:{world_size}")
 
 
 def circulant(
@@ -97,7 +99,8 @@ def torus(
     if not shape or min(shape) < 1:
         raise TopologyError(f"a torus of the shape {tuple(shape)}: expected sides of 1 or more")
     name = f"torus:{'x'.join(str(side) for side in shape)}"
-    return _of_pairs(name, prod(shape), _neighbours(shape), bandwidth_bytes_per_s, latency_s)
+    found = _of_pairs(name, prod(shape), _neighbours(shape), bandwidth_bytes_per_s, latency_s)
+    return replace(found, grid=Grid(tuple(shape), (True,) * len(shape)))
 
 
 def hypercube(
@@ -108,8 +111,8 @@ def hypercube(
     >>> [link.name for link in hypercube(2).links if link.source == 0]
     ['0->2', '0->1']
     """
-    pairs = _neighbours((2,) * dimensions)
-    return _of_pairs(f"hypercube:{dimensions}", 2**dimensions, pairs, bandwidth_bytes_per_s, latency_s)
+    name = f"hypercube:{dimensions}"
+    return replace(torus((2,) * dimensions or (1,), bandwidth_bytes_per_s, latency_s), name=name)
 
 
 def multipartite(

@@ -17,6 +17,7 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.core.units import Number
+from tasp_lab.topology.components import strong_components
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, Vertex
 from tasp_lab.topology.links import MeshLinks
 
@@ -96,22 +97,26 @@ def _ends(name: str, mark: str, vertices: dict[str, Vertex]) -> list[tuple[Verte
 def induced(topology: Topology, ranks: Sequence[int]) -> Topology:
     """The topology of some ranks, numbered in this order: the links on routes between them.
 
-    Routes are those of the whole topology. Switches and shared capacities are numbered in the order of its links, so
+    Routes between linked ranks are those of the whole topology. Where links and switches do not join the ranks, others
+    that forward for them become switches. Switches and shared capacities are numbered in the order of its links, so
     parts with the same links are equal.
 
-    Raises `TopologyError` unless each of the ranks reaches every other one through these ranks and switches.
+    Raises `TopologyError` if ranks do not reach each other so.
 
     >>> from tasp_lab.topology.builders import nodes
     >>> [link.name for link in induced(nodes(2, 2, "switch"), [2, 3]).links]
     ['0->switch0', 'switch0->0', '1->switch0', 'switch0->1']
     """
     order = np.array(ranks, dtype=np.int64)
-    row, column = np.nonzero(topology.linked_pairs[np.ix_(order, order)])
+    linked = topology.linked_pairs[np.ix_(order, order)]
+    if strong_components(np.argwhere(linked), len(order)).any() and topology.reaches_all:
+        linked = ~np.eye(len(order), dtype=bool)
+    row, column = np.nonzero(linked)
     used = np.unique(topology.routes(order[row], order[column])[0]) if len(row) else row
     count = len(topology.links)
     kept = [topology.links[index] for index in used[(used >= 0) & (used < count)].tolist()]
     new: dict[Vertex, Vertex] = {rank: number for number, rank in enumerate(order.tolist())}
-    switches = [end for link in kept for end in (link.source, link.destination) if isinstance(end, str)]
+    switches = [end for link in kept for end in (link.source, link.destination) if end not in new]
     new |= {name: f"switch{number}" for number, name in enumerate(dict.fromkeys(switches))}
     links = {link.name: replace(link, source=new[link.source], destination=new[link.destination]) for link in kept}
     shared = [topology.shared[index - count] for index in used[used >= count].tolist()]
@@ -126,8 +131,11 @@ def induced(topology: Topology, ranks: Sequence[int]) -> Topology:
             )
             for number, group in enumerate(shared)
         ),
-        switches=tuple(Switch(str(new[name]), topology.switch_kinds[name]) for name in dict.fromkeys(switches)),
+        switches=tuple(
+            Switch(str(new[end]), topology.switch_kinds.get(str(end), "node")) for end in dict.fromkeys(switches)
+        ),
         nodes=tuple(list(dict.fromkeys(nodes)).index(node) for node in nodes),
+        forwarding=topology.forwarding,
     )
 
 
@@ -175,17 +183,18 @@ def renumbered(topology: Topology, order: IntArray) -> Topology:
     new = tuple(Link(moved(a.source), moved(a.destination), a.bandwidth_bytes_per_s, a.latency_s) for a in old)
     names = {before.name: after.name for before, after in zip(old, new, strict=True)}
     shared = tuple(replace(group, links=tuple(names[name] for name in group.links)) for group in topology.shared)
-    return replace(topology, links=new, shared=shared, nodes=nodes, labels=labels)
+    return replace(topology, links=new, shared=shared, nodes=nodes, labels=labels, grid=None)
 
 
 def between_groups(topology: Topology, members: int) -> Topology:
     """The groups of `members` consecutive ranks as ranks, with what each member has of the routes between them.
 
     Member m of a group sends to member m of another one, all members at once. There is a link from group to group if
-    every member has a route. What a link, port or shared capacity of the topology carries for several members, each
-    has an equal part of; where it carries several routes of a member, it is a shared capacity of these links. So the
-    time of transfers between groups is that of the same transfers of every member. If it carries more members of some
-    links than of others, all are taken for as many as the most, and the time is not less.
+    every member is linked; or if every member has a route, where links alone do not join all groups. What a link, port
+    or shared capacity of the topology carries for several members, each has an equal part of; where it carries several
+    routes of a member, it is a shared capacity of these links. So the time of transfers between groups is that of the
+    same transfers of every member. If it carries more members of some links than of others, all are taken for as many
+    as the most, and the time is not less.
 
     Raises `TopologyError` if groups do not reach each other.
 
@@ -197,7 +206,9 @@ def between_groups(topology: Topology, members: int) -> Topology:
     count = topology.world_size // members
     pairs = np.array([(a, b) for a in range(count) for b in range(count) if a != b]).reshape(-1, 2)
     ends = pairs[:, None] * members + np.arange(members)[:, None]
-    linked = topology.have_routes(ends[..., 0], ends[..., 1]).all(axis=1)
+    linked = topology.are_linked(ends[..., 0], ends[..., 1]).all(axis=1)
+    if strong_components(pairs[linked], count).any():  # not all groups are in one
+        linked = topology.have_routes(ends[..., 0], ends[..., 1]).all(axis=1)
     pairs, ends = pairs[linked], ends[linked]
     shape = ends.shape[:2]
     constraints, latencies_s = topology.routes(ends[..., 0].ravel(), ends[..., 1].ravel())
@@ -218,6 +229,7 @@ def between_groups(topology: Topology, members: int) -> Topology:
         count,
         tuple(Link(a, b, rates[link], slowest_s[link]) for link, (a, b) in enumerate(pairs.tolist())),
         tuple(SharedCapacity(f"part of {name}", rate, links) for (links, rate), name in shared.items()),
+        forwarding=topology.forwarding,
     )
 
 

@@ -1,8 +1,10 @@
 """A topology: ranks and switches, joined by directed links that have a bandwidth and a latency.
 
 Vertices are ranks (``0 .. world_size-1``) and switches (strings). Ranks hold data, switches forward it and hold
-nothing. A *transfer* goes from one rank to another along a *route* through switches only: the route with the
-fewest links; ties are broken by latency, then by the order in which links are listed.
+nothing. A *transfer* goes from one rank to another along a *route*. Ranks with a link take it; else a route goes
+through switches only, that with the fewest links; ties are broken by latency, then by the order in which links are
+listed. Where no switch leads there either, other ranks forward (`tasp_lab.topology.routing`), at the rate of the
+slowest link, unless `Topology.forwarding` says that their software does not.
 
 Shared capacity has one form, the *constraint*: a name and a bandwidth shared by a set of transfers. Each link is a
 constraint on the transfers that pass it; a `SharedCapacity` is one on the transfers that pass any of its links. A
@@ -35,7 +37,8 @@ from tasp_lab.topology.links import Link as Link
 from tasp_lab.topology.links import SharedCapacity as SharedCapacity
 from tasp_lab.topology.links import Switch as Switch
 from tasp_lab.topology.links import Vertex as Vertex
-from tasp_lab.topology.routing import Paths
+from tasp_lab.topology.routing import ANY_ROUTE, Grid, Paths
+from tasp_lab.topology.routing import Forwarding as Forwarding
 from tasp_lab.topology.routing import Route as Route
 
 if TYPE_CHECKING:
@@ -57,6 +60,8 @@ class Topology:
     nodes : the node of each rank, numbered from 0; if empty, derived from the graph (see `node_of_rank`).
     labels : the name of each rank where some of a machine are missing (`tasp_lab.topology.missing`), which constraints
         have in theirs; if empty, its number.
+    forwarding : how ranks send to ranks that they are not linked to.
+    grid : the grid that the links are those of; None for other links.
 
     >>> two = Topology("pair", 2, (Link(0, 1, 50e9, 1e-6), Link(1, 0, 50e9, 1e-6)))
     >>> two.route(0, 1).latency_s
@@ -72,6 +77,8 @@ class Topology:
     switches: tuple[Switch, ...] = ()
     nodes: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
+    forwarding: Forwarding = ANY_ROUTE
+    grid: Grid | None = None
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -156,7 +163,10 @@ class Topology:
         """
         ends = b"" if self.table.is_mesh else self.link_ends.tobytes()
         kinds, shared = tuple(self.switch_kinds.values()), [each.links for each in self.shared]
-        facts = self.world_size, kinds, self.node_of_rank, shared, self.table.is_uniform, len(self.vertices)
+        facts = (
+            *(self.world_size, kinds, self.node_of_rank, shared, self.table.is_uniform, len(self.vertices)),
+            self.forwarding,
+        )
         return hashlib.sha256(repr(facts).encode() + ends).hexdigest()
 
     def _components(self, links: BoolArray) -> IntArray:
@@ -174,7 +184,7 @@ class Topology:
         return Constraints(self.links, self.shared, self.labels)
 
     def route(self, source: int, destination: int) -> Route:
-        """The route from one rank to another. Raises `NoRouteError` if there is none without forwarding ranks."""
+        """The route from one rank to another. Raises `NoRouteError` if ranks may not forward as often as it takes."""
         pair = (source, destination)
         if pair not in self._routes:
             self._routes[pair] = self._paths.route(self._paths.path(source, destination))
@@ -204,22 +214,32 @@ class Topology:
         return 0 <= source < n and 0 <= destination < n and bool(self.have_routes(*np.array([[source], [destination]])))
 
     def have_routes(self, sources: npt.NDArray[np.integer], destinations: npt.NDArray[np.integer]) -> BoolArray:
-        """Whether a route exists from each of `sources` to the respective `destinations`, int arrays (hops,) of ranks.
+        """Whether a route exists from each of `sources` to the respective `destinations`, if need be through ranks.
 
         Both are int arrays of one shape, which is that of the answer.
         """
+        flat = self._paths.can_send(sources.ravel().astype(np.int64), destinations.ravel().astype(np.int64))
+        return flat.reshape(sources.shape)
+
+    def are_linked(self, sources: npt.NDArray[np.integer], destinations: npt.NDArray[np.integer]) -> BoolArray:
+        """Whether a link or switches lead from each of `sources` to the respective `destinations`, as `have_routes`."""
         flat = self._paths.linked(sources.ravel().astype(np.int64), destinations.ravel().astype(np.int64))
         return flat.reshape(sources.shape)
 
     def rank_pairs(self) -> Iterator[tuple[int, int]]:
-        """All ordered pairs of ranks with a route, in order."""
+        """All ordered pairs of linked ranks, in order."""
         for source, row in enumerate(self.linked_pairs):
             for destination in row.nonzero()[0].tolist():
                 yield source, destination
 
+    @property
+    def reaches_all(self) -> bool:
+        """Whether each rank surely has a route to every other: all are linked, or forward as often as it takes."""
+        return self.forwarding.most_ranks is None or self.is_complete
+
     @cached_property
     def is_complete(self) -> bool:
-        """Whether there is a route between any two ranks."""
+        """Whether any two ranks are linked, so that none need forward."""
         if self.table.is_mesh:
             return True
         pairs, sizes = self.world_size * (self.world_size - 1), [(len(a), len(b)) for a, b in self.crossings()]
@@ -230,7 +250,7 @@ class Topology:
 
     @cached_property
     def linked_pairs(self) -> BoolArray:
-        """Bool array (world_size, world_size): whether there is a route from rank `row` to rank `column`."""
+        """Bool array (world_size, world_size): whether a link or switches lead from rank `row` to rank `column`."""
         linked = self.table.joined
         for entries, exits in self.crossings():
             linked[np.ix_(entries, exits)] = True

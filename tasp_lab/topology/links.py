@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol, TypeVar, overload
+from typing import ClassVar, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -321,22 +321,3 @@ class Constraints(Sequence[Constraint]):
             name = part.labelled(self._labels) if self._labels and isinstance(part, Link) else part.name
             self._made[at] = Constraint(name, part.bandwidth_bytes_per_s)
         return self._made[at]
-
-
-class Linked(Protocol):
-    """Ranks and switches with links: what routes read of a `tasp_lab.topology.graph.Topology`, which imports them."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def links(self) -> tuple[Link, ...] | MeshLinks: ...
-    @property
-    def shared(self) -> tuple[SharedCapacity, ...]: ...
-    @property
-    def vertices(self) -> tuple[Vertex, ...]: ...
-    @property
-    def table(self) -> ListedLinks | MeshLinks: ...
-    @property
-    def link_ends(self) -> IntArray: ...

@@ -19,9 +19,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
+
+import numpy as np
 
 from tasp_lab.core.errors import TopologyError
 from tasp_lab.topology.derived import links_named
@@ -52,26 +55,30 @@ def nics_of(topology: Topology) -> list[Nic]:
     """
     if "network" not in topology.switch_kinds.values():
         return []
-    links: dict[int, list[int]] = {}
-    for index, link in enumerate(topology.listed_links()):
-        rank = link.source if isinstance(link.source, int) else link.destination
-        if isinstance(rank, int) and topology.is_nic(link):
-            links.setdefault(rank, []).append(index)
-    owner, capacities = {rank: rank for rank in links}, dict[int, list[SharedCapacity]]()
-    of_name = {topology.links[at].name: (rank, topology.links[at]) for rank, own in links.items() for at in own}
+    network = np.array([topology.switch_kinds.get(str(vertex)) == "network" for vertex in topology.vertices])
+    ends, links = topology.link_ends, dict[int, list[int]]()
+    for at in np.flatnonzero((network[ends] & (ends < topology.world_size)[:, ::-1]).any(axis=1)).tolist():
+        links.setdefault(int(ends[at].min()), []).append(at)  # vertices begin with the ranks
+    first, shared = {rank: rank for rank in links}, dict[int, list[SharedCapacity]]()
+    of_name = (
+        {topology.links[at].name: (rank, at) for rank, own in links.items() for at in own} if topology.shared else {}
+    )
     for capacity in topology.shared:
-        ends = [of_name[name] for name in capacity.links if name in of_name]
-        is_nic = len(ends) == len(capacity.links) and not capacity.name.endswith(" spine")
-        if is_nic and capacity.bandwidth_bytes_per_s <= min(link.bandwidth_bytes_per_s for _, link in ends):
-            first = min(owner[rank] for rank, _ in ends)
-            owner |= {rank: first for rank, _ in ends}
-            capacities.setdefault(first, []).append(capacity)
-    found, in_node = list[Nic](), dict[int, int]()
-    for first in sorted(set(owner.values()), key=lambda rank: (topology.node_of_rank[rank], rank)):
-        node = topology.node_of_rank[first]
-        in_node[node] = in_node.get(node, -1) + 1
-        used_by = {rank: links[rank] for rank in sorted(links) if owner[rank] == first}
-        found.append(Nic(node, in_node[node], used_by, tuple(capacities.get(first, ()))))
+        users = [of_name[name] for name in capacity.links if name in of_name]
+        if len(users) < len(capacity.links) or capacity.name.endswith(" spine"):
+            continue
+        if capacity.bandwidth_bytes_per_s <= min(topology.links[at].bandwidth_bytes_per_s for _, at in users):
+            lowest = min(first[rank] for rank, _ in users)
+            first |= {rank: lowest for rank, _ in users}
+            shared.setdefault(lowest, []).append(capacity)
+    users_of: dict[int, dict[int, list[int]]] = {}
+    for rank in sorted(links):
+        users_of.setdefault(first[rank], {})[rank] = links[rank]
+    found, count = list[Nic](), Counter[int]()
+    for rank, used in sorted(users_of.items(), key=lambda each: (topology.node_of_rank[each[0]], each[0])):
+        node = topology.node_of_rank[rank]
+        found.append(Nic(node, count[node], used, tuple(shared.get(rank, ()))))
+        count[node] += 1
     return found
 
 
@@ -92,13 +99,11 @@ def without(topology: Topology, parts: Sequence[str]) -> Topology:
     ranks = [rank for rank in range(topology.world_size) if rank not in gone["gpu"]]
     if isinstance(topology.links, MeshLinks) and not (topology.shared or gone["link"]):
         return _of_ranks(topology, name, ranks, replace(topology.links, world_size=len(ranks)), ())
-    links: list[list[Link]] = [[] if at in gone["link"] else [link] for at, link in enumerate(topology.listed_links())]
-    shared = _moved(topology, nics, _nearest(topology, nics, gone["nic"], links), links)
-    kept = [link for at_place in links for link in at_place]
+    links, shared = _moved(topology, nics, _nearest(topology, nics, gone), gone["link"])
     try:
-        return _of_ranks(topology, name, ranks, kept, shared)
+        return _of_ranks(topology, name, ranks, links, shared)
     except TopologyError as error:
-        joined = {end for link in kept for end in (link.source, link.destination)}
+        joined = {end for link in links for end in (link.source, link.destination)}
         lone = [topology.rank_names[rank] for rank in ranks if rank not in joined]
         raise TopologyError(f"{error}{f', expected gpu.{lone[0]} for a whole GPU' if lone else ''}") from None
 
@@ -114,41 +119,31 @@ def with_nics(topology: Topology, count: Callable[[int], int]) -> Topology:
     of_node = Counter(nic.node for nic in nics)
     for at, nic in enumerate(nics):
         nics[at] = nic._replace(place=nic.place * count(of_node[nic.node]) // of_node[nic.node])
-        first = firsts.setdefault(nics[at][:2], at)
-        moves |= {at: first} if at != first else {}
-    links = [[link] for link in topology.listed_links()]
-    shared = _moved(topology, nics, moves, links)
-    kept = [link for at_place in links for link in at_place]
-    return _of_ranks(topology, topology.name, range(topology.world_size), kept, shared)
+        moves[at] = firsts.setdefault(nics[at][:2], at)
+    moves = {at: kept for at, kept in moves.items() if at != kept}
+    return _of_ranks(topology, topology.name, range(topology.world_size), *_moved(topology, nics, moves, ()))
 
 
-def notes(topology: Topology, parts: Sequence[str]) -> tuple[str, ...]:
-    """What to know of a topology `without` some of its parts: which NICs are shared, and which GPUs the ranks are.
+def notes(whole: Topology, left: Topology) -> list[str]:
+    """What to know of what is left of a topology: whose NICs are shared now, and which GPUs the ranks are.
 
     >>> from tasp_lab.topology.builders import nodes
-    >>> notes(nodes(2, 4), ["gpu.5", "nic.1"])[1]
-    'without gpu.5: ranks 5 to 6 are GPUs 6 to 7'
+    >>> notes(nodes(2, 4), without(nodes(2, 4), ["gpu.5", "nic.1"]))[1]
+    'ranks 5 to 6 are GPUs 6 to 7'
     """
-    nics, found = nics_of(topology), list[str]()
-    gone = _gone(topology, nics, parts)
-    every = [[link] for link in topology.listed_links()] if gone["nic"] else []
-    for at, kept in sorted(_nearest(topology, nics, gone["nic"], every).items()):
-        whose = " and ".join(f"rank {topology.rank_names[rank]}" for rank in nics[at].links)
-        found.append(f"without nic.{at}: {whose} shares nic.{kept}, assumed: NCCL takes the NIC by the shortest path")
-    names = [name for rank, name in enumerate(topology.rank_names) if rank not in gone["gpu"]]
-    runs: list[tuple[int, int]] = []
-    for rank, name in enumerate(names):
-        if name != rank and runs and name - rank == names[runs[-1][0]] - runs[-1][0]:
-            runs[-1] = runs[-1][0], rank
-        elif name != rank:
-            runs.append((rank, rank))
-    texts = [f"ranks {a} to {b} are GPUs {names[a]} to {names[b]}" if a < b else f"rank {a} is GPU {names[a]}"
-             for a, b in runs]  # fmt: skip
-    return (
-        (*found, f"without {', '.join(gone['gpu'].values())}: {', '.join(texts)}")
-        if gone["gpu"] and texts
-        else (*found,)
+    before, after = (
+        {each.rank_names[rank]: each.rank_names[min(nic.links)] for nic in nics_of(each) for rank in nic.links}
+        for each in (whole, left)
     )
+    moved = [f"{rank} that of {first}" for rank, first in after.items() if before[rank] != before[first]]
+    found = [f"NICs: rank {', '.join(moved)}; assumed: the nearest, as NCCL takes the shortest path"] if moved else []
+    for shift, run in groupby(range(left.world_size), key=lambda rank: left.rank_names[rank] - rank):
+        first, *others = run
+        if shift and others:
+            found.append(f"ranks {first} to {others[-1]} are GPUs {first + shift} to {others[-1] + shift}")
+        elif shift:
+            found.append(f"rank {first} is GPU {first + shift}")
+    return found
 
 
 def _of_ranks(
@@ -168,18 +163,14 @@ def _of_ranks(
         # what follows from the whole graph stays as it is there
         switches = tuple(Switch(name, kind) for name, kind in topology.switch_kinds.items())
     if isinstance(links, MeshLinks):
-        return Topology(name, len(ranks), links, (), switches, nodes, labels)
+        return Topology(name, len(ranks), links, (), switches, nodes, labels, topology.forwarding)
     number: dict[Vertex, Vertex] = {rank: at for at, rank in enumerate(ranks)}
-    vertices = number.keys() | topology.switch_kinds.keys()
-    kept = {
-        link.name: replace(
-            link,
-            source=number.get(link.source, link.source),
-            destination=number.get(link.destination, link.destination),
-        )
-        for link in links
-        if len(ranks) > 1 and link.source in vertices and link.destination in vertices
-    }
+    # what is left of one node needs no network
+    alone = len({topology.node_of_rank[rank] for rank in ranks}) == 1 < len({*topology.node_of_rank})
+    joining = {name for name, kind in topology.switch_kinds.items() if not (alone and kind == "network")}
+    vertices = number.keys() | joining
+    kept = {link.name: _renamed(link, number) for link in links
+            if len(ranks) > 1 and link.source in vertices and link.destination in vertices}  # fmt: skip
     ends = {end for link in kept.values() for end in (link.source, link.destination)}
     covered = (replace(each, links=tuple(kept[link].name for link in each.links if link in kept)) for each in shared)
     return Topology(
@@ -190,6 +181,7 @@ def _of_ranks(
         tuple(each for each in switches if each.name in ends),
         nodes,
         labels,
+        topology.forwarding,
     )
 
 
@@ -207,7 +199,8 @@ def _gone(topology: Topology, nics: Sequence[Nic], parts: Sequence[str]) -> dict
         else:
             names, what = (range(len(nics)), "NICs") if kind == "nic" else (topology.rank_names, "GPUs")
             if not names:
-                raise TopologyError(f"without {part}: {topology.name} has no NICs at its ranks")
+                switched = "network" in topology.switch_kinds.values()
+                raise TopologyError(f"without {part}: {topology.name} has no NICs{' at its ranks' * switched}")
             if not which.isdecimal() or int(which) not in names:
                 raise TopologyError(f"without {part}: {topology.name} has {what} {names[0]} to {names[-1]}")
             numbers = [names.index(int(which))]
@@ -223,16 +216,17 @@ def _gone(topology: Topology, nics: Sequence[Nic], parts: Sequence[str]) -> dict
     return gone
 
 
-def _nearest(
-    topology: Topology, nics: Sequence[Nic], gone: Mapping[int, str], links: Sequence[Sequence[Link]]
-) -> dict[int, int]:
-    """For each missing NIC the nearest one that is left in its node with all its `links`, the lower of two."""
+def _nearest(topology: Topology, nics: Sequence[Nic], gone: Mapping[str, Mapping[int, str]]) -> dict[int, int]:
+    """For each missing NIC the nearest one that is left in its node with all its links, the lower of two."""
+    dead = {
+        at for at, nic in enumerate(nics) if any(link in gone["link"] for own in nic.links.values() for link in own)
+    }
     found = dict[int, int]()
-    for at in gone:
-        left = [other for other, nic in enumerate(nics) if nic.node == nics[at].node and other not in gone
-                and all(links[link] for own in nic.links.values() for link in own)]  # fmt: skip
+    for at in gone["nic"]:
+        here = [other for other, nic in enumerate(nics) if nic.node == nics[at].node]
+        left = [other for other in here if other not in gone["nic"] and other not in dead]
         if not left:
-            parts = ", ".join(gone[other] for other in gone if nics[other].node == nics[at].node)
+            parts = ", ".join(gone["nic"][other] for other in here if other in gone["nic"])
             where = f"node {nics[at].node} of {topology.name}"
             raise TopologyError(f"without {parts}: {where} has no other NIC, so the machine would be in two parts")
         found[at] = min(left, key=lambda other: (abs(other - at), other))
@@ -240,32 +234,37 @@ def _nearest(
 
 
 def _moved(
-    topology: Topology, nics: Sequence[Nic], moves: Mapping[int, int], links: list[list[Link]]
-) -> list[SharedCapacity]:
-    """Put copies of the links of one NIC in place of those of others, for all their ranks; returns all that is shared.
+    topology: Topology, nics: Sequence[Nic], moves: Mapping[int, int], gone: Container[int]
+) -> tuple[list[Link], list[SharedCapacity]]:
+    """The links, with copies of those of one NIC in place of those of others, and what is shared then.
 
-    `moves` has the NICs by number, and `links` those of the result by the number of each in the topology.
+    `moves` has the NICs by number, and `gone` the numbers of links that are left out.
     """
-    names, shared = dict[str, str](), list[SharedCapacity]()
-    touched = {capacity.name for at in {*moves, *moves.values()} for capacity in nics[at].shared}
+    names, copied, shared = dict[str, str](), dict[int, list[Link]](), list[SharedCapacity]()
+    touched = {each.name for at in {*moves, *moves.values()} for each in nics[at].shared}
     for kept in sorted(set(moves.values())):
         nic = nics[kept]
-        first, of_first = next(iter(nic.links.items()))
-        own = [topology.links[at] for at in of_first]
-        used = [[topology.links[at].name for at in each] for each in nic.links.values()]
-        for rank, old in (pair for at in sorted(moves) if moves[at] == kept for pair in nics[at].links.items()):
-            copies = [
-                replace(a, **{end: rank for end in ("source", "destination") if getattr(a, end) == first}) for a in own
-            ]
-            names |= {topology.links[at].name: copy.name for at, copy in zip(old, copies, strict=False)}
-            links[old[0]] = copies
-            for at in old[1:]:
-                links[at] = []
-            used.append([copy.name for copy in copies])
-        for link, *together in zip(own, *used, strict=False):
+        first = min(nic.links)
+        own = [topology.links[at] for at in nic.links[first]]
+        users = [[topology.links[at].name for at in each] for each in nic.links.values()]
+        for rank, old in (pair for at in moves if moves[at] == kept for pair in nics[at].links.items()):
+            copies = [_renamed(link, {first: rank}) for link in own]
+            users.append([copy.name for copy in copies])
+            names |= dict(zip((topology.links[at].name for at in old), users[-1], strict=False))
+            copied |= {at: copies if at == old[0] else [] for at in old}
+        for link, *together in zip(own, *users, strict=False):
             way = "out" if link.source == first else "in"
             name = f"nic {nic.place} of node {nic.node}, {way}" + (f", {link.name}" if len(own) > 2 else "")
             limits = [each.bandwidth_bytes_per_s for each in nic.shared if link.name in each.links]
             shared.append(SharedCapacity(name, min([link.bandwidth_bytes_per_s, *limits]), tuple(together)))
-    others = (each for each in topology.shared if each.name not in touched)
-    return [*(replace(each, links=tuple(names.get(link, link) for link in each.links)) for each in others), *shared]
+    others = [replace(each, links=tuple(names.get(link, link) for link in each.links))
+              for each in topology.shared if each.name not in touched]  # fmt: skip
+    every = enumerate(topology.listed_links())
+    return [new for at, link in every if at not in gone for new in copied.get(at, [link])], others + shared
+
+
+def _renamed(link: Link, ends: Mapping[Vertex, Vertex]) -> Link:
+    """A link between other vertices, by the names of those that change."""
+    return replace(
+        link, source=ends.get(link.source, link.source), destination=ends.get(link.destination, link.destination)
+    )

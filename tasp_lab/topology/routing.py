@@ -1,21 +1,131 @@
-"""Routes from rank to rank through switches: one by a search, those of many hops (pairs of ranks) as arrays."""
+"""Routes from rank to rank, through switches and through other ranks: one by a search, those of many hops as arrays.
+
+A hop is a pair of ranks. *Linked* ranks have a link, or a path through switches only. All others send through ranks
+that forward, over the fewest hops between linked ranks: dimension by dimension on a grid, by a formula, and elsewhere
+each rank sends to the first neighbour, in the order of its links, that is nearer to the destination.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Protocol
 
 import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.core.choices import Routes
 from tasp_lab.core.errors import NoRouteError
 from tasp_lab.core.units import Number
 from tasp_lab.topology.components import strong_components
-from tasp_lab.topology.links import Linked, Vertex
+from tasp_lab.topology.links import Link, ListedLinks, MeshLinks, SharedCapacity, Vertex
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """How ranks send to ranks that they are not linked to.
+
+    Parameters
+    ----------
+    most_ranks : through how many other ranks at most; None for any number.
+    spread : whether equally short routes are taken in turn, by the number of the sender; else all take the first. On a
+        grid, what may go either way around a dimension goes down from odd coordinates. A message is never divided.
+    software : what limits the ranks, for messages.
+    """
+
+    most_ranks: int | None = None
+    spread: bool = True
+    software: str = ""
+
+    @property
+    def limit(self) -> str:
+        """The limit in words; empty without one.
+
+        >>> Forwarding(0, software="RCCL").limit, Forwarding(1, software="NCCL").limit
+        ('RCCL forwards through no other rank', 'NCCL forwards through at most 1 other rank')
+        """
+        if self.most_ranks is None:
+            return ""
+        ranks = (
+            f"at most {self.most_ranks} other rank{'s' * (self.most_ranks > 1)}" if self.most_ranks else "no other rank"
+        )
+        return f"{self.software} forwards through {ranks}"
+
+
+ANY_ROUTE = Forwarding()
+"""Ranks forward as often as it takes."""
+
+CHOICES: Mapping[Routes, Forwarding] = {
+    "direct": Forwarding(0, software="routes 'direct'"),
+    "one": Forwarding(spread=False),
+    "all": ANY_ROUTE,
+}
+"""What users choose in place of what the library of a machine does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Ranks in a grid, the last coordinate counting fastest, with links both ways between neighbours.
+
+    `wraps` is whether a dimension has links between its ends, too.
+    """
+
+    sides: tuple[int, ...]
+    wraps: tuple[bool, ...]
+
+    def paths(self, sources: IntArray, destinations: IntArray, *, spread: bool) -> IntArray:
+        """The ranks on the way of each hop, an int array (hops, ranks), in which some ranks stand several times.
+
+        >>> Grid((3, 4), (True, True)).paths(np.array([0]), np.array([7]), spread=False).tolist()
+        [[0, 4, 7]]
+        """
+        here = np.stack(np.unravel_index(sources, self.sides))
+        goal = np.stack(np.unravel_index(destinations, self.sides))
+        way = [sources]
+        for at, (side, wraps) in enumerate(zip(self.sides, self.wraps, strict=True)):
+            up, down = goal[at] - here[at], here[at] - goal[at]
+            if wraps:
+                up, down = up % side, down % side
+                rises = (up < down) | ((up == down) & ~(spread & (here[at] % 2 == 1)))
+            else:
+                rises = up > 0
+            left = np.where(rises, up, down)
+            while left.any():
+                here[at] = (here[at] + np.where(left > 0, np.where(rises, 1, -1), 0)) % side
+                left = np.maximum(left - 1, 0)
+                way.append(np.ravel_multi_index(tuple(here), self.sides))
+        return np.stack(way, axis=1)
+
+
+class Linked(Protocol):
+    """Ranks and switches with links: what routes read of a `tasp_lab.topology.graph.Topology`, which imports them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def links(self) -> tuple[Link, ...] | MeshLinks: ...
+    @property
+    def shared(self) -> tuple[SharedCapacity, ...]: ...
+    @property
+    def vertices(self) -> tuple[Vertex, ...]: ...
+    @property
+    def table(self) -> ListedLinks | MeshLinks: ...
+    @property
+    def link_ends(self) -> IntArray: ...
+    @property
+    def is_complete(self) -> bool: ...
+    @property
+    def linked_pairs(self) -> BoolArray: ...
+    @property
+    def forwarding(self) -> Forwarding: ...
+    @property
+    def grid(self) -> Grid | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +147,9 @@ class _Path:
     links: tuple[int, ...]
 
 
+_FAR = np.iinfo(np.int16).max
+
+
 class Paths:
     """The routes of a topology, and what they are found with. Hops with a direct link need no search.
 
@@ -52,6 +165,9 @@ class Paths:
         self._topology, self._links, self._world_size = topology, topology.links, topology.world_size
         self._table = topology.table
         self._paths: dict[int, dict[Vertex, _Path]] = {}
+        # distances of all ranks to the destinations that were asked for, a row for each, and the row of each rank
+        self._rows = np.zeros((0, self._world_size), dtype=np.int16)
+        self._row_of = np.full(self._world_size, -1)
 
     def crossings(self) -> Iterator[tuple[list[int], list[int]]]:
         """Ranks that have a link to some switches, and the ranks that these switches lead to.
@@ -120,7 +236,7 @@ class Paths:
     def path(self, source: int, destination: int) -> tuple[int, ...]:
         """The links of the route from one rank to another: the best path, in the order of `_paths_from`.
 
-        Raises `NoRouteError` for what is no rank, and if no link and no switch leads there.
+        Raises `NoRouteError` for what is no rank, and if ranks may not forward as often as it takes.
         """
         for rank in (source, destination):
             if not 0 <= rank < self._world_size:
@@ -138,9 +254,8 @@ class Paths:
             if (path := paths.get(switch)) is not None and source != destination
         ]
         if not ends:
-            raise NoRouteError(
-                f"topology {self._topology.name!r}: no link and no switch leads from rank {source} to {destination}"
-            )
+            forwarded = self._forwarded(np.array([source]), np.array([destination]))[0]
+            return tuple(forwarded[forwarded >= 0].tolist())
         return min(ends)[-1]
 
     def _paths_from(self, sources: Iterable[int], hops_per_link: int = 1) -> dict[Vertex, _Path]:
@@ -253,11 +368,85 @@ class Paths:
         through = np.flatnonzero(direct < 0)
         if not len(through):
             return direct[:, None]
-        switched = self._through_switches(sources[through], destinations[through])
-        paths = np.full((len(sources), switched.shape[1]), -1)
+        linked = np.ones(len(through), dtype=bool)
+        if not self._topology.is_complete:
+            linked = self.linked(sources[through], destinations[through])
+        found = [
+            (hops, links(sources[hops], destinations[hops]))
+            for hops, links in ((through[linked], self._through_switches), (through[~linked], self._forwarded))
+            if len(hops)
+        ]
+        paths = np.full((len(sources), max(links.shape[1] for _, links in found)), -1)
         paths[:, 0] = direct
-        paths[through] = switched
+        for hops, links in found:
+            paths[hops, : links.shape[1]] = links
         return paths
+
+    def can_send(self, sources: IntArray, destinations: IntArray) -> BoolArray:
+        """Whether each hop has a route, if need be through ranks that forward."""
+        most = self._topology.forwarding.most_ranks
+        if most is None:
+            return sources != destinations
+        linked = self.linked(sources, destinations)
+        others = np.flatnonzero(~linked & (sources != destinations))
+        if most and len(others):
+            linked[others] = self._distances(sources[others], destinations[others]) <= most + 1
+        return linked
+
+    def _forwarded(self, sources: IntArray, destinations: IntArray) -> IntArray:
+        """`_links_of_routes` of hops between ranks that are not linked."""
+        forwarding, grid = self._topology.forwarding, self._topology.grid
+        short = sources != destinations
+        if forwarding.most_ranks is not None:
+            short &= self.can_send(sources, destinations)
+        for source, destination in zip(sources[~short].tolist(), destinations[~short].tolist(), strict=True):
+            why = f", and {forwarding.limit}" if source != destination else ""
+            raise NoRouteError(
+                f"topology {self._topology.name!r}: no link and no switch leads from rank {source} to {destination}"
+                f"{why}"
+            )
+        if grid is not None:
+            ranks = grid.paths(sources, destinations, spread=forwarding.spread)
+        else:
+            ranks = self._by_table(sources, destinations, spread=forwarding.spread)
+        hop, step = np.nonzero(ranks[:, :-1] != ranks[:, 1:])
+        links = self._links_of_routes(ranks[hop, step], ranks[hop, step + 1])
+        hop = np.repeat(hop, links.shape[1])[links.ravel() >= 0]
+        found = _by_rank(hop, np.arange(len(hop)), len(sources))
+        return np.where(found < 0, -1, links[links >= 0][found])
+
+    def _by_table(self, sources: IntArray, destinations: IntArray, *, spread: bool) -> IntArray:
+        """The ranks on the way of each hop, as of `Grid.paths`."""
+        ways, at = [sources], sources.copy()
+        while (moving := np.flatnonzero(at != destinations)).size:
+            goal, onward = destinations[moving], self._neighbours[at[moving]]
+            distance = self._distances(onward, np.broadcast_to(goal[:, None], onward.shape))
+            nearer = (onward >= 0) & (distance == distance.min(axis=1, initial=_FAR, where=onward >= 0)[:, None])
+            turn = sources[moving] % nearer.sum(axis=1) if spread else np.zeros(len(moving), dtype=np.int64)
+            at[moving] = onward[np.arange(len(moving)), (nearer.cumsum(axis=1) == turn[:, None] + 1).argmax(axis=1)]
+            ways.append(at.copy())
+        return np.stack(ways, axis=1)
+
+    @cached_property
+    def _neighbours(self) -> IntArray:
+        """The ranks that each rank is linked to, first those at its links in their order, as of `_by_rank`."""
+        source, destination = self._table.ends[(self._table.ends < self._world_size).all(axis=1)].T
+        others = self._topology.linked_pairs & ~self._table.joined
+        source, destination = np.append(source, np.nonzero(others)[0]), np.append(destination, np.nonzero(others)[1])
+        place = _by_rank(source, np.arange(len(source)), self._world_size)
+        return np.where(place < 0, -1, destination[place])
+
+    def _distances(self, ranks: IntArray, destinations: IntArray) -> IntArray:
+        """The least number of hops between linked ranks from each rank, -1 for none, to its destination."""
+        wanted = np.unique(destinations)
+        missing = wanted[self._row_of[wanted] < 0]
+        if len(missing):
+            from scipy.sparse.csgraph import dijkstra  # takes longer to import than most predictions take
+
+            rows = dijkstra(self._topology.linked_pairs.T, indices=missing, unweighted=True)
+            self._row_of[missing] = len(self._rows) + np.arange(len(missing))
+            self._rows = np.concatenate([self._rows, rows.astype(np.int16)])
+        return self._rows[self._row_of[destinations], ranks]
 
     def _through_switches(self, sources: IntArray, destinations: IntArray) -> IntArray:
         """`_links_of_routes` of hops without a direct link: one search per kind of hops."""

@@ -47,6 +47,7 @@ LAYERS: Mapping[str, Point] = {
     "token ring, one rail per GPU": Point("h100-2x8-rails", "token-ring", LLAMA, BOTH),
     "keys gathered, PCIe": Point("l20-8-pcie", "kv-all-gather", LLAMA),
     "two rings, torus": Point("torus:4x4", "kv-and-q-rings", Workload(8192, heads=8, mask="causal"), BOTH),
+    "ulysses, routes through ranks": Point("torus:4x4", "ulysses", Workload(8192, heads=16, mask="causal"), BOTH),
     "direct, rates without kernels": Point("gaudi2-8", "direct-attention", LLAMA, BOTH),
     "grid, window": Point("h100-8", "grid:2x4", Workload(32768, heads=8, mask="causal", window=4096)),
     "no contention": Point("h100-8", "tasp", LLAMA, contention=False),

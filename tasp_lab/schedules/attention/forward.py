@@ -130,6 +130,8 @@ def single_rings(topology: Topology, direction: Direction = "auto") -> list[IntA
     ways = {"ascending": upward, "descending": upward[::-1]}
     chosen = ways if direction == "auto" else {direction: ways[direction]}
     rings = [ring for ring in chosen.values() if is_ring(topology, ring.tolist())]
+    if direction != "auto" and topology.reaches_all:
+        return [*chosen.values()]
     if direction != "auto" and not rings:
         raise ScheduleError(f"direction {direction!r}: no ring of {direction} ranks on {topology.name}, expected auto")
     return rings or [decompose(topology, lanes=1).rings[0].astype(np.int64)]
@@ -138,7 +140,7 @@ def single_rings(topology: Topology, direction: Direction = "auto") -> list[IntA
 def _both_ways(name: str, topology: Topology, ring: IntArray) -> IntArray:
     """A ring, int array (1, world_size), and the same in reverse. Raises `ScheduleError` if that has no links."""
     back = ring[:, ::-1]
-    if not is_ring(topology, back[0].tolist()):
+    if not topology.reaches_all and not is_ring(topology, back[0].tolist()):
         raise ScheduleError(f"schedule {name!r}: {topology.name} has a ring in one direction only")
     return np.concatenate([ring, back])
 

@@ -104,9 +104,9 @@ def kv_and_q_rings(
     Raises `ScheduleError` for rings of another world size, for too many blocks to verify, and if queries are to travel
     without links between all ranks.
     """
-    if options.travels in ("queries", "both") and not topology.is_complete:
+    if options.travels in ("queries", "both") and not topology.reaches_all:
         raise ScheduleError(
-            f"schedule {name!r}: travels {options.travels!r} without links between all ranks of {topology.name}, on "
+            f"schedule {name!r}: travels {options.travels!r} without routes between all ranks of {topology.name}, on "
             "which what queries yield goes straight home; expected auto or keys"
         )
     rings = rings_for(name, topology, decomposition) if topology.world_size > 1 else None
@@ -152,7 +152,7 @@ def _straight_home(
     wire = options.wire_dtype(workload.dtype, backward=backward, sums=False)
     chosen = what_travels(span_task(workload, layout, wire, backward=backward))
     found = []
-    for sides in _sides(chosen, options.travels, backward) if topology.is_complete else ():
+    for sides in _sides(chosen, options.travels, backward) if topology.reaches_all else ():
         paths, shares = _rings(name, topology, sides, rings)
         check_size(name, topology, layout, len(shares) * len(sides))
         gradients = wire if backward else None

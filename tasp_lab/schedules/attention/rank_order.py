@@ -84,7 +84,7 @@ def in_order(
         built = build(renumbered(topology, order))
     except NoLinkError as error:
         ends = int(order[error.source]), int(order[error.destination])
-        raise NoLinkError(error.where, *ends, error.topology) from None
+        raise NoLinkError(error.where, *ends, error.topology, error.why) from None
     return tuple(on_ranks(each, order) for each in built)
 
 

@@ -153,7 +153,7 @@ def _check_links(where: str, topology: Topology, source: IntArray, destination: 
     missing = (source != destination) & ~topology.have_routes(source, destination)
     if missing.any():
         first = tuple(np.argwhere(missing)[0])
-        raise NoLinkError(where, int(source[first]), int(destination[first]), topology.name)
+        raise NoLinkError(where, int(source[first]), int(destination[first]), topology.name, topology.forwarding.limit)
 
 
 def in_groups(

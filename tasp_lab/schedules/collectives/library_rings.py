@@ -81,12 +81,13 @@ def library_rings(topology: Topology) -> IntArray:
     """
     n, node_count = topology.world_size, len({*topology.node_of_rank})
     if 1 < node_count < n:
-        nics = nics_of(topology)
+        equal = topology.node_of_rank == tuple(rank // (n // node_count) for rank in range(n))
+        nics = nics_of(topology) if topology.shared or not equal else []
         of_node = [[[*nic.links] for nic in nics if nic.node == node] for node in range(node_count)]
         uneven = len({len(nic.links) for nic in nics}) > 1 or len({*map(len, of_node)}) > 1
         if uneven and sum(len(nic.links) for nic in nics) == n:
             return rings_through_nics(of_node, min(map(len, of_node))).astype(np.int64)
-        if topology.node_of_rank == tuple(rank // (n // node_count) for rank in range(n)):
+        if equal:
             return node_rings(node_count, n // node_count).astype(np.int64)
     if len(topology.vertices) == n + 1 and topology.is_complete:
         return np.arange(n, dtype=np.int64)[None]
