@@ -72,7 +72,7 @@ def parts_of(topology: Topology) -> Iterator[Part]:
     for gpu in range(topology.world_size):
         found.append(Part("GPU", f"gpu.{gpu}", (f"gpu.{gpu}",), (f"rank.{gpu}.compute=x0.5",), (gpu,)))
     for number, nic in enumerate(nics_of(topology)):
-        slow = tuple(f"rank.{rank}.nic.bandwidth=x0.5" for rank in nic.links if not nic.shared)
+        slow = (f"nic.{number}.bandwidth=x0.5",)
         links = tuple(link for own in nic.links.values() for link in own)
         found.append(Part("NIC", f"nic.{number}", (f"nic.{number}",), slow, tuple(nic.links), links))
     for index, link in enumerate(topology.listed_links()):
@@ -119,15 +119,16 @@ def failures(
     check_call(failures, locals(), SETTINGS)
     count = count or count_lines(progress)
     asked = replace(question_of(machine, work, settings, engine=engine), sampling=None)
-    if asked.without:
-        raise QuantityError(f"failures: without {', '.join(asked.without)}, expected a whole machine")
+    whole = prepare(asked).machine
+    if asked.without or whole.topology.labels:
+        raise QuantityError(f"failures: {whole.topology.name}, expected a whole machine")
     given = None if schedules is None else as_schedules(schedules)
     ranking = compare(machine, work, given, engine=engine, screen=True, prefer=prefer, jobs=jobs, progress=progress,
                       count=count, **settings)  # fmt: skip
     if ranking.recommendation is None:
         raise ScheduleError(f"failures: no schedule applies: {ranking.candidates[0].reason}")
     base, given = ranking.recommendation.answer, given if ranking.choice is None else ranking.choice.names
-    asked = with_machine(asked, prepare(asked).machine)
+    asked = with_machine(asked, whole)
     classes, of_kind = _classes(base), Counter(part.kind for part in parts_of(base.on.topology))
 
     def each_of(parts: Sequence[Part], function: Callable[[Part], tuple[Any, float]]) -> list[tuple[Any, float]]:

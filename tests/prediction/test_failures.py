@@ -159,7 +159,9 @@ def test_overrides_of_the_question_stay() -> None:
 
 
 def test_machines_that_are_not_whole_and_layers_without_a_schedule_are_refused() -> None:
-    with pytest.raises(QuantityError, match=r"failures: without nic\.0, expected a whole machine"):
+    with pytest.raises(QuantityError, match=r"failures: h100-2x4 without nic\.0, expected a whole machine"):
         failures("h100-2x4", LAYER, without=["nic.0"])
+    with pytest.raises(QuantityError, match=r"failures: mi300x-8 without gpu\.2, expected a whole machine"):
+        failures(load_machine("mi300x-8").without(["gpu.2"]), LAYER)
     with pytest.raises(ScheduleError, match="failures: no schedule applies: "):
         failures("full-mesh:4", Workload(4096, heads=6), ["ulysses"])
