@@ -30,6 +30,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "tables.kernel_accuracy": (),
     "tables.search": (),
     "tables.search_optimum": (),
+    "tables.tpu_steps": (),
     "tables.whole_steps": (),
     "reproductions": ("all",),
     "accuracy.report": (),

@@ -20,7 +20,7 @@ from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.errors import NoDecompositionError, NoRingError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth
-from tasp_lab.rings.closed_forms import closed_forms, gray_ring
+from tasp_lab.rings.closed_forms import closed_forms, gray_ring, mesh_ring
 from tasp_lab.rings.rings import Decomposition, ring_limit_bytes_per_s
 from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.graph import Topology
@@ -164,7 +164,7 @@ def _with_lanes(topology: Topology, lanes: int, rail_aligned: bool | None, budge
     """The best few rings of several searches; candidates include those of the full decomposition."""
     from tasp_lab.rings.fractional_packing import best_few, max_of_one_ring
 
-    known = gray_ring(topology) if lanes == 1 and not rail_aligned else None
+    known = gray_ring(topology) or mesh_ring(topology) if lanes == 1 and not rail_aligned else None
     if known is not None:
         one = replace(known, limit_bytes_per_s=max_of_one_ring(topology))
         if one.proved_optimal:

@@ -135,8 +135,8 @@ def notes(whole: Topology, left: Topology) -> list[str]:
         {each.rank_names[rank]: each.rank_names[min(nic.links)] for nic in nics_of(each) for rank in nic.links}
         for each in (whole, left)
     )
-    moved = [f"{rank} that of {first}" for rank, first in after.items() if before[rank] != before[first]]
-    found = [f"NICs: rank {', '.join(moved)}; assumed: the nearest, as NCCL takes the shortest path"] if moved else []
+    moved = [f"rank {rank} uses that of rank {first}" for rank, first in after.items() if before[rank] != before[first]]
+    found = [f"NICs: {', '.join(moved)}; assumed: the nearest, as NCCL takes the shortest path"] if moved else []
     for shift, run in groupby(range(left.world_size), key=lambda rank: left.rank_names[rank] - rank):
         first, *others = run
         if shift and others:

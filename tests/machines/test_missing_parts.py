@@ -174,7 +174,7 @@ def test_lines_of_a_prediction_name_what_is_assumed() -> None:
     machine = overridden(load_machine("h100-2x8"), ["nic.bandwidth=x2"])
     found = predict(machine, ["ring"], 2**20, without=["gpu.5", "nic.3"], samples=0)
     assert found.machine.changes[-2:] == (
-        "without gpu.5, nic.3: NICs: rank 3 that of 2; assumed: the nearest, as NCCL takes the shortest path",
+        "without gpu.5, nic.3: NICs: rank 3 uses that of rank 2; assumed: the nearest, as NCCL takes the shortest path",
         "without gpu.5, nic.3: ranks 5 to 14 are GPUs 6 to 15",
     )
     assert found.machine.topology.name == "h100-2x8 with nic.bandwidth=x2 without gpu.5, nic.3"

@@ -178,7 +178,7 @@ def test_what_cannot_be_missing_is_named(topology: Topology, parts: list[str], m
 
 def test_notes_say_who_shares_and_which_gpus_ranks_are() -> None:
     found = notes(nodes(2, 4), without(nodes(2, 4), ["gpu.0", "nic.2", "gpu.6"]))
-    assert found[0] == "NICs: rank 2 that of 1; assumed: the nearest, as NCCL takes the shortest path"
+    assert found[0] == "NICs: rank 2 uses that of rank 1; assumed: the nearest, as NCCL takes the shortest path"
     assert found[1:] == ["ranks 0 to 4 are GPUs 1 to 5", "rank 5 is GPU 7"]
     shared = nodes(2, 4, ranks_per_nic=2)
     assert notes(shared, without(shared, ["gpu.4"])) == ["ranks 4 to 6 are GPUs 5 to 7"]

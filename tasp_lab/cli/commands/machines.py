@@ -72,6 +72,7 @@ def show_topologies(
         raise QuantityError("--set and --without apply to one topology only")
     from tasp_lab.machines.catalogue import catalogue_names, load_machine
     from tasp_lab.machines.profile import profile_names
+    from tasp_lab.machines.slices import pod_names
     from tasp_lab.topology.expressions import expression_forms
 
     machines = [load_machine(each, library="ideal") for each in catalogue_names()]
@@ -79,6 +80,7 @@ def show_topologies(
     parts: list[Part] = [
         *Table.of("machines", rows, {"name": "{name}", "ranks": "{world_size}", "summary": "{summary}"}, (0, 2)),
         f"families, with any number of nodes: {', '.join(f'{each}-NODESxRANKS' for each in profile_names())}",
+        f"slices of pods, in any of their shapes: {', '.join(f'{each}:SHAPE' for each in pod_names())}",
         f"expressions: {', '.join(expression_forms().values())}",
     ]
     tell(View({"topologies": rows}, rows, parts), json)
