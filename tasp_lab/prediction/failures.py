@@ -170,7 +170,8 @@ def _classes(base: Answer) -> list[tuple[list[Part], int]]:
     for part in parts_of(base.on.topology):
         own = (tuple(sorted(of[list(at)].tolist())) for of, at in zip(classes, (part.ranks, part.links), strict=True))
         found.setdefault((part.kind, *own), []).append(part)
-    bytes_, busy_s = sum(one.link_bytes for one in base.passes), np.sum([one.busy_s for one in base.passes], axis=0)
+    bytes_ = np.sum([one.link_bytes for one in base.passes], axis=0)
+    busy_s = np.sum([np.array(one.busy_s, dtype=float) for one in base.passes], axis=0)
 
     def load(part: Part) -> float:
         """The bytes that pass a part, or else the seconds that it computes."""
