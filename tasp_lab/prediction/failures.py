@@ -250,12 +250,14 @@ def _times(factor: float | None) -> str:
 
 def _table(rows: Sequence[Row], base: Answer) -> list[Shown]:
     """The table of failures, what it is of, and why the schedule does not run."""
-    columns: Formats = {"lost": "{lost}", "such as": "{part}", "unchanged": "{time_s:time}", "factor": "{dearest}",
+    columns: Formats = {"lost": "{lost}", "such as": "{part}", "unchanged": "{then}", "factor": "{dearest}",
                         "best then": "{best}", "time": "{best_time_s:time}", "its factor": "{best_times}"}  # fmt: skip
     shown = []
     for row in map(dict[str, Any], rows):
         least, most, best = (_times(row[name]) for name in ("least_factor", "factor", "best_factor"))
-        shown.append(row | {"dearest": most if least == most else f"{least} to {most}", "best_times": best})
+        then = "does not run" if row["reason"] else format_time(row["time_s"])
+        dearest = most if row["reason"] or least == most else f"{least} to {most}"
+        shown.append(row | {"then": then, "dearest": dearest, "best_times": best})
     title = f"what each failure costs, over {base.schedule} on the whole machine, {format_time(base.time_s)}"
     where = f"{base.topology}, {captions.ranks_text(base)}{captions.software(base.on)}"
     reasons = (f"without {row['part']}: {row['reason']}" for row in rows if row["reason"])
