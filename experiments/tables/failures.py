@@ -18,7 +18,7 @@ LAYER = Workload(131072, heads=32, kv_heads=8, mask="causal")
 HEAD = """\
 What each single failure costs a layer of Llama 3 8B, forward, of 128Ki positions, made by `python -m \
 experiments.tables.failures`: predicted, not measured. Unchanged, the schedule that `compare` recommends for the whole \
-machine goes on with its options on what is left; a dash if it does not run. The best schedule then is the fastest of \
+machine goes on with its options on what is left. The best schedule then is the fastest of \
 those that `compare` compares there. Of parts that are alike the dearest is shown; its factor begins with that of the \
 part alike that costs least. `docs/what_if.md` says how to read it."""
 
