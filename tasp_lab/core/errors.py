@@ -114,7 +114,11 @@ class NoDecompositionError(TaspLabError):
 
 
 class NoRingError(NoDecompositionError):
-    """No ring over linked ranks exists, or none was found within the budget."""
+    """No ring over linked ranks exists if this is `proved`, else none was found within the budget."""
+
+    def __init__(self, text: str, *, proved: bool = True) -> None:
+        super().__init__(text)
+        self.proved = proved
 
 
 class ProfileError(TaspLabError):

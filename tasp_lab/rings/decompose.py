@@ -80,19 +80,20 @@ def decompose(
     except NoRingError as error:
         if not topology.reaches_all:
             raise
-        return _through_ranks(topology, str(error))
+        return _through_ranks(topology, error, budget)
 
 
-def _through_ranks(topology: Topology, reason: str) -> Decomposition:
+def _through_ranks(topology: Topology, error: NoRingError, budget: SearchBudget) -> Decomposition:
     """One ring whose neighbours need not be linked: depth first from rank 0, so that most of them are.
 
     In a tree of links it passes each link once each way, as every ring must.
     """
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import depth_first_order
+    import networkx  # takes longer to import than most rings take
 
-    ring = depth_first_order(csr_array(topology.linked_pairs), 0, return_predecessors=False)
-    return Decomposition(topology, ring[None], 1, f"one ring, in which ranks forward: {reason}")
+    links = networkx.from_numpy_array(topology.linked_pairs, create_using=networkx.DiGraph)
+    ring = np.array([list(networkx.dfs_preorder_nodes(links, 0))])
+    found = Decomposition(topology, ring, 1, f"one ring, in which ranks forward: {error}")
+    return replace(_concluded(found, budget), search_complete=error.proved)
 
 
 def _best(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:

@@ -115,6 +115,8 @@ def hypercube(
     >>> [link.name for link in hypercube(2).links if link.source == 0]
     ['0->2', '0->1']
     """
+    if dimensions < 0:
+        raise TopologyError(f"a hypercube of {dimensions} dimensions, expected 0 or more")
     name = f"hypercube:{dimensions}"
     return replace(torus((2,) * dimensions if dimensions else (1,), bandwidth_bytes_per_s, latency_s), name=name)
 

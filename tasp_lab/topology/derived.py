@@ -204,7 +204,7 @@ def between_groups(topology: Topology, members: int) -> Topology:
     (6, [('part of 0->network', ('0->1', '0->2')), ('part of network->4', ('0->1', '2->1'))])
     """
     count = topology.world_size // members
-    pairs = np.array([(a, b) for a in range(count) for b in range(count) if a != b], dtype=np.int64).reshape(-1, 2)
+    pairs = np.argwhere(~np.eye(count, dtype=bool))
     ends = pairs[:, None] * members + np.arange(members)[:, None]
     linked = topology.are_linked(ends[..., 0], ends[..., 1]).all(axis=1)
     if strong_components(pairs[linked], count).any():  # not all groups are in one

@@ -18,6 +18,7 @@ from tasp_lab.topology.derived import between_groups, equal_parts, induced, renu
 from tasp_lab.topology.graph import Route, SharedCapacity, Topology, Vertex, both_ways
 from tasp_lab.topology.links import MeshLinks
 from tests.support.links import with_links, without_links
+from tests.support.routes import direct
 from tests.support.strategies import complete_topologies
 
 GB = 10**9
@@ -379,7 +380,9 @@ def test_one_member_has_all_of_a_mesh_and_a_switch_becomes_ports() -> None:
 def test_links_are_those_that_all_members_have() -> None:
     assert [link.name for link in between_groups(ring(4), 1).links] == ["0->1", "1->2", "2->3", "3->0"]
     with pytest.raises(TopologyError, match="is not connected"):
-        between_groups(ring(4), 2)
+        between_groups(direct(ring(4)), 2)
+    forwarded = between_groups(ring(4), 2)  # 0 and 1 forward what 1 sends to 3 and 0 to 2: all links, but once each
+    assert [link.name for link in forwarded.links] == ["0->1", "1->0"]
     mesh = full_mesh(6)
     lacking = tuple(link for link in mesh.listed_links() if link.name != "3->1")
     names = [link.name for link in between_groups(Topology("lacking", 6, lacking), 2).links]
