@@ -27,6 +27,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "tables.checks": (),
     "tables.contention": (),
     "tables.decomposition": (),
+    "tables.failures": (),
     "tables.kernel_accuracy": (),
     "tables.search": (),
     "tables.search_optimum": (),

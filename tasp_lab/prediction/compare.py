@@ -154,10 +154,10 @@ def compare(
     alone: dict[AttentionKind, list[str]] = {}
     left_out = 0
     if schedules is None:
-        chosen, left_out = _shipped(work, on, options, variants=tune)
+        chosen, left_out = shipped_names(work, on, options, variants=tune)
         for letter, kind in LAYER_KINDS.items() if work.kind == "hybrid" else ():
             if letter in work.layers:
-                alone[kind], _ = _shipped(work.of(letter), on, options)
+                alone[kind], _ = shipped_names(work.of(letter), on, options)
     else:
         chosen = as_schedules(schedules)
     check_schedules(chosen, work, options.passes)
@@ -202,7 +202,7 @@ def compare(
                    versus=tuple(others), settled=tuple(settled), left_out=left_out, model=model)  # fmt: skip
 
 
-def _shipped(
+def shipped_names(
     work: Workload, on: PreparedMachine, options: AttentionOptions, variants: bool = False
 ) -> tuple[list[str], int]:
     """The schedules that the stack of a machine runs for a layer, and how many others there are; without a stack all.
@@ -253,7 +253,7 @@ def _simulated(
     def answer_all(questions: Sequence[Question], bar: Bar) -> list[Outcome[Answer]]:
         total, work = len(questions), questions[0].work
         shared = [on, on.machine, on.machine.topology, on.uncertainty_for(work), work]
-        found = deal(lambda each: _outcome(each, on, bar, tune, screens), questions, jobs, shared,
+        found = deal(lambda each: outcome_of(each, on, bar, tune, screens), questions, jobs, shared,
                      lambda number: count(number, total, questions[number].name))  # fmt: skip
         count(total, total, "")
         return found
@@ -274,7 +274,7 @@ def _with_applying(question: Question) -> Question:
     return replace(question, options=applying)
 
 
-def _outcome(
+def outcome_of(
     question: Question, on: PreparedMachine, bar: Bar, tune: bool = False, screens: bool = False
 ) -> Outcome[Answer]:
     """The answer for a schedule, with `tune` with its best options. Raises an error that is no matter of the schedule.
@@ -543,7 +543,7 @@ def _choice(
 
     def time_of(layer: Workload, name: str) -> float | None:
         count(next(numbers), total, f"one layer by {name}")
-        found = _outcome(replace(question, schedule=name, work=layer), on, Bar()).answer
+        found = outcome_of(replace(question, schedule=name, work=layer), on, Bar()).answer
         return float(found.time_s) if found.applies else None
 
     choice = choose_stacks(work, on.machine.topology, alone, question.options, time_of)
