@@ -88,10 +88,9 @@ def _through_ranks(topology: Topology, error: NoRingError, budget: SearchBudget)
 
     In a tree of links it passes each link once each way, as every ring must.
     """
-    from scipy.sparse import csr_array
     from scipy.sparse.csgraph import depth_first_order
 
-    ring = depth_first_order(csr_array(topology.linked_pairs), 0, return_predecessors=False)
+    ring = depth_first_order(topology.linked_pairs, 0, return_predecessors=False)
     found = Decomposition(topology, ring[None], 1, f"one ring, in which ranks forward: {error}")
     return replace(_concluded(found, budget), search_complete=error.proved)
 
