@@ -41,6 +41,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     # Executed and compared with exact results.
     "tables.hybrids": (),
     "tables.astra_sim": (),
+    "tables.against_simgrid": (),
     # Times of our own code, for idle machines.
     "benchmarks.commands": (),
     "benchmarks.structure": (),

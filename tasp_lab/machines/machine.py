@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, of_type
@@ -19,6 +20,7 @@ from tasp_lab.machines.parameters import NO_PARAMETERS, Parameter, Parameters
 from tasp_lab.machines.system import Edit, System
 from tasp_lab.machines.system import NetworkKind as NetworkKind
 from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.missing import notes, without
 from tasp_lab.workload.kernel_shapes import KernelShape, Passing, ShapeKind
 from tasp_lab.workload.layer import Workload
 
@@ -191,9 +193,30 @@ class Machine:
         )
 
     def edited(self, edit: Edit) -> Machine:
-        """The machine with an edited topology; so is that of its samples."""
-        system = None if self.system is None else replace(self.system, edits=(*self.system.edits, edit))
-        return replace(self, topology=edit(self.topology), system=system)
+        """The machine with an edited topology, so is that of its samples; the library is one for what is left of it."""
+        old, topology = self.topology, edit(self.topology)
+        if topology.world_size < old.world_size and self.rank_speeds:
+            speeds = dict(zip(old.rank_names, self.rank_speeds, strict=True))
+            self = replace(self, rank_speeds=tuple(speeds[name] for name in topology.rank_names))
+        if self.system is None:
+            return replace(self, topology=topology)
+        system = replace(self.system, edits=(*self.system.edits, edit))
+        if len(topology.links) == len(old.links) and topology.shared == old.shared:
+            return replace(self, topology=topology, system=system)
+        reshaped = system.reshaped(old, topology)
+        found = replace(self, topology=topology, system=reshaped)
+        return found if reshaped is system else found.rebuilt(self.parameters)
+
+    def without(self, parts: Sequence[str]) -> Machine:
+        """The machine without some of its parts, such as ``nic.3``; see `tasp_lab.topology.missing`.
+
+        Raises `TopologyError` for parts that it does not have, and if ranks become unreachable.
+        """
+        if not parts:
+            return self
+        found = self.edited(partial(without, parts=tuple(parts)))
+        lines = (f"without {', '.join(parts)}: {line}" for line in notes(self.topology, found.topology))
+        return replace(found, changes=(*self.changes, *lines))
 
     def call_s(self, time_s: Number, rank: int) -> Number:
         """The time of a kernel call of a rank that takes `time_s` at the speed of `compute`."""

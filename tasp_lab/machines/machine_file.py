@@ -180,6 +180,7 @@ def topology_document(machine: Machine) -> dict[str, object]:
         "shared": [_plain(shared) for shared in topology.shared],
         "switches": [_plain(switch) for switch in topology.switches],
         "nodes": list(topology.nodes),
+        **({"labels": list(topology.labels)} if topology.labels else {}),
         **({"grid": {key: list(each) for key, each in asdict(topology.grid).items()}} if topology.grid else {}),
         "constants": [each.document() for each in parameters],
         **({"accelerator": machine.accelerator} if machine.accelerator else {}),
@@ -245,6 +246,7 @@ class _ExplicitFile(_File, frozen=True, kw_only=True):
     shared: tuple[_SharedRecord, ...] = ()
     switches: tuple[_SwitchRecord, ...] = ()
     nodes: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
     grid: Grid | None = None
     profile: str = ""
 
@@ -264,7 +266,7 @@ class _ExplicitFile(_File, frozen=True, kw_only=True):
             own = torus(sides, wraps=self.grid.wraps).links if prod(sides) == world_size else ()
             if {(link.source, link.destination) for link in own} != {(link.source, link.destination) for link in links}:
                 raise TopologyError(f"a grid of {'x'.join(map(str, sides))}, but other links - at `$.grid`")
-        return Topology(self.name, world_size, links, shared, switches, self.nodes, grid=self.grid)
+        return Topology(self.name, world_size, links, shared, switches, self.nodes, self.labels, grid=self.grid)
 
 
 class _ExpressionFile(_File, frozen=True, kw_only=True):

@@ -116,8 +116,9 @@ def compare(
         cannot be recommended (`tasp_lab.prediction.paired.PairedErrors.margin`). Only where all names are compared,
         with the options that are given.
     prefer : what decides between schedules that are expected to be equally fast (`tasp_lab.prediction.recommend`).
-    versus : changes to compare with: overrides such as ``nic.bandwidth=x0.5``, several with commas, in addition to
-        those of the question; or other machines, which overrides of the layer alone apply to.
+    versus : changes to compare with: overrides such as ``nic.bandwidth=x0.5`` and missing parts such as ``without
+        nic.3``, several with commas, in addition to those of the question; or other machines, which overrides of the
+        layer alone apply to.
     jobs : processes, copies of this one: more than one only where nothing runs in other threads.
     known : answers to the same question, of which none is predicted again; not for tuned ones.
     progress : called with lines of progress.
@@ -141,9 +142,9 @@ def compare(
         raise WorkloadError(
             f"work {work!r}: bytes of a collective, expected an attention layer; see compare_collectives"
         )
-    changed = [changed_question(change, machine, asked.overrides) for change in versus]
-    for other, overrides in changed:  # wrong ones are refused before anything is simulated
-        prepare(question_of(other, work, settings | {"overrides": overrides}))
+    changed = [changed_question(change, machine, asked.overrides, asked.without) for change in versus]
+    for other, own in changed:  # wrong ones are refused before anything is simulated
+        prepare(question_of(other, work, settings | own))
     asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
     work, options = asked.layer, asked.options
     options.check_layer(work)
@@ -189,12 +190,12 @@ def compare(
         more={"searched": plain(SEARCHED)} if tune else {},
     )  # fmt: skip
     others = []
-    for change, (other, overrides) in zip(versus, changed, strict=True):
+    for change, (other, own) in zip(versus, changed, strict=True):
         if recommendation is None:
             break
         progress(f"versus {change_name(change)}")
         found = compare(other, given, schedules, engine=engine, tune=tune, screen=screen, prefer=prefer,
-                        jobs=jobs, progress=progress, count=count, **(settings | {"overrides": overrides}))  # fmt: skip
+                        jobs=jobs, progress=progress, count=count, **(settings | own))  # fmt: skip
         others.append(Versus.of(change_name(change), recommendation, found.recommendation, found.candidates[0].reason))
     model = load_model(given) if isinstance(given, str) else None
     return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation,

@@ -88,10 +88,11 @@ def _through_ranks(topology: Topology, error: NoRingError, budget: SearchBudget)
 
     In a tree of links it passes each link once each way, as every ring must.
     """
-    from scipy.sparse.csgraph import depth_first_order
+    import networkx  # takes longer to import than most rings take
 
-    ring = depth_first_order(topology.linked_pairs, 0, return_predecessors=False)
-    found = Decomposition(topology, ring[None], 1, f"one ring, in which ranks forward: {error}")
+    links = networkx.from_numpy_array(topology.linked_pairs, create_using=networkx.DiGraph)
+    ring = np.array([list(networkx.dfs_preorder_nodes(links, 0))])
+    found = Decomposition(topology, ring, 1, f"one ring, in which ranks forward: {error}")
     return replace(_concluded(found, budget), search_complete=error.proved)
 
 

@@ -29,13 +29,13 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
-from tasp_lab.topology.derived import without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation import fabric_runs
 from tasp_lab.validation.fabric_runs import run_best
 from tasp_lab.validation.fabrics import default_scale
 from tasp_lab.validation.validate import Comparison
 from tasp_lab.workload.layer import Workload
+from tests.support.links import without_links
 
 LAYER = Workload(4096, heads=8, kv_heads=4, mask="causal")
 

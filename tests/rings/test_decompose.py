@@ -18,8 +18,8 @@ from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition, constraint_loads
 from tasp_lab.topology.builders import circulant, full_mesh, hypercube, multipartite, nodes, ring, switch, torus
 from tasp_lab.topology.cuts import ring_cut
-from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Link, Topology, both_ways
+from tests.support.links import with_links, without_links
 from tests.support.routes import direct
 
 

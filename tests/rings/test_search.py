@@ -47,9 +47,9 @@ from tasp_lab.rings.rings import RELATIVE_TOLERANCE, Decomposition, constraint_l
 from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.builders import bidirectional_ring, circulant, full_mesh, hypercube, nodes, switch, torus
 from tasp_lab.topology.cuts import ring_cut
-from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Constraint, Link, SharedCapacity, Topology, Vertex, both_ways
 from tests.rings.test_decompose import check
+from tests.support.links import with_links, without_links
 from tests.support.routes import direct
 from tests.support.signals import hear_interrupts
 

@@ -30,8 +30,8 @@ from tasp_lab.schedule.schedule import OncePerSchedule, Schedule, remembered
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring
-from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
+from tests.support.links import with_links
 from tests.support.routes import direct
 from tests.support.strategies import topologies_and_schedules
 

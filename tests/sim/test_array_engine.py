@@ -17,10 +17,9 @@ from tasp_lab.schedules.build import collective, linear_schedules
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
 from tasp_lab.timeline.events import Timeline
 from tasp_lab.topology.builders import full_mesh, ring, switch
-from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Link, Topology
 from tasp_lab.workload.layer import Workload
-from tests.support.routes import direct
+from tests.support.links import with_links, without_links
 from tests.support.simulations import (
     Library,
     assert_agree,

@@ -33,9 +33,9 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.registry import NOT_APPLICABLE, attention_names_on
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, hypercube, ring, torus
-from tasp_lab.topology.derived import without_links
 from tasp_lab.topology.graph import Topology, both_ways
 from tasp_lab.workload.layer import Workload
+from tests.support.links import without_links
 from tests.support.simulations import uneven_topologies
 from tests.support.strategies import complete_topologies
 from tests.support.systems import passes_of

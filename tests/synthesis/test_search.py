@@ -39,7 +39,7 @@ QUESTIONS: list[tuple[str, tasp_lab.Workload, dict[str, Any]]] = [
     ("full-mesh:4", replace(LAYER, mask="full"), {}),
     ("h100-2x2", LAYER, {"passes": "both"}),
     ("torus:2x3", LAYER, {}),
-    ("full-mesh:5", LAYER, {"without_links": ("0-1",)}),
+    ("full-mesh:5", LAYER, {"without": ("link.0-1",)}),
     ("bidirectional-ring:8", LAYER, {"passes": "backward"}),
     ("h100-2", replace(LAYER, documents=(1000, 7192)), {}),
     ("h100-2", replace(LAYER, window=128), {}),
@@ -128,7 +128,7 @@ def test_what_is_found_has_no_more_regret_than_the_best_named_schedule() -> None
         (LAYER, {"effort": 0}, QuantityError, "effort: 0, expected 1 or more"),
         (LAYER, {"workers": 0}, QuantityError, "workers: 0, expected 1 or more"),
         (tasp_lab.Workload(8192, heads=8, kind="linear", mask="causal"), {}, ScheduleError, "not linear"),
-        (LAYER, {"without_links": ("0-1", "0-2", "0-3")}, tasp_lab.core.errors.TaspLabError, "not connected"),
+        (LAYER, {"without": ("link.0-1", "link.0-2", "link.0-3")}, tasp_lab.core.errors.TaspLabError, "not connected"),
     ],
 )
 def test_bad_questions_are_refused_in_one_line(

@@ -130,7 +130,8 @@ def compare(
         tune: Search the options of each schedule for the shortest time; dtypes are not varied.
         every: Also simulate schedules whose lower bounds show that they cannot be recommended.
         prefer: What decides between schedules that are expected to be equally fast.
-        versus: Compare with a change: overrides as in --set, several with commas, or another machine; repeatable.
+        versus: Compare with a change: overrides as in --set and "without nic.3" as in --without, several with commas,
+            or another machine; repeatable.
         search: Also search a schedule as in search, write it to this file, such as found.json, and compare it.
         validate: Also run this many of the fastest schedules, and the fastest single ring.
         fabric: Where --validate runs ranks, see validate.
@@ -156,6 +157,7 @@ def compare(
         return
     from tasp_lab.prediction import compare as comparison
     from tasp_lab.prediction.question import question_of
+    from tasp_lab.prediction.versus import is_change
     from tasp_lab.workload.models.catalogue import load_model
 
     # Processes that run schedules would inherit the limit.
@@ -173,7 +175,7 @@ def compare(
         settings: dict[str, Any] = asked | {
             "tune": tune, "screen": not every, "prefer": prefer, "jobs": jobs,
             "progress": progress.line, "count": progress.count,
-            "versus": [each if "=" in each else question.load(each) for each in versus or ()],
+            "versus": [each if is_change(each) else question.load(each) for each in versus or ()],
         }  # fmt: skip
         if validate:
             from tasp_lab.machines.overrides import overridden_layer

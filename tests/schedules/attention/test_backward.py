@@ -25,9 +25,9 @@ from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, hypercube, nodes, ring, switch, torus
-from tasp_lab.topology.derived import with_links
 from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import INPUTS, OUTPUTS, Call, as_arrays, calls_of, circulates
+from tests.support.links import with_links
 from tests.support.routes import direct
 from tests.support.schedules import task_of
 

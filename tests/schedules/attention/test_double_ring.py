@@ -21,9 +21,9 @@ from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
 from tasp_lab.schedules.attention.double_ring import routes_of
 from tasp_lab.schedules.attention.task import KEYS
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, torus
-from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tests.support.links import with_links, without_links
 from tests.support.routes import direct
 from tests.support.schedules import bytes_between, task_of
 from tests.support.strategies import attention_layers

@@ -12,8 +12,8 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import schedules_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, torus
-from tasp_lab.topology.derived import without_links
 from tasp_lab.workload.layer import Workload
+from tests.support.links import without_links
 from tests.support.routes import direct
 from tests.support.schedules import bytes_between, task_of
 from tests.support.systems import passes_of

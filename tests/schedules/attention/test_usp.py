@@ -20,9 +20,9 @@ from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.topology.builders import full_mesh, ring, torus
-from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology, both_ways
 from tasp_lab.workload.layer import Workload
+from tests.support.links import with_links
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.routes import direct
