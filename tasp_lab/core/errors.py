@@ -106,7 +106,7 @@ class TopologyError(TaspLabError):
 
 
 class NoRouteError(TopologyError):
-    """Two ranks have no route to each other through switches only."""
+    """Two ranks have no route to each other: no link, no switches, and not as many ranks in between as may forward."""
 
 
 class NoDecompositionError(TaspLabError):

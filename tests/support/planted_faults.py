@@ -62,6 +62,18 @@ FAULTS = (
         ("tests/measure/test_check.py",),
     ),
     Fault(
+        "routes: half around a ring everyone goes up",
+        "rises = (up < down) | ((up == down) & ~(spread & (here[at] % 2 == 1)))",
+        "rises = up <= down",
+        ("tests/topology/test_forwarding.py", "tests/sim/test_bisection.py"),
+    ),
+    Fault(
+        "routes: one rank fewer forwards than may",
+        "linked[others] = self._distances(sources[others], destinations[others]) <= most + 1",
+        "linked[others] = self._distances(sources[others], destinations[others]) <= most",
+        ("tests/topology/test_forwarding.py",),
+    ),
+    Fault(
         "max-min: a frozen flow leaves its share to others",
         "left[constraint] -= level",
         "left[constraint] -= 0 * level",
