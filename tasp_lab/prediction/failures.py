@@ -157,7 +157,7 @@ def failures(
     rows = [{name: None if value == inf else value for name, value in row.items()} for row in rows]
     document = {"topology": base.topology, "schedule": base.schedule, "options": base.options.arguments,
                 "time_s": base_s, "failures": rows, "provenance": ranking.provenance.to_dict()}  # fmt: skip
-    return View(document, rows, [_answer(rows[0], base), *_table(rows, base)])
+    return View(document, rows, [_answer(rows, base), *_table(rows, base)])
 
 
 def _classes(base: Answer) -> list[tuple[list[Part], int]]:
@@ -228,9 +228,9 @@ def _best(
     return best, time_s
 
 
-def _answer(first: Row, base: Answer) -> str:
+def _answer(rows: Sequence[Row], base: Answer) -> str:
     """What to replace first, and why."""
-    row: Mapping[str, Any] = first
+    row, *others = (dict[str, Any](each) for each in rows)
     then = "no other schedule is much faster then" if row["best"] else "nor does another schedule"
     if row["reason"]:
         cost = "does not run"
@@ -241,6 +241,9 @@ def _answer(first: Row, base: Answer) -> str:
         cost = f"takes {_times(row['factor'])} ({format_time(base.time_s, 3)} to {format_time(row['time_s'], 3)})"
         if row["best_time_s"] < (1 - COSTS) * row["time_s"]:
             then = f"switching to {row['best']} leaves {_times(row['best_factor'])}"
+        out = next((each for each in others if f"slow {each['kind']}" == row["kind"] and each["best"]), row)
+        if out["best_factor"] < row["best_factor"]:
+            then = f"taking it out leaves {_times(out['best_factor'])}, with {out['best']}"
     return f"Replace a {row['kind']} first: with{'out' * bool(row['without'])} one, {base.schedule} {cost}; {then}."
 
 
