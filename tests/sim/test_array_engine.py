@@ -20,6 +20,7 @@ from tasp_lab.topology.builders import full_mesh, ring, switch
 from tasp_lab.topology.graph import Link, Topology
 from tasp_lab.workload.layer import Workload
 from tests.support.links import with_links, without_links
+from tests.support.routes import direct
 from tests.support.simulations import (
     Library,
     assert_agree,
