@@ -69,8 +69,8 @@ FAULTS = (
     ),
     Fault(
         "routes: one rank fewer forwards than may",
-        "linked[others] = self._distances(sources[others], destinations[others]) <= most + 1",
-        "linked[others] = self._distances(sources[others], destinations[others]) <= most",
+        "self._distances(sources[far], destinations[far]) <= most + 1",
+        "self._distances(sources[far], destinations[far]) <= most",
         ("tests/topology/test_forwarding.py",),
     ),
     Fault(
