@@ -29,7 +29,7 @@ from tasp_lab.machines.host import NO_PASSES, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import Gpu, Passing, constants_in
-from tasp_lab.machines.kernel_model.kernel import bound_s, operands_of
+from tasp_lab.machines.kernel_model.kernel import bound_s, elements_of
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters, read_constants
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
@@ -159,10 +159,8 @@ class KernelCompute(Compute):
         spent[MERGE] = passes_s(self.passes, self.kernel.gpu, shape)
         return [(name, seconds / self.speed) for name, seconds in spent.items() if seconds]
 
-    def rate(
-        self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
-        value_dim: int | None = None,
-    ) -> ComputeRate:  # fmt: skip
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         """The rate that no call exceeds: that of all SMs without launches, waves and memory."""
         if not _has_kernel(dtype, kind):
             return self.rest.rate(dtype, passing, kind, head_dim, value_dim)
@@ -197,14 +195,13 @@ def passes_s(passes: Passes, gpu: Gpu, shape: KernelShape) -> float:
     """The time of the passes beside a call: bytes over the memory bandwidth, and one launch each."""
     if not passes:
         return 0.0
-    elements, is_forward = operands_of(shape), shape.passing == "forward"
-    key_bytes = passes.key_bytes if is_forward else passes.key_gradient_bytes
-    if is_forward:
-        of_queries = (passes.slice_bytes if shape.queries < shape.keys else passes.output_bytes) * elements.output
+    q, k, v, o = elements_of(shape)
+    if shape.passing == "forward":
+        of_queries = (passes.slice_bytes if shape.queries < shape.keys else passes.output_bytes) * o
+        key_bytes = passes.key_bytes
     else:
-        of_queries = passes.query_gradient_bytes * elements.queries
-    of_keys = (key_bytes * each / 2 for each in (elements.keys, elements.values))
-    return sum(bound_s(gpu, moved) for moved in (of_queries, *of_keys) if moved)
+        of_queries, key_bytes = passes.query_gradient_bytes * q, passes.key_gradient_bytes
+    return sum(bound_s(gpu, moved) for moved in (of_queries, key_bytes * k / 2, key_bytes * v / 2) if moved)
 
 
 def _has_kernel(dtype: str, kind: ShapeKind) -> bool:

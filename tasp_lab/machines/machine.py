@@ -26,10 +26,8 @@ from tasp_lab.workload.layer import Workload
 class Compute(Protocol):
     """How long the kernel calls of a rank take; by default of calls of which only FLOPs are known, not how they run."""
 
-    def rate(
-        self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
-        value_dim: int | None = None,
-    ) -> ComputeRate:  # fmt: skip
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         """A rate that no call of a dtype, a pass, a kind and such heads exceeds, for bounds and reports."""
 
     def time_s(self, shape: KernelShape) -> Number:
@@ -75,10 +73,8 @@ class ComputeRate(Compute):
         """The time of `flops` FLOPs."""
         return 0 if self.flops_per_s is None else flops / self.flops_per_s
 
-    def rate(
-        self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
-        value_dim: int | None = None,
-    ) -> ComputeRate:  # fmt: skip
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         return self
 
     def scaled(self, factor: float) -> ComputeRate:
@@ -98,10 +94,8 @@ class ComputeRates(Compute):
 
     rates: Mapping[Kind, ComputeRate]
 
-    def rate(
-        self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
-        value_dim: int | None = None,
-    ) -> ComputeRate:  # fmt: skip
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         return self.rates[dtype, passing]
 
     def scaled(self, factor: float) -> ComputeRates:

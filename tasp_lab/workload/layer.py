@@ -180,7 +180,8 @@ class Workload:
         check_arguments(vars(self), arguments_of(Workload, WorkloadError))
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
-        for name in _NUMBERS:
+        for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys", "linear_kv_heads",
+                     "value_dim"):  # fmt: skip
             value = getattr(self, name)
             if value is None:
                 continue
@@ -337,11 +338,6 @@ class Workload:
     def backward_flops_per_pair(self) -> int:
         """The same of a backward pass."""
         return self.batch * self.heads * pair_flops("backward", self.head_dim, self.value_size)
-
-
-_NUMBERS = (
-    "sequence", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys", "linear_kv_heads", "value_dim"
-)  # fmt: skip
 
 
 def pair_flops(passing: str, head_dim: int, value_dim: int) -> int:

@@ -201,8 +201,8 @@ LINEAR = {
     "width of v": Refused("rank 1: value_dim is 3, on rank 0 it is 5", change=tensors(lambda x: x[..., :3], "v")),
     "width 0 of v": Refused("value dim: 0, expected 1 or more",
                             change=tensors(lambda x: x[..., :0], "v", all_ranks=True)),
-    "heads of v": Refused("v is [1, 8, 1, 5], expected equal batch, positions and head_dim, and equal shapes of k and v but "
-                          "for the width of v", change=tensors(lambda x: x[:, :, :1], "v", all_ranks=True)),
+    "heads of v": Refused("v is [1, 8, 1, 5], expected equal batch, positions and head_dim, and equal shapes of",
+                          change=tensors(lambda x: x[:, :, :1], "v", all_ranks=True)),
     "full mask with decay": Refused("decay 'scalar' with a full mask has no agreed meaning",
                                     of_all(gates=gates(), causal=False)),
     "chain with full mask": Refused("schedule 'lasp' passes states from chunk to chunk, expected a causal mask",

@@ -184,13 +184,13 @@ def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
     columns, parts = _busiest(design, variant.tile_columns.value, variant.alone.value, sms, shape)
     arithmetic_s = max(columns * design.rows * per_pair * (sms // design.group) / _speed(variant, shape, parts), rate_s)
     power_s = throttled(arithmetic_s, variant.sustained.value, variant.settle_s.value) - arithmetic_s
-    operands = operands_of(shape)
+    elements = elements_of(shape)
     # Q, K, V and O are read or written once, backward their gradients, too
-    moved_bytes = _ELEMENT_BYTES * sum(operands) * (1 if shape.passing == "forward" else 2)
+    moved_bytes = _ELEMENT_BYTES * sum(elements) * (1 if shape.passing == "forward" else 2)
     memory_s = moved_bytes / gpu.memory_bytes_per_s.value - arithmetic_s - power_s
     passes_s = _beside_s(gpu, design, shape)
     if parts > 1:
-        passes_s += bound_s(gpu, 2 * 4 * parts * operands.output * (1 + 1 / shape.value_size))
+        passes_s += bound_s(gpu, 2 * 4 * parts * elements[-1] * (1 + 1 / shape.value_size))
     waves_s = arithmetic_s - rate_s
     return TimeParts(variant.launch_s.value, rate_s, waves_s, power_s, max(memory_s, 0.0), passes_s)
 
@@ -296,25 +296,16 @@ def throttled(time_s: float, sustained: float, settle_s: float) -> float:
     return found
 
 
-class Operands(NamedTuple):
-    """Elements of each operand of a call."""
-
-    queries: float
-    keys: float
-    values: float
-    output: float
-
-
-def operands_of(shape: KernelShape) -> Operands:
+def elements_of(shape: KernelShape) -> tuple[float, float, float, float]:
     """The elements of Q, K, V and O."""
     rows, columns = (float(shape.batch * each) for each in (shape.heads * shape.queries, shape.kv_heads * shape.keys))
     size = shape.value_size
-    return Operands(rows * shape.head_dim, columns * shape.head_dim, columns * size, rows * size)
+    return rows * shape.head_dim, columns * shape.head_dim, columns * size, rows * size
 
 
 def _beside_s(gpu: Gpu, design: Design, shape: KernelShape) -> float:
     """The time of the kernels beside the main one, which move memory; merges of split keys apart."""
-    q, k, v, o = operands_of(shape)
+    q, k, v, o = elements_of(shape)
     if (
         shape.passing == "backward"
     ):  # as designs are fitted to measured heads, whose rows of O are as wide as those of Q

@@ -230,10 +230,8 @@ class StepCompute:
             found.append(("element-wise", self.rates.moved_s(shape.moved_bytes, shape.launches)))
         return found
 
-    def rate(
-        self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
-        value_dim: int | None = None,
-    ) -> ComputeRate:  # fmt: skip
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         """A rate that no call exceeds."""
         return (
             self.rates.matrices if kind == "dense" else self.attention.rate(dtype, passing, kind, head_dim, value_dim)

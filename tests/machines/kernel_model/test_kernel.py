@@ -85,8 +85,8 @@ def test_values_as_wide_as_keys_are_what_is_measured(kernel: AttentionKernel, sh
 def test_values_of_another_width_take_the_time_between_both(
     kernel: AttentionKernel, shape: KernelShape, dims: tuple[int, int]
 ) -> None:
-    """With the constants of one head dimension. Of a kernel that pads them, the time of the wider one, and so of heads that
-    are all as wide; its rate counts what is asked for.
+    """With the constants of one head dimension. Of a kernel that pads them, the time of heads that are all as wide; its
+    rate counts what is asked for.
     """
     narrow, wide = sorted(dims)
     variants = [each for each in kernel.file.variants if each.passing == shape.passing][:1]
