@@ -28,8 +28,9 @@ from tasp_lab.workload.layer import Workload
 class Compute(Protocol):
     """How long the kernel calls of a rank take; by default of calls of which only FLOPs are known, not how they run."""
 
-    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
-        """A rate that no call of a dtype, a pass, a kind and a head dimension exceeds, for bounds and reports."""
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
+        """A rate that no call of a dtype, a pass, a kind and such heads exceeds, for bounds and reports."""
 
     def time_s(self, shape: KernelShape) -> Number:
         """The time of one call, alone on its GPU."""
@@ -74,7 +75,8 @@ class ComputeRate(Compute):
         """The time of `flops` FLOPs."""
         return 0 if self.flops_per_s is None else flops / self.flops_per_s
 
-    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         return self
 
     def scaled(self, factor: float) -> ComputeRate:
@@ -94,7 +96,8 @@ class ComputeRates(Compute):
 
     rates: Mapping[Kind, ComputeRate]
 
-    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         return self.rates[dtype, passing]
 
     def scaled(self, factor: float) -> ComputeRates:
@@ -240,7 +243,8 @@ class Machine:
         kinds: Mapping[str, ShapeKind] = {"L": "linear", "S": "softmax"}
         found: list[ShapeKind] = ["dense"] if layer.kind == "hybrid" else [layer.kind]
         found += [kinds[letter] for letter in layer.layers]
-        rates = [self.compute.rate(layer.dtype, passing, kind, layer.head_dim) for kind in dict.fromkeys(found)]
+        heads = layer.head_dim, layer.value_dim
+        rates = [self.compute.rate(layer.dtype, passing, kind, *heads) for kind in dict.fromkeys(found)]
         most = fastest(rates)  # assumed if one of the others is
         assumed = dict.fromkeys(rate.source for rate in rates if rate.assumed and rate.source != most.source)
         return replace(most, source="; ".join([*assumed, most.source]), assumed=True) if assumed else most

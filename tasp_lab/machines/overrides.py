@@ -227,7 +227,7 @@ def _field(override: Change) -> str:
 
 
 def _value(work: Workload, field: str, override: Change) -> object:
-    is_text, old = field in TEXTS, getattr(work, field)
+    is_text, old = field in TEXTS, work.value_size if field == "value_dim" else getattr(work, field)
     if override.times:
         if is_text or field == "documents":
             raise OverrideError(f"override {override}: expected a new value, not a factor and no sum")

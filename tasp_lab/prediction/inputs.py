@@ -217,7 +217,7 @@ def run_by_stack(
     if isinstance(compute, KernelCompute) and compute.by_stack:
         kernel = stack.kernel(machine.accelerator, layer)
         if kernel is None and machine.stack:
-            where = f"no kernel on {machine.accelerator} is known for {layer.mask} masks and heads of {layer.head_dim}"
+            where = f"no kernel on {machine.accelerator} is known for {layer.mask} masks and heads of {layer.widths}"
             raise ProfileError(f"stack {machine.stack!r}: {where}, expected a kernel by name beside it")
         if kernel is not None and kernel != compute.kernel:
             machine = replace(machine, compute=replace(compute, kernel=kernel))

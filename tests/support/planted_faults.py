@@ -165,8 +165,8 @@ FAULTS = (
     ),
     Fault(
         "layer: keys have as many heads as queries",
-        "return 2 * self.batch * self.kv_head_count * self.head_dim * ELEMENT_BYTES[self.dtype]",
-        "return 2 * self.batch * self.heads * self.head_dim * ELEMENT_BYTES[self.dtype]",
+        "return self.batch * self.kv_head_count * (self.head_dim + self.value_size) * ELEMENT_BYTES[self.dtype]",
+        "return self.batch * self.heads * (self.head_dim + self.value_size) * ELEMENT_BYTES[self.dtype]",
         ("tests/workload", "tests/schedules"),
     ),
     Fault(
