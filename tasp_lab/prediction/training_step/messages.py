@@ -85,8 +85,8 @@ def _check_routes(messages: Schedule, topology: Topology) -> None:
     except NoLinkError as error:
         raise ScheduleError(
             "parameters, gradients and hidden states go straight from rank to rank, but "
-            f"{error.topology} has no link {error.source}->{error.destination}: expected another topology or order, or "
-            "--no-fsdp --pass forward, a step that exchanges none"
+            f"{error.topology} has no link {error.source}->{error.destination}, and {error.why}: expected another "
+            "topology or order, --routes all, or --no-fsdp --pass forward, a step that exchanges none"
         ) from None
 
 
