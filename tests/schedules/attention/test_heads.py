@@ -112,9 +112,8 @@ def test_examples(heads: int, kv_heads: int, ranks: int, expected: list[int]) ->
 @settings(max_examples=60)
 @given(shared_heads(), st.integers(1, 3))
 def test_a_rank_sends_the_heads_of_others_and_takes_its_own_of_all(case: tuple[Workload, int], positions: int) -> None:
-    """Of P positions per rank, h_r heads of rank r and the k_r KV heads that they use, of b bytes per head, rank s sends
-
-    P b (sum of h_r + 2 k_r over the others) there, and P ((b + 4) h_s) (n - 1) of its results back.
+    """Heads have b bytes. Of P positions a rank sends P b (h' + 2 k') to another one, which has h' heads and uses k' KV
+    heads, and of its own h heads P h (b + 4) back to each of the n - 1 others.
     """
     layer, n = case
     layer = replace(layer, sequence=n * positions, mask="full")
