@@ -105,12 +105,12 @@ class AttentionLayer(Work):
         """A tensor of the shard with zeros for the heads that the schedule has beside its own."""
         own, padded = ((kv, 1 if tensor == KEYS else heads) for kv, heads in (self._own, self._padded))
         found = x.new_zeros(*x.shape[:2], *padded, *x.shape[3:])
-        found[:, :, : own[0], : own[1]] = x.unflatten(2, own)
+        found[:, :, : own[0], : own[1]] = x.reshape(*x.shape[:2], *own, *x.shape[3:])
         return found.flatten(2, 3)
 
     def _without_padding(self, tensor: int, x: Tensor) -> Tensor:
         own, padded = ((kv, 1 if tensor == KEY_GRADIENTS else heads) for kv, heads in (self._own, self._padded))
-        return x.unflatten(2, padded)[:, :, : own[0], : own[1]].flatten(2, 3)
+        return x.reshape(*x.shape[:2], *padded, *x.shape[3:])[:, :, : own[0], : own[1]].flatten(2, 3)
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         """Make a kernel call; returns the parts of the results or gradients of its operands."""

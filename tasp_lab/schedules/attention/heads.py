@@ -55,7 +55,8 @@ def head_pieces(workload: Workload, groups: int) -> HeadPieces:
     shared = bounds[bounds % ratio > 0] // ratio  # KV heads that several groups use
     cuts = np.unique(np.concatenate([bounds, shared * ratio, (shared + 1) * ratio]))
     kv_cuts, first = cuts[cuts % ratio == 0] // ratio, cuts[:-1]
-    group, kv = (np.searchsorted(*each, side="right") - 1 for each in ((bounds, first), (kv_cuts, first // ratio)))
+    group = np.searchsorted(bounds, first, side="right") - 1
+    kv = np.searchsorted(kv_cuts, first // ratio, side="right") - 1
     return HeadPieces(group, first, np.diff(cuts), kv, kv_cuts[:-1], np.diff(kv_cuts))
 
 

@@ -245,8 +245,9 @@ class LayerBlocks:
     def block_bytes(self) -> IntArray:
         """The size of each block, int array (blocks,)."""
         kinds, kind = self.kinds
-        position_bytes = np.array([sum(each.size_bytes for each in self.fields_of(*kind)) for kind in kinds], dtype=int)
-        return self.count * position_bytes[kind]
+        sizes = [sum(field.size_bytes for field in self.fields_of(*each)) for each in kinds]
+        position_bytes: IntArray = np.array(sizes, dtype=np.int64)[kind]
+        return self.count * position_bytes
 
     @cached_property
     def kinds(self) -> tuple[list[tuple[int, int]], IntArray]:
