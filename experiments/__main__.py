@@ -27,9 +27,11 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "tables.checks": (),
     "tables.contention": (),
     "tables.decomposition": (),
+    "tables.failures": (),
     "tables.kernel_accuracy": (),
     "tables.search": (),
     "tables.search_optimum": (),
+    "tables.tpu_steps": (),
     "tables.whole_steps": (),
     "reproductions": ("all",),
     "accuracy.report": (),
@@ -40,6 +42,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     # Executed and compared with exact results.
     "tables.hybrids": (),
     "tables.astra_sim": (),
+    "tables.against_simgrid": (),
     # Times of our own code, for idle machines.
     "benchmarks.commands": (),
     "benchmarks.structure": (),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from scipy.stats import theilslopes
 
@@ -135,7 +136,8 @@ def calibrate_shared_medium(
     if not fits:
         return Calibration((), Machine(topology))
     bandwidth, latency = fits[0].bandwidth_bytes_per_s.value, fits[0].latency_s.value
-    links = tuple(Link(source, destination, bandwidth, latency) for source, destination in topology.rank_pairs())
+    pairs = permutations(range(topology.world_size), 2)  # no process forwards: each reaches every other by itself
+    links = tuple(Link(*pair, bandwidth, latency) for pair in pairs if topology.has_route(*pair))
     memory = SharedCapacity("memory", bandwidth, tuple(link.name for link in links))
     medium = Topology(topology.name, topology.world_size, links, (memory,))
     return Calibration(tuple(fits), Machine(medium, _comm_library(fits)))

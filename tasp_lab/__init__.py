@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tasp_lab.prediction.compare import compare
     from tasp_lab.prediction.decompose import decompose
     from tasp_lab.prediction.evaluate import answer, answers
+    from tasp_lab.prediction.failures import failures
     from tasp_lab.prediction.layout import Layout
     from tasp_lab.prediction.predict import predict
     from tasp_lab.prediction.predict_step import predict_step
@@ -42,6 +43,7 @@ __all__ = [
     "Layout",
     "validate",
     "compare",
+    "failures",
     "search",
     "decompose",
     "Question",
@@ -80,6 +82,7 @@ __getattr__, __dir__ = lazy_names(
         "Layout": "tasp_lab.prediction.layout",
         "validate": "tasp_lab.validation.validate",
         "compare": "tasp_lab.prediction.compare",
+        "failures": "tasp_lab.prediction.failures",
         "search": "tasp_lab.synthesis.search",
         "decompose": "tasp_lab.prediction.decompose",
         "Question": "tasp_lab.prediction.question",

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from experiments.common import RESULTS, Formats, Record, table, write_page, write_record
 from tasp_lab import decompose, predict
@@ -15,9 +15,9 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.core.progress import print_progress as progress
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
 from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.inputs import changed_machine
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedules.registry import schedules_of
-from tasp_lab.topology.derived import with_links, without_links
 
 PREDICTED_SHARD_BYTES = 64 * 2**20
 
@@ -28,19 +28,18 @@ class Case:
 
     topology: str
     without: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
     lanes: int | None = None
 
     @property
     def name(self) -> str:
         """The case as command-line arguments."""
-        options = [f"--without-link {link}" for link in self.without] + [f"--link {link}" for link in self.links]
+        options = [f"--without {part}" for part in self.without] + [f"--set {each}" for each in self.overrides]
         return " ".join([self.topology, *options, *([f"--lanes {self.lanes}"] if self.lanes else [])])
 
     def machine(self) -> Machine:
         """The machine with its edited links."""
-        machine = load_machine(self.topology, library="ideal")
-        return replace(machine, topology=with_links(without_links(machine.topology, self.without), self.links))
+        return changed_machine(load_machine(self.topology, library="ideal"), self.overrides, self.without)
 
 
 OTHERS = (
@@ -60,13 +59,13 @@ OTHERS = (
     Case("nodes:3x3"),
     Case("nodes:2x4:rails"),
     Case("nodes:4x8:rails"),
-    Case("full-mesh:5", without=("0-3",)),
-    Case("full-mesh:8", links=("0-3=10GB/s",)),
+    Case("full-mesh:5", without=("link.0-3",)),
+    Case("full-mesh:8", overrides=("link.0-3=10GB/s",)),
     Case("full-mesh:8", lanes=4),
-    Case("torus:8x8", without=("0-1",)),
-    Case("torus:3x3", without=("0-1",)),
-    Case("nodes:2x8", without=("0-1",)),
-    Case("h100-2x8", links=("0-network=25GB/s",)),
+    Case("torus:8x8", without=("link.0-1",)),
+    Case("torus:3x3", without=("link.0-1",)),
+    Case("nodes:2x8", without=("link.0-1",)),
+    Case("h100-2x8", overrides=("link.0-network=25GB/s",)),
 )
 
 

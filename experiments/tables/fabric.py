@@ -40,9 +40,9 @@ from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.linear.flops import FlopCounts
 from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.schedules.registry import NOT_APPLICABLE, attention_names_on, balanced_ring, options_for
-from tasp_lab.topology.derived import without_links
 from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS
 from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.missing import without
 from tasp_lab.validation.fabrics import default_scale
 from tasp_lab.validation.validate import Run
 
@@ -89,7 +89,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The topology with its bandwidths."""
         slower = EXPRESSION_DEFAULTS.nic_bandwidth_bytes_per_s / self.nics_slower_by
         machine = load_machine(self.topology, replace(EXPRESSION_DEFAULTS, nic_bandwidth_bytes_per_s=slower))
-        return without_links(machine.topology, self.without)
+        return without(machine.topology, self.without)
 
     @property
     def scale(self) -> float:
@@ -218,7 +218,7 @@ def measure_part(name: str, part: str, folder: Path = RESULTS) -> None:
     rows = [row for case in cases for row in measure(case, of_table.get("sums", False))]
     facts: Record = {"repeats": cases[0].repeats, "rows": rows}
     if cases[0].sequence:
-        facts |= {"topology": cases[0].topology, "scale": cases[0].scale, "layer": layer_text(cases[0].layer)}
+        facts |= {"topology": cases[0].links.name, "scale": cases[0].scale, "layer": layer_text(cases[0].layer)}
     parts = read_record(path)["parts"] if path.exists() else {}
     write_record(path, {"parts": parts | {part: facts}})
 

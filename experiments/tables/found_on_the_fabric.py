@@ -35,7 +35,7 @@ PARTS = {
         ("switch", "switch:5", 960),
         ("torus", "torus:2x3", 960),
         ("fat-tree", "fat-tree:2x3:2", 960),
-        ("broken", "full-mesh:5", 960, "0-1"),
+        ("broken", "full-mesh:5", 960, "link.0-1"),
     )
 }
 

@@ -49,6 +49,8 @@ def build(plan: dict[str, Any]) -> list[int]:
         vertices.append(_add_vertex(vertex))
     for cable in plan["cables"]:
         _add_cable(cable, vertices, descriptors)
+    for rule in plan["rules"]:
+        vertices[rule["at"]].rule("add", src=rule["source"], src_len=32, table=rule["table"])
     for route in plan["routes"]:
         _add_route(route, vertices[route["at"]])
     return descriptors
@@ -91,9 +93,10 @@ def _add_route(route: dict[str, Any], netlink: IPRoute) -> None:
         dst=f"{route['to']}/32",
         gateway=route["via"],
         oif=netlink.link_lookup(ifname=f"to{route['next']}")[0],
+        table=route["table"],
         flags=["onlink"],
         prefsrc=route["source"],
-        metrics={"initcwnd": route["window"], "initrwnd": route["window"]},
+        metrics=route["metrics"],
     )
 
 

@@ -14,7 +14,8 @@ The following settings make the links behave as lossless; each has a measured ef
 - **Deep queues**: a port with many senders must not drop packets.
 - **Turns**: a connection has at most two packets in the queue of its rank, so connections that share a link take turns.
   Without this limit each queued about 1 ms of its pacing rate, which is some 100 kB with large windows, and the links
-  of those further back in the queue stood idle for 20 to 80 ms.
+  of those further back in the queue stood idle for 20 to 80 ms. Where ranks forward, windows of two packets per link
+  limit it: with larger ones a message of the rank that forwards had a fifth of a link, with these a third.
 - **Large packets** (up to 9000 bytes): few enough for two cores to forward, small enough that a packet takes at most
   about 4 ms.
 """
@@ -26,14 +27,16 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise, permutations
 from multiprocessing.connection import Connection
 from typing import Any
 
-import networkx as nx
-
 from runtime.protocol.jobs import RankLocation, our_module
+from tasp_lab.core.arrays import first_true
 from tasp_lab.core.errors import FabricError
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology, Vertex
 
@@ -51,11 +54,16 @@ _MIN_PACKET_BYTES, _MAX_PACKET_BYTES = 1500, 9000
 _ETHERNET_HEADER_BYTES = 14
 _QUEUE_BYTES = 256 * 2**20
 _WINDOW_PACKETS = 1000
+MAIN_TABLE, FIRST_TABLE = 254, 1000
+"""The kernel's table of routes, and that of rank 0 for packets whose routes differ from those of others."""
+
 _SYSCTL = {
     "ipv4/tcp_congestion_control": "reno",
     "ipv4/tcp_slow_start_after_idle": "0",
     "ipv4/tcp_no_metrics_save": "1",
     "ipv4/ip_forward": "1",
+    "ipv4/conf/all/rp_filter": "0",
+    "ipv4/conf/default/rp_filter": "0",
 }
 
 
@@ -87,6 +95,19 @@ def emulate(topology: Topology) -> Iterator[tuple[RankLocation, ...]]:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def check_directions(topology: Topology, schedule: Schedule) -> None:
+    """Raise `FabricError` for a message to a rank with a link to its sender, but none back: see `_next_hops`."""
+    linked = topology.linked_pairs
+    for step in schedule.steps:
+        against = linked[step.destination, step.source] & ~linked[step.source, step.destination]
+        if (at := first_true(against)) is not None:
+            source, destination = int(step.source[at]), int(step.destination[at])
+            raise FabricError(
+                f"{topology.name}: schedule {schedule.name!r} sends from rank {source} to {destination}, whose link is "
+                f"one way, from {destination} to {source}; the emulated fabric needs links both ways for this"
+            )
 
 
 def missing_here() -> str | None:
@@ -144,12 +165,16 @@ def _plan(topology: Topology, user_namespace: bool) -> dict[str, Any]:
     vertices = topology.vertices
     index = {vertex: position for position, vertex in enumerate(vertices)}
     addresses = [f"10.64.{position // 250}.{position % 250 + 1}" for position in range(len(vertices))]
-    routes = [
-        {"at": index[at], "to": addresses[to], "via": addresses[index[next_hop]], "next": index[next_hop],
-         "source": addresses[index[at]], "window": _WINDOW_PACKETS}
-        for (at, to), next_hop in _next_hops(topology).items()
-    ]  # fmt: skip
     cables = _cables(topology, index)
+    packet_bytes = max((cable["mtu"] for cable in cables), default=_MIN_PACKET_BYTES)
+    ways = _ways(topology)
+    routes: list[dict[str, Any]] = [
+        {"at": index[at], "to": addresses[to], "via": addresses[index[next_hop]], "next": index[next_hop],
+         "source": addresses[index[at]], "metrics": _metrics(ways.get((at, to), ()), packet_bytes),
+         "table": MAIN_TABLE if source is None else FIRST_TABLE + index[source]}
+        for (at, to, source), next_hop in _next_hops(ways).items()
+    ]  # fmt: skip
+    rules = sorted({(route["at"], route["table"]) for route in routes if route["table"] != MAIN_TABLE})
     return {
         "user_namespace": user_namespace,
         "vertices": [
@@ -157,6 +182,7 @@ def _plan(topology: Topology, user_namespace: bool) -> dict[str, Any]:
             for position, address in enumerate(addresses)
         ],
         "cables": cables,
+        "rules": [{"at": at, "source": addresses[table - FIRST_TABLE], "table": table} for at, table in rules],
         "routes": routes,
     }
 
@@ -188,22 +214,41 @@ def packet_size_bytes(bandwidth_bytes_per_s: float) -> int:
     return min(max(int(bandwidth_bytes_per_s * _PACKET_S), _MIN_PACKET_BYTES), _MAX_PACKET_BYTES)
 
 
-def _next_hops(topology: Topology) -> dict[tuple[Vertex, int], Vertex]:
-    """The next hop of each vertex for each destination rank.
+def _metrics(way: Sequence[Vertex], packet_bytes: int) -> dict[str, int]:
+    """The windows of connections along a way; if ranks forward, `QUEUED_PACKETS` per link.
 
-    Data follows the topology's routes. Pairs of ranks without a route are connected over the shortest path, through
-    other ranks if necessary, since a process group opens a connection between all pairs.
+    The queue of the first rank does not limit how much waits at those that forward, whose own messages would starve.
     """
-    hops: dict[tuple[Vertex, int], Vertex] = {}
-    for source, destination in topology.rank_pairs():
-        for link in (topology.links[index] for index in topology.route(source, destination).links):
-            next_hop = hops.setdefault((link.source, destination), link.destination)
-            if next_hop != link.destination:
-                raise FabricError(f"{topology.name}: two routes to rank {destination} diverge at {link.source}")
-    graph = nx.Graph((link.source, link.destination) for link in topology.links)
-    graph.add_nodes_from(topology.vertices)
-    for destination in range(topology.world_size):
-        for vertex, path in nx.single_source_shortest_path(graph, destination).items():
-            if len(path) > 1:
-                hops.setdefault((vertex, destination), path[-2])
+    window = {"initcwnd": _WINDOW_PACKETS, "initrwnd": _WINDOW_PACKETS}
+    if any(isinstance(vertex, int) for vertex in way[1:-1]):
+        window["window"] = QUEUED_PACKETS * (len(way) - 1) * packet_bytes
+    return window
+
+
+def _ways(topology: Topology) -> dict[tuple[Vertex, int], list[Vertex]]:
+    """The vertices from each rank to each other, whatever software forwards: a process group connects all pairs.
+
+    Ranks that are linked one way answer over the same cables, which are not shaped that way.
+    """
+    forwarding = replace(topology, forwarding=replace(topology.forwarding, most_ranks=None))
+    ways: dict[tuple[Vertex, int], list[Vertex]] = {}
+    for source, destination in permutations(range(topology.world_size), 2):
+        answers = topology.linked_pairs[destination, source] and not topology.linked_pairs[source, destination]
+        ends = (destination, source) if answers else (source, destination)
+        links = [topology.links[index] for index in forwarding.route(*ends).links]
+        way = [links[0].source, *(link.destination for link in links)]
+        ways[source, destination] = way[::-1] if answers else way
+    return ways
+
+
+def _next_hops(ways: Mapping[tuple[Vertex, int], Sequence[Vertex]]) -> dict[tuple[Vertex, int, Vertex | None], Vertex]:
+    """The next hop of each vertex for each destination rank: of packets from one source rank, or None for all others.
+
+    A rank opens connections before it has a source address, so what it sends itself goes by destination alone.
+    """
+    hops: dict[tuple[Vertex, int, Vertex | None], Vertex] = {(*pair, None): way[1] for pair, way in ways.items()}
+    for (source, destination), way in ways.items():
+        for at, onward in pairwise(way[1:]):
+            if hops.setdefault((at, destination, None), onward) != onward:
+                hops[at, destination, source] = onward
     return hops

@@ -5,7 +5,8 @@ same names (`torch.nn.attention.activate_flash_attention_impl`): the kernels fla
 on Hopper and Blackwell. flash-attn is the package of this name, releases 2.6.3 to 2.8, for CUDA and ROCm.
 
 All take dense tensors [batch, rows, heads, head_dim], or sequences one after another, [rows, heads, head_dim], with
-their cumulative lengths; windows, which are aligned to the bottom right; and groups of query heads.
+their cumulative lengths; windows, which are aligned to the bottom right; and groups of query heads. Values of another
+width than keys are padded, unless an implementation takes both widths.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from typing import Any
 import torch
 from torch.nn import attention as implementations
 
-from runtime.kernels.partials import Band, Flash, Gradients, Kernel, Lengths, Partial, window
+from runtime.kernels.partials import (
+    Band,
+    Flash,
+    Gradients,
+    Kernel,
+    Lengths,
+    Native,
+    Partial,
+    padding_gradients,
+    padding_values,
+    window,
+)
 from tasp_lab.core.errors import first_line
 
 Tensor = torch.Tensor
@@ -32,41 +44,42 @@ TRITON_ON_AMD = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 """flash-attn's variable that chooses the Triton backend instead of the compiled one."""
 
 
-def gpu_head_dim(head_dim: int, most: int = 256) -> str | None:
-    """None if GPU kernels support the head_dim, else the reason in one line."""
-    fits = head_dim % 8 == 0 and 0 < head_dim <= most
-    return None if fits else f"on cuda it supports a head_dim that is a multiple of 8 up to {most}, not {head_dim}"
+def gpu_head_dim(*widths: int, most: int = 256, wider: str = "") -> str | None:
+    """None if GPU kernels support elements per head of keys and values, else the reason in one line."""
+    at_fault = next((width for width in widths if width % 8 or not 0 < width <= most), None)
+    expected = f"on cuda it supports a head_dim that is a multiple of 8 up to {most}{wider}"
+    return None if at_fault is None else f"{expected}, not {at_fault}"
 
 
 def gpu_kernel(
     name: str,
-    problem: Callable[[torch.device, int], str | None],
+    problem: Callable[[torch.device, int, int], str | None],
     flash: Flash,
     compute: Callable[..., Partial] | None = None,
     differentiate: Callable[..., Gradients] | None = None,
 ) -> Kernel:
     """A fused kernel of 16-bit inputs on GPUs that supports GQA, by default as `flash` is called.
 
-    `problem` is the reason, in one line, why a device or a head_dim is not supported. A non-finite value can affect
-    rows that do not attend to it, if they share a tile of the mask with a row that does: a check would synchronise the
-    stream.
+    `problem` is the reason, in one line, why a device or widths of keys and values are not supported. A non-finite
+    value can affect rows that do not attend to it, if they share a tile of the mask with a row that does: a check would
+    synchronise the stream.
     """
 
-    def supports(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+    def supports(dtype: torch.dtype, device: torch.device, head_dim: int, value_dim: int) -> str | None:
         if device.type != "cuda":
             return f"it runs on cuda, not {device.type}"
-        return gpu_problem(dtype, head_dim) or problem(device, head_dim)
+        return gpu_problem(dtype, head_dim, value_dim) or problem(device, head_dim, value_dim)
 
     return Kernel(
         name, supports, compute or flash.attend, differentiate or flash.differentiate, flash_on=lambda device: flash
     )
 
 
-def gpu_problem(dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why kernels of FlashAttention take no tensors of a dtype and head_dim; None if they do."""
+def gpu_problem(dtype: torch.dtype, head_dim: int, value_dim: int) -> str | None:
+    """Why kernels of FlashAttention take no tensors of a dtype and widths; None if they do."""
     if dtype not in (torch.float16, torch.bfloat16):
         return f"on cuda it supports torch.float16 and torch.bfloat16, not {dtype}"
-    return gpu_head_dim(head_dim)
+    return gpu_head_dim(head_dim, value_dim)
 
 
 # torch's operators.
@@ -145,11 +158,28 @@ def no_random_state(q: Tensor) -> Tensor:
     return torch.empty((), dtype=torch.int64, device=q.device)
 
 
-def _torch_flash(implementation: str | None) -> Flash:
-    return Flash(partial(_torch_forward, implementation), partial(_torch_backward, implementation))
+def _torch_flash(implementation: str | None, takes: Native = lambda keys, values: False) -> Flash:
+    calls = partial(_torch_forward, implementation), partial(_torch_backward, implementation)
+    return Flash(padding_values(calls[0], takes), padding_gradients(calls[1], takes))
 
 
-def _registered_problem(module: str, capabilities: tuple[int, ...], device: torch.device, head_dim: int) -> str | None:
+def _taken_by_3(keys: int, values: int) -> bool:
+    """Of other widths those of DeepSeek (hopper/flash_api.cpp of Dao-AILab/flash-attention: mha_fwd)."""
+    return 128 < keys <= 192 and 96 < values <= 128
+
+
+def _taken_by_4(keys: int, values: int) -> bool:
+    """Any up to 128, and those of DeepSeek (flash_attn/cute/interface.py: is_deepseek_shape)."""
+    return max(keys, values) <= 128 or (keys, values) == (192, 128)
+
+
+def _problem_of_4(device: torch.device, head_dim: int, value_dim: int) -> str | None:
+    if head_dim != value_dim and not _taken_by_4(head_dim, value_dim):
+        return f"it supports values of another width than keys up to 128, and 192/128, not {head_dim}/{value_dim}"
+    return _registered_problem("flash_attn.cute.interface", (9, 10), device)
+
+
+def _registered_problem(module: str, capabilities: tuple[int, ...], device: torch.device, *_: int) -> str | None:
     """Why an implementation cannot be registered: its package does not import, or the GPU is another one."""
     if torch.version.hip is not None:
         return "it runs on GPUs of NVIDIA, not on those of AMD"
@@ -174,20 +204,18 @@ TORCH_FLASH = _torch_flash(None)
 """FlashAttention-2 in torch; on AMD that of AOTriton, on which windows and packed sequences were not verified."""
 
 FLASH_ATTENTION_3 = gpu_kernel(
-    "flash-attn-3", partial(_registered_problem, "flash_attn_interface", (9,)), _torch_flash("FA3")
+    "flash-attn-3", partial(_registered_problem, "flash_attn_interface", (9,)), _torch_flash("FA3", _taken_by_3)
 )
 """FlashAttention-3 on Hopper. It has never been executed: no GPU was at hand. So it is chosen by name only."""
 
-FLASH_ATTENTION_4 = gpu_kernel(
-    "flash-attn-4", partial(_registered_problem, "flash_attn.cute.interface", (9, 10)), _torch_flash("FA4")
-)
+FLASH_ATTENTION_4 = gpu_kernel("flash-attn-4", _problem_of_4, _torch_flash("FA4", _taken_by_4))
 """FlashAttention-4 on Hopper and Blackwell; never executed either."""
 
 
 # The package flash-attn.
 
 
-def _package_problem(device: torch.device, head_dim: int) -> str | None:
+def _package_problem(device: torch.device, *_: int) -> str | None:
     """Why flash-attn cannot be used. The package can be installed without its compiled module, so import that.
 
     Its Triton backend for AMD refuses windows in the backward pass, and a causal call is a window (0 to the right;
@@ -253,5 +281,7 @@ def _option_names(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(getattr(function, "_init_fn", function)).parameters)
 
 
-FLASH_ATTENTION = gpu_kernel("flash-attn", _package_problem, Flash(_package_forward, _package_backward))
+FLASH_ATTENTION = gpu_kernel(
+    "flash-attn", _package_problem, Flash(padding_values(_package_forward), padding_gradients(_package_backward))
+)
 """The flash-attn package, for CUDA and ROCm."""

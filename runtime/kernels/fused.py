@@ -80,6 +80,10 @@ def add(
     if (triton := _triton_for(into[0])) is not None and _in_one_launch(into, part):
         triton.launch_add(into, part, rows, part_rows, empty, rounded)
         return
+    if triton is not None and len(into) > 1:  # gradients of keys and values of another width
+        for total, new in zip(into, part, strict=True):
+            add((total,), (new,), rows, part_rows, empty=empty, rounded=rounded)
+        return
     for total, new in zip(into, part, strict=True):
         each = new if part_rows is None else new[part_rows]
         if rounded and each.dtype.itemsize > total.dtype.itemsize:

@@ -148,14 +148,14 @@ class Library:
     calls: torch may take another one than it was asked for, whose time must not go into the table.
     """
 
-    problem: Callable[[torch.dtype, Device, int], str | None]
+    problem: Callable[[torch.dtype, Device, int, int], str | None]
     calls: Callable[..., Calls]
     install: str
     runs: str = ""
 
     def missing(self, name: str, shape: CallShape, device: Device) -> str:
         """One line on why it cannot run, and what to install; empty if it can."""
-        problem = self.problem(dtype_on(device), device, shape.head_dim)
+        problem = self.problem(dtype_on(device), device, shape.head_dim, shape.head_dim)
         return f"{name}: {problem}; install {self.install}" if problem else ""
 
 

@@ -28,6 +28,7 @@ from runtime.kernels.partials import (
     Rows,
     constant,
     lse_dtype,
+    no_keys,
     rows_contiguous,
     trim,
     window,
@@ -111,8 +112,7 @@ def _rows(ranges: Sequence[Sequence[range]], count: int, device: torch.device) -
 def attend_packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float, call: PackedCall) -> Partial:
     """As `Kernel.attend`, of the pairs of queries and keys in the segments of a call."""
     if not call.bands or not q.numel():
-        lse = torch.full_like(q[..., 0], -math.inf, dtype=lse_dtype(q.dtype))
-        return Partial(torch.zeros_like(q), lse)
+        return no_keys(q, v)
     operands = call.take_queries(q), call.take_keys(k), call.take_keys(v)
     if flash := kernel.flash_on(q.device):
         parts = [_flash_attend(flash, *operands, scale, each) for each in call.sequences]
@@ -152,7 +152,7 @@ def _segment(call: PackedCall, number: int) -> tuple[slice, slice]:
 def _flash_attend(flash: Flash, q: Tensor, k: Tensor, v: Tensor, scale: float, sequences: Sequences) -> Partial:
     (q, k, v), lengths = _packed(sequences, (q,), (k, v))
     out, lse = flash.forward(*map(_joined_rows, (q, k, v)), scale, sequences.band, lengths)
-    return Partial(out.view(q.shape), lse.view(-1, *q.shape[:2]).permute(1, 2, 0))
+    return Partial(out.view(*q.shape[:2], *out.shape[1:]), lse.view(-1, *q.shape[:2]).permute(1, 2, 0))
 
 
 def _flash_gradients(flash: Flash, rows: Rows, k: Tensor, v: Tensor, scale: float, sequences: Sequences) -> Gradients:

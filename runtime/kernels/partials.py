@@ -117,7 +117,7 @@ ROWS_AT_ONCE = 512
 class Partial(NamedTuple):
     """The partial result of attention over a subset of keys.
 
-    `out` is [batch, queries, heads, head_dim] in the kernel's dtype: the softmax-weighted mean of the values.
+    `out` is [batch, queries, heads, value_dim] in the kernel's dtype: the softmax-weighted mean of the values.
     `lse` is [batch, queries, heads], float32 (float64 for float64): the natural logarithm of the sum of
     exp(scale * q.k) over the unmasked keys of the row, -inf without any; +inf, with out 0, means the same.
     """
@@ -134,7 +134,7 @@ class Gradients(NamedTuple):
     k: Tensor
     """[batch, keys, kv_heads, head_dim], summed over the query heads of a group."""
     v: Tensor
-    """As `k`."""
+    """[batch, keys, kv_heads, value_dim], summed as `k`."""
 
 
 class Rows(NamedTuple):
@@ -191,13 +191,54 @@ class Flash:
         return Gradients(*self.backward(dout, q, k, v, out, lse.transpose(1, 2).contiguous(), scale, band, None))
 
 
+Forward = Callable[..., tuple[Tensor, Tensor]]
+Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Native = Callable[[int, int], bool]
+"""Whether an operator takes such keys and values, elements per head."""
+
+
+def padding_values(forward: Forward, takes: Native = lambda keys, values: False) -> Forward:
+    """The forward pass of an operator that takes values as wide as keys, and others that it `takes`.
+
+    The narrower ones are padded with zeros, which add nothing to scores, and nothing to other elements of results.
+    """
+
+    def padded(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+        keys, values = k.shape[-1], v.shape[-1]
+        if keys == values or takes(keys, values):
+            return forward(q, k, v, *rest)
+        out, lse = forward(*(_widened(x, max(keys, values)) for x in (q, k, v)), *rest)
+        return out[..., :values], lse
+
+    return padded
+
+
+def padding_gradients(backward: Backward, takes: Native = lambda keys, values: False) -> Backward:
+    """As `padding_values`, of a backward pass."""
+
+    def padded(
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: object
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = k.shape[-1], v.shape[-1]
+        if keys == values or takes(keys, values):
+            return backward(dout, q, k, v, out, *rest)
+        dq, dk, dv = backward(*(_widened(x, max(keys, values)) for x in (dout, q, k, v, out)), *rest)
+        return dq[..., :keys], dk[..., :keys], dv[..., :values]
+
+    return padded
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+
+
 @dataclass(eq=False)
 class Kernel:
     """One implementation of attention; shapes and masks are those of `runtime.kernels.registry`.
 
     Parameters
     ----------
-    supports : why a dtype, device and head_dim are not supported, in one line, or None.
+    supports : why a dtype, device, head_dim and value_dim are not supported, in one line, or None.
     compute, differentiate : both passes over a non-empty band, for tensors with contiguous rows.
     dtype_of : the dtype in which queries are computed, forward, or backward if True.
     flash_on : how FlashAttention is called on a device (`runtime.kernels.flash`), if this kernel is that there, so that
@@ -205,7 +246,7 @@ class Kernel:
     """
 
     name: str
-    supports: Callable[[torch.dtype, torch.device, int], str | None]
+    supports: Callable[[torch.dtype, torch.device, int, int], str | None]
     compute: Compute
     differentiate: Differentiate
     dtype_of: Callable[[Tensor, bool], torch.dtype] = lambda q, backward: q.dtype
@@ -223,10 +264,10 @@ class Kernel:
     ) -> Gradients:  # fmt: skip
         """The contributions of these queries and keys to the gradients of q, k and v.
 
-        `out`, shaped as q, and `lse`, [batch, queries, heads], are the result and its log-sum-exp over all keys of
-        the sequence; `dout`, shaped as q, is the gradient with respect to `out`. The contributions of any partition of
-        queries and keys therefore sum to the gradients. `lse` is as `lse_for_gradients` prepares it: a row with lse
-        +inf contributes 0.
+        `out`, [batch, queries, heads, value_dim], and `lse`, [batch, queries, heads], are the result and its
+        log-sum-exp over all keys of the sequence; `dout`, shaped as `out`, is the gradient with respect to it. The
+        contributions of any partition of queries and keys therefore sum to the gradients. `lse` is as
+        `lse_for_gradients` prepares it: a row with lse +inf contributes 0.
         """
         dtype = self.dtype_of(q, True)
         dout, q, k, v, out = (rows_contiguous(x if x.dtype == dtype else x.to(dtype)) for x in (dout, q, k, v, out))
@@ -237,12 +278,18 @@ def over_band(compute: Compute, q: Tensor, k: Tensor, v: Tensor, scale: float, l
     """Compute attention over the trimmed band, and pad the result with the fully masked rows."""
     band = trim(q.shape[1], k.shape[1], low, high)
     if band == EMPTY or not q.numel():  # the CPU operator crashes without keys or heads
-        return Partial(torch.zeros_like(q), torch.full_like(q[..., 0], -math.inf, dtype=lse_dtype(q.dtype)))
+        return no_keys(q, v)
     trimmed_q = q.narrow(1, band.first_query, band.queries)
     trimmed_k, trimmed_v = (x.narrow(1, band.first_key, band.keys) for x in (k, v))
     out, lse = compute(trimmed_q, trimmed_k, trimmed_v, scale, band)
     place = band.first_query, q.shape[1]
     return Partial(_padded(out, *place), _padded(lse, *place, value=-math.inf))
+
+
+def no_keys(q: Tensor, v: Tensor) -> Partial:
+    """The result of queries that attend to no key."""
+    out = q.new_zeros(*q.shape[:-1], v.shape[-1])
+    return Partial(out, torch.full_like(q[..., 0], -math.inf, dtype=lse_dtype(q.dtype)))
 
 
 def by_rows(compute: Compute, q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band, rows: int = 0) -> Partial:

@@ -75,7 +75,7 @@ def _products(q: Tensor, k: Tensor) -> Tensor:
 
 REFERENCE = Kernel(
     "reference",
-    lambda dtype, device, head_dim: None if dtype.is_floating_point else f"it supports floating point, not {dtype}",
+    lambda dtype, device, *widths: None if dtype.is_floating_point else f"it supports floating point, not {dtype}",
     _exact_attention,
     lambda rows, *others: gradients_by_rows(_softmax_gradients, rows, *others),
     lambda q, backward: torch.float64,

@@ -3,9 +3,9 @@
 The forward pass returns a `Partial` with the log-sum-exp of the scores, so that ranks can attend to blocks in any
 order (`runtime.kernels.partials`). The backward pass returns `Gradients`, which are summed.
 
-Shapes: q is [batch, queries, heads, head_dim], k and v are [batch, keys, kv_heads, head_dim]; query head h uses KV
-head h // (heads // kv_heads). Strides are arbitrary. The mask is a band: query row i attends to key row j iff
-``low <= i - j <= high`` (`runtime.kernels.partials`).
+Shapes: q is [batch, queries, heads, head_dim], k is [batch, keys, kv_heads, head_dim]; v and the result have value_dim
+elements per head, as many as keys or not. Query head h uses KV head h // (heads // kv_heads). Strides are arbitrary.
+The mask is a band: query row i attends to key row j iff ``low <= i - j <= high`` (`runtime.kernels.partials`).
 
 In the forward pass a row depends only on its unmasked keys: NaN and infinity in other keys do not affect it. If an
 unmasked key yields NaN or a score of +inf, the row is NaN, as in softmax. A row without unmasked keys, or with scores
@@ -35,17 +35,20 @@ KERNELS: Mapping[str, Kernel] = {
 """Kernels by name: those of ``auto``, the fastest first, then those that are chosen by name only."""
 
 
-def choose_kernel(name: str, dtype: torch.dtype, device: torch.device, head_dim: int) -> Kernel:
+def choose_kernel(
+    name: str, dtype: torch.dtype, device: torch.device, head_dim: int, value_dim: int | None = None
+) -> Kernel:
     """A kernel by name; ``auto`` is flash-attn if supported, else sdpa, and never another one.
 
-    Raises `RunError` for an unknown name, and for a dtype, device or head_dim that the kernel does not support.
+    Raises `RunError` for an unknown name, and for a dtype, device or widths of keys and of values, as many elements if
+    None, that the kernel does not support.
 
     >>> choose_kernel("auto", torch.bfloat16, torch.device("cpu"), 64).name
     'sdpa'
     """
-    automatic = FLASH_ATTENTION.name, SDPA.name
+    automatic, values = (FLASH_ATTENTION.name, SDPA.name), value_dim or head_dim
     return choose(
-        "attention", name, KERNELS, lambda kernel: kernel.supports(dtype, device, head_dim), device, automatic
+        "attention", name, KERNELS, lambda kernel: kernel.supports(dtype, device, head_dim, values), device, automatic
     )
 
 

@@ -20,6 +20,8 @@ from runtime.kernels.partials import (
     heads_first,
     lse_dtype,
     over_band,
+    padding_gradients,
+    padding_values,
 )
 from runtime.kernels.reference import softmax_attention
 
@@ -39,8 +41,12 @@ def _cpu_operator(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> 
     """The only call of torch's private CPU operator. It supports GQA; its causal mask is aligned to the top left."""
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     mask = _cpu_mask(q, band)
-    found = operator(*heads_first(q, k, v), is_causal=band.causal, attn_mask=mask, scale=scale)
-    return _repaired(Partial(*heads_first(*found)), q, k, v, scale, band)
+
+    def attend(*qkv: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = operator(*heads_first(*qkv), is_causal=band.causal, attn_mask=mask, scale=scale)
+        return out.transpose(1, 2), lse.transpose(1, 2)
+
+    return _repaired(Partial(*padding_values(attend)(q, k, v)), q, k, v, scale, band)
 
 
 def _cpu_mask(q: Tensor, band: Band) -> Tensor | None:
@@ -75,10 +81,14 @@ def _gradients_on_cpu(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band
 def _cpu_gradient_operator(rows: Rows, k: Tensor, v: Tensor, scale: float, band: Band) -> Gradients:
     """The only call of torch's private CPU operator for gradients; not every release supports GQA."""
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    dout, q, out, lse = heads_first(*rows)
-    mask = _cpu_mask(q, band)
-    found = operator(dout, q, *heads_first(k, v), out, lse, 0.0, band.causal, attn_mask=mask, scale=scale)
-    return Gradients(*heads_first(*found))
+    mask, (dout, q, out, lse) = _cpu_mask(rows.q, band), rows
+
+    def differentiate(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = operator(*heads_first(*tensors), 0.0, band.causal, attn_mask=mask, scale=scale)
+        dq, dk, dv = heads_first(*found)
+        return dq, dk, dv
+
+    return Gradients(*padding_gradients(differentiate)(dout, q, k, v, out, lse))
 
 
 def _old_gpu(device: torch.device) -> str | None:
@@ -89,9 +99,9 @@ def _old_gpu(device: torch.device) -> str | None:
     return None if major >= _OLDEST_FLASH else f"it needs compute capability 8 or higher, not {major}.{minor}"
 
 
-def _supports(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+def _supports(dtype: torch.dtype, device: torch.device, head_dim: int, value_dim: int) -> str | None:
     if device.type == "cuda":
-        return gpu_problem(dtype, head_dim) or _old_gpu(device)
+        return gpu_problem(dtype, head_dim, value_dim) or _old_gpu(device)
     if device.type != "cpu":
         return f"it runs on cpu and cuda, not {device.type}"
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -116,11 +126,14 @@ FlashAttention-2 on GPUs.
 # operator lacks, and what `torch.backends.cuda.can_use_cudnn_attention` refuses, go to torch's FlashAttention.
 
 
-_OLDEST, _MOST_ELEMENTS = 9, 128
+_OLDEST, _MOST_ELEMENTS, _WIDER = 9, 128, (192, 128)
+"""Compute capability; elements of keys and of values per head, and a wider pair of both (torch's
+check_cudnn_tensor_shapes in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
 
 
-def _cudnn_problem(device: torch.device, head_dim: int) -> str | None:
-    if at_fault := gpu_head_dim(head_dim, _MOST_ELEMENTS):
+def _cudnn_problem(device: torch.device, head_dim: int, value_dim: int) -> str | None:
+    at_fault = gpu_head_dim(head_dim, value_dim, most=_MOST_ELEMENTS, wider=", or 192 with values of 128")
+    if at_fault and (head_dim, value_dim) != _WIDER:
         return at_fault
     if torch.version.hip is not None or not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
         return "torch has no cuDNN here"

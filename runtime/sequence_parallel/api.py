@@ -137,8 +137,8 @@ def attention_with_lse(
     q : [batch, positions, heads, head_dim], this rank's shard: the positions that the schedule's layout assigns
         (`tasp_lab.schedules.build.attention_layout`, `runtime.sequence_parallel.sharding.shard`). float32,
         bfloat16 or float16, any strides. Under `torch.autocast` they are cast as torch's own attention casts them.
-    k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`. With `cached_keys` they are of
-        the cached positions of the rank, too, which come first.
+    k, v : [batch, positions, kv_heads, head_dim], v of any width, such as 128 beside keys of 192; `heads` is a multiple
+        of `kv_heads`. With `cached_keys` they are of the cached positions of the rank, too, which come first.
     schedule : a name in `tasp_lab.schedules.registry.ATTENTION`, such as ``tasp`` or ``usp:2x4``; or
         schedules for this workload and world size, as `tasp_lab.schedules.build.attention_schedules`
         builds them: a forward pass, or both as `tasp_lab.schedules.attention.backward.Passes` where gradients are
@@ -166,8 +166,9 @@ def attention_with_lse(
 
     Returns
     -------
-    The result, in shape and dtype of `q` (of what it is cast to), contiguous; and the log-sum-exp of its scores,
-    [batch, heads, positions] in float32. A loss may depend on either or both, not on the same ones on all ranks.
+    The result, in the dtype of `q` (of what it is cast to), [batch, positions, heads, elements of v], contiguous; and
+    the log-sum-exp of its scores, [batch, heads, positions] in float32. A loss may depend on either or both, not on the
+    same ones on all ranks.
 
     Raises
     ------
@@ -285,7 +286,7 @@ class _SoftmaxCall(LayerCall):
                 f"cached_keys: {cached_keys}, expected 0 where gradients are wanted, or call under torch.no_grad()"
             )
         self.documents = documents_in(self.cu_seqlens)
-        self.chosen = choose_kernel(self.kernel, q.dtype, q.device, q.shape[3])
+        self.chosen = choose_kernel(self.kernel, q.dtype, q.device, q.shape[3], self.v.shape[3])
         self.to_run = passes_to_run(self.options, self.gradients)
         scale = workload.head_dim**-0.5 if self.scale is None else self.scale
         if not abs(scale) <= torch.finfo(torch.float32).max:  # of scores; NaN is not, either
@@ -352,7 +353,8 @@ def _schedules(
     given = _given(schedule)
     for each in given:
         made_for = each.task.workload if isinstance(each.task, AttentionTask) else None
-        if made_for != workload or each.world_size != topology.world_size:
+        fits = made_for in (workload, replace(workload, value_dim=workload.value_size))
+        if not fits or each.world_size != topology.world_size:
             raise WorkloadError(
                 f"the schedule is for {each.world_size} ranks and {made_for or 'no attention'}, "
                 f"expected {topology.world_size} ranks and {workload}"
@@ -404,7 +406,8 @@ class SequenceParallelAttention(torch.nn.Module):
     """`runtime.attention` with its keywords, whose types are checked here; it has no parameters.
 
     It takes the place of `torch.nn.functional.scaled_dot_product_attention`, but with positions before heads: q is
-    [batch, positions, heads, head_dim], k and v are [batch, positions, kv_heads, head_dim], this rank's shard.
+    [batch, positions, heads, head_dim], k and v are [batch, positions, kv_heads, head_dim], this rank's shard; v may
+    have another last dimension.
 
     >>> SequenceParallelAttention(schedule="tasp", causal=True)
     SequenceParallelAttention(schedule=tasp, causal=True)

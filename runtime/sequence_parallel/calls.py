@@ -346,6 +346,7 @@ def attention_proposal(
         **particular,
         **asdict(options),
         **{name: value for name, value in asdict(workload).items() if name not in _NOT_KNOWN_YET},
+        "value_dim": workload.value_size,
     }
 
 
@@ -373,11 +374,12 @@ def workload_of_shard(
                                 "dtype and one device")  # fmt: skip
     batch, positions, heads, head_dim = q.shape
     fits = k.shape[1] >= positions if cached else k.shape[1] == positions
-    if not fits or k.shape != v.shape or (k.shape[0], k.shape[3]) != (batch, head_dim):
+    if not fits or k.shape[:3] != v.shape[:3] or (k.shape[0], k.shape[3]) != (batch, head_dim):
         equal = "batch and head_dim, as many keys as queries or more" if cached else "batch, positions and head_dim"
         raise WorkloadError(f"q is {list(q.shape)}, k is {list(k.shape)}, v is {list(v.shape)}, expected equal "
-                            f"{equal}, and equal shapes of k and v")  # fmt: skip
-    return Workload(1, batch, heads, k.shape[2], head_dim, DTYPE_NAMES[q.dtype], mask, window)
+                            f"{equal}, and equal shapes of k and v but for the width of v")  # fmt: skip
+    value_dim = None if v.shape[3] == head_dim else v.shape[3]
+    return Workload(1, batch, heads, k.shape[2], head_dim, DTYPE_NAMES[q.dtype], mask, window, value_dim=value_dim)
 
 
 def described_layer(schedule: str, workload: Workload) -> str:
@@ -387,7 +389,7 @@ def described_layer(schedule: str, workload: Workload) -> str:
     'tasp, 4,096 positions, 8 heads (2 KV heads) of 64, causal, bf16'
     """
     batch = f"batch {workload.batch}, " if workload.batch > 1 else ""
-    heads = f"{workload.heads} heads ({workload.kv_head_count} KV heads) of {workload.head_dim}"
+    heads = f"{workload.heads} heads ({workload.kv_head_count} KV heads) of {workload.widths}"
     return f"{schedule}, {workload.sequence:,} positions, {batch}{heads}, {workload.mask}, {workload.dtype}"
 
 

@@ -312,8 +312,8 @@ class SoftmaxPasses(AttentionPasses):
 
     `packed` are the tasks of the passes with the documents of this call, if schedules are those of any documents.
 
-    The forward pass has the inputs q, k, v and the outputs out, as `q` in shape and dtype, and lse, [batch, heads,
-    positions].
+    The forward pass has the inputs q, k, v and the outputs out, as `q` with the last dimension of v, and lse, [batch,
+    heads, positions].
     """
 
     kernel: Kernel

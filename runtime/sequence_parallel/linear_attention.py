@@ -124,7 +124,7 @@ def linear_attention(
     ----------
     q : [batch, positions, heads, head_dim], this rank's shard: consecutive positions, also of a packed batch (see
         `tasp_lab.workload.sequence_layout.contiguous`).
-    k, v : [batch, positions, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`.
+    k, v : [batch, positions, kv_heads, head_dim], v of any width; `heads` is a multiple of `kv_heads`.
     decay : the same a_i at all positions, a number above 0 and at most 1 per KV head; equal on all ranks. Constants:
         a tensor that requires a gradient is refused.
     gates : the logarithm of each a_i, at most 0: [batch, positions, kv_heads], or a number per channel of the keys,
@@ -143,8 +143,8 @@ def linear_attention(
     kernel : ``fla``, ``torch``, or ``auto``, the fastest that can do it (`runtime.kernels.linear_registry`).
     group, topology, transport, options, timeout_s : see `runtime.sequence_parallel.api.attention_with_lse`.
 
-    Returns the outputs, in shape and dtype of `q`; with `return_final_state` also the state, a pair: the state
-    is float32, on the rank that has the last position, and None elsewhere.
+    Returns the outputs, [batch, positions, heads, elements of v] in the dtype of `q`; with `return_final_state` also
+    the state, a pair: the state is float32, on the rank that has the last position, and None elsewhere.
 
     Raises `WorkloadError` for tensors and decays that don't fit together or to the schedule, `ScheduleError` for
     unknown names, `RunError` when the ranks don't agree, no kernel can do it, or one is lost.
@@ -276,7 +276,7 @@ class LinearPasses(AttentionPasses):
     def backward(self, saved: Sequence[Any], dout: Tensor | None, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
         schedule, (q, k, v, gates, initial, left) = self.backward_schedule, saved
         assert schedule is not None, "gradients were wanted when the call was planned"
-        dout = torch.zeros_like(q) if dout is None else dout
+        dout = q.new_zeros(*q.shape[:3], v.shape[3]) if dout is None else dout
         inputs = {QUERIES: (q, dout), KEYS: (k, v), GATES: () if gates is None else (gates,)}
         layer = LinearLayer(schedule, self.rank, inputs, SequenceEnds(initial, final_gradient=dstate), self.attend)
         with self.run(schedule, layer, q.device, left):
@@ -344,7 +344,7 @@ def check_state(workload: Workload, state: Tensor | None, device: torch.device) 
     """Raise `WorkloadError` for an initial state of a wrong shape, dtype or device."""
     if state is None:
         return
-    expected = [workload.batch, workload.kv_head_count, workload.head_dim, workload.head_dim]
+    expected = [workload.batch, workload.kv_head_count, workload.head_dim, workload.value_size]
     if list(state.shape) != expected:
         raise WorkloadError(f"initial_state is {list(state.shape)}, expected {expected}: batch, kv_heads, head_dim of "
                             "k and of v")  # fmt: skip

@@ -45,7 +45,7 @@ of the decays, [batch, positions, KV heads] or [batch, positions, KV heads, head
 
 @dataclass(frozen=True)
 class SequenceEnds:
-    """States at the ends of a sequence, [batch, KV heads, head_dim, head_dim] in float32, on the rank at that end.
+    """States at the ends of a sequence, [batch, KV heads, head_dim, value_dim] in float32, on the rank at that end.
 
     `initial` is the state before the first position, by default 0; `wants_final` keeps what `LinearLayer.final_state`
     needs in a forward pass; `final_gradient` is the gradient of that state, in a backward pass.
@@ -80,7 +80,7 @@ class LinearLayer(Work):
         initial = self._ends.initial
         self.initial_gradient = None if initial is None else torch.zeros_like(initial)
         q, (k, v) = inputs[QUERIES][0], inputs[KEYS]
-        like: Inputs = {RESULTS: (q,)}
+        like: Inputs = {RESULTS: (q.new_empty(*q.shape[:3], v.shape[3]),)}
         if task.is_backward:
             like = {QUERY_GRADIENTS: (q,), KEY_GRADIENTS: (k, v), GATE_GRADIENTS: inputs.get(GATES, ())}
         self.outputs = {

@@ -78,7 +78,8 @@ class AttentionTrial:
         self._schedule, self._rank, self._task = schedule, rank, task_of(schedule, AttentionTask)
         self._workload, self._layout = self._task.workload, self._task.layout
         self._scale, dtype = self._workload.head_dim**-0.5, DTYPES[self._workload.dtype]
-        kernel = choose_kernel("auto", dtype, torch.device(device), self._workload.head_dim)
+        dims = self._workload.head_dim, self._workload.value_size
+        kernel = choose_kernel("auto", dtype, torch.device(device), *dims)
         self._gather_shards = gather_shards
         self._positions = self._task.positions_of(QUERIES, rank)
         self._whole = random_layer(self._workload, dtype, device)
@@ -174,8 +175,9 @@ class AttentionTrial:
 def random_layer(workload: Workload, dtype: torch.dtype, device: str) -> Sequence[Tensor]:
     """Queries, keys, values and the gradient of the result, equal on all ranks."""
     drawn, shape = torch.Generator().manual_seed(0), (workload.batch, workload.sequence)
-    heads = (workload.heads, workload.kv_head_count, workload.kv_head_count, workload.heads)
-    return [torch.randn(*shape, count, workload.head_dim, generator=drawn).to(dtype).to(device) for count in heads]
+    heads, keys, values = (workload.heads, workload.kv_head_count), workload.head_dim, workload.value_size
+    rows = (heads[0], keys), (heads[1], keys), (heads[1], values), (heads[0], values)
+    return [torch.randn(*shape, *each, generator=drawn).to(dtype).to(device) for each in rows]
 
 
 def _exact_gradients(
@@ -208,7 +210,7 @@ def _forward_alone(
     task: AttentionTask, rank: int, kernel: Kernel, scale: float, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
     """A rank's result and lse, from its queries and the keys and values of the whole sequence, run by run."""
-    out = torch.zeros_like(q, dtype=torch.float32)
+    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=torch.float32)
     lse = torch.full_like(q[..., 0], -math.inf, dtype=torch.float32)
     stride, positions = task.layout.stride, task.positions_of(QUERIES, rank)
     keys = [run for each in range(task.layout.world_size) for run in _runs(task, KEYS, each)]

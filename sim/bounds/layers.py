@@ -129,7 +129,7 @@ def linear_bound_s(machine: Machine, task: LinearTask) -> Number:
 def _linear_communication_s(topology: Topology, task: LinearTask) -> Number:
     """The largest of the bounds of single ranks."""
     layer = task.workload
-    state_bytes = 4 * layer.batch * layer.kv_head_count * layer.head_dim**2
+    state_bytes = 4 * layer.batch * layer.kv_head_count * layer.head_dim * layer.value_size
     result, source = (linear.KEY_GRADIENTS, linear.QUERIES) if task.is_backward else (linear.RESULTS, linear.KEYS)
     latency, into = topology.min_latencies_into_ranks_s, topology.bandwidths_into_ranks_bytes_per_s
     chunks = task.receivers

@@ -150,23 +150,20 @@ ShardBytes = Annotated[str | None, quantity(WORK, f"Size of a collective, such a
 
 _TYPES = {"compute": str | None, "contention": Literal["on", "off"] | None}
 _OF_LAYERS = dict.fromkeys(("compute", "kernel", "stack", "contention"), LAYER)
-LINKS = ("without_links", "links")
-STEP = ("library", "compute", "kernel", "stack", "contention", "overrides")
-FABRIC = ("compute", "kernel", "stack", "overrides", *LINKS)
+PARTS = ("overrides", "without")
+FABRIC = ("compute", "kernel", "stack", "routes", *PARTS)
 
 if TYPE_CHECKING:
     RingChoice = RingOptions
     MachineChoice = MachineSettings
     FabricChoice = MachineSettings
-    StepChoice = MachineSettings
-    LinkChoice = MachineSettings
+    PartChoice = MachineSettings
 else:
     RingChoice = options_class("RingChoice", RingOptions, RINGS)
     MachineChoice = options_class("MachineChoice", MachineSettings, MACHINE, _TYPES, groups=_OF_LAYERS)
     FabricChoice = options_class("FabricChoice", MachineSettings, MACHINE, _TYPES, names=FABRIC, groups=_OF_LAYERS)
-    StepChoice = options_class("StepChoice", MachineSettings, MACHINE, _TYPES, names=STEP, groups=_OF_LAYERS)
-    LinkChoice = options_class("LinkChoice", MachineSettings, MACHINE, names=LINKS)
-DEFAULT_RINGS, NO_CHANGES = RingChoice(), LinkChoice()
+    PartChoice = options_class("PartChoice", MachineSettings, MACHINE, names=PARTS)
+DEFAULT_RINGS, NO_CHANGES = RingChoice(), PartChoice()
 
 
 def machine_settings(choice: MachineSettings) -> dict[str, Any]:
@@ -236,7 +233,7 @@ class ExpressionNumbers:
         return f"{options} {'apply' if len(self.given) > 1 else 'applies'} to expressions only"
 
 
-DEFAULT_SAMPLES, DEFAULT_NUMBERS, DEFAULT_STEP = SamplingChoice(), ExpressionNumbers(), StepChoice()
+DEFAULT_SAMPLES, DEFAULT_NUMBERS, AS_IS = SamplingChoice(), ExpressionNumbers(), MachineChoice()
 
 
 @Parameter(name="*")
@@ -251,7 +248,7 @@ class StepMachine:
 
     matrix_dtype: Annotated[MatrixDtype, of(LAYER)] = "bf16"
     matrix_rate: Annotated[str | None, shown(LAYER)] = None
-    machine: StepChoice = DEFAULT_STEP
+    machine: MachineChoice = AS_IS
     numbers: ExpressionNumbers = DEFAULT_NUMBERS
 
     def settings(self, topology: str) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def layer_fields(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     from tasp_lab.workload.models.catalogue import load_model
 
     values = load_model(model).layer_values()
-    of_model = _PLAIN | values
+    of_model = _PLAIN | {"value_dim": values["head_dim"]} | values
     for name, value in given.items():
         if name == "layers" and of_model["layers"] and _repeats(value, of_model["layers"]):
             values["layers"] = value

@@ -109,6 +109,8 @@ _NO_OPTIONS = {
     "--tp": "Tensor parallelism is not predicted: give predict or compare the heads of one of its ranks, as in "
     "--heads 8 --kv-heads 1.",
     "--pp": "Pipeline parallelism is not predicted.",
+    "--without-link": "Did you mean --without link.0-3?",
+    "--link": "Did you mean --set link.0-3=10GB/s?",
     "--csv": "study show writes CSV; in Python, results have to_pandas().",
 }
 """What to do instead of options that other tools have."""

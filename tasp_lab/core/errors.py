@@ -106,7 +106,7 @@ class TopologyError(TaspLabError):
 
 
 class NoRouteError(TopologyError):
-    """Two ranks have no route to each other through switches only."""
+    """Two ranks have no route to each other: no link, no switches, and not as many ranks in between as may forward."""
 
 
 class NoDecompositionError(TaspLabError):
@@ -114,7 +114,11 @@ class NoDecompositionError(TaspLabError):
 
 
 class NoRingError(NoDecompositionError):
-    """No ring over linked ranks exists, or none was found within the budget."""
+    """No ring over linked ranks exists if this is `proved`, else none was found within the budget."""
+
+    def __init__(self, text: str, *, proved: bool = True) -> None:
+        super().__init__(text)
+        self.proved = proved
 
 
 class ProfileError(TaspLabError):

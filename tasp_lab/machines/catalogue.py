@@ -1,7 +1,8 @@
 """Machines by name, by file and by expression.
 
 A name is one of the catalogue (the data files of `tasp_lab.machines`, and the members that profiles list) or of any
-other member of a family that has a profile (`tasp_lab.machines.profile`: ``h100-10x8``), a file ends in ``.json``,
+other member of a family that has a profile (`tasp_lab.machines.profile`: ``h100-10x8``) or of a slice of a TPU pod
+(`tasp_lab.machines.slices`: ``tpu-v5p:4x4x4``), a file ends in ``.json``,
 ``.toml`` or ``.csv``, and an expression is short for a builder (`tasp_lab.topology.expressions`): ``full-mesh:8``,
 ``torus:4x4``, ``nodes:2x8:switch:rails``. The forms of a file are in `tasp_lab.machines.machine_file`.
 """
@@ -18,6 +19,7 @@ from tasp_lab.core.errors import ProfileError, TopologyError, alternatives, near
 from tasp_lab.core.records import data_names, read_file
 from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.profile import listed_members, member
+from tasp_lab.machines.slices import listed_slices, load_slice, pod_names
 from tasp_lab.machines.system import LIBRARIES, gloo
 from tasp_lab.topology.expressions import EXPRESSION_DEFAULTS, ExpressionDefaults, expression_forms, parse_expression
 
@@ -55,6 +57,9 @@ def load_machine(text: str, defaults: ExpressionDefaults = EXPRESSION_DEFAULTS, 
     if text in _described():
         file = files("tasp_lab.machines") / "descriptions" / f"{text}.toml"
         machine = _read(f"machine {text!r}", PurePath(file.name), file.read_bytes())
+    elif text.partition(":")[0] in pod_names():
+        family, _, shape = text.partition(":")
+        machine = load_slice(family, shape)
     elif text.partition(":")[0] in expression_forms():
         machine = Machine(parse_expression(text).build(defaults))
     elif Path(text).suffix.lower() in ENDINGS or os.sep in text or os.path.exists(text):
@@ -81,7 +86,7 @@ def catalogue_names() -> list[str]:
     >>> catalogue_names()[:3]
     ['a10-4-pcie', 'a100-8', 'a100_100g-2x8']
     """
-    return sorted([*_described(), *listed_members()])
+    return sorted([*_described(), *listed_members(), *listed_slices()])
 
 
 def is_expression(text: str) -> bool:

@@ -11,11 +11,13 @@ what-ifs call it. A name is one of
 - a constant, as files have them: all that follows from it is built again. On a machine without a profile, a constant
   of wires is that of a class of its links. The latency of a class is that from rank to rank; a link between a rank and
   a switch has a part of it;
+- ``nics``: how many NICs each node has, at most as many as it has; neighbours share them evenly;
 - ``spine.oversubscription``: without it the network between nodes carries all that NICs bring. With rails, NICs meet in
   rail switches, and the spine is the links between these. Otherwise the NICs of a node meet in a switch of their own,
   whose links up to the spine and down from it have the bandwidth of these NICs over the oversubscription: a capacity
   that they share;
 - ``node.1.nic.bandwidth``, ``rank.3.link.latency``: the links and NICs that begin or end at a rank of the place;
+- ``nic.3.bandwidth``: those of one NIC, counted node by node, and the capacity that ranks share which use it;
 - ``link.0-1``, ``link.0>1.latency``: single links, without another word their bandwidth; ``0>1`` is one direction;
 - ``compute.rate``: all rates of kernel calls together; ``rank.3.compute``, ``node.1.compute``: how many times as fast
   as the others a rank or a node computes.
@@ -34,7 +36,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tasp_lab.core.errors import OverrideError, QuantityError
-from tasp_lab.core.units import Number
+from tasp_lab.core.units import Number, parse_count
 from tasp_lab.machines.compute import ASSUMED_COMPUTE, COMPUTE_RATES, KernelCompute, compute_of
 from tasp_lab.machines.constants import CONSTANTS, WIRES, Quantity
 from tasp_lab.machines.libraries.library import CommLibrary, TcpLibrary, library_of
@@ -52,24 +54,26 @@ from tasp_lab.machines.system import ReadNumbers, gloo
 from tasp_lab.topology.derived import LinkField, links_named, rank_ends, with_class, with_number
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.links import Link, MeshLinks, SharedCapacity
+from tasp_lab.topology.missing import nics_of, with_nics
 
 COMPUTE = "compute.rate"
 """The name of all rates of kernel calls together."""
 
-SPINE = "spine.oversubscription"
+SPINE, NICS = "spine.oversubscription", "nics"
 
 _FIELDS: Mapping[str, LinkField] = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
 """The field of a link, by the last word of a name."""
 
 _NAME = re.compile(
     r"(?:(?P<kind>node|rank)\.(?P<number>\d{1,5})\.)?(?:compute|(?P<links>link|port|nic)[._](?:bandwidth|latency))"
+    r"|nic\.(?P<nic>\d{1,5})\.(?:bandwidth|latency)"
     r"|link\.(?P<ends>.*?[->].*?)(?:\.(?:bandwidth|latency))?",
     re.ASCII,
 )
 
 
 class Place(NamedTuple):
-    """What a name means: links of a class, of a node, of a rank or between two `ends`, and which number of them."""
+    """What a name means: links of a class, a node, a rank, a NIC or between two `ends`, and which number of them."""
 
     kind: str
     number: int
@@ -78,7 +82,7 @@ class Place(NamedTuple):
     quantity: str
 
 
-_KINDS = ("class", "spine", "node", "rank", "link")
+_KINDS = ("class", "nics", "spine", "node", "rank", "nic", "link")
 """Kinds of places, in the order in which they are changed."""
 
 
@@ -92,13 +96,21 @@ def place_of(name: str) -> Place | None:
     """
     if name == SPINE:
         return Place("spine", 0, "nic", "", "oversubscription")
+    if name == NICS:
+        return Place("nics", 0, "nic", "", "count")
     found = _NAME.fullmatch(name)
     if found is None or name == "compute":
         return None
     ends, last = found["ends"] or "", re.split("[._]", name)[-1]
-    kind = "link" if ends else found["kind"] or "class"
-    links = (found["links"] or "").replace("port", "link")
-    return Place(kind, int(found["number"] or 0), links, ends, last if last in (*_FIELDS, "compute") else "bandwidth")
+    kind = "link" if ends else "nic" if found["nic"] else found["kind"] or "class"
+    links = "nic" if found["nic"] else (found["links"] or "").replace("port", "link")
+    return Place(
+        kind,
+        int(found["number"] or found["nic"] or 0),
+        links,
+        ends,
+        last if last in (*_FIELDS, "compute") else "bandwidth",
+    )
 
 
 def _place(name: str) -> Place:
@@ -116,7 +128,7 @@ def quantity_of(name: str) -> Quantity:
     place = _place(name)
     if place.quantity in _FIELDS:
         return CONSTANTS[f"link_{place.quantity}"].quantity
-    return Quantity("", _parse_ratio if place.kind == "spine" else _refuse_speed)
+    return Quantity("", {"spine": _parse_ratio, "nics": parse_count}.get(place.kind, _refuse_speed))
 
 
 def _parse_ratio(text: str) -> float:
@@ -262,8 +274,8 @@ def _with_links(machine: Machine, changes: Mapping[str, Change], lines: dict[str
         place = places[name]
         topology, each, source = machine.topology, changes[name], f"given: {changes[name]}, was 1"
         machine = machine.edited(partial(change_links, name=name, change=each))
-        if place.kind == "spine":
-            stated.append(Parameter(SPINE, each.text.removeprefix("x"), source))
+        if place.kind in ("spine", "nics"):
+            stated.append(Parameter(name, each.text.removeprefix("x"), source))
             continue
         links, spec = _links_of(topology, place, each), CONSTANTS[f"link_{place.quantity}"]
         for link in links if place.kind == "link" else ():
@@ -292,6 +304,8 @@ def change_links(topology: Topology, name: str, change: Change) -> Topology:
     place = _place(name)
     if place.kind == "spine":
         return _with_spine(topology, change)
+    if place.kind == "nics":
+        return _with_nics(topology, change)
     links, field, quantity = _links_of(topology, place, change), _FIELDS[place.quantity], quantity_of(name)
     if place.kind == "class":
         old = _number_of(topology, place, links, change)
@@ -305,7 +319,15 @@ def change_links(topology: Topology, name: str, change: Change) -> Topology:
         change.check(getattr(link, field), quantity)
         return with_number(link, field, change.of(getattr(link, field)))
 
-    return topology.map_links(changed_link)
+    found = topology.map_links(changed_link)
+    if place.links != "nic" or field != "bandwidth_bytes_per_s" or not topology.shared:
+        return found
+    names = {topology.links[index].name for index in chosen}  # a NIC all of whose links change does
+    whole = {each.name for nic in nics_of(topology) for each in nic.shared if names.issuperset(each.links)}
+    return replace(found, shared=tuple(
+        with_number(each, field, change.of(each.bandwidth_bytes_per_s)) if each.name in whole else each
+        for each in topology.shared
+    ))  # fmt: skip
 
 
 def _links_of(topology: Topology, place: Place, change: Change) -> Sequence[int]:
@@ -314,6 +336,12 @@ def _links_of(topology: Topology, place: Place, change: Change) -> Sequence[int]
         return links_named(topology, place.ends)
     if place.kind == "class" and isinstance(topology.links, MeshLinks):
         return [0]
+    if place.kind == "nic":
+        found = nics_of(topology)
+        if place.number >= len(found):
+            which = f"NICs 0 to {len(found) - 1}" if found else "no NICs at its ranks"
+            raise OverrideError(f"override {change}: {topology.name} has {which}")
+        return [link for own in found[place.number].links.values() for link in own]
     every, nics = topology.listed_links(), place.links == "nic"
     members = [index for index, link in enumerate(every) if topology.is_nic(link) == nics]
     if place.kind == "class":
@@ -358,6 +386,22 @@ def _number_of(topology: Topology, place: Place, links: Sequence[int], change: C
             "name like link.0-1"
         )
     return max(found)
+
+
+def _with_nics(topology: Topology, change: Change) -> Topology:
+    """The topology whose nodes have fewer NICs, which neighbours share."""
+    if not nics_of(topology):
+        raise OverrideError(f"override {change}: {topology.name} has no NICs at its ranks")
+
+    def count(known: int) -> int:
+        left = change.of(known)
+        if left != int(left) or not 1 <= left <= known:
+            raise OverrideError(
+                f"override {change}: a node of {topology.name} has {known} NICs, expected a whole number up to {known}"
+            )
+        return int(left)
+
+    return with_nics(topology, count)
 
 
 def _with_spine(topology: Topology, change: Change) -> Topology:

@@ -6,7 +6,8 @@ Softmax attention takes the time of a named kernel by shape (`tasp_lab.machines.
 A machine file or a profile names its `accelerator`, whose constants are in
 ``tasp_lab/machines/accelerators/NAME.toml``, each with its source. Machine files and profiles may override them. A
 source that begins with ``assum`` marks an assumption. Rates are in FLOP/s of one accelerator: 4 FLOPs forward and 10
-backward per (query, key) pair and element of a head. Masked pairs are not counted.
+backward per (query, key) pair and element of a head, see `tasp_lab.workload.layer.pair_flops`. Masked pairs are not
+counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tasp_lab.machines.host import NO_PASSES, Passes
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import gpu_alias
 from tasp_lab.machines.kernel_model.constants import Gpu, Passing, constants_in
-from tasp_lab.machines.kernel_model.kernel import bound_s
+from tasp_lab.machines.kernel_model.kernel import bound_s, elements_of
 from tasp_lab.machines.machine import INSTANT, Compute, ComputeRate, ComputeRates, Machine
 from tasp_lab.machines.parameters import Parameter, Parameters, read_constants
 from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
@@ -158,20 +159,21 @@ class KernelCompute(Compute):
         spent[MERGE] = passes_s(self.passes, self.kernel.gpu, shape)
         return [(name, seconds / self.speed) for name, seconds in spent.items() if seconds]
 
-    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         """The rate that no call exceeds: that of all SMs without launches, waves and memory."""
         if not _has_kernel(dtype, kind):
-            return self.rest.rate(dtype, passing, kind, head_dim)
-        kernel, stated = self.kernel, self.kernel.variant(passing, head_dim).rate
-        assumed = kernel.assumption(passing, head_dim)
+            return self.rest.rate(dtype, passing, kind, head_dim, value_dim)
+        kernel, stated = self.kernel, self.kernel.variant(passing, head_dim, value_dim).rate
+        assumed = kernel.assumption(passing, head_dim, value_dim)
         # one without an interval is as sure as its source tells
         exact = stated.low == stated.high or stated.low <= 0
         found = ComputeRate(
-            kernel.peak_rate(passing, head_dim) * self.speed,
+            kernel.peak_rate(passing, head_dim, value_dim) * self.speed,
             assumed or stated.source,
             bool(assumed),
             kernel.name,
-            kernel_constants(kernel, passing, head_dim),
+            kernel_constants(kernel, passing, head_dim, value_dim),
             None if exact else (math.log(stated.low / stated.value), math.log(stated.high / stated.value)),
         )
         return found.as_assumed(AS_16_BIT) if dtype == WHAT_IF_DTYPE else found
@@ -193,14 +195,13 @@ def passes_s(passes: Passes, gpu: Gpu, shape: KernelShape) -> float:
     """The time of the passes beside a call: bytes over the memory bandwidth, and one launch each."""
     if not passes:
         return 0.0
-    queries = shape.batch * shape.heads * shape.head_dim * shape.queries
-    keys = shape.batch * shape.kv_heads * shape.head_dim * shape.keys
+    q, k, v, o = elements_of(shape)
     if shape.passing == "forward":
-        of_queries = (passes.slice_bytes if shape.queries < shape.keys else passes.output_bytes) * queries
-        of_keys = passes.key_bytes * keys / 2
+        of_queries = (passes.slice_bytes if shape.queries < shape.keys else passes.output_bytes) * o
+        key_bytes = passes.key_bytes
     else:
-        of_queries, of_keys = passes.query_gradient_bytes * queries, passes.key_gradient_bytes * keys / 2
-    return sum(bound_s(gpu, moved) for moved in (of_queries, of_keys, of_keys) if moved)
+        of_queries, key_bytes = passes.query_gradient_bytes * q, passes.key_gradient_bytes
+    return sum(bound_s(gpu, moved) for moved in (of_queries, key_bytes * k / 2, key_bytes * v / 2) if moved)
 
 
 def _has_kernel(dtype: str, kind: ShapeKind) -> bool:
@@ -208,9 +209,11 @@ def _has_kernel(dtype: str, kind: ShapeKind) -> bool:
 
 
 @lru_cache(maxsize=256)  # each rate has them
-def kernel_constants(kernel: AttentionKernel, passing: Passing, head_dim: int) -> tuple[Parameter, ...]:
+def kernel_constants(
+    kernel: AttentionKernel, passing: Passing, head_dim: int, value_dim: int | None = None
+) -> tuple[Parameter, ...]:
     """The constants behind the time of a kernel: those of the GPU, and of the pass and head dimension."""
-    gpu, variant = kernel.gpu, kernel.variant(passing, head_dim)
+    gpu, variant = kernel.gpu, kernel.variant(passing, head_dim, value_dim)
     found = []
     for part, of in ((gpu, gpu.name), (variant, f"{kernel.name} {passing}")):
         for name, each in constants_in(part).items():

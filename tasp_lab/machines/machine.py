@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from tasp_lab.core.errors import ProfileError, QuantityError, TopologyError, of_type
@@ -19,6 +20,7 @@ from tasp_lab.machines.parameters import NO_PARAMETERS, Parameter, Parameters
 from tasp_lab.machines.system import Edit, System
 from tasp_lab.machines.system import NetworkKind as NetworkKind
 from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.missing import notes, without
 from tasp_lab.workload.kernel_shapes import KernelShape, Passing, ShapeKind
 from tasp_lab.workload.layer import Workload
 
@@ -26,8 +28,9 @@ from tasp_lab.workload.layer import Workload
 class Compute(Protocol):
     """How long the kernel calls of a rank take; by default of calls of which only FLOPs are known, not how they run."""
 
-    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
-        """A rate that no call of a dtype, a pass, a kind and a head dimension exceeds, for bounds and reports."""
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
+        """A rate that no call of a dtype, a pass, a kind and such heads exceeds, for bounds and reports."""
 
     def time_s(self, shape: KernelShape) -> Number:
         """The time of one call, alone on its GPU."""
@@ -72,7 +75,8 @@ class ComputeRate(Compute):
         """The time of `flops` FLOPs."""
         return 0 if self.flops_per_s is None else flops / self.flops_per_s
 
-    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         return self
 
     def scaled(self, factor: float) -> ComputeRate:
@@ -92,7 +96,8 @@ class ComputeRates(Compute):
 
     rates: Mapping[Kind, ComputeRate]
 
-    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         return self.rates[dtype, passing]
 
     def scaled(self, factor: float) -> ComputeRates:
@@ -191,9 +196,30 @@ class Machine:
         )
 
     def edited(self, edit: Edit) -> Machine:
-        """The machine with an edited topology; so is that of its samples."""
-        system = None if self.system is None else replace(self.system, edits=(*self.system.edits, edit))
-        return replace(self, topology=edit(self.topology), system=system)
+        """The machine with an edited topology, so is that of its samples; the library is one for what is left of it."""
+        old, topology = self.topology, edit(self.topology)
+        if topology.world_size < old.world_size and self.rank_speeds:
+            speeds = dict(zip(old.rank_names, self.rank_speeds, strict=True))
+            self = replace(self, rank_speeds=tuple(speeds[name] for name in topology.rank_names))
+        if self.system is None:
+            return replace(self, topology=topology)
+        system = replace(self.system, edits=(*self.system.edits, edit))
+        if len(topology.links) == len(old.links) and topology.shared == old.shared:
+            return replace(self, topology=topology, system=system)
+        reshaped = system.reshaped(old, topology)
+        found = replace(self, topology=topology, system=reshaped)
+        return found if reshaped is system else found.rebuilt(self.parameters)
+
+    def without(self, parts: Sequence[str]) -> Machine:
+        """The machine without some of its parts, such as ``nic.3``; see `tasp_lab.topology.missing`.
+
+        Raises `TopologyError` for parts that it does not have, and if ranks become unreachable.
+        """
+        if not parts:
+            return self
+        found = self.edited(partial(without, parts=tuple(parts)))
+        lines = (f"without {', '.join(parts)}: {line}" for line in notes(self.topology, found.topology))
+        return replace(found, changes=(*self.changes, *lines))
 
     def call_s(self, time_s: Number, rank: int) -> Number:
         """The time of a kernel call of a rank that takes `time_s` at the speed of `compute`."""
@@ -217,7 +243,8 @@ class Machine:
         kinds: Mapping[str, ShapeKind] = {"L": "linear", "S": "softmax"}
         found: list[ShapeKind] = ["dense"] if layer.kind == "hybrid" else [layer.kind]
         found += [kinds[letter] for letter in layer.layers]
-        rates = [self.compute.rate(layer.dtype, passing, kind, layer.head_dim) for kind in dict.fromkeys(found)]
+        heads = layer.head_dim, layer.value_dim
+        rates = [self.compute.rate(layer.dtype, passing, kind, *heads) for kind in dict.fromkeys(found)]
         most = fastest(rates)  # assumed if one of the others is
         assumed = dict.fromkeys(rate.source for rate in rates if rate.assumed and rate.source != most.source)
         return replace(most, source="; ".join([*assumed, most.source]), assumed=True) if assumed else most

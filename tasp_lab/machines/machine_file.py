@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from fractions import Fraction
+from math import prod
 from pathlib import PurePath
 from typing import Annotated, Any
 
@@ -35,9 +36,11 @@ from tasp_lab.machines.machine import IDEAL, Machine
 from tasp_lab.machines.parameters import Constant, Parameters, located
 from tasp_lab.machines.profile import load_profile
 from tasp_lab.machines.system import NetworkKind, Ranks
+from tasp_lab.topology.builders import torus
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE, PARSERS, ExpressionDefaults, parse_expression
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, both_ways
 from tasp_lab.topology.links import SwitchKind
+from tasp_lab.topology.routing import Grid
 
 
 def _edge_list(text: str) -> list[dict[str, object]]:
@@ -177,6 +180,8 @@ def topology_document(machine: Machine) -> dict[str, object]:
         "shared": [_plain(shared) for shared in topology.shared],
         "switches": [_plain(switch) for switch in topology.switches],
         "nodes": list(topology.nodes),
+        **({"labels": list(topology.labels)} if topology.labels else {}),
+        **({"grid": {key: list(each) for key, each in asdict(topology.grid).items()}} if topology.grid else {}),
         "constants": [each.document() for each in parameters],
         **({"accelerator": machine.accelerator} if machine.accelerator else {}),
         **({"network": machine.network} if machine.network != "documented" and not family else {}),
@@ -241,6 +246,8 @@ class _ExplicitFile(_File, frozen=True, kw_only=True):
     shared: tuple[_SharedRecord, ...] = ()
     switches: tuple[_SwitchRecord, ...] = ()
     nodes: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
+    grid: Grid | None = None
     profile: str = ""
 
     def topology(self, _: Parameters) -> Topology:
@@ -254,7 +261,12 @@ class _ExplicitFile(_File, frozen=True, kw_only=True):
         if world_size is msgspec.UNSET:
             ends = (end for link in links for end in (link.source, link.destination) if isinstance(end, int))
             world_size = min(max(ends, default=0) + 1, MAX_WORLD_SIZE)
-        return Topology(self.name, world_size, links, shared, switches, self.nodes)
+        if self.grid is not None:
+            sides = self.grid.sides
+            own = torus(sides, wraps=self.grid.wraps).links if prod(sides) == world_size else ()
+            if {(link.source, link.destination) for link in own} != {(link.source, link.destination) for link in links}:
+                raise TopologyError(f"a grid of {'x'.join(map(str, sides))}, but other links - at `$.grid`")
+        return Topology(self.name, world_size, links, shared, switches, self.nodes, self.labels, grid=self.grid)
 
 
 class _ExpressionFile(_File, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from tasp_lab.core.errors import (
     unknown,
 )
 from tasp_lab.core.units import parse_count
-from tasp_lab.machines.change import COMPUTE, SPINE, change, constants_of, has_nics, place_of, quantity_of
+from tasp_lab.machines.change import COMPUTE, NICS, SPINE, change, constants_of, has_nics, place_of, quantity_of
 from tasp_lab.machines.compute import COMPUTE_RATES, KernelCompute
 from tasp_lab.machines.constants import CONSTANTS, WIRES, Quantity
 from tasp_lab.machines.machine import Machine
@@ -40,8 +40,21 @@ LAYER = "layer."
 
 LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload))
 
-EXAMPLES = ("link.0-1", "node.0.nic.bandwidth", "rank.0.link.bandwidth", "rank.0.compute", SPINE)
-"""Names of single links, nodes and ranks, and of the spine."""
+EXAMPLES = (
+    "link.0-1",
+    "nic.0.bandwidth",
+    "node.0.nic.bandwidth",
+    "rank.0.link.bandwidth",
+    "rank.0.compute",
+    NICS,
+    SPINE,
+)
+"""Names of single links, NICs, nodes and ranks, of the number of NICs, and of the spine."""
+
+_NOTHING = re.compile(r"x?\s*0*\.?0+\s*([A-Za-z/]*|%)")
+_PARTS = {r"(link\.[^.]*)(\.bandwidth)?": r"\1", r"(nic\.\d+)\.bandwidth": r"\1",
+          r"rank\.(\d+)\.nic\.bandwidth": r"nic.\1", r"rank\.(\d+)\.compute": r"gpu.\1"}  # fmt: skip
+"""Parts that can be left out in place of a bandwidth or a speed of nothing."""
 
 _FACTOR = re.compile(r"x\s*(\d{1,12}(?:\.\d{1,12})?|\.\d{1,12}|\d{1,12}/0*[1-9]\d{0,11})", re.ASCII)
 _OTHER_FACTOR = re.compile(r"\*\s*([\d.]+)|([\d.]+)\s*x|(\d{1,12})\s*%", re.ASCII)
@@ -60,6 +73,10 @@ def parse_override(text: str) -> Change:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not (name and equals and value):
         raise OverrideError(f"override {text!r}: expected NAME=VALUE, like nic.bandwidth=x2")
+    if _NOTHING.fullmatch(value):
+        parts = [found.expand(part) for pattern, part in _PARTS.items() if (found := re.fullmatch(pattern, name))]
+        if parts:
+            raise OverrideError(f"override {text!r}: expected more than 0, or the part left out: --without {parts[0]}")
     if value.startswith("x"):
         match = _FACTOR.fullmatch(value)
         if match and (factor := Fraction(match[1])):
@@ -113,8 +130,9 @@ def overridden(machine: Machine, overrides: Sequence[str]) -> Machine:
 def override_names(machine: Machine) -> list[str]:
     """The numbers of a machine that can be overridden: constants on which its times depend, and ``compute.rate``.
 
-    Beside these, single links, nodes and ranks can be, and the spine between nodes: ``link.0-1``, ``link.0-1.latency``,
-    ``node.1.nic.bandwidth``, ``rank.3.compute``, ``spine.oversubscription``.
+    Beside these, single links, NICs, nodes and ranks can be, the number of NICs of a node, and the spine between nodes:
+    ``link.0-1``, ``link.0-1.latency``, ``nic.3.bandwidth``, ``node.1.nic.bandwidth``, ``rank.3.compute``, ``nics``,
+    ``spine.oversubscription``.
 
     >>> from tasp_lab.machines.catalogue import load_machine
     >>> override_names(load_machine("full-mesh:8"))
@@ -138,7 +156,7 @@ def _name_of(machine: Machine, override: Change, constants: Sequence[str]) -> st
     name = name.replace("port", "link", 1) if name.startswith("port_") and has_ports else name
     name = name if name in CONSTANTS else override.name
     place = place_of(name)
-    is_place = place is not None and place.kind != "class" and (name != SPINE or has_nics(machine))
+    is_place = place is not None and place.kind != "class" and (name not in (SPINE, NICS) or has_nics(machine))
     if name in constants or is_place:
         return name
     of_profile = f"tasp-lab profile show {where.partition(' with ')[0]}" if machine.system is not None else ""
@@ -209,7 +227,7 @@ def _field(override: Change) -> str:
 
 
 def _value(work: Workload, field: str, override: Change) -> object:
-    is_text, old = field in TEXTS, getattr(work, field)
+    is_text, old = field in TEXTS, work.value_size if field == "value_dim" else getattr(work, field)
     if override.times:
         if is_text or field == "documents":
             raise OverrideError(f"override {override}: expected a new value, not a factor and no sum")

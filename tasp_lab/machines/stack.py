@@ -56,6 +56,7 @@ class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
     accelerators : GPUs, or their generations, such as ``hopper``; any if empty.
     passes, masks : any if empty.
     most_head_dim : the largest head dimension that it runs; no limit if None.
+    head_dims : the elements per head of keys and of values that the rule is for alone; any if None.
     """
 
     kernel: str
@@ -64,15 +65,18 @@ class KernelRule(Record, frozen=True, forbid_unknown_fields=True):
     passes: tuple[Passing, ...] = ()
     masks: tuple[str, ...] = ()
     most_head_dim: Count | None = None
+    head_dims: tuple[Count, Count] | None = None
 
     def taken(self, gpu: str, passing: Passing, layer: Workload) -> KernelRule | None:
         """With the kernel that it takes; None where it is not for this GPU, pass and layer."""
-        kernel = kernel_by_shape(self.kernel, passing, layer.head_dim, grouped=layer.kv_head_count < layer.heads)
+        grouped = layer.kv_head_count < layer.heads
+        kernel = kernel_by_shape(self.kernel, passing, layer.head_dim, grouped=grouped, value_dim=layer.value_dim)
         holds = (
             (not self.accelerators or gpu in self.accelerators or architecture(gpu) in self.accelerators)
             and (not self.passes or passing in self.passes)
             and (not self.masks or layer.mask in self.masks)
-            and (not self.most_head_dim or layer.head_dim <= self.most_head_dim)
+            and (not self.most_head_dim or max(layer.head_dim, layer.value_size) <= self.most_head_dim)
+            and self.head_dims in (None, (layer.head_dim, layer.value_size))
             and kernel in kernel_names(gpu)
         )
         return msgspec.structs.replace(self, kernel=kernel) if holds else None

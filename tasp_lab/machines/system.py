@@ -14,9 +14,10 @@ and what was done to single ones (`edits`) is done again.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -46,6 +47,7 @@ from tasp_lab.machines.parameters import library_parameters
 from tasp_lab.topology.derived import LinkField, with_class
 from tasp_lab.topology.expressions import MAX_WORLD_SIZE
 from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.missing import nics_of
 from tasp_lab.topology.routing import ANY_ROUTE, Forwarding
 
 Library = Literal["nccl", "rccl", "gloo", "ideal"]
@@ -134,6 +136,7 @@ class System:
     own_links : the name or file of the family where the links are those of a file; empty where it has such members.
     in_pairs : whether messages go through a communicator per pair of ranks, see `tasp_lab.machines.libraries.groups`.
     edits : what was done to the links, in order.
+    sizes, nics : where parts are missing, the ranks of each domain that is left, and the least NICs of one.
     """
 
     family: Family
@@ -145,6 +148,22 @@ class System:
     own_links: str = ""
     in_pairs: bool = False
     edits: tuple[Edit, ...] = ()
+    sizes: tuple[int, ...] = ()
+    nics: int = 0
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self.sizes or (self.ranks,) * self.domains
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Its domains, and the ranks of each: where these differ NCCL counts on the mean, rounded down."""
+        return len(self._sizes), sum(self._sizes) // len(self._sizes)
+
+    def reshaped(self, before: Topology, after: Topology) -> System:
+        """The system whose ranks and NICs are those of a topology from which some of the former are missing."""
+        (sizes, nics), new = _parts(before), _parts(after)
+        return self if (sizes, nics) == new else replace(self, sizes=new[0], nics=new[1])
 
     @property
     def has_own_library(self) -> bool:
@@ -192,13 +211,15 @@ class System:
                 f"library {self.library!r}: only versions of nccl are modelled, expected {self.family.library}"
             )
         parse_version(version or DEFAULT_VERSION)  # refuses a malformed one
-        world = self._channels(numbers, self.domains, self.ranks)
+        (domains, ranks), sizes = self._shape, self._sizes
+        world = self._channels(numbers, domains, ranks, sum(sizes) - domains * ranks)
+        world = world if len({*sizes}) == 1 else replace(world, sizes=sizes)
         if not self.in_pairs:
             return world
         # a pair inside a domain has no network, so its chunks are those of one domain
-        domain_of_rank = np.arange(self.domains * self.ranks) // self.ranks
-        kinds = [Communicators(self._channels(numbers, 1, 2), domain_of_rank)] if self.ranks > 1 else []
-        if self.domains > 1:
+        domain_of_rank = np.repeat(np.arange(domains), sizes)
+        kinds = [Communicators(self._channels(numbers, 1, 2), domain_of_rank)] if max(sizes) > 1 else []
+        if domains > 1:
             kinds.append(Communicators(self._channels(numbers, 2, 1), np.zeros_like(domain_of_rank)))
         return GroupLibrary(name=world.name, kinds=tuple(kinds), domain_of_rank=domain_of_rank, world=world)
 
@@ -234,8 +255,9 @@ class System:
         if self.family.library not in ("nccl", "rccl") or not self.has_own_library or not known:
             return NONE
         try:
+            domains, ranks = self._shape
             with needed(self.family):
-                channels = _message_channels(numbers, self.domains, self._nics(self.ranks))
+                channels = _message_channels(numbers, domains, self._nics(ranks))
                 waits = numbers.get("messages_wait", 0)
                 return Contention(numbers["sms"], numbers["sms_per_channel"], channels, waits)
         except TopologyError as error:
@@ -254,13 +276,14 @@ class System:
         self.contention(read)
         return frozenset([*self.wires, *read.names])
 
-    def _channels(self, numbers: Numbers, domains: int, ranks: int) -> ChannelLibrary:
-        """The library with a communicator of `domains` domains of `ranks` ranks each."""
+    def _channels(self, numbers: Numbers, domains: int, ranks: int, more: int = 0) -> ChannelLibrary:
+        """The library with a communicator of `domains` domains of `ranks` ranks each, and `more` in some of them."""
         shared = domains > 1
         ring = numbers["ring_rate"] if ranks > 1 else math.inf
         inside = _medium(numbers, "", "nic_" if shared else "")
         version = parse_version(self.library.partition("==")[2] or DEFAULT_VERSION)
         tuner = self._tuner(numbers, domains, ranks, version)
+        tuner = replace(tuner, more=more) if tuner and more else tuner
         # over several domains rings are those of NCCL's search, which are slower than the links of a domain
         between = ring if tuner is None or ranks == 1 else min(ring, tuner.ring_bytes_per_s())
         calls = nvls = None
@@ -273,7 +296,7 @@ class System:
             domain_ranks=ranks,
             media=(inside, _medium(numbers, "nic_", "nic_")) if shared else (inside,),
             protocols={name: self._protocol(numbers, name, domains, ranks) for name in PROTOCOLS},
-            rule=self._rule(numbers, domains, ranks),
+            rule=self._rule(numbers, domains, ranks, more),
             ring_bytes_per_s=min(between, self._nics(ranks) * numbers["nic_ring_rate"]) if shared else ring,
             short_bytes=int(numbers["short_message"]),
             short_by_most=self.family.library != "nccl" or version < (2, 29),
@@ -301,11 +324,16 @@ class System:
         )
 
     def _nics(self, ranks: int) -> int:
-        """The NICs of a domain of so many ranks."""
+        """The NICs of so many ranks of a domain; all have as many as those of the domain with the fewest.
+
+        The ranks of a communicator agree on the least number of channels (NVIDIA/nccl, src/init.cc, ncclCommInitRank).
+        """
+        if self.nics:
+            return min(self.nics, -(-ranks * self.nics // self._shape[1]))
         return -(-ranks // self.family.ranks_per_nic)
 
-    def _rule(self, numbers: Numbers, domains: int, ranks: int) -> ChannelRule:
-        channels, world = _message_channels(numbers, domains, self._nics(ranks)), domains * ranks
+    def _rule(self, numbers: Numbers, domains: int, ranks: int, more: int) -> ChannelRule:
+        channels, world = _message_channels(numbers, domains, self._nics(ranks)), domains * ranks + more
         if domains == 1:
             return channel_rule(world, channels, power_of_two(int(numbers["channels_per_peer"])))
         # as many as fill a NIC, but those of all groups of peers that one channel serves must fit; RCCL keeps one free
@@ -337,6 +365,12 @@ class System:
             ring_share=1 if name == "Simple" else numbers[f"{key}_share"],
             max_bytes_per_s=numbers[_LL_MAX.get(domains, "nic_ll_max")] if name == "LL" else None,
         )
+
+
+def _parts(topology: Topology) -> tuple[tuple[int, ...], int]:
+    """The ranks of each node, and the NICs of the node with the fewest."""
+    nodes, nics = Counter(topology.node_of_rank), Counter(nic.node for nic in nics_of(topology))
+    return tuple(nodes.values()), min((nics[node] for node in nodes), default=0)
 
 
 @contextmanager

@@ -163,9 +163,9 @@ class Speeds(NamedTuple):
     @classmethod
     def of(cls, machine: Machine, rates: StepRates, layer: Workload) -> Speeds:
         """The speeds of a machine at which a layer's attention and messages run at most."""
-        compute = compute_of_step(machine, rates)
+        compute, heads = compute_of_step(machine, rates), (layer.head_dim, layer.value_dim)
         forward, backward = (
-            float(compute.attention.rate(layer.dtype, passing, "softmax", layer.head_dim).flops_per_s or math.inf)
+            float(compute.attention.rate(layer.dtype, passing, "softmax", *heads).flops_per_s or math.inf)
             for passing in ("forward", "backward")
         )
         matrices, memory = compute.rates.highest_flops_per_s, float(compute.rates.memory_bytes_per_s or math.inf)
@@ -241,7 +241,8 @@ def _layer_s(plan: StepPlan, kind: LayerKind, speeds: Speeds) -> tuple[float, fl
         low, high = layer.visible.band(0, layer.sequence, layer.sequence)
         pairs = int(pairs_in_band(low, high, layer.sequence, layer.sequence))  # of one head and sequence
         flops = pairs * layer.flops_per_pair / cp
-        attention_s = flops * (1 + layout.repeats_layers) / speeds.forward + 2.5 * flops / speeds.backward
+        backward = pairs * layer.backward_flops_per_pair / cp
+        attention_s = flops * (1 + layout.repeats_layers) / speeds.forward + backward / speeds.backward
     return attention_s, _cost_s(cost, layer.sequence * layer.batch / cp / layout.tp, speeds)
 
 
@@ -268,7 +269,7 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
     rate = speeds.inside if tp * cp <= speeds.domain else speeds.across
     # keys go around a ring, backward with their gradients; or heads are exchanged, and nothing hides that
     ring_s = (passes + 1) * layer.kv_bytes_per_position * plan.sequence * (cp - 1) / cp / rate
-    moved = 2 * layer.query_bytes_per_position + layer.kv_bytes_per_position
+    moved = layer.query_bytes_per_position + layer.output_bytes_per_position + layer.kv_bytes_per_position
     heads_s = (passes + 1) * moved * plan.sequence / cp * (cp - 1) / cp / rate if layer.heads >= cp else math.inf
 
     def context_s(attention_s: float) -> float:

@@ -321,7 +321,7 @@ class Answer:
     def memory_bytes(self) -> int:
         """The memory of the rank with the most positions: tensors of the layer, their gradients, and buffers."""
         layer, positions = self.layer, -(-self.layer.sequence // self.world_size)
-        tensors = 2 * layer.query_bytes_per_position + layer.kv_bytes_per_position  # queries, results, keys and values
+        tensors = layer.query_bytes_per_position + layer.output_bytes_per_position + layer.kv_bytes_per_position
         sums = 4 * layer.batch * layer.heads  # log-sum-exp in float32
         copies = 1 if self.options.passes == "forward" else 2  # gradients of all four
         return positions * (copies * tensors + sums) + self.buffer_bytes

@@ -78,7 +78,7 @@ def layer_text(layer: Workload, passes: Pass) -> str:
     cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
     return (
         f"{layer.mask.capitalize()} {attention}{window}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
-        f"{documents}{cached}, {layer.heads} heads{kv_heads} of {layer.head_dim}, {layer.dtype}"
+        f"{documents}{cached}, {layer.heads} heads{kv_heads} of {layer.widths}, {layer.dtype}"
     )
 
 
@@ -234,7 +234,8 @@ def software_line(machine: Machine, layer: Workload, passes: Collection[str]) ->
     if not isinstance(compute, KernelCompute) or layer.kind == "linear":
         return ""
     asked = [each for each in get_args(Passing) if each in passes]
-    assumed = {each: compute.rate(layer.dtype, each, "softmax", layer.head_dim).assumed for each in asked}
+    heads = layer.head_dim, layer.value_dim
+    assumed = {each: compute.rate(layer.dtype, each, "softmax", *heads).assumed for each in asked}
     gpu = machine.accelerator
     known = {True: f"assumed on {gpu}", False: f"measured on {gpu}"}
     found = [known[each] for each in dict.fromkeys(assumed.values())]

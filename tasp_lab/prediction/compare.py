@@ -116,8 +116,9 @@ def compare(
         cannot be recommended (`tasp_lab.prediction.paired.PairedErrors.margin`). Only where all names are compared,
         with the options that are given.
     prefer : what decides between schedules that are expected to be equally fast (`tasp_lab.prediction.recommend`).
-    versus : changes to compare with: overrides such as ``nic.bandwidth=x0.5``, several with commas, in addition to
-        those of the question; or other machines, which overrides of the layer alone apply to.
+    versus : changes to compare with: overrides such as ``nic.bandwidth=x0.5`` and missing parts such as ``without
+        nic.3``, several with commas, in addition to those of the question; or other machines, which overrides of the
+        layer alone apply to.
     jobs : processes, copies of this one: more than one only where nothing runs in other threads.
     known : answers to the same question, of which none is predicted again; not for tuned ones.
     progress : called with lines of progress.
@@ -141,9 +142,9 @@ def compare(
         raise WorkloadError(
             f"work {work!r}: bytes of a collective, expected an attention layer; see compare_collectives"
         )
-    changed = [changed_question(change, machine, asked.overrides) for change in versus]
-    for other, overrides in changed:  # wrong ones are refused before anything is simulated
-        prepare(question_of(other, work, settings | {"overrides": overrides}))
+    changed = [changed_question(change, machine, asked.overrides, asked.without) for change in versus]
+    for other, own in changed:  # wrong ones are refused before anything is simulated
+        prepare(question_of(other, work, settings | own))
     asked = replace(asked, sampling=asked.sampling or NO_SAMPLES)
     work, options = asked.layer, asked.options
     options.check_layer(work)
@@ -153,10 +154,10 @@ def compare(
     alone: dict[AttentionKind, list[str]] = {}
     left_out = 0
     if schedules is None:
-        chosen, left_out = _shipped(work, on, options, variants=tune)
+        chosen, left_out = shipped_names(work, on, options, variants=tune)
         for letter, kind in LAYER_KINDS.items() if work.kind == "hybrid" else ():
             if letter in work.layers:
-                alone[kind], _ = _shipped(work.of(letter), on, options)
+                alone[kind], _ = shipped_names(work.of(letter), on, options)
     else:
         chosen = as_schedules(schedules)
     check_schedules(chosen, work, options.passes)
@@ -189,19 +190,19 @@ def compare(
         more={"searched": plain(SEARCHED)} if tune else {},
     )  # fmt: skip
     others = []
-    for change, (other, overrides) in zip(versus, changed, strict=True):
+    for change, (other, own) in zip(versus, changed, strict=True):
         if recommendation is None:
             break
         progress(f"versus {change_name(change)}")
         found = compare(other, given, schedules, engine=engine, tune=tune, screen=screen, prefer=prefer,
-                        jobs=jobs, progress=progress, count=count, **(settings | {"overrides": overrides}))  # fmt: skip
+                        jobs=jobs, progress=progress, count=count, **(settings | own))  # fmt: skip
         others.append(Versus.of(change_name(change), recommendation, found.recommendation, found.candidates[0].reason))
     model = load_model(given) if isinstance(given, str) else None
     return Ranking(question, tuple(answers), machine, provenance, choice, recommendation=recommendation,
                    versus=tuple(others), settled=tuple(settled), left_out=left_out, model=model)  # fmt: skip
 
 
-def _shipped(
+def shipped_names(
     work: Workload, on: PreparedMachine, options: AttentionOptions, variants: bool = False
 ) -> tuple[list[str], int]:
     """The schedules that the stack of a machine runs for a layer, and how many others there are; without a stack all.
@@ -252,7 +253,7 @@ def _simulated(
     def answer_all(questions: Sequence[Question], bar: Bar) -> list[Outcome[Answer]]:
         total, work = len(questions), questions[0].work
         shared = [on, on.machine, on.machine.topology, on.uncertainty_for(work), work]
-        found = deal(lambda each: _outcome(each, on, bar, tune, screens), questions, jobs, shared,
+        found = deal(lambda each: outcome_of(each, on, bar, tune, screens), questions, jobs, shared,
                      lambda number: count(number, total, questions[number].name))  # fmt: skip
         count(total, total, "")
         return found
@@ -273,7 +274,7 @@ def _with_applying(question: Question) -> Question:
     return replace(question, options=applying)
 
 
-def _outcome(
+def outcome_of(
     question: Question, on: PreparedMachine, bar: Bar, tune: bool = False, screens: bool = False
 ) -> Outcome[Answer]:
     """The answer for a schedule, with `tune` with its best options. Raises an error that is no matter of the schedule.
@@ -542,7 +543,7 @@ def _choice(
 
     def time_of(layer: Workload, name: str) -> float | None:
         count(next(numbers), total, f"one layer by {name}")
-        found = _outcome(replace(question, schedule=name, work=layer), on, Bar()).answer
+        found = outcome_of(replace(question, schedule=name, work=layer), on, Bar()).answer
         return float(found.time_s) if found.applies else None
 
     choice = choose_stacks(work, on.machine.topology, alone, question.options, time_of)

@@ -9,7 +9,7 @@ from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Part
 from tasp_lab.core.units import format_bandwidth
-from tasp_lab.prediction.inputs import Links, MachineLike, as_topology, check_call
+from tasp_lab.prediction.inputs import MachineLike, Overrides, Parts, changed_machine, check_call, wires
 from tasp_lab.prediction.provenance import Provenance, plain, topology_inputs
 from tasp_lab.rings.options import RingOptions
 from tasp_lab.rings.rings import Decomposition
@@ -57,8 +57,8 @@ def decompose(
     topology: MachineLike,
     fold: int | None = None,
     *,
-    without_links: Links = (),
-    links: Links = (),
+    overrides: Overrides = (),
+    without: Parts = (),
     lanes: int | None = None,
     rail_aligned: bool | None = None,
     search_budget: int = DEFAULT_SEARCH_BUDGET,
@@ -69,8 +69,8 @@ def decompose(
     Parameters
     ----------
     topology : a topology, a machine, or its name.
-    without_links, links : links to remove (``"0-3"``) and bandwidths to change (``"0-3=10GB/s"``), see
-        `tasp_lab.topology.derived`.
+    overrides, without : changes such as ``"link.0-3=10GB/s"``, and parts to remove, such as ``"link.0-3"``, see
+        `tasp_lab.machines.overrides` and `tasp_lab.topology.missing`.
     fold, lanes, rail_aligned, search_budget, progress : see `tasp_lab.rings.decompose.decompose`.
 
     Raises `NoDecompositionError` with the reason where there are no such rings, and `TopologyError` for an unknown
@@ -80,7 +80,7 @@ def decompose(
     2
     """
     check_call(decompose, locals())
-    found_topology = as_topology(topology, without_links, links)
+    found_topology = changed_machine(wires(topology), overrides, without).topology
     options = RingOptions(fold, lanes, rail_aligned, search_budget)
     found = options.find(found_topology, progress)
     provenance = Provenance(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from tasp_lab.core.arguments import Argument, Option, arguments_of, check_arguments
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.errors import (
+    OverrideError,
     ProfileError,
     QuantityError,
     ScheduleError,
@@ -29,7 +30,6 @@ from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
 from tasp_lab.prediction.settings import AS_IS, MachineSettings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import AnySchedule, GivenSchedule, as_schedule, built_in, names_in
-from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.topology.routing import CHOICES
 from tasp_lab.workload.layer import Work, Workload
@@ -67,7 +67,8 @@ Schedules = GivenSchedule | Sequence[GivenSchedule]
 ComputeLike = Annotated[float | str, Option(expected="a rate in FLOP/s, or a text such as 'timed:300TFLOP/s'")]
 """A compute rate in FLOP/s, as a number or as ``"timed:RATE"``; ``"real"`` where kernels are executed."""
 
-Links = Annotated[Sequence[str], Option(expected="a list of texts", error=TopologyError)]
+Overrides = Annotated[Sequence[str], Option(expected="a list of texts", error=OverrideError)]
+Parts = Annotated[Sequence[str], Option(expected="a list of texts", error=TopologyError)]
 
 
 def check_call(
@@ -87,13 +88,8 @@ def check_call(
     check_arguments(others, settings)
 
 
-def as_machine(
-    machine: MachineLike,
-    library: str = "auto",
-    missing_links: Sequence[str] = (),
-    links: Sequence[str] = (),
-) -> Machine:
-    """The machine, with some links removed or changed (see `tasp_lab.topology.derived`).
+def as_machine(machine: MachineLike, library: str = "auto") -> Machine:
+    """The machine of a text, or one that is given.
 
     >>> as_machine("h100-8").comm_library.name, as_machine("h100-8", "ideal").comm_library.name
     ('nccl', 'ideal')
@@ -101,21 +97,27 @@ def as_machine(
     Raises `ProfileError` for a library that contradicts the one of a `Machine`, and what `load_machine` raises.
     """
     if isinstance(machine, str):
-        found = load_machine(machine, library=library)
-    else:
-        found = Machine(machine) if isinstance(machine, Topology) else machine
-        if library not in ("auto", found.comm_library.name):
-            raise ProfileError(
-                f"library {library!r}: {found.topology.name} was given as an object with the library "
-                f"{found.comm_library.name!r}; expected auto, or a machine of load_machine(name, library={library!r})"
-            )
-    if not missing_links and not links:
-        return found
-    return found.edited(partial(_edited, missing_links=missing_links, links=links))
+        return load_machine(machine, library=library)
+    found = Machine(machine) if isinstance(machine, Topology) else machine
+    if library not in ("auto", found.comm_library.name):
+        raise ProfileError(
+            f"library {library!r}: {found.topology.name} was given as an object with the library "
+            f"{found.comm_library.name!r}; expected auto, or a machine of load_machine(name, library={library!r})"
+        )
+    return found
 
 
-def _edited(topology: Topology, missing_links: Sequence[str], links: Sequence[str]) -> Topology:
-    return with_links(without_links(topology, missing_links), links)
+def changed_machine(machine: Machine, overrides: Sequence[str] = (), without: Sequence[str] = ()) -> Machine:
+    """The machine with overrides (`tasp_lab.machines.overrides`), without parts of it (`tasp_lab.topology.missing`).
+
+    >>> changed_machine(as_machine("full-mesh:4"), ["link.0-3=10GB/s"], ["gpu.1"]).topology.name
+    'full-mesh:4 with link.0-3=10GB/s without gpu.1'
+    """
+    if overrides:
+        from tasp_lab.machines.overrides import overridden
+
+        machine = overridden(machine, overrides)
+    return machine.without(without)
 
 
 def wires(machine: MachineLike) -> Machine:
@@ -125,11 +127,6 @@ def wires(machine: MachineLike) -> Machine:
     'ideal'
     """
     return as_machine(machine, "ideal") if isinstance(machine, str) else as_machine(machine)
-
-
-def as_topology(topology: MachineLike, missing_links: Sequence[str] = (), links: Sequence[str] = ()) -> Topology:
-    """The topology of a machine, with some links removed or changed."""
-    return as_machine(wires(topology), missing_links=missing_links, links=links).topology
 
 
 def as_work(work: WorkLike, sequence: SequenceLike | None = None) -> Work:
@@ -220,7 +217,7 @@ def run_by_stack(
     if isinstance(compute, KernelCompute) and compute.by_stack:
         kernel = stack.kernel(machine.accelerator, layer)
         if kernel is None and machine.stack:
-            where = f"no kernel on {machine.accelerator} is known for {layer.mask} masks and heads of {layer.head_dim}"
+            where = f"no kernel on {machine.accelerator} is known for {layer.mask} masks and heads of {layer.widths}"
             raise ProfileError(f"stack {machine.stack!r}: {where}, expected a kernel by name beside it")
         if kernel is not None and kernel != compute.kernel:
             machine = replace(machine, compute=replace(compute, kernel=kernel))
@@ -246,7 +243,7 @@ def with_pairs(machine: Machine) -> Machine:
 
 
 def chosen_machine(machine: MachineLike, settings: MachineSettings = AS_IS, *, assumes: bool = True) -> Machine:
-    """The machine with all that `settings` change, in this order: rate or kernel, overrides, links.
+    """The machine with all that `settings` change, in this order: rate or kernel, overrides, missing parts.
 
     `assumes` is whether it has `ASSUMED_COMPUTE` where it has no compute rate of its own.
 
@@ -262,14 +259,13 @@ def chosen_machine(machine: MachineLike, settings: MachineSettings = AS_IS, *, a
     found = with_kernel(found if rate is None else replace(found, compute=ComputeRate(rate)), kernel)
     if overrides:
         from tasp_lab.machines.change import COMPUTE
-        from tasp_lab.machines.overrides import overridden, parse_overrides
+        from tasp_lab.machines.overrides import parse_overrides
 
         rates = [each for each in parse_overrides(overrides) if each.name == COMPUTE and not each.times]
         if rates and (compute is not None or kernel is not None):
             other = f"compute {compute!r}" if kernel is None else f"kernel {kernel!r}"
             raise QuantityError(f"override {rates[0]} and {other}, expected one of them, or a factor like x0.9")
-        found = overridden(found, overrides)
-    found = as_machine(found, missing_links=settings.without_links, links=settings.links)
+    found = changed_machine(found, overrides, settings.without)
     if settings.routes is not None:
         found = found.edited(partial(replace, forwarding=CHOICES[settings.routes]))
     found = with_compute(found) if assumes else found

@@ -42,13 +42,13 @@ LEADERS = 3
 """Schedules whose whole steps are ranked: the recommended one, and those with the fastest layer."""
 
 
-STEP_SETTINGS = {name: each for name, each in arguments_of(MachineSettings).items() if "links" not in name}
+STEP_SETTINGS = arguments_of(MachineSettings)
 """What `predict_step` and `plan` take by keyword."""
 
 
 def machine_settings(given: Mapping[str, Any]) -> MachineSettings:
     """The settings of a machine that are given as `STEP_SETTINGS`."""
-    return MachineSettings(**{**given, "overrides": tuple(given.get("overrides", ()))})
+    return MachineSettings(**{**given, **{name: tuple(given.get(name, ())) for name in ("overrides", "without")}})
 
 
 def predict_step(

@@ -213,6 +213,7 @@ def topology_inputs(topology: Topology) -> dict[str, object]:
         "shared": plain(topology.shared),
         "switches": plain(topology.switches),
         "nodes": plain(topology.nodes),
+        **({"labels": plain(topology.labels)} if topology.labels else {}),
     }
     return {"topology": topology.name, "world_size": topology.world_size, "topology_sha256": sha256(content)}
 

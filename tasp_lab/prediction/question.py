@@ -151,7 +151,7 @@ class Question(MachineSettings):
             found["rings"] = rings_inputs(self.rings)
         elif self.rings != ANY_RINGS:
             found["rings"] = plain(self.rings)
-        for name in ("compute", "without_links", "links"):
+        for name in ("compute", "without"):
             if value := getattr(self, name):
                 found[name] = list(value) if isinstance(value, tuple) else value
         return found | ({} if self.engine == type(self).engine else {"engine": self.engine})
@@ -195,7 +195,7 @@ def question_of(
     The work has the overrides of layers. `samples` are those of intervals if the `SETTINGS` give none. Raises
     `TaspLabError` for settings that contradict each other.
     """
-    texts = ("overrides", "without_links", "links")
+    texts = ("overrides", "without")
     left: dict[str, Any] = {name: tuple(value) if name in texts else value for name, value in settings.items()}
 
     def taken(kind: type) -> dict[str, Any]:

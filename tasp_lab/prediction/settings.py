@@ -12,7 +12,7 @@ from tasp_lab.core.errors import OverrideError, ProfileError, TopologyError
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSettings:
-    """Software, speeds and links of a machine, other than as it is.
+    """Software, speeds and parts of a machine, other than as it is.
 
     What is not in the help, beside the types of the fields:
 
@@ -24,7 +24,7 @@ class MachineSettings:
     compute : a rate in FLOP/s for all calls of a rank, or ``"timed:RATE"``.
     overrides : applied in order, see `tasp_lab.machines.overrides`.
     routes : instead of what the library does, see `tasp_lab.topology.routing`.
-    without_links, links : of the overridden machine, see `tasp_lab.topology.derived`.
+    without : parts of the overridden machine, by the names of the whole one, see `tasp_lab.topology.missing`.
     """
 
     library: Annotated[
@@ -80,19 +80,11 @@ class MachineSettings:
             error=OverrideError,
         ),
     ] = ()
-    without_links: Annotated[
+    without: Annotated[
         tuple[str, ...],
         Option(
-            "Remove a link: 0-3 both ways, 0>3 one way; repeatable.",
-            flag="without-link",
-            error=TopologyError,
-        ),
-    ] = ()
-    links: Annotated[
-        tuple[str, ...],
-        Option(
-            "Set the bandwidth of a link, such as 0-3=10GB/s; repeatable.",
-            flag="link",
+            "Remove a part of the machine: link.0-3 both ways, link.0>3 one way, nic.3 (its ranks use the nearest NIC "
+            "that is left), gpu.5; repeatable.",
             error=TopologyError,
         ),
     ] = ()

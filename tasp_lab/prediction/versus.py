@@ -33,6 +33,9 @@ from tasp_lab.prediction.recommend import Recommendation
 UNCHANGED = 0.005
 """A time that changes by less than this share is named with its bottleneck instead."""
 
+WITHOUT = "without "
+"""How a change begins that removes a part of the machine, as in ``without nic.3``."""
+
 TIMES = 2.0
 """A change is shown in percent if its interval is within this factor, else as a factor."""
 
@@ -113,25 +116,33 @@ class Versus:
 
 
 def change_name(change: MachineLike) -> str:
-    """A change in words: overrides as they are, a machine by its name."""
+    """A change in words: overrides and missing parts as they are, a machine by its name."""
     if isinstance(change, str):
         return change
     return (change.topology if isinstance(change, Machine) else change).name
 
 
-def changed_question(
-    change: MachineLike, machine: MachineLike, overrides: Sequence[str]
-) -> tuple[MachineLike, tuple[str, ...]]:
-    """The machine and the overrides of a question with a change.
+def is_change(text: str) -> bool:
+    """Whether a text changes the machine or the layer, rather than naming another machine."""
+    return "=" in text or text.startswith(WITHOUT)
 
-    >>> changed_question("nic.bandwidth=x2,layer.kv_heads=4", "h100-2x8", ())
-    ('h100-2x8', ('nic.bandwidth=x2', 'layer.kv_heads=4'))
+
+def changed_question(
+    change: MachineLike, machine: MachineLike, overrides: Sequence[str], without: Sequence[str] = ()
+) -> tuple[MachineLike, dict[str, tuple[str, ...]]]:
+    """The machine, the overrides and the missing parts of a question with a change.
+
+    >>> changed_question("nic.bandwidth=x2, without nic.3", "h100-2x8", ("layer.kv_heads=4",))[1]
+    {'overrides': ('layer.kv_heads=4', 'nic.bandwidth=x2'), 'without': ('nic.3',)}
     >>> changed_question("b200-2x8", "h100-2x8", ("nic.bandwidth=x2", "layer.kv_heads=4"))
-    ('b200-2x8', ('layer.kv_heads=4',))
+    ('b200-2x8', {'overrides': ('layer.kv_heads=4',), 'without': ()})
     """
-    if isinstance(change, str) and "=" in change:
-        return machine, (*overrides, *(each.strip() for each in change.split(",")))
-    return change, tuple(each for each in overrides if each.startswith("layer."))
+    if isinstance(change, str) and is_change(change):
+        texts = [each.strip() for each in change.split(",")]
+        parts = [each.removeprefix(WITHOUT).strip() for each in texts if each.startswith(WITHOUT)]
+        added = [each for each in texts if not each.startswith(WITHOUT)]
+        return machine, {"overrides": (*overrides, *added), "without": (*without, *parts)}
+    return change, {"overrides": tuple(each for each in overrides if each.startswith("layer.")), "without": ()}
 
 
 def ratio_of(changed: Answer, base: Answer) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Rings known without a search: of complete digraphs, of nodes with one NIC per rank, and of single cycles."""
+"""Rings known without a search: of complete digraphs, of nodes with one NIC per rank, single cycles, and meshes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ def closed_forms(topology: Topology, fold: int | None, rail_aligned: bool | None
         uniform = own_links and topology.table.is_uniform
         if fold != 1 or uniform or topology.world_size not in (4, 6):
             yield _of_complete_digraph(topology, fold)
+    mesh = mesh_ring(topology)
+    if mesh is not None and fold in (None, 1):
+        both = np.concatenate([mesh.rings, mesh.rings[:, ::-1]])
+        yield Decomposition(topology, both, 1, f"{mesh.reason}, each way")
     links = topology.linked_pairs
     if fold in (None, 1) and (links.sum(axis=0) == 1).all() and (links.sum(axis=1) == 1).all():
         yield Decomposition(topology, rings_of(links.argmax(axis=1)[None]), 1, "the topology is one directed ring")
@@ -55,6 +59,29 @@ def gray_ring(topology: Topology) -> Decomposition | None:
     if topology.world_size & topology.world_size - 1 or topology.is_complete or not is_ring(topology, order.tolist()):
         return None
     return Decomposition(topology, order[None], 1, "the Gray code of the ranks")
+
+
+def mesh_ring(topology: Topology) -> Decomposition | None:
+    """A comb in a grid with an open side: along an even side, and back to and fro. None without such, or if none fits.
+
+    >>> from tasp_lab.topology.builders import torus
+    >>> mesh_ring(torus((2, 3), wraps=(False, False))).rings.tolist()
+    [[1, 2, 5, 4, 3, 0]]
+    """
+    grid = topology.grid
+    if grid is None or all(grid.wraps):  # of tori a search finds more
+        return None
+    even = next((at for at, side in enumerate(grid.sides) if side % 2 == 0), 0)
+    rows = np.moveaxis(np.arange(topology.world_size).reshape(grid.sides), even, 0)
+    while rows.ndim > 2:  # the last two dimensions as one: every other line of the last is passed backwards
+        rows = rows.copy()
+        rows[..., 1::2, :] = rows[..., 1::2, ::-1]
+        rows = rows.reshape(*rows.shape[:-2], -1)
+    rows = rows.reshape(len(rows), -1)
+    teeth = [row[:0:-1] if at % 2 else row[1:] for at, row in enumerate(rows)]
+    order = np.concatenate([*teeth, rows[::-1, 0]])
+    fits = len(order) > 2 and is_ring(topology, order.tolist())
+    return Decomposition(topology, order[None], 1, "a comb through the grid") if fits else None
 
 
 def _of_complete_digraph(topology: Topology, fold: int | None) -> Decomposition:

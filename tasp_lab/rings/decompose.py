@@ -20,7 +20,7 @@ from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.errors import NoDecompositionError, NoRingError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.core.units import format_bandwidth
-from tasp_lab.rings.closed_forms import closed_forms, gray_ring
+from tasp_lab.rings.closed_forms import closed_forms, gray_ring, mesh_ring
 from tasp_lab.rings.rings import Decomposition, ring_limit_bytes_per_s
 from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.graph import Topology
@@ -80,19 +80,20 @@ def decompose(
     except NoRingError as error:
         if not topology.reaches_all:
             raise
-        return _through_ranks(topology, str(error))
+        return _through_ranks(topology, error, budget)
 
 
-def _through_ranks(topology: Topology, reason: str) -> Decomposition:
+def _through_ranks(topology: Topology, error: NoRingError, budget: SearchBudget) -> Decomposition:
     """One ring whose neighbours need not be linked: depth first from rank 0, so that most of them are.
 
     In a tree of links it passes each link once each way, as every ring must.
     """
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import depth_first_order
+    import networkx  # takes longer to import than most rings take
 
-    ring = depth_first_order(csr_array(topology.linked_pairs), 0, return_predecessors=False)
-    return Decomposition(topology, ring[None], 1, f"one ring, in which ranks forward: {reason}")
+    links = networkx.from_numpy_array(topology.linked_pairs, create_using=networkx.DiGraph)
+    ring = np.array([list(networkx.dfs_preorder_nodes(links, 0))])
+    found = Decomposition(topology, ring, 1, f"one ring, in which ranks forward: {error}")
+    return replace(_concluded(found, budget), search_complete=error.proved)
 
 
 def _best(topology: Topology, rail_aligned: bool | None, budget: SearchBudget) -> Decomposition:
@@ -164,7 +165,7 @@ def _with_lanes(topology: Topology, lanes: int, rail_aligned: bool | None, budge
     """The best few rings of several searches; candidates include those of the full decomposition."""
     from tasp_lab.rings.fractional_packing import best_few, max_of_one_ring
 
-    known = gray_ring(topology) if lanes == 1 and not rail_aligned else None
+    known = gray_ring(topology) or mesh_ring(topology) if lanes == 1 and not rail_aligned else None
     if known is not None:
         one = replace(known, limit_bytes_per_s=max_of_one_ring(topology))
         if one.proved_optimal:

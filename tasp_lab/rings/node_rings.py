@@ -44,6 +44,7 @@ Y. Wang et al., "TASP: Topology-aware Sequence Parallelism", arXiv:2509.26541, 2
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -188,6 +189,44 @@ def node_rings(node_count: int, ranks_per_node: int, *, rail_aligned: bool | Non
         return _rail_aligned_rings(u, m)
     paths = two_fold_hamiltonian_paths(m) if m in _IMPOSSIBLE else hamiltonian_paths(m)
     return np.hstack([paths + node * m for node in range(u)]).astype(np.int32)  # the same path on every node
+
+
+def rings_through_nics(nodes: Sequence[Sequence[Sequence[int]]], nics: int) -> Int32Array:
+    """As many rings as NICs over nodes of different sizes, or whose ranks share NICs: none passes a NIC twice one way.
+
+    `nodes` has for each node its NICs, for each of these its ranks, and `nics` is the least number of a node. Inside a
+    node rings follow paths without a common link, where such paths begin and end at enough NICs, else each rank has
+    the same successor in all of them. Returns an int32 array (nics, ranks); hops between nodes join any two NICs.
+
+    >>> rings_through_nics([[[0], [1, 2]], [[3], [4], [5]]], 2).tolist()
+    [[0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3]]
+    """
+    found = []
+    for node in nodes:
+        ranks = [rank for nic in sorted(node, key=len, reverse=True) for rank in nic]
+        of_rank = {rank: number for number, nic in enumerate(node) for rank in nic}
+        paths = np.empty((0, len(ranks)), dtype=np.int64)
+        if len(ranks) not in _IMPOSSIBLE:
+            named = hamiltonian_paths(len(ranks))
+            names = np.empty(len(ranks), dtype=np.int64)  # a path of two ranks of a NIC, which is left out, ends there
+            names[_along_cycles(named[:, -1])] = ranks
+            paths = names[named]
+        in_order = sorted(ranks)
+        first = [in_order.index(min(nic)) for nic in node]
+        turned = np.array([in_order[at:] + in_order[:at] for at in first])
+        found.append(max((_apart(each, of_rank) for each in (turned, paths)), key=lambda each: min(len(each), nics)))
+    return np.hstack([paths[:nics] for paths in found]).astype(np.int32)
+
+
+def _apart(paths: npt.NDArray[np.int64], nic: Mapping[int, int]) -> npt.NDArray[np.int64]:
+    """Those of some paths that begin at different NICs, and end at different ones."""
+    begun, ended, found = set[int](), set[int](), list[int]()
+    for number, (start, end) in enumerate(paths[:, [0, -1]].tolist()):
+        if nic[start] not in begun and nic[end] not in ended:
+            begun.add(nic[start])
+            ended.add(nic[end])
+            found.append(number)
+    return paths[found]
 
 
 def is_rail_aligned(rings: Int32Array, ranks_per_node: int) -> bool:

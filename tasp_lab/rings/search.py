@@ -237,7 +237,8 @@ class RingSearch:
             return ring
         if note == cp_sat.IMPOSSIBLE:
             raise NoRingError(f"{self.topology.name} has no ring at all: {self._why_none()}")
-        raise NoRingError(f"{self.topology.name}: no ring was found within the search budget, nor proved impossible")
+        unknown = f"{self.topology.name}: no ring was found within the search budget, nor proved impossible"
+        raise NoRingError(unknown, proved=False)
 
     def _packed(self, packing: Packing, among: str, least: float = 0.0) -> Decomposition:
         """A packing as rings; `least` is a lower bound of the cost of a ring at its prices, 0 if unknown."""

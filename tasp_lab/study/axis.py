@@ -43,8 +43,8 @@ def check_axis(axis: str) -> None:
     Traceback (most recent call last):
     ...
     tasp_lab.core.errors.StudyError: axis 'mask' is not numeric, expected one of seq, batch, heads, kv_heads, head_dim,\
- window, cached_keys, linear_kv_heads, buffers, pieces, stages, tail_chunks, nodes, or an override's name like\
- nic.bandwidth
+ window, cached_keys, linear_kv_heads, value_dim, buffers, pieces, stages, tail_chunks, nodes, or an override's name\
+ like nic.bandwidth
     """
     if axis in WHOLE_AXES or "." in axis.strip("."):
         return
@@ -286,7 +286,7 @@ def axis_text(axis: str, value: float) -> str:
 TOLERANCE = 0.02
 """A value is found to 2 %, or to the lattice where that is coarser."""
 
-STEPPED = ("seq", "heads", "head_dim", "window", "cached_keys")
+STEPPED = ("seq", "heads", "head_dim", "value_dim", "window", "cached_keys")
 """Axes of large numbers, whose values have a common divisor."""
 
 

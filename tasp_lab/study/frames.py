@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-COUNTS = ("seq", "heads", "kv_heads", "head_dim", "batch", "batch_tokens", "nodes", "ranks")
+COUNTS = ("seq", "heads", "kv_heads", "head_dim", "value_dim", "batch", "batch_tokens", "nodes", "ranks")
 """Columns of whole numbers, shown with a binary prefix where it divides them."""
 
 SPEEDUPS = ("speedup", "speedup_low", "speedup_high")
@@ -151,7 +151,8 @@ Cells = Mapping[str, Any]
 
 FOLLOWING = {
     "nodes": ("machine",), "ranks": ("machine",), "library": ("machine",),
-    "heads": ("model",), "kv_heads": ("model",), "head_dim": ("model",), "overrides": ("variant",),
+    "heads": ("model",), "kv_heads": ("model",), "head_dim": ("model",), "value_dim": ("model",),
+    "overrides": ("variant",),
 }  # fmt: skip
 """Columns that are determined by another one, if that one is there."""
 

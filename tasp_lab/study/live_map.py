@@ -58,15 +58,15 @@ At half the distance, that of the grid, linear interpolation errs by about a qua
 NONE = 65535
 """In an array of 16 bits: a schedule that has no time at this point; in one of 8 bits 255 is."""
 
-_IN_ORDER = ("machine", "model", "seq", "batch", "heads", "kv_heads", "head_dim", "dtype", "mask", "window", "kind",
-             "passes", "library", "kernel", "stack", "contention", "cached_keys")  # fmt: skip
+_IN_ORDER = ("machine", "model", "seq", "batch", "heads", "kv_heads", "head_dim", "value_dim", "dtype", "mask",
+             "window", "kind", "passes", "library", "kernel", "stack", "contention", "cached_keys")  # fmt: skip
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _IN_ORDER} | {"machine": "", "passes": "--pass"}
 """The options of `tasp-lab compare` by column, in the order of the command; the machine has no name."""
 
 DEFAULTS = {each.name: each.default for each in fields(Workload) if each.name not in ("mask", "heads")}
 """What `compare` takes without the option; a mask and heads are named all the same."""
 
-OF_MODEL = ("heads", "kv_heads", "head_dim")
+OF_MODEL = ("heads", "kv_heads", "head_dim", "value_dim")
 """What a model sets."""
 
 

@@ -46,7 +46,7 @@ class Point(Question):
     def on(self) -> tuple[object, ...]:
         """What its machine follows from: the name, the variant, and the settings of the section ``[machine]``."""
         rest = self.library, self.kernel, self.stack, self.contention, self.sampling
-        return self.machine, self.overrides, *rest
+        return self.machine, (*self.overrides, *(f"without {part}" for part in self.without)), *rest
 
 
 def _whole_numbers(of: type) -> list[str]:
@@ -64,7 +64,7 @@ LAYER = ("model", "seq", *LAYER_FIELDS, "pass")
 OPTIONS = tuple(each.name for each in fields(AttentionOptions) if each.name != "passes")
 """Axes of the section ``[schedule]``, beside its name."""
 
-_EXAMPLES = {"library": "nccl", "kernel": "flash-attention-3", "stack": "megatron"}
+_EXAMPLES = {"library": "nccl", "kernel": "flash-attention-3", "stack": "megatron", "without": "nic.0, gpu.5"}
 SETTINGS = (*_EXAMPLES, "contention")
 """Axes of the section ``[machine]``, beside its name."""
 
@@ -128,7 +128,7 @@ def options_of(values: Mapping[str, Value]) -> AttentionOptions:
 
 
 def settings_of(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Library, kernel, stack and contention. Raises `StudyError`."""
+    """Library, kernel, stack, contention, and the parts that are missing. Raises `StudyError`."""
     found = _given(values, SETTINGS)
     for name, example in _EXAMPLES.items():
         if not isinstance(found.get(name, ""), str):
@@ -137,6 +137,8 @@ def settings_of(values: Mapping[str, Value]) -> dict[str, Any]:
         if found["contention"] not in ("on", "off"):
             raise StudyError(f"contention: {found['contention']!r}, expected 'on' or 'off'")
         found["contention"] = found["contention"] == "on"
+    if "without" in found:
+        found["without"] = tuple(part.strip() for part in found["without"].split(",") if part.strip())
     return found
 
 

@@ -94,6 +94,8 @@ class Study:
         # an edited file is another model, so its hash is part of the question to the cache
         layer = _layer(tuple(labels.items()), file_sha256(str(labels.get("model"))))
         ranks = ranks_of(machine, str(labels.get("library", "auto")))
+        settings = settings_of(labels)
+        ranks -= sum(part.startswith("gpu.") for part in settings.get("without", ()))
         if not self.where.keeps({"ranks": ranks, **cells_of_layer(layer), **labels}):
             return None
         return Point(
@@ -105,7 +107,7 @@ class Study:
             sampling=self.sampling,
             labels=tuple(labels.items()),
             job=job_of(labels),
-            **settings_of(labels),
+            **settings,
         )
 
 

@@ -87,20 +87,24 @@ def circulant(
 
 
 def torus(
-    shape: Sequence[int], bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S, latency_s: Number = LINK_S
+    shape: Sequence[int],
+    bandwidth_bytes_per_s: Number = LINK_BYTES_PER_S,
+    latency_s: Number = LINK_S,
+    wraps: Sequence[bool] | None = None,
 ) -> Topology:
-    """A grid of ranks that wraps around in every dimension, with links both ways between neighbours.
+    """A grid of ranks with links both ways between neighbours, which wraps around in all or in some dimensions.
 
-    The last coordinate counts fastest. A side of 2 has one link each way, not two.
+    The last coordinate counts fastest. A side of 2 has one link each way, not two. `wraps` tells for each dimension
+    whether its ends are linked, too; default: all. A grid with open sides is a mesh.
 
-    >>> len(torus((3, 3)).links), len(torus((2, 3)).links)
-    (36, 18)
+    >>> len(torus((3, 3)).links), len(torus((2, 3)).links), len(torus((3, 3), wraps=(True, False)).links)
+    (36, 18, 30)
     """
-    if not shape or min(shape) < 1:
-        raise TopologyError(f"a torus of the shape {tuple(shape)}: expected sides of 1 or more")
-    name = f"torus:{'x'.join(str(side) for side in shape)}"
-    found = _of_pairs(name, prod(shape), _neighbours(shape), bandwidth_bytes_per_s, latency_s)
-    return replace(found, grid=Grid(tuple(shape), (True,) * len(shape)))
+    grid = Grid(tuple(shape), (True,) * len(shape) if wraps is None else tuple(wraps))
+    if not shape or min(shape) < 1 or len(grid.wraps) != len(shape):
+        raise TopologyError(f"a torus of the shape {grid.sides}: expected sides of 1 or more, and for each if it wraps")
+    name = f"{'torus' if all(grid.wraps) else 'mesh'}:{'x'.join(str(side) for side in shape)}"
+    return replace(_of_pairs(name, prod(shape), _neighbours(grid), bandwidth_bytes_per_s, latency_s), grid=grid)
 
 
 def hypercube(
@@ -111,8 +115,10 @@ def hypercube(
     >>> [link.name for link in hypercube(2).links if link.source == 0]
     ['0->2', '0->1']
     """
+    if dimensions < 0:
+        raise TopologyError(f"a hypercube of {dimensions} dimensions, expected 0 or more")
     name = f"hypercube:{dimensions}"
-    return replace(torus((2,) * dimensions or (1,), bandwidth_bytes_per_s, latency_s), name=name)
+    return replace(torus((2,) * dimensions if dimensions else (1,), bandwidth_bytes_per_s, latency_s), name=name)
 
 
 def multipartite(
@@ -143,13 +149,14 @@ def _circulant_pairs(world_size: int, offsets: Sequence[int]) -> Iterable[tuple[
     return ((rank, (rank + offset) % world_size) for rank in range(world_size) for offset in offsets)
 
 
-def _neighbours(shape: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Each rank of a grid with the next and the one before in each dimension."""
-    strides = [prod(shape[position + 1 :]) for position in range(len(shape))]
-    for rank, place in enumerate(product(*(range(side) for side in shape))):
-        for coordinate, side, stride in zip(place, shape, strides, strict=True):
+def _neighbours(grid: Grid) -> Iterable[tuple[int, int]]:
+    """Each rank of a grid with the next and the one before in each dimension; of an open one, where there is one."""
+    strides = [prod(grid.sides[position + 1 :]) for position in range(len(grid.sides))]
+    for rank, place in enumerate(product(*(range(side) for side in grid.sides))):
+        for coordinate, side, stride, wrap in zip(place, grid.sides, strides, grid.wraps, strict=True):
             for step in (1, -1):
-                yield rank, rank + ((coordinate + step) % side - coordinate) * stride
+                if wrap or 0 <= coordinate + step < side:
+                    yield rank, rank + ((coordinate + step) % side - coordinate) * stride
 
 
 def nodes(

@@ -1,10 +1,8 @@
-"""Topologies derived from others: with links removed or slowed, some of the ranks, other numbers, groups as ranks.
+"""Topologies derived from others: with links of other speeds, some of the ranks, other numbers, groups as ranks.
 
 >>> from tasp_lab.topology.builders import full_mesh
->>> len(without_links(full_mesh(4), ["0-3"]).links), len(induced(full_mesh(4), [0, 2]).links)
-(10, 2)
-
-A link is named by its ends: ``0-3`` is both directions, ``0>3`` one. An end is a rank or the name of a switch.
+>>> len(induced(full_mesh(4), [0, 2]).links)
+2
 """
 
 from __future__ import annotations
@@ -18,60 +16,13 @@ import numpy as np
 
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import TopologyError
-from tasp_lab.core.units import Number, parse_bandwidth_bytes_per_s
+from tasp_lab.core.units import Number
 from tasp_lab.topology.components import strong_components
 from tasp_lab.topology.graph import Link, SharedCapacity, Switch, Topology, Vertex
 from tasp_lab.topology.links import MeshLinks
 
 LinkField = Literal["bandwidth_bytes_per_s", "latency_s"]
 _Part = TypeVar("_Part", Link, MeshLinks, SharedCapacity)
-
-
-def without_links(topology: Topology, names: Sequence[str]) -> Topology:
-    """The topology without some links. Raises `TopologyError` for an unknown link, or if ranks become unreachable.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> without_links(full_mesh(4), ["0-3", "1>2"]).name
-    'full-mesh:4 without 0-3, 1>2'
-    """
-    if not names:
-        return topology
-    gone = {link for name in names for link in links_named(topology, name)}
-    links = tuple(link for index, link in enumerate(topology.listed_links()) if index not in gone)
-    left = {link.name for link in links}
-    covered = ((group, tuple(each for each in group.links if each in left)) for group in topology.shared)
-    shared = tuple(replace(group, links=names_left) for group, names_left in covered if names_left)
-    ends = {end for link in links for end in (link.source, link.destination)}
-    switches = tuple(switch for switch in topology.switches if switch.name in ends)
-    name = f"{topology.name} without {', '.join(names)}"
-    return replace(topology, name=name, links=links, shared=shared, switches=switches, grid=None)
-
-
-def with_links(topology: Topology, changes: Sequence[str]) -> Topology:
-    """The topology with other bandwidths, like ``0-3=10GB/s``, on some links. Raises `TopologyError`, `QuantityError`.
-
-    >>> from tasp_lab.topology.builders import full_mesh
-    >>> with_links(full_mesh(4), ["0>3=10GB/s"]).route(0, 3).latency_s
-    1e-06
-    """
-    if not changes:
-        return topology
-    bandwidths: dict[int, float] = {}
-    for change in changes:
-        name, equals, value = change.rpartition("=")
-        if not equals:
-            raise TopologyError(f"link {change!r}: expected a link and its bandwidth, like 0-3=10GB/s")
-        bandwidth_bytes_per_s = parse_bandwidth_bytes_per_s(value)
-        for link in links_named(topology, name):
-            if bandwidths.setdefault(link, bandwidth_bytes_per_s) != bandwidth_bytes_per_s:
-                raise TopologyError(f"link {change!r}: {topology.links[link].name} is given another bandwidth, too")
-    name = f"{topology.name} with {', '.join(''.join(change.split()) for change in changes)}"
-    return topology.map_links(
-        lambda index, link: with_number(
-            link, "bandwidth_bytes_per_s", bandwidths.get(index, link.bandwidth_bytes_per_s)
-        ),
-        name,
-    )
 
 
 def with_class(topology: Topology, nics: bool, field: LinkField, old: Number, new: Number) -> Topology:
@@ -123,9 +74,10 @@ def with_number(part: _Part, field: LinkField, number: Number) -> _Part:
 
 
 def links_named(topology: Topology, name: str) -> list[int]:
-    """The indices of the links with a name: two for ``A-B``, one for ``A>B``."""
+    """The indices of the links with a name: ``A-B`` is both directions, ``A>B`` one; ends are ranks or switches."""
     index_of = {(link.source, link.destination): index for index, link in enumerate(topology.listed_links())}
-    vertices = {str(vertex): vertex for vertex in topology.vertices}
+    names = (*topology.rank_names, *topology.vertices[topology.world_size :])
+    vertices = {str(name): vertex for name, vertex in zip(names, topology.vertices, strict=True)}
     for mark in ">-":
         for source, destination in _ends(name, mark, vertices):
             wanted = [(source, destination)] if mark == ">" else [(source, destination), (destination, source)]
@@ -145,9 +97,9 @@ def _ends(name: str, mark: str, vertices: dict[str, Vertex]) -> list[tuple[Verte
 def induced(topology: Topology, ranks: Sequence[int]) -> Topology:
     """The topology of some ranks, numbered in this order: the links on routes between them.
 
-    Routes between linked ranks are those of the whole topology. Where links and switches do not join the ranks, others that forward for them
-    become switches. Switches and shared capacities are numbered in the order of its links, so parts with the same links
-    are equal.
+    Routes between linked ranks are those of the whole topology. Where links and switches do not join the ranks, others
+    that forward for them become switches. Switches and shared capacities are numbered in the order of its links, so
+    parts with the same links are equal.
 
     Raises `TopologyError` if ranks do not reach each other so.
 
@@ -222,14 +174,16 @@ def renumbered(topology: Topology, order: IntArray) -> Topology:
     def moved(vertex: Vertex) -> Vertex:
         return vertex if isinstance(vertex, str) else place[vertex]
 
-    nodes = tuple(topology.nodes[rank] for rank in order.tolist()) if topology.nodes else ()
+    nodes, labels = (
+        tuple(of[rank] for rank in order.tolist()) if of else () for of in (topology.nodes, topology.labels)
+    )
     if isinstance(topology.links, MeshLinks) and not topology.shared:
-        return replace(topology, nodes=nodes)
+        return replace(topology, nodes=nodes, labels=labels)
     old = topology.listed_links()
     new = tuple(Link(moved(a.source), moved(a.destination), a.bandwidth_bytes_per_s, a.latency_s) for a in old)
     names = {before.name: after.name for before, after in zip(old, new, strict=True)}
     shared = tuple(replace(group, links=tuple(names[name] for name in group.links)) for group in topology.shared)
-    return replace(topology, links=new, shared=shared, nodes=nodes, grid=None)
+    return replace(topology, links=new, shared=shared, nodes=nodes, labels=labels, grid=None)
 
 
 def between_groups(topology: Topology, members: int) -> Topology:
@@ -250,7 +204,7 @@ def between_groups(topology: Topology, members: int) -> Topology:
     (6, [('part of 0->network', ('0->1', '0->2')), ('part of network->4', ('0->1', '2->1'))])
     """
     count = topology.world_size // members
-    pairs = np.array([(a, b) for a in range(count) for b in range(count) if a != b]).reshape(-1, 2)
+    pairs = np.argwhere(~np.eye(count, dtype=bool))
     ends = pairs[:, None] * members + np.arange(members)[:, None]
     linked = topology.are_linked(ends[..., 0], ends[..., 1]).all(axis=1)
     if strong_components(pairs[linked], count).any():  # not all groups are in one

@@ -58,6 +58,8 @@ class Topology:
     shared : capacities shared by several links.
     switches : switches of known kind; other kinds are derived from the graph (see `switch_kinds`).
     nodes : the node of each rank, numbered from 0; if empty, derived from the graph (see `node_of_rank`).
+    labels : the name of each rank where some of a machine are missing (`tasp_lab.topology.missing`), which constraints
+        have in theirs; if empty, its number.
     forwarding : how ranks send to ranks that they are not linked to.
     grid : the grid that the links are those of; None for other links.
 
@@ -74,6 +76,7 @@ class Topology:
     shared: tuple[SharedCapacity, ...] = ()
     switches: tuple[Switch, ...] = ()
     nodes: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
     forwarding: Forwarding = ANY_ROUTE
     grid: Grid | None = None
     _routes: dict[tuple[int, int], Route] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -96,6 +99,11 @@ class Topology:
     def vertices(self) -> tuple[Vertex, ...]:
         """All ranks, then the switches in order of first occurrence in the links."""
         return (*range(self.world_size), *self.table.switches)
+
+    @property
+    def rank_names(self) -> Sequence[int]:
+        """The name of each rank: its number in the machine of which it is a part."""
+        return self.labels or range(self.world_size)
 
     @cached_property
     def table(self) -> ListedLinks | MeshLinks:
@@ -173,7 +181,7 @@ class Topology:
     @cached_property
     def constraints(self) -> Sequence[Constraint]:
         """All constraints: one per link in order, then the shared capacities."""
-        return Constraints(self.links, self.shared)
+        return Constraints(self.links, self.shared, self.labels)
 
     def route(self, source: int, destination: int) -> Route:
         """The route from one rank to another. Raises `NoRouteError` if ranks may not forward as often as it takes."""
@@ -417,6 +425,10 @@ def _check_places(topology: Topology) -> None:
             f"topology {topology.name!r}: nodes are {list(nodes)}, expected for each of {size} ranks its node, "
             "numbered from 0 without gaps"
         )
+    if topology.labels and len({*topology.labels}) != size:
+        raise TopologyError(
+            f"topology {topology.name!r}: labels are {list(topology.labels)}, expected {size} different numbers"
+        )
 
 
 def _check_switch(topology: Topology, switch: str) -> None:
@@ -455,8 +467,11 @@ def _check_connected(topology: Topology) -> None:
     component = topology.table.components
     for vertex, label in zip(topology.vertices, component.tolist(), strict=True):
         if label != component[0]:
-            name = f"rank {vertex}" if isinstance(vertex, int) else f"switch {vertex!r}"
-            raise TopologyError(f"topology {topology.name!r} is not connected: no way from rank 0 to {name} and back")
+            name = f"rank {topology.rank_names[vertex]}" if isinstance(vertex, int) else f"switch {vertex!r}"
+            first = topology.rank_names[0]
+            raise TopologyError(
+                f"topology {topology.name!r} is not connected: no way from rank {first} to {name} and back"
+            )
 
 
 def _check_bandwidth(where: str, value: Number) -> None:

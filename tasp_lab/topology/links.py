@@ -51,6 +51,14 @@ class Link:
         """
         return f"{self.source}->{self.destination}"
 
+    def labelled(self, labels: Sequence[int]) -> str:
+        """The name with those of its ranks.
+
+        >>> Link(1, "switch", 50e9, 0.0).labelled([0, 2])
+        '2->switch'
+        """
+        return "->".join(str(labels[end] if isinstance(end, int) else end) for end in (self.source, self.destination))
+
 
 @dataclass(frozen=True, eq=False)
 class MeshLinks(Sequence[Link]):
@@ -292,10 +300,10 @@ class Constraint:
 
 
 class Constraints(Sequence[Constraint]):
-    """Lazily created constraints."""
+    """Lazily created constraints; `labels` are the names of ranks in those of links, if they are not their numbers."""
 
-    def __init__(self, links: Sequence[Link], shared: Sequence[SharedCapacity]) -> None:
-        self._links, self._shared, self._made = links, shared, dict[int, Constraint]()
+    def __init__(self, links: Sequence[Link], shared: Sequence[SharedCapacity], labels: Sequence[int] = ()) -> None:
+        self._links, self._shared, self._labels, self._made = links, shared, labels, dict[int, Constraint]()
 
     def __len__(self) -> int:
         return len(self._links) + len(self._shared)
@@ -310,5 +318,6 @@ class Constraints(Sequence[Constraint]):
         at = range(len(self))[index]
         if at not in self._made:
             part = self._links[at] if at < len(self._links) else self._shared[at - len(self._links)]
-            self._made[at] = Constraint(part.name, part.bandwidth_bytes_per_s)
+            name = part.labelled(self._labels) if self._labels and isinstance(part, Link) else part.name
+            self._made[at] = Constraint(name, part.bandwidth_bytes_per_s)
         return self._made[at]

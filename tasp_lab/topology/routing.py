@@ -384,13 +384,13 @@ class Paths:
 
     def can_send(self, sources: IntArray, destinations: IntArray) -> BoolArray:
         """Whether each hop has a route, if need be through ranks that forward."""
-        most = self._topology.forwarding.most_ranks
+        most, others = self._topology.forwarding.most_ranks, sources != destinations
         if most is None:
-            return sources != destinations
+            return np.asarray(others)
         linked = self.linked(sources, destinations)
-        others = np.flatnonzero(~linked & (sources != destinations))
-        if most and len(others):
-            linked[others] = self._distances(sources[others], destinations[others]) <= most + 1
+        far = np.flatnonzero(~linked & others)
+        if most and len(far):
+            linked[far] = self._distances(sources[far], destinations[far]) <= most + 1
         return linked
 
     def _forwarded(self, sources: IntArray, destinations: IntArray) -> IntArray:
@@ -446,7 +446,8 @@ class Paths:
             rows = dijkstra(self._topology.linked_pairs.T, indices=missing, unweighted=True)
             self._row_of[missing] = len(self._rows) + np.arange(len(missing))
             self._rows = np.concatenate([self._rows, rows.astype(np.int16)])
-        return self._rows[self._row_of[destinations], ranks]
+        found: IntArray = self._rows[self._row_of[destinations], ranks]
+        return found
 
     def _through_switches(self, sources: IntArray, destinations: IntArray) -> IntArray:
         """`_links_of_routes` of hops without a direct link: one search per kind of hops."""

@@ -13,6 +13,7 @@ from operator import add
 from typing import Any, Literal
 
 from runtime.calibration import Calibration
+from runtime.fabric.emulated import check_directions
 from runtime.linux import host_environment
 from runtime.protocol.jobs import KernelTimes, MeasureCompute, Ranks, RunSchedule
 from runtime.protocol.records import duration_s, merge_records
@@ -311,6 +312,8 @@ def validate(
     real = is_real(work, rate, fabric)
     timed: Compute = ComputeRate(rate) if isinstance(rate, float) else INSTANT
     if fabric == "emulated":
+        for schedule in built:
+            check_directions(topology, schedule)
         own: Compute = INSTANT
         if rate is None:  # the machine's own compute rates, or those that are assumed
             rated = with_compute(machine)

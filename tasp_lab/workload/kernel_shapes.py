@@ -58,6 +58,7 @@ class KernelShape(NamedTuple):
     passing : ``forward`` or ``backward``.
     dtype : of its operands.
     batch, heads, kv_heads, head_dim : those of this call.
+    value_dim : elements per head of values; 0: as many as `head_dim`.
     queries, keys : positions; a kernel of linear attention has 0 of what it does not read.
     low, high : the band of the mask.
     flops : FLOPs of the call; masked pairs are not counted.
@@ -82,8 +83,14 @@ class KernelShape(NamedTuple):
     flops: int
     moved_bytes: int = 0
     launches: int = 0
+    value_dim: int = 0
     packed: tuple[Segment, ...] = ()
     products: tuple[Product, ...] = ()
+
+    @property
+    def value_size(self) -> int:
+        """Elements per head of values."""
+        return self.value_dim or self.head_dim
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -124,6 +131,7 @@ class ShapeRows(NamedTuple):
     flops: IntArray
     moved_bytes: IntArray
     launches: IntArray
+    value_dim: IntArray
     packing: IntArray
     packings: tuple[Packing, ...] = ((),)
 

@@ -84,7 +84,7 @@ class Workload:
     batch : number of sequences of that length.
     heads : query heads; 32, as in layers of about 7 billion parameters, unless given.
     kv_heads : heads of keys and values, a divisor of `heads`; equal to `heads` if None.
-    head_dim : elements per head of queries, keys and values.
+    head_dim : elements per head of queries and keys.
     dtype : ``bf16``, ``fp16``, ``fp32`` or ``fp8``, of queries, keys, values and the output; fp8 is only predicted.
     mask : a name in `tasp_lab.workload.mask.MASKS`: ``causal``, a query attends to the keys at its own and earlier
         positions, or ``full``; `visible` is the mask itself.
@@ -99,6 +99,7 @@ class Workload:
         ``4xLLLS`` (`expand_layers`); expanded. A window is that of softmax layers.
     linear_kv_heads : of a hybrid, the KV heads of its linear layers; as many as `kv_heads`, those of its softmax
         layers, if None.
+    value_dim : elements per head of values and of the output; equal to `head_dim` if None, see `value_size`.
 
     Raises `WorkloadError` for invalid or unsupported values.
 
@@ -119,7 +120,7 @@ class Workload:
     batch: Annotated[int, Option("Sequences.")] = 1
     heads: Annotated[int, Option("Query heads.")] = 32
     kv_heads: Annotated[int | None, Option("Key and value heads. Default: --heads.")] = None
-    head_dim: Annotated[int, Option("Elements per head.")] = 128
+    head_dim: Annotated[int, Option("Elements per head of queries and keys.")] = 128
     dtype: Annotated[str, Option("Dtype of queries, keys, values and results.")] = "bf16"
     mask: Annotated[str, Option(f"{', '.join(MASKS)}; causal: queries attend to keys up to their position.")] = "causal"
     window: Annotated[
@@ -169,6 +170,9 @@ class Workload:
     linear_kv_heads: Annotated[
         int | None, Option("KV heads of the linear layers of a hybrid. Default: --kv-heads.")
     ] = field(default=None, metadata={"optional": True})
+    value_dim: Annotated[int | None, Option("Elements per head of values and results. Default: --head-dim.")] = field(
+        default=None, metadata={"optional": True}
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequence", count_of(self.sequence, "sequence"))
@@ -176,7 +180,8 @@ class Workload:
         check_arguments(vars(self), arguments_of(Workload, WorkloadError))
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
-        for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys", "linear_kv_heads"):
+        for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys", "linear_kv_heads",
+                     "value_dim"):  # fmt: skip
             value = getattr(self, name)
             if value is None:
                 continue
@@ -196,9 +201,10 @@ class Workload:
             )
         self._check_kind()
         positions = self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position)
-        states = 0 if self.kind == "softmax" else 16 * self.sequence * self.batch * self.heads * self.head_dim**2
+        state = self.batch * self.heads * self.head_dim * self.value_size
+        states = 0 if self.kind == "softmax" else 16 * self.sequence * state
         if max(positions, states) * max(1, len(self.layers)) > MAX_SUM:
-            raise WorkloadError(f"layer too large: {self.sequence} positions, {self.heads} heads of {self.head_dim} "
+            raise WorkloadError(f"layer too large: {self.sequence} positions, {self.heads} heads of {self.widths} "
                                 f"elements, batch {self.batch}; expected FLOPs and bytes below 2**63")  # fmt: skip
         if self.documents is not None:
             object.__setattr__(self, "documents", check_documents(self.documents, self.sequence))
@@ -266,6 +272,20 @@ class Workload:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
+    def value_size(self) -> int:
+        """Elements per head of values and of the output.
+
+        >>> Workload(8, head_dim=192).value_size, Workload(8, head_dim=192, value_dim=128).value_size
+        (192, 128)
+        """
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def widths(self) -> str:
+        """Elements per head in words: ``128``, or ``192/128`` of keys and of values."""
+        return f"{self.head_dim}" if self.value_size == self.head_dim else f"{self.head_dim}/{self.value_size}"
+
+    @property
     def visible(self) -> Mask:
         """The keys that a query attends to: the mask, within the window if that limits it.
 
@@ -297,17 +317,39 @@ class Workload:
     @property
     def kv_bytes_per_position(self) -> int:
         """Bytes of keys and values per position, over the whole batch."""
-        return 2 * self.batch * self.kv_head_count * self.head_dim * ELEMENT_BYTES[self.dtype]
+        return self.batch * self.kv_head_count * (self.head_dim + self.value_size) * ELEMENT_BYTES[self.dtype]
 
     @property
     def query_bytes_per_position(self) -> int:
-        """Bytes of queries, or of the output, per position, over the whole batch."""
+        """Bytes of queries per position, over the whole batch."""
         return self.batch * self.heads * self.head_dim * ELEMENT_BYTES[self.dtype]
 
     @property
+    def output_bytes_per_position(self) -> int:
+        """Bytes of the output per position, over the whole batch."""
+        return self.batch * self.heads * self.value_size * ELEMENT_BYTES[self.dtype]
+
+    @property
     def flops_per_pair(self) -> int:
-        """FLOPs per (query, key) pair over all heads and sequences: two dot products of length `head_dim`."""
-        return 4 * self.batch * self.heads * self.head_dim
+        """FLOPs per (query, key) pair over all heads and sequences, forward (`pair_flops`)."""
+        return self.batch * self.heads * pair_flops("forward", self.head_dim, self.value_size)
+
+    @property
+    def backward_flops_per_pair(self) -> int:
+        """The same of a backward pass."""
+        return self.batch * self.heads * pair_flops("backward", self.head_dim, self.value_size)
+
+
+def pair_flops(passing: str, head_dim: int, value_dim: int) -> int:
+    """FLOPs per head and pair of a query and a key of `head_dim` elements, with values of `value_dim`.
+
+    Forward the products Q K^T and P V; backward Q K^T again, dO V^T, P^T dO, dS K and dS^T Q (arXiv:2205.14135,
+    appendix B.2).
+
+    >>> pair_flops("forward", 192, 128), pair_flops("backward", 192, 128)
+    (640, 1664)
+    """
+    return 2 * (head_dim + value_dim) if passing == "forward" else 2 * (3 * head_dim + 2 * value_dim)
 
 
 Work = int | Workload

@@ -166,9 +166,9 @@ def test_decompose(command: Command, topology: str, rings: int, fold: int, links
 
 
 def test_decompose_with_changed_links_and_lanes(command: Command) -> None:
-    broken = command.json("decompose", "full-mesh:5", "--without-link", "0-3")
+    broken = command.json("decompose", "full-mesh:5", "--without", "link.0-3")
     assert (len(broken["rings"]), broken["links_total"], broken["share_of_bound"]) == (3, 18, 1.0)
-    slow = command.json("decompose", "full-mesh:8", "--link", "0-3=13GB/s")
+    slow = command.json("decompose", "full-mesh:8", "--set", "link.0-3=13GB/s")
     assert slow["rate_bytes_per_s"] == pytest.approx(313e9)
     assert sum(slow["shares"]) == pytest.approx(1)
     few = command.json("decompose", "full-mesh:8", "--lanes", "4")
@@ -191,7 +191,7 @@ def test_lanes_and_changed_links_reach_the_prediction(command: Command) -> None:
     options = ("--schedule", "multi-ring", "--shard-bytes", "40MB", "--link-latency", "0s", "--json")
     few = command("predict", "full-mesh:8", "--lanes", "4", *options)
     assert json.loads(few.stdout)["predictions"][0]["time_s"] == pytest.approx(7 * 10e6 / 50e9)
-    broken = command("predict", "full-mesh:5", "--without-link", "0-3", *options)
+    broken = command("predict", "full-mesh:5", "--without", "link.0-3", *options)
     assert json.loads(broken.stdout)["predictions"][0]["time_s"] == pytest.approx(4 * (40e6 / 3) / 50e9, rel=1e-6)
 
 

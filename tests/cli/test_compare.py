@@ -164,7 +164,7 @@ def test_a_world_of_one_computes_and_sends_nothing(tell: Tell, more: tuple[str, 
 
 
 def test_where_one_schedule_applies_there_is_a_table_of_one_without_a_speed_up(tell: Tell) -> None:
-    code, out, _ = tell("compare", "bidirectional-ring:4", "--without-link", "0-1", *LAYER)
+    code, out, _ = tell("compare", "bidirectional-ring:4", "--without", "link.0-1", "--routes", "direct", *LAYER)
     assert code == 0
     rows = out.split("do not apply")[0].splitlines()
     (row,) = (line for line in rows if line.startswith("│"))

@@ -32,6 +32,16 @@ def test_a_hybrid_gives_a_period_or_as_many_as_asked_for(tell: Tell) -> None:
     assert row(tell, *model, "--layers", "2xLLLLLLLS")["layers"] == 2 * "LLLLLLLS"
 
 
+def test_values_may_be_narrower_than_keys(tell: Tell) -> None:
+    with_model = row(tell, "--schedule", "ulysses", "--model", "deepseek-v3")
+    options = ("--heads", "128", "--head-dim", "192", "--value-dim", "128", "--mask", "causal")
+    assert with_model == row(tell, "--schedule", "ulysses", *options)
+    assert (with_model["head_dim"], with_model["value_dim"]) == (192, 128)
+    model = ("--schedule", "tasp", "--model", "llama-3-8b")
+    assert "value_dim" not in row(tell, *model)
+    assert row(tell, *model, "--value-dim", "128") == row(tell, *model)
+
+
 def test_compare_takes_one(tell: Tell) -> None:
     code, out, err = tell("compare", "full-mesh:2", *SHORT, "--model", "qwen3-8b", "--schedule", "tasp")
     assert code == 0, err

@@ -33,7 +33,8 @@ OTHERS: list[Any] = [
 ]  # fmt: skip
 """What is no whole number, though Python converts some of it to one."""
 
-WHOLE = ("sequence", "batch", "heads", "head_dim", "cached_keys", "kv_heads", "linear_kv_heads", "window")
+WHOLE = ("sequence", "batch", "heads", "head_dim", "cached_keys", "kv_heads", "linear_kv_heads", "window",
+         "value_dim")  # fmt: skip
 COUNTS = ("sequence", "cached_keys")
 """The arguments that may be given as texts, such as 64Ki."""
 

@@ -123,7 +123,7 @@ ExtensionFileLoader.exec_module = watched(ExtensionFileLoader.exec_module)
 from tasp_lab.cli import main
 
 try:
-    main(["decompose", "torus:4x4", "--without-link", "0-1"])
+    main(["decompose", "torus:4x4", "--without", "link.0-1"])
 finally:
     assert calls >= point
 """

@@ -72,7 +72,7 @@ def check_kernels(device: torch.device, rows: int, head_dims: Sequence[int]) -> 
         if kernel is EXACT:
             continue
         for dtype_name, dtype in DTYPES.items():
-            why = [kernel.supports(dtype, device, each) for each in head_dims]
+            why = [kernel.supports(dtype, device, each, each) for each in head_dims]
             if any(why):
                 yield Checked(name, dtype_name, unsupported=next(each for each in why if each))
                 continue

@@ -55,13 +55,15 @@ def numbers_of(machine: Machine) -> set[tuple[float, float]]:
 
 def test_the_catalogue_is_its_data_files_and_the_members_that_profiles_list() -> None:
     stems = {Path(entry.name).stem for entry in (files("tasp_lab.machines") / "descriptions").iterdir()}
-    listed = {"a100-8", "a100_100g-2x8", "a800-8", "b200-8", "b200_p6-2x8", "b300-8", "gb200-nvl72", "h100-2x8",
+    listed = {"a100-8", "a100_100g-2x8", "a800-8", "b200-8", "b200_p6-2x8", "b300-8", "gb200-nvl72", "gb300-2x1x4",
+              "gb300-4x1x4", "gb300-nvl72", "h100-2x8",
               "h100-2x8-rails", "h100-4x8", "h100-8", "h100_a3mega-2x8", "h100_p5-2x8", "h20-8", "h200-8",
               "h800-8", "mi300x-2x8", "mi300x-4x8", "mi300x-8", "mi325x-8", "mi355x-8"}  # fmt: skip
-    assert stems == {"a10-4-pcie", "ascend-910b-8", "dgx-1v", "gaudi2-8", "gaudi3-8", "l20-8-pcie",
-                     "l20-8-pcie-switch", "l40s-8-pcie", "rtx-pro-6000-8-pcie", "rtx4090-4-pcie",
-                     "rtx4090d-8-pcie"}  # fmt: skip
-    assert set(catalogue_names()) == stems | listed
+    assert stems == {"a10-4-pcie", "ascend-910b-8", "ascend-910c-384", "ascend-910c-8", "dgx-1v", "gaudi2-8",
+                     "gaudi3-2x8", "gaudi3-4x8", "gaudi3-8", "l20-8-pcie", "l20-8-pcie-switch", "l40s-8-pcie",
+                     "rtx-pro-6000-8-pcie", "rtx4090-4-pcie", "rtx4090d-8-pcie", "trn2-16", "trn2-64"}  # fmt: skip
+    slices = {"tpu-v5p:4x4", "tpu-v5p:4x4x4", "tpu-v6e:4x4"}
+    assert set(catalogue_names()) == stems | listed | slices
     assert catalogue_names() == sorted(catalogue_names())
 
 
@@ -178,6 +180,8 @@ def test_a_bad_expression_says_what_it_should_be(text: str, expected: str) -> No
         ("mi300-8", "mi300x-8"),
         ("fullmesh:8", "full-mesh"),
         ("rings:8", "ring"),
+        ("tpu-v5p-4x4x4", "tpu-v5p:4x4x4"),
+        ("tpu_v6e", "tpu-v6e:4x4"),
     ],
 )
 def test_an_unknown_machine_suggests_the_nearest_and_what_lists_all(text: str, near: str) -> None:
@@ -316,6 +320,11 @@ def links(**changes: object) -> dict[str, Any]:
         (PAIR | {"constants": [LATENCY | {"value": "fast"}]}, ["'fast'", "$.constants[0].value"]),
         (PAIR | {"constants": [BANDWIDTH, RATE | {"value": "fast"}]}, ["rate 'fast'", "$.constants[1].value"]),
         (SWITCH | {"world_size": 8}, ["unknown field `world_size`"]),
+        (PAIR | {"grid": {"sides": [3], "wraps": [True]}}, ["a grid of 3, but other links", "$.grid"]),
+        (PAIR | {"grid": {"sides": [2], "wraps": []}}, ["a torus of the shape (2,)", "for each if it wraps"]),
+        (PAIR | {"grid": {"sides": [2, 0, 10**9], "wraps": [True]}}, ["but other links", "$.grid"]),
+        (PAIR | {"grid": {"sides": [-1, -2], "wraps": [True, True]}}, ["expected sides of 1 or more"]),
+        (PAIR | {"grid": {"sides": [2]}}, ["missing required field `wraps`", "$.grid"]),
     ],
 )
 def test_a_bad_document_says_what_is_wrong_and_where(tmp_path: Path, document: object, words: list[str]) -> None:

@@ -46,6 +46,8 @@ TENSOR_PEAKS = {
     "a800": 312e12,
     "a800-8": 312e12,
     "ascend-910b-8": None,
+    "ascend-910c-384": 752e12,
+    "ascend-910c-8": 752e12,
     "b200": 2250e12,
     "b200-8": 2250e12,
     "b200_p6": 2250e12,
@@ -54,10 +56,15 @@ TENSOR_PEAKS = {
     "b300-8": 2500e12,
     "dgx-1v": 125e12,
     "gaudi2-8": 432e12,
+    "gaudi3-2x8": 1835e12,
+    "gaudi3-4x8": 1835e12,
     "gaudi3-8": 1835e12,
     "gb200": 2500e12,
     "gb200-nvl72": 2500e12,
     "gb300": 2500e12,
+    "gb300-2x1x4": 2500e12,
+    "gb300-4x1x4": 2500e12,
+    "gb300-nvl72": 2500e12,
     "gh200": 990e12,
     "h100": 989.4e12,
     "h100-2x8": 989.4e12,
@@ -88,6 +95,11 @@ TENSOR_PEAKS = {
     "rtx-pro-6000-8-pcie": 503.8e12,
     "rtx4090-4-pcie": 165.2e12,
     "rtx4090d-8-pcie": 147.1e12,
+    "tpu-v5p:4x4": 459e12,
+    "tpu-v5p:4x4x4": 459e12,
+    "tpu-v6e:4x4": 918e12,
+    "trn2-16": 667e12,
+    "trn2-64": 667e12,
 }
 """Dense bf16 (A10, V100: fp16), as the makers' data sheets print it; None where none was found."""
 
@@ -163,6 +175,9 @@ def test_forward_rates_that_tables_were_made_with(name: str, tflops: float) -> N
         ("h100-8", 10 * 2 * 16 * 8192**2 * 128, 9.460e-3),
         # one sequence of 8192, 32 heads of 128, causal: both passes less the forward one (ring-flash-attention README)
         ("a100-8", 10 * 32 * 8192**2 * 128 / 2, 10559.7e-6 - 2678.1e-6),
+        # five calls, 326 heads of 128 in all, batch 2, 8192 positions, window of 4096: with the gradient 115.8 ms,
+        # forward 24.0 ms (apple/axlearn, tpu_attention_benchmark.py)
+        ("tpu-v5p:4x4", 10 * 2 * 326 * 128 * (4097 * 8192 - 4096 * 4097 // 2), 115.8e-3 - 24.0e-3),
     ],
 )
 def test_a_backward_rate_counts_flops_as_a_backward_pass_does(name: str, flops: float, seconds: float) -> None:

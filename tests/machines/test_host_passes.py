@@ -35,6 +35,17 @@ def extra_s(passes: Passes, call: KernelShape) -> float:
     return float(passing.compute.time_s(call)) - float(plain.compute.time_s(call))
 
 
+def test_passes_over_values_of_another_width_than_keys() -> None:
+    """Of the output and of values in their width, of queries, keys and their gradients in that of keys."""
+    forward, backward = (shape(each, 512, 4096)._replace(value_dim=64) for each in ("forward", "backward"))
+    found = extra_s(Passes(slice_bytes=8), forward), extra_s(Passes(query_gradient_bytes=8), backward)
+    assert found[0] == pytest.approx(8 * 512 * 8 * 64 / 2.95e12 + LAUNCH_S, rel=1e-6)
+    assert found[1] == pytest.approx(8 * 512 * 8 * 128 / 2.95e12 + LAUNCH_S, rel=1e-6)
+    for passes, call in ((Passes(key_bytes=8), forward), (Passes(key_gradient_bytes=8), backward)):
+        moved = 4096 * 4 * (8 / 2 * 128 + 8 / 2 * 64)  # per element of K: a half for each of both
+        assert extra_s(passes, call) == pytest.approx(moved / 2.95e12 + 2 * LAUNCH_S, rel=1e-6)
+
+
 sizes = st.sampled_from([128, 512, 4096])
 
 

@@ -99,6 +99,26 @@ def test_the_kernel_follows_from_accelerator_and_head_size(stack: str, gpu: str,
     assert found.name == kernel
 
 
+@pytest.mark.parametrize(
+    ("gpu", "dims", "kernel"),
+    [
+        ("h100", (192, 128), "cudnn"),
+        ("b200", (192, 128), "cudnn"),
+        ("a100", (192, 128), "flash-attention-2"),
+        ("h100", (192, 64), "flash-attention-2"),
+        ("h100", (128, 64), "cudnn"),
+        ("h100", (64, 192), "flash-attention-2"),
+        ("mi355x", (128, 64), "flash-attention-2-ck"),
+    ],
+)
+def test_the_kernel_follows_from_the_widths_of_keys_and_values(gpu: str, dims: tuple[int, int], kernel: str) -> None:
+    """PyTorch's check_cudnn_tensor_shapes: up to 128 elements, and keys of 192 with values of 128 (sdp_utils.cpp)."""
+    layer = Workload(8192, heads=8, head_dim=dims[0], value_dim=dims[1])
+    found = load_stack("torch").kernel(gpu, layer)
+    assert found is not None
+    assert found.name == kernel
+
+
 def test_an_accelerator_without_a_rule_has_no_kernel() -> None:
     assert load_stack("magi").kernel("mi300x") is None
     assert load_stack("megatron").kernel("an-accelerator") is None

@@ -24,7 +24,7 @@ def test_a_timeline_without_events_and_an_answer_without_a_time_are_refused() ->
     with pytest.raises(OutputError, match=r"the timeline of ring has a time only, expected one with events"):
         answer.plot()
     with pytest.raises(ScheduleError, match="no such link"):
-        tasp_lab.answer(Question("torus:4x4", "direct", 64)).plot()
+        tasp_lab.answer(Question("torus:4x4", "direct", 64, routes="direct")).plot()
 
 
 def test_notebooks_show_an_answer_as_a_table() -> None:

@@ -29,13 +29,13 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules
 from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, switch
-from tasp_lab.topology.derived import without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.validation import fabric_runs
 from tasp_lab.validation.fabric_runs import run_best
 from tasp_lab.validation.fabrics import default_scale
 from tasp_lab.validation.validate import Comparison
 from tasp_lab.workload.layer import Workload
+from tests.support.links import without_links
 
 LAYER = Workload(4096, heads=8, kv_heads=4, mask="causal")
 
@@ -57,7 +57,7 @@ def test_times_are_those_of_predictions_best_first(machine: str, passes: Pass) -
 
 def test_schedules_that_do_not_apply_say_why() -> None:
     few = Workload(4096, heads=4, mask="causal")
-    found = {each.schedule: each for each in compare("bidirectional-ring:5", few).candidates}
+    found = {each.schedule: each for each in compare("bidirectional-ring:5", few, routes="direct").candidates}
     assert "has no such link" in found["token-ring"].reason
     assert found["ulysses"].reason == "4 heads for 5 ranks, expected as many heads or more, as for usp:1x5"
     assert all((not each.applies) == bool(each.reason) for each in found.values())
@@ -78,9 +78,10 @@ def test_options_apply_to_the_schedules_that_have_them() -> None:
 
 def test_rings_that_do_not_exist_are_a_reason() -> None:
     path = without_links(bidirectional_ring(4), ["0-1"])
-    found = compare(path, LAYER).candidates
+    found = compare(path, LAYER, routes="direct").candidates
     assert [each.schedule for each in found if each.applies] == ["trees-kv-all-gather"]
     assert all(each.reason for each in found[1:])
+    assert all(each.applies for each in compare(path, LAYER).candidates)
 
 
 @pytest.mark.parametrize("topology", [full_mesh(4), switch(4), nodes(2, 2, "switch")])
@@ -180,7 +181,8 @@ def test_tuned_schedules_are_run_with_their_options(no_fabric: NoFabric) -> None
 def test_rings_of_another_world_are_an_error_and_those_of_other_links_a_reason() -> None:
     with pytest.raises(ScheduleError, match=r"^decomposition: rings of 5 ranks, full-mesh:4 has 4$"):
         compare("full-mesh:4", LAYER, decomposition=decompose(full_mesh(5)))
-    found = compare("bidirectional-ring:4", LAYER, ["tasp", "ring-attention"], decomposition=decompose(full_mesh(4)))
+    found = compare("bidirectional-ring:4", LAYER, ["tasp", "ring-attention"], decomposition=decompose(full_mesh(4)),
+                    routes="direct")  # fmt: skip
     reasons = {each.schedule: each.reason for each in found.candidates}
     assert "has no such link" in reasons["tasp"]
     assert reasons["ring-attention"] == ""

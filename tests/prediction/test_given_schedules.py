@@ -44,7 +44,18 @@ def doubling(shard_bytes: int) -> Schedule:
 
 
 def test_the_others_are_predicted_and_the_reason_is_a_row(tell: Tell) -> None:
-    arguments = ("predict", "torus:4x4", "--schedule", "direct", "--schedule", "ring", "--shard-bytes", "1MiB")
+    arguments = (
+        "predict",
+        "torus:4x4",
+        "--routes",
+        "direct",
+        "--schedule",
+        "direct",
+        "--schedule",
+        "ring",
+        "--shard-bytes",
+        "1MiB",
+    )
     code, out, err = tell(*arguments)
     assert (code, "Traceback" in err) == (0, False)
     assert "step 0: rank 3 sends to rank 4, but torus:4x4 has no such link" in " ".join(out.split())
@@ -57,7 +68,9 @@ def test_the_others_are_predicted_and_the_reason_is_a_row(tell: Tell) -> None:
 
 
 def test_times_are_those_of_the_schedules_alone() -> None:
-    alone, beside = (tasp_lab.predict("torus:4x4", given, 2**20) for given in ("ring", ["direct", "ring"]))
+    alone, beside = (
+        tasp_lab.predict("torus:4x4", given, 2**20, routes="direct") for given in ("ring", ["direct", "ring"])
+    )
     assert [each.time_s for each in beside] == [each.time_s for each in alone]
     assert [each.schedule for each in beside.refused] == ["direct"]
     assert beside.to_pandas()["status"].tolist() == ["ok", "does not apply"]
@@ -74,8 +87,8 @@ def test_layers_and_rings_that_do_not_exist_are_rows_too() -> None:
 
 
 def test_a_prediction_without_a_time_is_refused() -> None:
-    with pytest.raises(NoLinkError, match=r"^schedule 'direct', step 0: .* no such link$"):
-        tasp_lab.predict("torus:4x4", "direct", 2**20)
+    with pytest.raises(NoLinkError, match=r"^schedule 'direct', step 0: .* no such link, and routes 'direct' forw"):
+        tasp_lab.predict("torus:4x4", "direct", 2**20, routes="direct")
     with pytest.raises(ScheduleError, match=r"^no schedule applies: ulysses: .*; usp:2x4: is for 8 ranks") as refused:
         tasp_lab.predict("full-mesh:6", ["ulysses", "usp:2x4"], LAYER)
     assert "\n" not in str(refused.value)
@@ -123,7 +136,7 @@ def test_a_schedule_of_ones_own_stands_beside_those_by_name() -> None:
     ring, own = tasp_lab.predict(full_mesh(4, 1.0, 0.0), ["ring", doubling(30)], 30, samples=0)
     assert (float(ring.time_s), float(own.time_s)) == (90, 90)
     assert own.bound_s == ring.bound_s
-    found = tasp_lab.predict("bidirectional-ring:4", ["ring", doubling(30)], 30)
+    found = tasp_lab.predict("bidirectional-ring:4", ["ring", doubling(30)], 30, routes="direct")
     assert [each.schedule for each in found.refused] == ["doubling"]
 
 

@@ -46,8 +46,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("work", {"work": 2**20 + 1}),
     ("layer", {"schedules": "tasp", "work": LAYER}),
     ("library", {"library": "gloo"}),
-    ("a link", {"links": ["0-1=10GB/s"]}),
-    ("a missing link", {"without_links": ["0-1"]}),
+    ("a link", {"overrides": ["link.0-1=10GB/s"]}),
+    ("a missing link", {"without": ["link.0-1"]}),
     ("lanes", {"lanes": 2}),
     ("search budget", {"search_budget": 10_000}),
     ("engine", {"engine": "array"}),
@@ -127,7 +127,7 @@ def test_engines_are_those_that_were_used() -> None:
 
 
 def test_a_search_that_its_budget_ended_is_not_complete() -> None:
-    few = tasp_lab.decompose("full-mesh:9", links=["0-3=13GB/s"], search_budget=1000)
+    few = tasp_lab.decompose("full-mesh:9", overrides=["link.0-3=13GB/s"], search_budget=1000)
     assert few.provenance.search_complete is few.search_complete is False
 
 

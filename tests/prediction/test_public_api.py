@@ -37,8 +37,8 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.topology.derived import with_links, without_links
 from tests.conftest import ROOT
+from tests.support.links import with_links, without_links
 
 LAYER = tasp_lab.Workload(sequence=1024, heads=4, mask="causal")
 SENDRECV = "# profile: h100-8\n# collective: sendrecv\n# ranks: 8\n# source: a test\nsize_B,time_us\n1024,22\n"
@@ -136,10 +136,10 @@ def test_options_are_accepted_as_fields_and_as_an_object() -> None:
 
 
 def test_links_are_changed_as_their_functions_change_them() -> None:
-    found = tasp_lab.predict("full-mesh:4", "multi-ring", 2**20, without_links=["0-3"], links=["0-1=10GB/s"])
-    edited = with_links(without_links(full_mesh(4), ["0-3"]), ["0-1=10GB/s"])
+    found = tasp_lab.predict("full-mesh:4", "multi-ring", 2**20, without=["link.0-3"], overrides=["link.0-1=10GB/s"])
+    edited = without_links(with_links(full_mesh(4), ["0-1=10GB/s"]), ["0-3"])
     assert found.machine.topology == edited
-    assert tasp_lab.decompose("full-mesh:4", without_links=["0-3"]).topology == without_links(full_mesh(4), ["0-3"])
+    assert tasp_lab.decompose("full-mesh:4", without=["link.0-3"]).topology == without_links(full_mesh(4), ["0-3"])
 
 
 PREDICT: Callable[..., object] = tasp_lab.predict
@@ -196,7 +196,7 @@ def schedule(**changed: object) -> Schedule:
         (lambda: PREDICT("full-mesh:4", "tasp", LAYER, buffers=2.5), ScheduleError, "buffers: 2.5 of type float"),
         (lambda: PREDICT("full-mesh:4", "tasp", LAYER, options=None), ScheduleError, "options: None"),
         (lambda: PREDICT("full-mesh:4", "ring", 64, overrides=[5]), OverrideError, "overrides: 5 of type int"),
-        (lambda: PREDICT("full-mesh:4", "ring", 64, links="0-1=1GB/s"), TopologyError, "expected a list of texts"),
+        (lambda: PREDICT("full-mesh:4", "ring", 64, without="link.0-1"), TopologyError, "expected a list of texts"),
         (lambda: PREDICT("full-mesh:4", "multi-ring", 64, decomposition=[1]), NoDecompositionError, "1 of type int"),
         (lambda: PREDICT("full-mesh:4", "multi-ring", 64, lanes="2"), QuantityError, "lanes: '2' of type str"),
         (lambda: PREDICT("h100-8", "tasp", LAYER, kernel=5), ProfileError, "kernel: 5 of type int"),
@@ -261,12 +261,12 @@ SEQ = ("--schedule", "tasp", "--seq", "1024", "--heads", "4", "--mask", "causal"
         (("predict", "h100-2x2", *WORK, "--explain", "--engine", "array", "--lanes", "1", "--library", "gloo"),
          lambda: tasp_lab.predict("h100-2x2", ["ring", "multi-ring"], "1MiB", explain=True, engine="array", lanes=1,
                                   library="gloo")),
-        (("predict", "dgx-1v", *SEQ, "--pass", "both", "--compute", "timed:1TFLOP/s", "--link", "0-3=1GB/s"),
+        (("predict", "dgx-1v", *SEQ, "--pass", "both", "--compute", "timed:1TFLOP/s", "--set", "link.0-3=1GB/s"),
          lambda: tasp_lab.predict("dgx-1v", "tasp", LAYER, passes="both", compute="timed:1TFLOP/s",
-                                  links=["0-3=1GB/s"])),
+                                  overrides=["link.0-3=1GB/s"])),
         (("predict", "full-mesh:4", *SEQ), lambda: tasp_lab.predict("full-mesh:4", "tasp", LAYER)),
-        (("decompose", "full-mesh:5", "--without-link", "0-3"),
-         lambda: tasp_lab.decompose("full-mesh:5", without_links=["0-3"])),
+        (("decompose", "full-mesh:5", "--without", "link.0-3"),
+         lambda: tasp_lab.decompose("full-mesh:5", without=["link.0-3"])),
         (("decompose", "torus:3x3", "--lanes", "2"), lambda: tasp_lab.decompose("torus:3x3", lanes=2)),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",

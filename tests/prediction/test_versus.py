@@ -38,6 +38,18 @@ def test_an_override_is_the_same_as_asking_with_it(ranking: Ranking) -> None:
     assert halved.time_s == times_s[halved.schedule]
 
 
+def test_missing_parts_are_the_same_as_asking_without_them() -> None:
+    changes = ["without nic.3", "without nic.3, nic.bandwidth=x2", "without gpu.5"]
+    found = compare("h100-2x8", LAYER, NAMES, without=("nic.9",), versus=changes).versus
+    for change, (without, overrides) in zip(
+        found, [(("nic.9", "nic.3"), ()), (("nic.9", "nic.3"), ("nic.bandwidth=x2",)), (("nic.9", "gpu.5"), ())],
+        strict=True,
+    ):  # fmt: skip
+        asked = compare("h100-2x8", LAYER, NAMES, without=without, overrides=overrides)
+        assert change.answer is not None
+        assert change.answer.time_s == {each.schedule: each.time_s for each in asked.candidates}[change.answer.schedule]
+
+
 def test_a_change_that_does_nothing_names_the_bottleneck(ranking: Ranking) -> None:
     same = ranking.versus[1]
     assert (same.ratio, same.low, same.high) == (1, 1, 1)

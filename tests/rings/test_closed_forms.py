@@ -1,4 +1,4 @@
-"""Rings on which ranks are at each distance equally often."""
+"""Rings on which ranks are at each distance equally often, and those of meshes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasp_lab.core.arrays import IntArray
-from tasp_lab.rings.closed_forms import balanced_rings
+from tasp_lab.rings.closed_forms import balanced_rings, mesh_ring
 from tasp_lab.rings.decompose import decompose
-from tasp_lab.topology.builders import full_mesh
+from tasp_lab.topology.builders import full_mesh, torus
 
 
 def pairs_at(rings: IntArray, distance: int) -> IntArray:
@@ -51,3 +51,32 @@ def test_rings_that_use_each_link_once_load_links_unevenly_at_some_distance() ->
     assert len(rings) == 7
     most = [int(pairs_at(rings, each).max()) for each in range(1, 8)]
     assert most[0] == most[-1] == 1 < max(most)
+
+
+MESHES = [((2, 2), (False, False)), ((2, 3), (False, False)), ((3, 4), (False, False)), ((8, 16), (False, True)),
+          ((2, 4, 4), (False,) * 3), ((3, 3, 2), (False,) * 3), ((5, 2, 3, 3), (False,) * 4)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "wraps"), MESHES)
+def test_a_mesh_with_an_even_side_has_a_ring_of_its_links(shape: tuple[int, ...], wraps: tuple[bool, ...]) -> None:
+    topology = torus(shape, wraps=wraps)
+    found = mesh_ring(topology)
+    assert found is not None
+    [ring] = found.rings
+    assert sorted(ring.tolist()) == list(range(topology.world_size))
+    assert topology.linked_pairs[ring, np.roll(ring, -1)].all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "wraps"), [((3, 3), (False, False)), ((4,), (False,)), ((1, 4), (False, False)), ((4, 4), (True, True))]
+)
+def test_other_grids_have_no_comb(shape: tuple[int, ...], wraps: tuple[bool, ...]) -> None:
+    """Odd meshes, whose ranks have two colours of unequal numbers, and lines have no ring; of tori more are found."""
+    assert mesh_ring(torus(shape, wraps=wraps)) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4, 4), (8, 8)])
+def test_both_directions_of_the_comb_are_all_that_two_links_of_a_corner_carry(shape: tuple[int, int]) -> None:
+    found = decompose(torus(shape, 10, 0, wraps=(False, False)))
+    assert (len(found.rings), found.fold, found.proved_optimal) == (2, 1, True)
+    assert found.rate_bytes_per_s == 20

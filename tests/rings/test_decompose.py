@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import NoDecompositionError, TopologyError
 from tasp_lab.rings.decompose import decompose
-from tasp_lab.rings.rings import Decomposition
+from tasp_lab.rings.rings import Decomposition, constraint_loads
 from tasp_lab.topology.builders import circulant, full_mesh, hypercube, multipartite, nodes, ring, switch, torus
 from tasp_lab.topology.cuts import ring_cut
-from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Link, Topology, both_ways
+from tests.support.links import with_links, without_links
+from tests.support.routes import direct
 
 
 def check(found: Decomposition) -> None:
@@ -286,7 +288,22 @@ def test_impossible_one_fold_rings_raise_with_the_reason(topology: Topology) -> 
 def test_a_cut_vertex_is_named() -> None:
     links = [*both_ways(0, 1, 1.0, 0.0), *both_ways(1, 2, 1.0, 0.0)]
     with pytest.raises(NoDecompositionError, match="without rank 1 the others do not reach each other"):
-        decompose(Topology("path", 3, tuple(links)))
+        decompose(direct(Topology("path", 3, tuple(links))))
+    found = decompose(Topology("path", 3, tuple(links)))
+    check(found)
+    assert (found.rate_bytes_per_s, found.proved_optimal, found.search_complete) == (1, True, True)
+    assert re.match("one ring, in which ranks forward: .* without rank 1 the others", found.reason)
+
+
+@given(st.lists(st.integers(0, 10), min_size=1, max_size=10))
+def test_the_ring_of_a_tree_passes_each_link_once_each_way(parents: list[int]) -> None:
+    """As few as any: every ring enters and leaves the ranks beyond each link. So no ring of a tree is faster."""
+    edges = [(rank, parent % rank) for rank, parent in enumerate(parents, 1)]
+    tree = Topology("tree", len(parents) + 1, tuple(link for edge in edges for link in both_ways(*edge, 3, 0)))
+    found = decompose(tree)
+    check(found)
+    assert constraint_loads(tree, found.rings, [1]).tolist() == [1] * len(tree.links)
+    assert found.proved_optimal
 
 
 def test_an_acyclic_graph_is_no_topology() -> None:
@@ -299,13 +316,18 @@ def test_a_graph_without_any_ring_says_that_all_ways_were_tried() -> None:
     """K_{2,3}: no rank separates the others, but a ring would have to alternate between sides of two sizes."""
     links = [link for a in (0, 1) for b in (2, 3, 4) for link in both_ways(a, b, 1.0, 0.0)]
     with pytest.raises(NoDecompositionError, match="the search was exhaustive"):
-        decompose(Topology("K_2,3", 5, tuple(links)))
+        decompose(direct(Topology("K_2,3", 5, tuple(links))))
+    with pytest.raises(NoDecompositionError, match="the search was exhaustive"):
+        decompose(Topology("K_2,3", 5, tuple(links)), fold=1)
 
 
 def test_rings_over_links_that_do_not_exist_are_refused() -> None:
     backwards = np.array([[0, 3, 2, 1]], dtype=np.int32)
     with pytest.raises(NoDecompositionError, match="ring 0 goes from rank 0 to 3, but ring:4 has no such link"):
-        Decomposition(ring(4), backwards, 1, "made up")
+        Decomposition(direct(ring(4)), backwards, 1, "made up")
+    forwarded = Decomposition(ring(4, 3), backwards, 1, "made up")
+    check(forwarded)
+    assert forwarded.rate_bytes_per_s == 1  # each hop passes all links but one: four hops, each link three times
 
 
 @pytest.mark.parametrize("shares", [(Fraction(1, 2),), (Fraction(1, 2), Fraction(1, 3)), (Fraction(2), Fraction(-1))])

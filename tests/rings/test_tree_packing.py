@@ -28,6 +28,7 @@ from tasp_lab.schedules.collectives.tree_all_gather import MAX_CHUNKS, best_chun
 from tasp_lab.topology.builders import full_mesh, nodes, ring, torus
 from tasp_lab.topology.cuts import all_gather_cut
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, Vertex
+from tests.support.routes import direct
 from tests.support.strategies import complete_topologies, exact_bandwidths, exact_latencies
 
 
@@ -278,5 +279,5 @@ def test_a_schedule_of_trees_refuses_what_makes_no_sense() -> None:
     with pytest.raises(ScheduleError, match="trees of 3 ranks for ring:4, which has 4"):
         tree_all_gather(ring(4), 1, pack_trees(ring(3)))
     with pytest.raises(ScheduleError, match="but ring:4 has no such link"):
-        tree_all_gather(ring(4), 8, pack_trees(full_mesh(4)))
+        tree_all_gather(direct(ring(4)), 8, pack_trees(full_mesh(4)))
     assert tree_all_gather(full_mesh(1), 5).transfers == 0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from runtime.calibration import RouteClass, calibrate, calibrate_shared_medium, 
 from runtime.protocol.jobs import Job, MeasurePair, PairTimes, Result, Value
 from tasp_lab.core.errors import RunError
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
-from tasp_lab.topology.graph import Link, Topology
+from tasp_lab.topology.graph import Forwarding, Link, Topology
 
 LAUNCH_S, LATENCY_S, CREDIT_S = 1e-5, 2e-4, 1e-4
 
@@ -116,6 +118,16 @@ def test_local_processes_share_one_medium() -> None:
     machine = calibrate_shared_medium(topology, FakeRanks(topology, {1: 0.1})).machine
     assert [shared.name for shared in machine.topology.shared] == ["memory"]
     assert machine.topology.shared[0].bandwidth_bytes_per_s == pytest.approx(5e9, rel=1e-6)
+
+
+def test_local_processes_send_without_others() -> None:
+    """Whatever links the topology has: on a ring each way around is one link of the medium."""
+    medium = calibrate_shared_medium(ring(4), FakeRanks(ring(4), {1: 1.0})).machine.topology
+    assert medium.is_complete
+    assert medium.route(1, 0).latency_s == medium.route(0, 1).latency_s == pytest.approx(LATENCY_S)
+    direct = replace(ring(4), forwarding=Forwarding(0, software="test"))
+    medium = calibrate_shared_medium(direct, FakeRanks(direct, {1: 1.0})).machine.topology
+    assert [link.name for link in medium.links] == ["0->1", "1->2", "2->3", "3->0"]
 
 
 def test_a_world_of_one_needs_no_calibration() -> None:

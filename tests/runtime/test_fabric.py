@@ -6,21 +6,26 @@ import os
 import pwd
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from runtime.fabric import emulated as fabric
-from runtime.fabric.emulated import emulate, missing_here, packet_size_bytes
+from runtime.fabric.emulated import check_directions, emulate, missing_here, packet_size_bytes
 from runtime.linux import CLONE_NEWNET, join_namespace
-from runtime.protocol.jobs import MeasurePair, PairTimes, RunSchedule
+from runtime.protocol.jobs import MeasurePair, PairTimes, RankLocation, RunSchedule
 from runtime.protocol.records import RankRecord
 from runtime.ranks.launcher import launch
 from tasp_lab.core.errors import FabricError
-from tasp_lab.schedules.build import collective
-from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
+from tasp_lab.schedules.build import attention_schedules, collective
+from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
+from tasp_lab.workload.layer import Workload
 from tests.conftest import ROOT
+from tests.support.links import without_links
 
 pytestmark = pytest.mark.fabric
 
@@ -60,6 +65,62 @@ def test_any_topology_carries_schedules(topology: Topology) -> None:
             into_a_rank = sum(float(link.bandwidth_bytes_per_s) for link in topology.links if link.destination == 0)
             credit = 4 * fabric.BUCKET_PACKETS * packet_size_bytes(RATE) / slowest
             assert max(record.time_s for record in records) > (topology.world_size - 1) * shard / into_a_rank - credit
+
+
+DEAD_LINK = without_links(torus((2, 4), RATE, 0.0), ["0-1"])
+
+
+def bytes_sent(locations: Sequence[RankLocation]) -> dict[str, int]:
+    """The bytes that each link of ranks has carried, with headers, by its name."""
+    program = "print(open('/proc/net/dev').read())"
+    sent = {}
+    for rank, location in enumerate(locations):
+        for line in in_namespace(location.network_namespace, program).splitlines():
+            name, _, counts = line.strip().partition(":")
+            if name.startswith("to"):
+                sent[f"{rank}->{name.removeprefix('to')}"] = int(counts.split()[8])
+    return sent
+
+
+def test_messages_pass_the_links_of_their_routes() -> None:
+    """Where ranks have no link, namespaces of others forward; routes to a rank may part by where they come from."""
+    size = 2_000_000
+    loads = dict.fromkeys((link.name for link in DEAD_LINK.links), 0)
+    onward: dict[tuple[object, int], set[object]] = defaultdict(set)
+    for pair in permutations(range(8), 2):
+        for link in (DEAD_LINK.links[index] for index in DEAD_LINK.route(*pair).links):
+            loads[link.name] += size
+            onward[link.source, pair[1]].add(link.destination)
+    assert max(map(len, onward.values())) == 2
+    with emulate(DEAD_LINK) as built, launch(built) as ranks:
+        before = bytes_sent(built)
+        schedule = collective("all-to-all", DEAD_LINK, size)
+        results = ranks.perform(RunSchedule(schedule, "p2p", repeats=1), longest_silence_s=60)
+        carried = {name: count - before[name] for name, count in bytes_sent(built).items()}
+    records = [record for of_rank in results if isinstance(of_rank, list) for record in of_rank]
+    assert len(records) == 8
+    # frames have at most 5 % of headers, and acknowledgements go the other way: every two packets of it at most
+    assert carried == pytest.approx(loads, rel=0.05, abs=0.02 * size)
+    credit = fabric.BUCKET_PACKETS * packet_size_bytes(RATE) / RATE
+    assert max(record.time_s for record in records) > max(loads.values()) / RATE - credit
+
+
+def test_attention_runs_around_a_dead_link() -> None:
+    """Each rank compares its results with attention in float64 when it has warmed up, and fails if they differ."""
+    layer = Workload(480, heads=8, head_dim=32, mask="causal", dtype="fp32")
+    with emulate(DEAD_LINK) as built, launch(built) as ranks:
+        for name in ("ulysses", "zigzag-ring-attention", "tasp"):
+            (schedule,) = attention_schedules(name, DEAD_LINK, layer)
+            results = ranks.perform(RunSchedule(schedule, "p2p", repeats=1, warm_ups=1), longest_silence_s=60)
+            assert [len(of_rank) for of_rank in results if isinstance(of_rank, list)] == [1] * 8
+
+
+def test_messages_against_a_one_way_link_are_refused() -> None:
+    around = ring(4, RATE, 0.0)
+    check_directions(around, collective("ring", around, 1000))
+    expected = "ring:4: schedule 'all-to-all' sends from rank 0 to 3, whose link is one way, from 3 to 0"
+    with pytest.raises(FabricError, match=expected):
+        check_directions(around, collective("all-to-all", around, 1000))
 
 
 @pytest.mark.alone

@@ -29,7 +29,7 @@ from tests.support.ranks import on_ranks
 transformers = pytest.importorskip("transformers")
 
 IMPORTED_BY_RANKS = tuple(
-    f"transformers.models.{kind}.modeling_{kind}" for kind in ("llama", "mistral", "qwen2_moe", "bert")
+    f"transformers.models.{kind}.modeling_{kind}" for kind in ("llama", "mistral", "qwen2_moe", "bert", "deepseek_v3")
 )
 SIZES = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -48,6 +48,20 @@ CONFIGURATIONS = {
         "num_experts": 4,
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
+    },
+    "deepseek_v3": {  # keys of 24 elements, values of 16
+        "num_key_value_heads": 4,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
     },
     "llama, full": {"is_causal": False},
     "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
@@ -121,6 +135,7 @@ CASES = [
     ("llama", "tasp"),
     ("mistral", "tasp"),
     ("bert", "tasp"),
+    ("deepseek_v3", "ulysses"),
 ]
 MORE_CASES = [
     ("llama, checkpoints", "tasp"),
@@ -129,6 +144,7 @@ MORE_CASES = [
     ("qwen2_moe", "zigzag-ring-attention"),
     ("mistral", "zigzag-ring-attention"),
     ("llama", "usp:1x2 in 1|0"),
+    ("deepseek_v3", "zigzag-ring-attention"),
 ]
 
 

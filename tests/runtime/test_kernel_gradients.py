@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from runtime.kernels import flash, partials, sdpa
 from runtime.kernels.partials import Band
 from runtime.kernels.registry import KERNELS, Gradients, Kernel, Partial
 from tests.runtime.test_kernels import (  # noqa: F401
+    TORCH_KERNELS,
     Case,
     Implementations,
+    Takes,
     _one_thread,
     as_on_gpus,
     bottom_right,
@@ -25,6 +28,7 @@ from tests.runtime.test_kernels import (  # noqa: F401
     error,
     install_flash_attn,
     on_both,
+    only_equal,
 )
 
 Tensor = torch.Tensor
@@ -40,9 +44,9 @@ def backward(kernel: Kernel, case: Case, dout: Tensor, q: Tensor, k: Tensor, v: 
 
 
 def drawn_dout(case: Case, q: Tensor) -> Tensor:
-    """Laid out as the queries are."""
-    generator = torch.Generator().manual_seed(case.seed + 1)
-    return torch.empty_like(q).copy_(torch.randn(q.shape, generator=generator))
+    """Laid out as the queries are, where it is as wide."""
+    drawn = torch.randn(*q.shape[:3], case.value_dim, generator=torch.Generator().manual_seed(case.seed + 1))
+    return torch.empty_like(q).copy_(drawn) if drawn.shape == q.shape else drawn.to(q.dtype)
 
 
 def by_autograd(case: Case, dout: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Partial, Gradients]:
@@ -52,7 +56,7 @@ def by_autograd(case: Case, dout: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tu
     seen = case.seen()
     rows = seen.any(1)
     scores = (torch.einsum("bihd,bjhd->bhij", query, key) * case.scale).masked_fill(~seen, -math.inf)[:, :, rows]
-    out = torch.zeros_like(query)
+    out = query.new_zeros(*query.shape[:3], value.shape[3])
     out[:, rows] = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), value)
     lse = torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
     lse[:, rows] = scores.logsumexp(-1).transpose(1, 2)
@@ -143,7 +147,7 @@ def test_gradients_are_not_rounded_to_the_dtype_of_the_inputs(case: Case, dtype:
 @pytest.mark.parametrize("low", [-999, 0, -40])
 def test_gradients_in_bfloat16_are_as_exact_as_those_of_torch(head_dim: int, low: int) -> None:
     """The error of each gradient is at most 1.5 times that of autograd through torch's public function."""
-    case = Case(1, 300, 300, 2, 2, head_dim, low, 999)
+    case = Case(1, 300, 300, 2, 2, head_dim, low, 999, value_dim=head_dim)
     q, k, v = case.tensors(torch.bfloat16)
     dout = drawn_dout(case, q)
     whole, expected = by_autograd(case, dout, q, k, v)
@@ -178,7 +182,7 @@ def test_a_gradient_that_is_one_number_everywhere(kernel: Kernel) -> None:
     """As sums give it: a tensor of strides 0."""
     case = Case(queries=9, keys=7, low=-3)
     q, k, v = case.tensors()
-    dout = torch.ones(()).expand(q.shape)
+    dout = torch.ones(()).expand(*q.shape[:3], v.shape[3])
     whole, expected = by_autograd(case, dout, q, k, v)
     assert joint_error(backward(kernel, case, dout, q, k, v, whole), expected, dout) < 1e-5
 
@@ -197,10 +201,11 @@ def by_definition(
 
 def flash_by_definition(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    scale: float, causal: bool, left: int, right: int,
+    scale: float, causal: bool, left: int, right: int, takes: Takes = only_equal,
 ) -> Tensor:  # fmt: skip
     """What flash-attn fills in, given the lse [batch, heads, queries]; causal overrides the limit on the right."""
     assert lse.is_contiguous()
+    assert takes(q.shape[-1], v.shape[-1])
     seen = bottom_right(q.shape[1], k.shape[1], left, 0 if causal else right)
     dout, q, k, v, out = partials.heads_first(dout, q, k, v, out)
     for filled, x in zip((dq, dk, dv), by_definition(dout, q, k, v, out, lse, seen, scale), strict=True):
@@ -249,14 +254,14 @@ def test_flash_attn_is_asked_for_gradients_in_every_release(case: Case) -> None:
 
 def torch_operator(
     dout, q, k, v, out, lse, starts_q, starts_k, most_q, most_k, dropout_p, causal, rng_state, unused, *, scale,
-    window_size_left, window_size_right,
+    window_size_left, window_size_right, takes=only_equal,
 ):  # fmt: skip
     """What torch's operator of FlashAttention gives; None is no limit."""
     assert starts_q is starts_k is None
     assert (most_q, most_k) == (q.shape[1], k.shape[1])
     left, right = (-1 if each is None else each for each in (window_size_left, window_size_right))
     gradients = tuple(map(torch.empty_like, (q, k, v)))
-    flash_by_definition(dout, q, k, v, out, lse, *gradients, scale, causal, left, right)
+    flash_by_definition(dout, q, k, v, out, lse, *gradients, scale, causal, left, right, takes)
     return gradients
 
 
@@ -265,6 +270,7 @@ def torch_operator(
 @example(Case())
 @example(Case(queries=40, keys=40, low=0))
 @example(Case(queries=40, keys=30, low=-9, kv_heads=2, group=3))
+@example(Case(head_dim=192, value_dim=128))
 def test_the_flash_attention_of_torch_is_asked_for_the_right_gradients(case: Case) -> None:
     """Against a stand-in with the operator's signature."""
     q, k, v = case.tensors()
@@ -273,8 +279,8 @@ def test_the_flash_attention_of_torch_is_asked_for_the_right_gradients(case: Cas
     with pytest.MonkeyPatch.context() as patch:
         Implementations(patch)
         as_on_gpus(patch)
-        patch.setattr(torch.ops.aten, "_flash_attention_backward", torch_operator)
-        for name in ("sdpa", "flash-attn-3", "flash-attn-4"):
+        for name, takes in TORCH_KERNELS:
+            patch.setattr(torch.ops.aten, "_flash_attention_backward", partial(torch_operator, takes=takes))
             assert joint_error(backward(KERNELS[name], case, dout, q, k, v, whole), expected, dout) < 1e-5
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ class Case:
     high: int = 99
     layout: str = "plain"
     seed: int = 0
+    value_dim: int = 8
 
     @property
     def scale(self) -> float:
@@ -61,8 +63,9 @@ class Case:
         generator = torch.Generator().manual_seed(self.seed)
         heads = self.kv_heads * self.group
         q = torch.randn(self.batch, self.queries, heads, self.head_dim, generator=generator).to(dtype)
-        both = torch.randn(self.keys, 2, self.batch, self.kv_heads, self.head_dim, generator=generator).to(dtype)
-        k, v = both.permute(1, 2, 0, 3, 4)
+        sizes = self.head_dim, self.value_dim
+        both = torch.randn(self.keys, self.batch, self.kv_heads, sum(sizes), generator=generator).to(dtype)
+        k, v = both.transpose(0, 1).split(sizes, -1)
         if self.layout == "columns":
             return tuple(x.transpose(1, 3).contiguous().transpose(1, 3) for x in (q, k, v))
         if self.layout == "gaps":
@@ -85,23 +88,25 @@ def cases(draw: st.DrawFn, most: int = 30) -> Case:
             st.tuples(limits, limits),
         )
     )
+    head_dim = draw(st.sampled_from([1, 5, 8, 16, 64]))
     return Case(
         draw(st.integers(1, 2)),
         queries,
         keys,
         draw(st.integers(1, 3)),
         draw(st.integers(1, 4)),
-        draw(st.sampled_from([1, 5, 8, 16, 64])),
+        head_dim,
         low,
         high,
         draw(st.sampled_from(["plain", "columns", "gaps"])),
         draw(st.integers(0, 2**32)),
+        draw(st.just(head_dim) | st.sampled_from([1, 5, 8, 16, 64])),
     )
 
 
 def by_definition(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Partial:
     """Head by head and row by row in float64, each over the list of keys that it sees."""
-    out = torch.zeros(q.shape, dtype=torch.float64)
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
     lse = torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
     seen = case.seen()
     for batch, row, head in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
@@ -161,7 +166,7 @@ def test_dtypes_of_the_cpu_operator(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("low", [-999, 0, -40])
 def test_bfloat16_is_as_exact_as_torch(head_dim: int, low: int) -> None:
     """The error of sdpa is at most 1.5 times that of torch's public function, whatever the mask."""
-    case = Case(1, 300, 300, 2, 2, head_dim, low, 999)
+    case = Case(1, 300, 300, 2, 2, head_dim, low, 999, value_dim=head_dim)
     q, k, v = case.tensors(torch.bfloat16)
     heads_first = [x.transpose(1, 2) for x in (q, k, v)]
     torchs = scaled_dot_product_attention(*heads_first, attn_mask=case.seen(), enable_gqa=True).transpose(1, 2)
@@ -216,7 +221,8 @@ def test_a_row_depends_on_the_keys_that_it_sees(
     q, k, v = case.tensors()
     if case.keys:
         at = data.draw(st.integers(0, case.keys - 1))
-        (k if in_keys else v)[:, at] = torch.tensor([value] + [0.0] * (case.head_dim - 1))
+        size = case.head_dim if in_keys else case.value_dim
+        (k if in_keys else v)[:, at] = torch.tensor([value] + [0.0] * (size - 1))
         if math.isnan(value):
             (k if in_keys else v)[:, at] = value
     expected = by_definition(case, q, k, v)
@@ -286,7 +292,7 @@ def cuts(size: int) -> st.SearchStrategy[list[tuple[int, int]]]:
 
 
 def accumulator(case: Case, dtype: torch.dtype = torch.float32) -> Accumulator:
-    return Accumulator(case.batch, case.queries, case.kv_heads * case.group, case.head_dim, CPU, dtype)
+    return Accumulator(case.batch, case.queries, case.kv_heads * case.group, case.value_dim, CPU, dtype)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(0, 2**32))
@@ -450,7 +456,7 @@ def test_later_flash_attentions_are_chosen_by_name_where_they_run(
         ((10, 0), True, 128, None),
         ((8, 0), True, 64, r"compute capability 9 or higher, not 8\.0"),
         ((9, 0), False, 64, "torch has no cuDNN here"),
-        ((9, 0), True, 136, "up to 128, not 136"),
+        ((9, 0), True, 136, "up to 128, or 192 with values of 128, not 136"),
     ],
 )
 def test_cudnn_is_chosen_by_name_on_hopper_and_blackwell(
@@ -468,15 +474,78 @@ def test_cudnn_is_chosen_by_name_on_hopper_and_blackwell(
             choose_kernel("cudnn", torch.bfloat16, gpu, head_dim)
 
 
+Takes = Callable[[int, int], bool]
+"""Whether a stand-in takes keys and values of such widths."""
+
+
+def only_equal(keys: int, values: int) -> bool:
+    return keys == values
+
+
+def as_3(keys: int, values: int) -> bool:
+    """The check of mha_fwd in hopper/flash_api.cpp, Dao-AILab/flash-attention, but for keys up to 64."""
+    return keys == values or (128 < keys <= 192 and 96 < values <= 128)
+
+
+def any_width(keys: int, values: int) -> bool:
+    return True
+
+
+TORCH_KERNELS: list[tuple[str, Takes]] = [
+    ("sdpa", only_equal), ("flash-attn-3", as_3), ("flash-attn-3", as_3), ("flash-attn-4", any_width),
+    ("sdpa", only_equal),
+]  # fmt: skip
+"""Kernels that torch's operator of FlashAttention runs, one after another, and what it then takes."""
+
+
 def flash_by_definition(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, left: int, right: int
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, left: int, right: int, takes: Takes = only_equal
 ) -> tuple[Tensor, Tensor]:
     """What flash-attn returns; its lse is [batch, heads, queries], and causal overrides the limit on the right."""
+    assert takes(q.shape[-1], v.shape[-1])
     right = 0 if causal else right
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
     scores = scores.masked_fill(~bottom_right(q.shape[1], k.shape[1], left, right), -math.inf)
     return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "widths", "message"),
+    [
+        ("cudnn", (192, 128), ""),
+        ("cudnn", (128, 64), ""),
+        (
+            "cudnn",
+            (192, 96),
+            "multiple of 8 up to 128, or 192 with values of 128, not 192; expected sdpa or flash-attn",
+        ),
+        ("flash-attn-4", (192, 128), ""),
+        ("flash-attn-4", (64, 128), ""),
+        ("flash-attn-4", (192, 64), "another width than keys up to 128, and 192/128, not 192/64; expected sdpa or"),
+        ("flash-attn-3", (192, 64), ""),
+        ("sdpa", (192, 128), ""),
+        ("sdpa", (64, 20), "multiple of 8 up to 256, not 20"),
+        ("reference", (7, 5), ""),
+    ],
+)
+def test_values_of_another_width_than_keys(
+    monkeypatch: pytest.MonkeyPatch, name: str, widths: tuple[int, int], message: str
+) -> None:
+    """What runs them, natively or padded; what does not is refused in one line, with kernels that do."""
+    gpu = torch.device("cuda")
+    monkeypatch.setitem(sys.modules, "flash_attn_2_cuda", None)
+    for module in ("flash_attn_interface", "flash_attn.cute.interface"):
+        installed(monkeypatch, module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    if not message:
+        assert choose_kernel(name, torch.bfloat16, gpu, *widths).name == name
+        return
+    with pytest.raises(RunError) as refused:
+        choose_kernel(name, torch.bfloat16, gpu, *widths)
+    assert message in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def flash_2_6(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_softmax):  # type: ignore[no-untyped-def]
@@ -500,15 +569,16 @@ class Flash28:
 
 
 def torch_operator(  # type: ignore[no-untyped-def]
-    q, k, v, starts_q, starts_k, most_q, most_k, dropout_p, causal, debug, *, scale, window_size_left, window_size_right
-):
+    q, k, v, starts_q, starts_k, most_q, most_k, dropout_p, causal, debug, *, scale, window_size_left,
+    window_size_right, takes=only_equal,
+):  # fmt: skip
     """What torch's operator of FlashAttention returns. A window has both limits, or none, in which None is no limit."""
     assert starts_q is starts_k is None
     assert (most_q, most_k, debug) == (q.shape[1], k.shape[1], False)
     window = window_size_left, window_size_right
     assert window == (None, None) or (not causal and min(window) >= 0)
     left, right = (-1 if each is None else each for each in window)
-    return *flash_by_definition(q, k, v, scale, causal, left, right), None, None, None
+    return *flash_by_definition(q, k, v, scale, causal, left, right, takes), None, None, None
 
 
 class Implementations:
@@ -535,6 +605,7 @@ def as_on_gpus(patch: pytest.MonkeyPatch) -> None:
 @example(Case(queries=40, keys=30, low=-9, kv_heads=2, group=3))
 @example(Case(queries=9, keys=20, low=-15, high=-3))
 @example(Case(queries=4, keys=2, low=-1, high=2))
+@example(Case(head_dim=192, value_dim=128))
 def test_the_flash_attention_of_torch_is_asked_for_the_right_window(case: Case) -> None:
     """Against a stand-in with the operator's signature; implementations are switched only where another one ran."""
     q, k, v = case.tensors()
@@ -542,8 +613,8 @@ def test_the_flash_attention_of_torch_is_asked_for_the_right_window(case: Case) 
     with pytest.MonkeyPatch.context() as patch:
         found = Implementations(patch)
         as_on_gpus(patch)
-        patch.setattr(torch.ops.aten, "_flash_attention_forward", torch_operator)
-        for name in ("sdpa", "flash-attn-3", "flash-attn-3", "flash-attn-4", "sdpa"):
+        for name, takes in TORCH_KERNELS:
+            patch.setattr(torch.ops.aten, "_flash_attention_forward", functools.partial(torch_operator, takes=takes))
             assert_close(case.attend(KERNELS[name], q, k, v), expected)
     assert found.activated in ([None], [None, "FA3", "FA4", None]), "the first where no key is seen"
 
@@ -563,7 +634,7 @@ def cudnn_operator(query, key, value, bias, compute_lse, dropout_p, causal, *, s
     assert compute_lse
     assert not causal or query.shape[2] == key.shape[2]
     q, k, v = partials.heads_first(query, key, value)
-    out, lse = flash_by_definition(q, k, v, scale, causal, -1, -1)
+    out, lse = flash_by_definition(q, k, v, scale, causal, -1, -1, any_width)
     return out.transpose(1, 2), lse.unsqueeze(-1), *[None] * 7
 
 

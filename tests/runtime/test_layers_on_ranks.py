@@ -64,20 +64,23 @@ DOCUMENTS = (13, 0, 1, 40, 16)
 """An empty one, one of a single position, and one longer than a shard."""
 
 SOFTMAX = [
-    Workload(67, batch=2, heads=HEADS, kv_heads=12, head_dim=8, dtype="fp32", mask="causal"),
-    Workload(53, heads=HEADS, head_dim=8, dtype="fp32", mask="full"),
-    Workload(61, heads=HEADS, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", window=13),
-    Workload(70, heads=HEADS, kv_heads=1, head_dim=8, dtype="fp32", documents=DOCUMENTS, mask="full"),
-    Workload(70, heads=HEADS, kv_heads=8, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS),
+    Workload(67, batch=2, heads=HEADS, kv_heads=12, head_dim=8, dtype="fp32", mask="causal", value_dim=5),
+    Workload(53, heads=HEADS, head_dim=8, dtype="fp32", mask="full", value_dim=12),
+    Workload(61, heads=HEADS, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", window=13, value_dim=16),
+    Workload(70, heads=HEADS, kv_heads=1, head_dim=8, dtype="fp32", documents=DOCUMENTS, mask="full", value_dim=7),
+    Workload(70, heads=HEADS, kv_heads=8, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS, value_dim=3),
 ]
-"""Lengths that no world size divides, every mask, packed documents, and from 1 KV head to as many as heads."""
+"""Lengths that no world size divides, every mask, packed documents, from 1 KV head to as many as heads, and values that
+are narrower or wider than keys."""
 
 CIRCULATED = [
-    Workload(67, batch=2, heads=4, kv_heads=2, head_dim=16, dtype="fp32", mask="causal"),
-    Workload(53, heads=3, kv_heads=3, head_dim=8, dtype="fp32", mask="full"),
-    Workload(61, heads=4, kv_heads=1, head_dim=8, dtype="fp32", mask="causal", window=13),
+    Workload(67, batch=2, heads=4, kv_heads=2, head_dim=16, dtype="fp32", mask="causal", value_dim=8),
+    Workload(53, heads=3, kv_heads=3, head_dim=8, dtype="fp32", mask="full", value_dim=9),
+    Workload(61, heads=4, kv_heads=1, head_dim=8, dtype="fp32", mask="causal", window=13, value_dim=5),
     Workload(70, heads=4, kv_heads=2, head_dim=8, dtype="fp32", documents=(0, 3, 40, 1, 0, 17, 9, 0), mask="full"),
-    Workload(70, batch=2, heads=2, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS),
+    Workload(
+        70, batch=2, heads=2, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS, value_dim=4
+    ),
     Workload(70, heads=3, kv_heads=1, head_dim=8, dtype="fp32", mask="causal", window=6, documents=DOCUMENTS),
 ]
 
@@ -88,9 +91,12 @@ def linear(sequence: int = 61, **fields: Any) -> Workload:
 
 
 LINEAR_LAYERS = [
-    *(linear(batch=2, decay=decay) for decay in ("none", "head", "scalar", "channel")),
-    *(linear(70, documents=DOCUMENTS, decay=decay) for decay in ("none", "head", "scalar", "channel")),
-    linear(mask="full"),
+    *(linear(batch=2, decay=decay, value_dim=3) for decay in ("none", "head", "scalar", "channel")),
+    *(
+        linear(70, documents=DOCUMENTS, decay=decay, value_dim=size)
+        for decay, size in (("none", 7), ("head", None), ("scalar", 7), ("channel", 2))
+    ),
+    linear(mask="full", value_dim=7),
     linear(5, decay="scalar"),
     linear(3, decay="none"),
 ]
@@ -204,7 +210,7 @@ def alone(work: Workload) -> list[torch.Tensor]:
     q, k, v = layer_of(work)
     n, scale, dout = work.sequence, work.head_dim**-0.5, dout_of(work)
     limits = {"low": 0 if work.mask == "causal" else 1 - n, "high": n - 1}
-    kernel = choose_kernel("auto", q.dtype, q.device, work.head_dim)
+    kernel = choose_kernel("auto", q.dtype, q.device, work.head_dim, work.value_size)
     out, lse = kernel.attend(q, k, v, scale=scale, **limits)
     return [x.to(q.dtype) for x in (out, *kernel.backward(dout, q, k, v, out, lse, scale=scale, **limits))]
 

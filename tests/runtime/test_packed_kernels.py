@@ -33,7 +33,7 @@ def tasks(draw: st.DrawFn) -> AttentionTask:
     heads, kv_heads = draw(st.sampled_from([(2, 1), (2, 2), (6, 3)]))
     layer = Workload(
         sum(lengths), batch=draw(st.integers(1, 2)), heads=heads, kv_heads=kv_heads, head_dim=8, mask=mask,
-        window=window, documents=tuple(lengths),
+        window=window, documents=tuple(lengths), value_dim=draw(st.sampled_from([None, 5, 12])),
     )  # fmt: skip
     layout = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](layer.sequence, draw(st.integers(1, 3)), layer.documents)
     return span_task(layer, layout, "fp32")
@@ -78,6 +78,7 @@ class FlashAttn:
                 causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
                 return_softmax=False):  # type: ignore[no-untyped-def]  # fmt: skip
         self.calls["forward"] += 1
+        assert q.shape[2] == v.shape[2], "others are padded"
         parts = [
             _one(q[a:b], k[c:d], v[c:d], softmax_scale, window_size_left, 0 if causal else window_size_right)
             for a, b, c, d in _bounds(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -88,6 +89,7 @@ class FlashAttn:
                  max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
                  alibi_slopes, deterministic):  # type: ignore[no-untyped-def]  # fmt: skip
         self.calls["backward"] += 1
+        assert q.shape[2] == v.shape[2] == dout.shape[2], "others are padded"
         assert softmax_lse.is_contiguous()
         assert softmax_lse.shape == (q.shape[1], len(q))
         for a, b, c, d in _bounds(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
@@ -151,8 +153,9 @@ def test_calls_on_documents_are_the_mask_pair_by_pair(name: str, task: Attention
         blocks[1] = blocks[1][:1]  # striped shards interleave
     at = [positions_of(task, each) for each in blocks]
     seen, layer, random = visible(task, *at), task.workload, torch.Generator().manual_seed(0)
-    q, dout, out = (torch.randn(layer.batch, len(at[0]), layer.heads, 8, generator=random) for _ in range(3))
-    k, v = (torch.randn(layer.batch, len(at[1]), layer.kv_head_count, 8, generator=random) for _ in range(2))
+    rows, columns = (layer.batch, len(at[0]), layer.heads), (layer.batch, len(at[1]), layer.kv_head_count)
+    q, dout, out = (torch.randn(*rows, size, generator=random) for size in (8, layer.value_size, layer.value_size))
+    k, v = (torch.randn(*columns, size, generator=random) for size in (8, layer.value_size))
     call = PackedCall(task.segments(*blocks), len(at[0]), len(at[1]), CPU)
     exact = by_definition(*(x.double() for x in (q, k, v)), seen)
     whole = exact.lse.logaddexp(torch.zeros_like(exact.lse))  # other keys have been seen elsewhere

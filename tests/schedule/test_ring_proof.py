@@ -28,6 +28,7 @@ from tasp_lab.schedules.collectives.all_gather import (
 )
 from tasp_lab.schedules.collectives.ring_reductions import RingSumSteps
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
+from tests.support.routes import direct
 
 
 @st.composite
@@ -244,7 +245,7 @@ def test_a_ring_without_routes_is_refused() -> None:
     """Hops are those of every step, so only the first step is looked at."""
     schedule = around(np.array([[0, 1, 3, 2]]), 2)
     with pytest.raises(ScheduleError, match="step 0: rank 1 sends to rank 3, but ring:4 has no such link"):
-        schedule.check_routes(ring(4))
+        schedule.check_routes(direct(ring(4)))
 
 
 def test_steps_of_too_many_transfers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

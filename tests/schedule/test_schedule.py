@@ -30,8 +30,9 @@ from tasp_lab.schedule.schedule import OncePerSchedule, Schedule, remembered
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring
-from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
+from tests.support.links import with_links
+from tests.support.routes import direct
 from tests.support.strategies import topologies_and_schedules
 
 UNITS = (1, LOAD_BYTES, PAGE_BYTES)
@@ -125,7 +126,7 @@ def multi_ring() -> Schedule:
 
 def test_a_schedule_needs_its_links() -> None:
     with pytest.raises(ScheduleError, match="step 0: rank 0 sends to rank 2, but ring:4 has no such link"):
-        collective("direct", ring(4), 8)
+        collective("direct", direct(ring(4)), 8)
     with pytest.raises(ScheduleError, match="is for 5 ranks, full-mesh:4 has 4"):
         multi_ring().check_routes(full_mesh(4))
 

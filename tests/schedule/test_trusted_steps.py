@@ -27,6 +27,7 @@ from tasp_lab.schedules.collectives.all_gather import RingSteps, ring_all_gather
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
 from tests.support.dtypes import NAMES, built, mutated
+from tests.support.routes import direct
 
 NO_TRAFFIC = Traffic(*np.zeros((5, 0), dtype=np.int64))
 
@@ -291,7 +292,7 @@ def test_routes_of_a_users_class_are_checked_step_by_step() -> None:
     gather = ring_all_gather(full_mesh(4), 8)
     schedule = replace(gather, final=gather.initial, kept=kept, steps=Repeating(list(map(Step.of, rows)), 2))
     with pytest.raises(NoLinkError, match="step 1: rank 0 sends to rank 2"):
-        schedule.check_routes(ring(4))
+        schedule.check_routes(direct(ring(4)))
 
 
 def test_the_rings_of_the_caller_may_change() -> None:

@@ -183,7 +183,7 @@ def test_an_error_of_the_proof_names_the_line_that_wrote_it(tmp_path: Path, tell
     with pytest.raises(
         ScheduleError, match=r", line \d+: step 0: rank \d sends to rank \d, but bidirectional-ring:4 has no such link"
     ):
-        tasp_lab.predict("bidirectional-ring:4", f"{COLLECTIVES}:halving", 64)
+        tasp_lab.predict("bidirectional-ring:4", f"{COLLECTIVES}:halving", 64, routes="direct")
 
 
 def test_what_is_written_outside_of_a_step_is_refused() -> None:

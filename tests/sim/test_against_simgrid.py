@@ -10,57 +10,38 @@ SimGrid comes with Debian and Ubuntu (python3-simgrid), for the system's Python.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from sim.array.engine import run
-from sim.event.engine import simulate
-from tasp_lab.core.units import Number
-from tasp_lab.machines.libraries.library import CommLibrary, Message
-from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.point_to_point import all_to_all
 from tasp_lab.schedules.collectives.ring_reductions import multi_ring_all_reduce
 from tasp_lab.topology.builders import full_mesh, nodes, switch, torus
-from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Link, Topology
-from tests.support.schedules import parts
+from tests.support.links import with_links
+from tests.support.simgrid.comparison import (
+    ROUTED_SCHEDULES,
+    SHARD_BYTES,
+    Case,
+    largest_differences,
+    routed_case,
+    routed_topologies,
+    simgrid_python,
+)
 from tests.support.simulations import gossip_cases
 
-Case = tuple[Topology, Schedule, Number | None]
-"""What runs on what, and how many bytes per second each message reaches at most."""
-
-SCRIPT = Path(__file__).parents[1] / "support" / "simgrid" / "arrivals.py"
 TOLERANCE = 1e-6
 """Relative; SimGrid computes with floats and calls what is closer than its precisions equal."""
-
-SHARD_BYTES = 1_000_000_007
-"""No multiple of a number of rings: chunks differ."""
-
-
-@dataclass(frozen=True)
-class Limited(CommLibrary):
-    """A library whose messages reach only so many bytes/s each."""
-
-    max_bytes_per_s: Number | None = None
-
-    def message(self, place: int, size_bytes: int, peers: int, *, first: bool) -> Message:
-        return Message(0, 0, size_bytes, self.max_bytes_per_s, "limit")
 
 
 def equal_nodes(inside: str, latency_s: float = 1e-3) -> Topology:
@@ -111,7 +92,7 @@ def gossips() -> list[Case]:
 def at_one_latency(case: Case) -> Case:
     """The same with one latency on every route, and each transfer on a lane of its own.
 
-    A route goes through switches only, so one of its links leads to a rank: the last one.
+    No other rank forwards here, so one link of a route leads to a rank: the last one.
     """
     topology, schedule, limit = case
     latency_s = Fraction(int(schedule.block_bytes.max()), 2) / Fraction(max(topology.link_bandwidths_bytes_per_s))
@@ -126,76 +107,15 @@ def at_one_latency(case: Case) -> Case:
     return topology.map_links(changed, topology.name), apart, limit
 
 
-@cache
-def simgrid_python() -> str:
-    """The system's Python, which can import SimGrid. In CI it must; elsewhere, without it the test is skipped."""
-    python = shutil.which("python3", path=os.defpath)
-    probe = "import simgrid; simgrid.NetZone.create_full_zone"
-    if python and subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode == 0:
-        return python
-    missing = "no SimGrid 3.32 for the system's Python: apt-get install python3-simgrid"
-    return pytest.fail(missing) if "CI" in os.environ else pytest.skip(missing)
-
-
-Key = tuple[int, int, int, int, tuple[int, ...]]
-"""Rank, lane, step, peer and blocks of a message."""
-
-
-def messages_of(schedule: Schedule) -> list[Key]:
-    """All messages that the executor sends, in the order in which each rank posts them."""
-    sent = ((part.rank, rows) for part in parts(schedule) for rows in part.messages_out)
-    return [(rank, rows[0].lane, rows[0].step, rows[0].peer, tuple(row.block for row in rows)) for rank, rows in sent]
-
-
-def waits_of(messages: Sequence[Key]) -> list[list[int]]:
-    """For each message those of its blocks to its rank at steps before: without buffers it waits for no others."""
-    came: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, (_, _, _, peer, blocks) in enumerate(messages):
-        for block in blocks:
-            came[peer, block].append(number)
-    return [
-        sorted({other for block in blocks for other in came[rank, block] if messages[other][2] < index})
-        for rank, _, index, _, blocks in messages
-    ]
-
-
-def as_scenario(case: Case, latency_inside: bool) -> dict[str, object]:
-    """What `tests.support.simgrid.arrivals` reads; latency is waited for inside SimGrid's network or outside of it."""
-    topology, schedule, limit = case
-    transfers = messages_of(schedule)
-    lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, (rank, lane, *_) in enumerate(transfers):
-        lanes[rank, lane].append(number)
-    routes = {pair: topology.route(*pair) for pair in sorted({(rank, peer) for rank, _, _, peer, _ in transfers})}
-    after_s = {pair: 0.0 if latency_inside else float(route.latency_s) for pair, route in routes.items()}
-    sizes = schedule.block_bytes.tolist()
-    max_bytes_per_s = None if limit is None else float(limit)
-    return {
-        "ranks": topology.world_size,
-        "bandwidths": [float(constraint.bandwidth_bytes_per_s) for constraint in topology.constraints],
-        "routes": [
-            (*pair, route.constraints, float(route.latency_s) - after_s[pair]) for pair, route in routes.items()
-        ],
-        "transfers": [
-            (rank, peer, sum(sizes[block] for block in blocks), max_bytes_per_s, after_s[rank, peer])
-            for rank, _, _, peer, blocks in transfers
-        ],
-        "lanes": list(lanes.values()),
-        "waits": waits_of(transfers),
-    }
-
-
 def assert_equal_arrivals(cases: Sequence[Case], latency_inside: bool = False) -> None:
-    """One SimGrid process for all cases; then every message of each with both engines."""
-    command = [simgrid_python(), str(SCRIPT)]
-    asked = json.dumps([as_scenario(case, latency_inside) for case in cases])
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True, timeout=120)
-    for (topology, schedule, limit), times_s in zip(cases, json.loads(done.stdout), strict=True):
-        found = dict(zip(messages_of(schedule), times_s, strict=True))
-        machine = Machine(topology, Limited("limited", max_bytes_per_s=limit))
-        for events in (simulate(schedule, machine).events, run(schedule, machine).timeline().events):
-            ours = {(e.rank, e.lane, e.step, e.peer, e.blocks): float(e.end_s) for e in events}
-            assert found == pytest.approx(ours, rel=TOLERANCE, abs=0), (topology.name, schedule.name, limit)
+    """Every message of each case, with both engines. In CI SimGrid must be there; elsewhere it may be missing."""
+    if (python := simgrid_python()) is None:
+        missing = "no SimGrid 3.32 for the system's Python: apt-get install python3-simgrid"
+        pytest.fail(missing) if "CI" in os.environ else pytest.skip(missing)
+    for (topology, schedule, limit), largest in zip(
+        cases, largest_differences(python, cases, latency_inside), strict=True
+    ):
+        assert largest < TOLERANCE, (topology.name, schedule.name, limit)
 
 
 def test_collectives() -> None:
@@ -208,3 +128,16 @@ def test_gossip() -> None:
 
 def test_latency_inside_the_network() -> None:
     assert_equal_arrivals([at_one_latency(case) for case in [*collectives(), *gossips()][::2]], latency_inside=True)
+
+
+@pytest.mark.parametrize("topology", routed_topologies(), ids=lambda topology: topology.name)
+def test_routes_through_ranks(topology: Topology) -> None:
+    """All that is sent over several links, by ranks that are not linked, too, and attention that waits for it."""
+    cases = [routed_case(topology, name) for name in ROUTED_SCHEDULES]
+    assert_equal_arrivals(cases)
+
+
+def test_topologies_have_routes_through_ranks() -> None:
+    """All do but those of switches."""
+    complete = [topology.name for topology in routed_topologies() if topology.is_complete]
+    assert complete == ["dragonfly:3x2x1", "fat-tree:2x3:2"]

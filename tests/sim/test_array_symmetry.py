@@ -24,9 +24,9 @@ from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.schedules.collectives.all_gather import multi_ring_all_gather, ring_all_gather
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
-from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tests.support.links import with_links
 from tests.support.simulations import assert_agree, libraries, uneven_topologies
 from tests.support.strategies import complete_topologies
 

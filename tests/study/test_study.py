@@ -64,6 +64,15 @@ def test_axes_move_together() -> None:
     assert study.count == 2 * 4 * 3
 
 
+def test_missing_parts_are_an_axis() -> None:
+    machine = {"name": "full-mesh:{n}", "n": [4], "without": ["", "link.0-3", "gpu.1, link.0-3"]}
+    points = list(load_study(study_of(machine=machine, where={"keep": "ranks == 4"})).points())
+    assert {each.without for each in points} == {(), ("link.0-3",)}
+    points = list(load_study(study_of(machine=machine)).points())
+    assert {each.without for each in points} == {(), ("link.0-3",), ("gpu.1", "link.0-3")}
+    assert len({each.key() for each in points}) == len(points)
+
+
 def test_a_model_gives_its_layer() -> None:
     study = load_study(study_of(layer={"model": "llama-3-8b", "heads": 32}))
     layer = next(study.points()).layer

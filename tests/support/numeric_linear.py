@@ -88,14 +88,15 @@ class LinearNumbers(Sums):
     ) -> None:
         layer, self.task = task.workload, task
         random, self.size, self.kv_heads = np.random.default_rng(seed), layer.head_dim, layer.kv_head_count
-        shapes = [(layer.sequence, heads, self.size) for heads in (layer.heads, self.kv_heads, self.kv_heads)]
+        of_queries, of_keys = (layer.sequence, layer.heads), (layer.sequence, self.kv_heads)
+        shapes = [(*of_queries, self.size), (*of_keys, self.size), (*of_keys, layer.value_size)]
         self.q, self.k, self.v = inputs or (random.normal(size=shape) for shape in shapes)
-        drawn = random.normal(size=shapes[0])
+        drawn = random.normal(size=(*of_queries, layer.value_size))
         self.dout = drawn if dout is None else dout
         width = self.size if layer.decay == "channel" else 1
         self.gates = np.log(random.uniform(0.3, 1.0, size=(layer.sequence, self.kv_heads, width)))
         self.a = self._decays(0, layer.sequence, self.gates if task.has_gates else None, slice(None))
-        nothing = np.zeros((self.kv_heads, self.size, self.size))
+        nothing = np.zeros((self.kv_heads, self.size, layer.value_size))
         if task.is_full:
             state = np.einsum("ihd,ihe->hde", self.k, self.v)
             self.out = outputs(self.q, np.repeat(state[None], layer.sequence, axis=0))
@@ -290,8 +291,16 @@ class _Kernels:
 
     def _whole(self, pieces: list[FloatArray]) -> FloatArray:
         """A state from its pieces, zeros if there are none."""
-        size = self._task.workload.head_dim
-        return np.concatenate(pieces) if pieces else np.zeros((self._width, size, size))
+        layer = self._task.workload
+        return np.concatenate(pieces) if pieces else np.zeros((self._width, layer.head_dim, layer.value_size))
+
+    def _split(self, both: FloatArray) -> list[FloatArray]:
+        """Keys and values, or queries and the gradients of results, that lie side by side."""
+        return np.split(both, [self._task.workload.head_dim], axis=2)
+
+    def _no_values(self, keys: FloatArray) -> FloatArray:
+        """Values, or gradients of results, of 0 beside these keys, or queries."""
+        return np.zeros((*keys.shape[:2], self._task.workload.value_size))
 
     def _a(self, chunk: int, x: list[list[FloatArray]]) -> FloatArray:
         """The decays of a chunk, from its gates, the last operand, if it has any."""
@@ -303,26 +312,26 @@ class _Kernels:
         task, full, numbers = self._task, self._task.is_full, self._numbers
 
         def make_state(x: list[list[FloatArray]]) -> list[FloatArray]:
-            (k, v), a = np.split(x[0][0], 2, axis=2), self._a(chunk, x)
+            (k, v), a = self._split(x[0][0]), self._a(chunk, x)
             state = np.einsum("ihd,ihe->hde", k, v) if full else run(a, k, v, self._whole([]))[-1]
             return self._cut(numbers._with_total(state, a.prod(axis=0)))
 
         def apply_state(x: list[list[FloatArray]]) -> list[FloatArray]:
             a, state = self._a(chunk, x), self._whole(x[1])
-            zeros = np.zeros_like(a)
-            states = np.repeat(state[None], len(a), axis=0) if full else run(a, zeros, zeros, state)
+            none = np.zeros_like(a), self._no_values(a)
+            states = np.repeat(state[None], len(a), axis=0) if full else run(a, *none, state)
             return [outputs(x[0][0], states)]
 
         def make_gradient_state(x: list[list[FloatArray]]) -> list[FloatArray]:
-            (q, dout), a = np.split(x[0][0], 2, axis=2), self._a(chunk, x)
-            zeros, none = np.zeros_like(a), self._whole([])
-            found = differentiate(a, q, zeros, zeros, none, dout, none).state
+            (q, dout), a = self._split(x[0][0]), self._a(chunk, x)
+            none = self._whole([])
+            found = differentiate(a, q, np.zeros_like(a), self._no_values(a), none, dout, none).state
             if full:
                 found = outer(q, dout, self._width).sum(axis=0)
             return self._cut(numbers._with_total(found, a.prod(axis=0)))
 
         def both(x: list[list[FloatArray]]) -> list[FloatArray]:
-            (q, dout), (k, v) = (np.split(x[at][0], 2, axis=2) for at in (0, 1))
+            (q, dout), (k, v) = (self._split(x[at][0]) for at in (0, 1))
             state, none, a = self._whole(x[2]), self._whole([]), self._a(chunk, x)
             if full:
                 found = differentiate_full(q, k, v, state, dout, none)
@@ -332,13 +341,13 @@ class _Kernels:
             return [found.q, np.concatenate([found.k, found.v], axis=2), *gates]
 
         def apply_gradient_state(x: list[list[FloatArray]]) -> list[FloatArray]:
-            (k, v), gradient, a = np.split(x[0][0], 2, axis=2), self._whole(x[1]), self._a(chunk, x)
+            (k, v), gradient, a = self._split(x[0][0]), self._whole(x[1]), self._a(chunk, x)
             state = self._whole(x[2] if task.has_gates else [])
             no_queries = np.zeros((len(k), self._width, k.shape[2]))
             if full:
-                found = differentiate_full(no_queries, k, v, state, no_queries, gradient)
+                found = differentiate_full(no_queries, k, v, state, self._no_values(k), gradient)
             else:
-                found = differentiate(a, no_queries, k, v, state, no_queries, gradient)
+                found = differentiate(a, no_queries, k, v, state, self._no_values(k), gradient)
             gates = [numbers._of_gates(a * found.a)] if task.has_gates else []
             return [np.concatenate([found.k, found.v], axis=2), *gates]
 
@@ -368,8 +377,8 @@ class _Kernels:
         gap = np.array(self._task.decays)[self._heads][:, None] ** max(distance - count, 0)
 
         def tile(x: list[list[FloatArray]]) -> list[FloatArray]:
-            q, (k, v) = x[0][0], np.split(x[1][0], 2, axis=2)
-            q, dout = np.split(q, 2, axis=2) if self._task.is_backward else (q, np.zeros_like(q))
+            q, (k, v) = x[0][0], self._split(x[1][0])
+            q, dout = self._split(q) if self._task.is_backward else (q, self._no_values(q))
             none = self._whole([])
             if full:
                 found = differentiate_full(q, k, v, none, dout, none)
@@ -379,12 +388,13 @@ class _Kernels:
                 found, out = differentiate(a, q, k, v, none, dout, none), outputs(q, run(a, k, v, none))
             else:
                 a, zeros = self._a(query, x), np.zeros((len(q), *k.shape[1:]))
+                zero_values = self._no_values(zeros)
                 state = gap[:, :, None] * run(self._a(key, x), k, v, none)[-1]
-                out = outputs(q, run(a, zeros, zeros, state))
-                found = differentiate(a, q, zeros, zeros, state, dout, none)
+                out = outputs(q, run(a, zeros, zero_values, state))
+                found = differentiate(a, q, zeros, zero_values, state, dout, none)
                 no_queries = np.zeros_like(k)
                 behind = gap[:, :, None] * found.state
-                keys = differentiate(self._a(key, x), no_queries, k, v, none, no_queries, behind)
+                keys = differentiate(self._a(key, x), no_queries, k, v, none, self._no_values(k), behind)
                 found = found._replace(k=keys.k, v=keys.v)
             if not self._task.is_backward:
                 return [out]

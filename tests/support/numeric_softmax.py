@@ -26,11 +26,11 @@ class SoftmaxNumbers(Sums):
     ) -> None:
         layer, self.task = task.workload, task
         random = np.random.default_rng(seed)
-        shapes = [
-            (layer.sequence, heads, layer.head_dim) for heads in (layer.heads, layer.kv_head_count, layer.kv_head_count)
-        ]
+        of_queries, of_keys = (layer.sequence, layer.heads), (layer.sequence, layer.kv_head_count)
+        self.size, values = layer.head_dim, layer.value_size
+        shapes = [(*of_queries, self.size), (*of_keys, self.size), (*of_keys, values)]
         q, k, v = inputs or (0.7 * random.normal(size=shape) for shape in shapes)
-        dout = random.normal(size=shapes[0]) if dout is None else dout
+        dout = random.normal(size=(*of_queries, values)) if dout is None else dout
         self.inputs: Inputs = (q, k, v)
         keys, values = (np.repeat(each, layer.heads // layer.kv_head_count, axis=1) for each in (k, v))
         weights = np.exp(np.einsum("ihd,jhd->hij", q, keys)) * _visible(task)
@@ -40,8 +40,8 @@ class SoftmaxNumbers(Sums):
         delta = (self.out * dout).sum(axis=2)
         ds = p * (np.einsum("ihd,jhd->hij", dout, values) - delta.T[:, :, None])
         self.dout, self.lse = dout, np.log(denominator).T
-        rows = (layer.sequence, layer.kv_head_count, -1, layer.head_dim)
-        dk, dv = (np.einsum("hij,ihd->jhd", x, y).reshape(rows).sum(axis=2) for x, y in ((ds, q), (p, dout)))
+        found = [np.einsum("hij,ihd->jhd", x, y) for x, y in ((ds, q), (p, dout))]
+        dk, dv = (x.reshape(*of_keys, -1, x.shape[2]).sum(axis=2) for x in found)
         record = [q, dout, self.lse[:, :, None], delta[:, :, None]]
         self.gradients: Inputs = (np.einsum("hij,jhd->ihd", ds, keys), dk, dv)
         self.contents = {
@@ -115,7 +115,8 @@ class SoftmaxNumbers(Sums):
 
         def differentiate(operands: list[list[FloatArray]]) -> list[FloatArray]:
             record, k, v = self._operands(operands)
-            q, dout, lse, delta = np.split(record, [v.shape[2], 2 * v.shape[2], 2 * v.shape[2] + 1], axis=2)
+            both = self.size + v.shape[2]
+            q, dout, lse, delta = np.split(record, [self.size, both, both + 1], axis=2)
             p = np.exp(np.einsum("ihd,jhd->hij", q, k) - lse.transpose(1, 0, 2)) * seen
             ds = p * (np.einsum("ihd,jhd->hij", dout, v) - delta.transpose(1, 0, 2))
             dkv = np.concatenate([np.einsum("hij,ihd->jhd", ds, q), np.einsum("hij,ihd->jhd", p, dout)], axis=2)
@@ -131,7 +132,7 @@ class SoftmaxNumbers(Sums):
         """Queries, keys and values of all their heads."""
         q, kv = (np.concatenate(each) for each in operands)
         kv = np.repeat(kv, q.shape[1] // kv.shape[1], axis=1)
-        k, v = np.split(kv, 2, axis=2)
+        k, v = np.split(kv, [self.size], axis=2)
         return q, k, v
 
     def _seen(self, call: KernelCall) -> FloatArray:

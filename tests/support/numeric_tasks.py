@@ -88,7 +88,9 @@ class StackedNumbers:
         self.task, self.first = task, task.first_block.tolist()
         self.forward = [each.passing for each in task.layers].count("forward")
         self.layers: list[SoftmaxNumbers | LinearNumbers | RelayoutNumbers] = [_layer_numbers(task.layers[0])]
-        size = self.layers[0].out.shape[2]
+        layer = self.layers[0].task.workload
+        self.size, self.value_size = layer.head_dim, layer.value_size
+        size = max(self.size, self.value_size)  # matrices between narrower vectors are their first rows and columns
         self.matrices = np.random.default_rng(1).normal(size=(len(task.layers), 3, size, size)) / size
         for number, own in list(enumerate(task.layers))[1:]:
             self.layers.append(self._behind(number, own))
@@ -117,12 +119,15 @@ class StackedNumbers:
         """Queries of all heads, keys and values of the first ones."""
         task = self.task.layers[layer]
         assert isinstance(task, AttentionTask | linear.LinearTask), "there is no other layer"
-        q, k, v = (self._bounded(layer - 1, out) @ matrix for matrix in self.matrices[layer])
+        bounded, widths = self._bounded(layer - 1, out), (self.size, self.size, self.value_size)
+        matrices = zip(self.matrices[layer], widths, strict=True)
+        q, k, v = (bounded @ matrix[: bounded.shape[2], :width] for matrix, width in matrices)
         return q, k[:, : task.workload.kv_head_count], v[:, : task.workload.kv_head_count]
 
     def _hidden(self, layer: int, out: FloatArray) -> FloatArray:
         """What moves in a re-layout."""
-        found: FloatArray = self._bounded(layer - 1, out) @ self.matrices[layer][0]
+        bounded = self._bounded(layer - 1, out)
+        found: FloatArray = bounded @ self.matrices[layer][0][: bounded.shape[2], : self.size]
         return found
 
     def _bounded(self, layer: int, out: FloatArray) -> FloatArray:
@@ -137,9 +142,10 @@ class StackedNumbers:
         if number == max(self.forward, 0):
             return None
         matrices = self.matrices[self._forward_of(number - 1) if self.forward else number]
-        found = np.zeros_like(self.layers[0].out)
+        width = self.size if isinstance(self.task.layers[number], RelayoutTask) else self.value_size
+        found = np.zeros((*self.layers[0].out.shape[:2], width))
         for gradient, matrix in zip(gradients or self.layers[number - 1].gradients, matrices, strict=False):
-            found[:, : gradient.shape[1]] += gradient @ matrix.T
+            found[:, : gradient.shape[1]] += gradient @ matrix[:width, : gradient.shape[2]].T
         return found
 
     def _layer(self, block: int) -> tuple[int, int]:
@@ -215,7 +221,7 @@ class StackedNumbers:
         """The gradients of the inputs of a layer."""
         if HIDDEN in self.layers[number].contents:
             return (self._read(read, number, HIDDEN),)
-        dk, dv = np.split(self._read(read, number, KEY_GRADIENTS), 2, axis=2)
+        dk, dv = np.split(self._read(read, number, KEY_GRADIENTS), [self.size], axis=2)
         return self._read(read, number, QUERY_GRADIENTS), dk, dv
 
     def _backward_inputs(self, number: int, read: dict[tuple[int, int], FloatArray]) -> dict[int, FloatArray]:

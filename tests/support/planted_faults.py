@@ -62,6 +62,18 @@ FAULTS = (
         ("tests/measure/test_check.py",),
     ),
     Fault(
+        "routes: half around a ring everyone goes up",
+        "rises = (up < down) | ((up == down) & ~(spread & (here[at] % 2 == 1)))",
+        "rises = up <= down",
+        ("tests/topology/test_forwarding.py", "tests/sim/test_bisection.py"),
+    ),
+    Fault(
+        "routes: one rank fewer forwards than may",
+        "self._distances(sources[far], destinations[far]) <= most + 1",
+        "self._distances(sources[far], destinations[far]) <= most",
+        ("tests/topology/test_forwarding.py",),
+    ),
+    Fault(
         "max-min: a frozen flow leaves its share to others",
         "left[constraint] -= level",
         "left[constraint] -= 0 * level",
@@ -153,8 +165,8 @@ FAULTS = (
     ),
     Fault(
         "layer: keys have as many heads as queries",
-        "return 2 * self.batch * self.kv_head_count * self.head_dim * ELEMENT_BYTES[self.dtype]",
-        "return 2 * self.batch * self.heads * self.head_dim * ELEMENT_BYTES[self.dtype]",
+        "return self.batch * self.kv_head_count * (self.head_dim + self.value_size) * ELEMENT_BYTES[self.dtype]",
+        "return self.batch * self.heads * (self.head_dim + self.value_size) * ELEMENT_BYTES[self.dtype]",
         ("tests/workload", "tests/schedules"),
     ),
     Fault(

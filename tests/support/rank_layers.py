@@ -47,15 +47,15 @@ DECAYS = (0.75, 0.96875)
 def layer_of(work: Workload) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values."""
     drawn = torch.Generator().manual_seed(1)
-    counts = work.heads, work.kv_head_count, work.kv_head_count
-    q, k, v = (torch.randn(work.batch, work.sequence, n, work.head_dim, generator=drawn) for n in counts)
+    shapes = (work.heads, work.head_dim), (work.kv_head_count, work.head_dim), (work.kv_head_count, work.value_size)
+    q, k, v = (torch.randn(work.batch, work.sequence, *shape, generator=drawn) for shape in shapes)
     dtype = DTYPES[work.dtype]
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def dout_of(work: Workload) -> Tensor:
     """The gradient of the result, in its dtype."""
-    shape = work.batch, work.sequence, work.heads, work.head_dim
+    shape = work.batch, work.sequence, work.heads, work.value_size
     return torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(DTYPES[work.dtype])
 
 
@@ -217,7 +217,8 @@ def run_cases(cases: Sequence[Case]) -> list[Run]:
         out = here.attend(transport=case.transport, **keywords)
         forward, sent.count = sent.count, 0
         gradients = torch.autograd.grad(out, here.inputs, here.dout)
-        assert [(x.shape, x.dtype) for x in (out, *gradients)] == [(x.shape, x.dtype) for x in (here.q, *here.inputs)]
+        expected = [(x.shape, x.dtype) for x in (here.dout, *here.inputs)]
+        assert [(x.shape, x.dtype) for x in (out, *gradients)] == expected
         found.append((squares([out.detach(), *gradients], here.expected()), forward, sent.count))
     return found
 

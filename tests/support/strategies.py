@@ -52,9 +52,13 @@ def topologies_and_schedules(draw: st.DrawFn, max_ranks: int = 9) -> tuple[Topol
     return draw(rings), draw(st.sampled_from(["ring", "multi-ring"]))
 
 
+value_dims = st.none() | st.integers(1, 4)
+"""Elements per head of values: as many as of keys, fewer or more."""
+
+
 @st.composite
 def attention_layers(draw: st.DrawFn, max_positions: int = 40, packed: bool = True) -> Workload:
-    """Small layers: any length, grouped heads, both masks, windows; `packed`: also documents, some of them empty."""
+    """Small layers: any length and values, grouped heads, both masks, windows; `packed`: also documents, some empty."""
     sequence, mask = draw(st.integers(1, max_positions)), draw(st.sampled_from(["full", "causal"]))
     heads = draw(st.sampled_from([1, 4, 6, 12]))
     documents = None
@@ -66,6 +70,7 @@ def attention_layers(draw: st.DrawFn, max_positions: int = 40, packed: bool = Tr
         heads=heads,
         kv_heads=draw(st.sampled_from([each for each in range(1, heads + 1) if heads % each == 0])),
         head_dim=draw(st.integers(1, 3)),
+        value_dim=draw(value_dims),
         mask="causal" if mask == "causal" else "full",
         window=draw(st.none() | st.integers(1, max_positions)) if mask == "causal" else None,
         documents=documents,
@@ -96,6 +101,7 @@ def linear_layers(draw: st.DrawFn, max_positions: int = 16) -> Workload:
         heads=4,
         kv_heads=draw(st.sampled_from([1, 2, 4])),
         head_dim=draw(st.integers(1, 3)),
+        value_dim=draw(value_dims),
         mask=mask,  # type: ignore[arg-type]
         documents=documents(draw, sequence) if mask == "causal" else None,
         kind="linear",

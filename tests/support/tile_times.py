@@ -31,7 +31,8 @@ class TileTimes:
     def parts(self, shape: KernelShape) -> list[tuple[str, Fraction]]:
         return [("call", self.call_s), ("tiles", self.time_s(shape) - self.call_s)]
 
-    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         return ComputeRate(self.rows * self.columns * {"forward": 4, "backward": 10}[passing] / self.tile_s)
 
     def scaled(self, factor: float) -> TileTimes:

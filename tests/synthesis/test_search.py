@@ -39,7 +39,7 @@ QUESTIONS: list[tuple[str, tasp_lab.Workload, dict[str, Any]]] = [
     ("full-mesh:4", replace(LAYER, mask="full"), {}),
     ("h100-2x2", LAYER, {"passes": "both"}),
     ("torus:2x3", LAYER, {}),
-    ("full-mesh:5", LAYER, {"without_links": ("0-1",)}),
+    ("full-mesh:5", LAYER, {"without": ("link.0-1",)}),
     ("bidirectional-ring:8", LAYER, {"passes": "backward"}),
     ("h100-2", replace(LAYER, documents=(1000, 7192)), {}),
     ("h100-2", replace(LAYER, window=128), {}),
@@ -74,7 +74,7 @@ def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
 
 def test_one_way_rings_are_searched_to_the_end() -> None:
     """Gradients go home onward, around the ring; a layout that has only a forward plan is not waited for."""
-    found = tasp_lab.search("ring:4", LAYER, effort=40, passes="both")
+    found = tasp_lab.search("ring:4", LAYER, routes="direct", effort=40, passes="both")
     assert found.time_s < float(found.ranking.best.time_s)
     assert any("go home" in line for line in found.explained)
 
@@ -113,7 +113,7 @@ def test_at_the_bound_nothing_is_simulated() -> None:
 
 def test_what_is_found_has_no_more_regret_than_the_best_named_schedule() -> None:
     """Over common samples of the errors of all schedules."""
-    found = tasp_lab.search("bidirectional-ring:8", LAYER, effort=40, passes="both")
+    found = tasp_lab.search("bidirectional-ring:8", LAYER, routes="direct", effort=40, passes="both")
     assert found.named is not None
     assert found.answer is not found.named
     answers = [found.answer, *(each for each in found.ranking.candidates if each.applies)]
@@ -128,7 +128,7 @@ def test_what_is_found_has_no_more_regret_than_the_best_named_schedule() -> None
         (LAYER, {"effort": 0}, QuantityError, "effort: 0, expected 1 or more"),
         (LAYER, {"workers": 0}, QuantityError, "workers: 0, expected 1 or more"),
         (tasp_lab.Workload(8192, heads=8, kind="linear", mask="causal"), {}, ScheduleError, "not linear"),
-        (LAYER, {"without_links": ("0-1", "0-2", "0-3")}, tasp_lab.core.errors.TaspLabError, "not connected"),
+        (LAYER, {"without": ("link.0-1", "link.0-2", "link.0-3")}, tasp_lab.core.errors.TaspLabError, "not connected"),
     ],
 )
 def test_bad_questions_are_refused_in_one_line(
@@ -166,15 +166,15 @@ def test_the_command_writes_a_schedule_that_others_take(tell: Tell, tmp_path: Pa
 @pytest.mark.parametrize("passes", ["forward", "both"])
 def test_what_is_found_has_a_question_of_its_own(passes: str, tmp_path: Path) -> None:
     """Its schedules have no name that others know: asked again, the same question has the same answer."""
-    found = tasp_lab.search("ring:4", LAYER, effort=10, passes=passes)
+    found = tasp_lab.search("ring:4", LAYER, routes="direct", effort=10, passes=passes)
     assert found.program.known is None
     again = tasp_lab.answer(found.answer.question)
     assert again.status == "ok"
     assert again.time_s == found.time_s
     assert len(again.passes) == (2 if passes == "both" else 1)
     found.save(tmp_path / "found.json")
-    compared = tasp_lab.compare("ring:4", LAYER, [str(tmp_path / "found.json")], passes=passes)
-    other = tasp_lab.search("ring:4", LAYER, effort=24, passes=passes)
+    compared = tasp_lab.compare("ring:4", LAYER, [str(tmp_path / "found.json")], routes="direct", passes=passes)
+    other = tasp_lab.search("ring:4", LAYER, routes="direct", effort=24, passes=passes)
     assert other.program != found.program
     assert other.answer.question.key() != found.answer.question.key()
     (tmp_path / "found.json").unlink()  # what is there is shown without the file
@@ -187,7 +187,7 @@ def test_what_is_found_has_a_question_of_its_own(passes: str, tmp_path: Path) ->
 
 
 def test_a_question_with_schedules_has_one_for_each_pass() -> None:
-    found = tasp_lab.search("ring:4", LAYER, effort=10, passes="both").answer.question
+    found = tasp_lab.search("ring:4", LAYER, routes="direct", effort=10, passes="both").answer.question
     assert isinstance(found.schedule, tuple)
     for schedules, words in (
         (found.schedule[:1], "is a forward pass"),
@@ -201,7 +201,7 @@ def test_a_question_with_schedules_has_one_for_each_pass() -> None:
 
 def test_seeds_draw_other_changes() -> None:
     """Also without samples of the parameters, and the provenance has the seed and the effort."""
-    found = [tasp_lab.search("ring:4", LAYER, effort=60, seed=seed) for seed in range(3)]
+    found = [tasp_lab.search("ring:4", LAYER, routes="direct", effort=60, seed=seed) for seed in range(3)]
     assert len({each.time_s for each in found}) > 1
     (inputs,) = [each.to_dict()["provenance"]["inputs"] for each in found[1:2]]  # type: ignore[index]
     assert (inputs["sampling"]["seed"], inputs["effort"]) == (1, 60)

@@ -13,6 +13,7 @@ from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import NoRouteError
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch, torus
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
+from tests.support.routes import direct
 from tests.support.strategies import complete_topologies
 from tests.topology.test_topology import mazes
 
@@ -53,8 +54,12 @@ def test_the_routes_of_many_hops_are_the_routes_of_each(topology: Topology, rand
 @given(topologies)
 def test_hops_have_routes_where_pairs_are_linked(topology: Topology) -> None:
     n = topology.world_size
+    everywhere = topology.have_routes(*every_pair(topology)).reshape(n, n)
+    assert (everywhere == ~np.eye(n, dtype=bool)).all()
+    topology = direct(topology)
     found = topology.have_routes(*every_pair(topology))
     assert (found.reshape(n, n) == topology.linked_pairs).all()
+    assert (found == topology.are_linked(*every_pair(topology))).all()
     for source, destination, linked in zip(*every_pair(topology), found, strict=True):
         if not linked:
             with pytest.raises(NoRouteError) as one:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tasp_lab.core.errors import NoRouteError, TopologyError
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology, both_ways
+from tests.support.routes import direct
 from tests.support.strategies import complete_topologies
 
 
@@ -85,9 +86,11 @@ def test_a_shared_capacity_is_a_constraint_of_the_routes_over_its_links() -> Non
     assert topology.route(1, 0).constraints == (1, 2)
 
 
-def test_ranks_do_not_forward() -> None:
-    with pytest.raises(NoRouteError, match="no link and no switch leads from rank 0 to 2"):
-        ring(4).route(0, 2)
+def test_ranks_do_not_forward_without_leave() -> None:
+    said = r"no link and no switch leads from rank 0 to 2, and routes 'direct' forwards through no other rank$"
+    with pytest.raises(NoRouteError, match=said):
+        direct(ring(4)).route(0, 2)
+    assert ring(4).route(0, 2).links == (0, 1)
     with pytest.raises(NoRouteError, match="no rank 9"):
         ring(4).route(0, 9)
 
@@ -136,7 +139,7 @@ def best_path(topology: Topology, source: int, destination: int) -> tuple[int, .
 
 @given(mazes())
 def test_a_route_has_the_fewest_links_and_of_those_the_least_latency(topology: Topology) -> None:
-    linked = []
+    linked, topology = [], direct(topology)
     for source in range(topology.world_size):
         for destination in range(topology.world_size):
             best = best_path(topology, source, destination) if source != destination else None

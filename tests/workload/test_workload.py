@@ -31,6 +31,29 @@ def test_positions_and_pairs_cost_what_their_numbers_say(dtype: str, element_byt
     assert layer.flops_per_pair == 2 * 2 * BATCH * GROUP * KV_HEADS * HEAD_DIM
 
 
+@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from(sorted(ELEMENT_BYTES)))
+def test_values_of_another_width_cost_what_their_elements_say(keys: int, values: int, dtype: str) -> None:
+    """K and Q have the elements of keys, V and O those of values. Of the products of positions, Q K^T, dS K and dS^T Q
+    have the length of keys, P V, dO V^T and P^T dO that of values.
+    """
+    layer = Workload(**GOOD, head_dim=keys, value_dim=values, dtype=dtype)
+    element_bytes, heads = ELEMENT_BYTES[dtype], BATCH * GROUP * KV_HEADS
+    assert layer.kv_bytes_per_position == BATCH * KV_HEADS * (keys + values) * element_bytes
+    assert layer.query_bytes_per_position == heads * keys * element_bytes
+    assert layer.output_bytes_per_position == heads * values * element_bytes
+    assert layer.flops_per_pair == heads * (2 * keys + 2 * values)
+    assert layer.backward_flops_per_pair == heads * (3 * 2 * keys + 2 * 2 * values)
+
+
+def test_values_are_as_wide_as_keys_unless_said_otherwise() -> None:
+    """And what is not said is in no digest."""
+    layer, other = Workload(8, heads=2, head_dim=6), Workload(8, heads=2, head_dim=6, value_dim=4)
+    assert (layer.value_size, other.value_size, replace(layer, head_dim=7).value_size) == (6, 4, 7)
+    assert (layer.widths, other.widths) == ("6", "6/4")
+    assert repr(other) == f"{repr(layer)[:-1]}, value_dim=4)"
+    assert {"value_dim"} == set(plain(other)) - set(plain(layer))  # type: ignore[call-overload]
+
+
 def test_there_are_as_many_kv_heads_as_heads_unless_said_otherwise() -> None:
     assert Workload(sequence=1, heads=6, mask="full") == Workload(sequence=1, heads=6, kv_heads=6, mask="full")
     assert Workload(sequence=1, heads=6, mask="full").kv_heads == 6
@@ -73,7 +96,7 @@ def refused(**wrong: Any) -> str:
     return str(told.value)
 
 
-@given(st.sampled_from(["sequence", "batch", "heads", "kv_heads", "head_dim"]), st.integers(max_value=0))
+@given(st.sampled_from(["sequence", "batch", "heads", "kv_heads", "head_dim", "value_dim"]), st.integers(max_value=0))
 def test_every_number_is_one_or_more(name: str, number: int) -> None:
     assert refused(**{name: number}).startswith(f"{name.replace('_', ' ')}: {number}, expected 1 or more")
 
@@ -123,6 +146,8 @@ def test_a_window_longer_than_the_sequence_is_no_window() -> None:
         {"sequence": MAX_POSITIONS, "heads": 35},
         {"sequence": 2**24, "heads": 70, "head_dim": 128},
         {"head_dim": 2**60},
+        {"value_dim": 2**60},
+        {"head_dim": 2**26, "value_dim": 2**26, "kind": "linear"},
         {"batch": 2**70},
     ],
     ids=lambda large: ",".join(large),

@@ -16,7 +16,7 @@ from tasp_lab.cli.options import (
     WORK,
     ExpressionNumbers,
     Json,
-    LinkChoice,
+    PartChoice,
     RingChoice,
     ShardBytes,
     TopologyText,
@@ -40,7 +40,7 @@ def export(
     shard_bytes: ShardBytes = None,
     layer: LayerChoice = DEFAULT_LAYER,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkChoice = NO_CHANGES,
+    changes: PartChoice = NO_CHANGES,
     rings: RingChoice = DEFAULT_RINGS,
     output: Annotated[Path | None, of(OUTPUT)] = None,
     json: Json = False,
@@ -66,7 +66,7 @@ def export(
     from tasp_lab.core.files import check_writable, write_whole
     from tasp_lab.core.progress import print_progress
     from tasp_lab.formats.export import export as export_schedule
-    from tasp_lab.prediction.inputs import as_machine
+    from tasp_lab.prediction.inputs import changed_machine
     from tasp_lab.schedules.registry import uses_rings
 
     if output is not None:
@@ -74,7 +74,7 @@ def export(
     elif format == "chakra":
         raise OutputError("chakra: traces are binary files, one for each rank; expected --output")
     with limited_memory():
-        machine = as_machine(numbers.load(topology, "auto"), "auto", changes.without_links, changes.links)
+        machine = changed_machine(numbers.load(topology, "auto"), changes.overrides, changes.without)
         if shard_bytes is None and format != "chakra" and layer == DEFAULT_LAYER:
             shard_bytes = DEFAULT_SHARD_BYTES
         work = layer.work(shard_bytes)

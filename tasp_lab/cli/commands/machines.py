@@ -20,7 +20,7 @@ from tasp_lab.cli.options import (
     NO_CHANGES,
     ExpressionNumbers,
     Json,
-    LinkChoice,
+    PartChoice,
     RingChoice,
     Sources,
     TopologyText,
@@ -50,7 +50,7 @@ def show_topologies(
     /,
     *,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkChoice = NO_CHANGES,
+    changes: PartChoice = NO_CHANGES,
     sources: Sources = False,
     json: Json = False,
 ) -> None:
@@ -61,17 +61,18 @@ def show_topologies(
     Example: tasp-lab topologies h100-8
     """
     if name is not None:
-        from tasp_lab.prediction.inputs import as_machine
+        from tasp_lab.prediction.inputs import changed_machine
 
-        machine = as_machine(numbers.load(name, "ideal"), "auto", changes.without_links, changes.links)
+        machine = changed_machine(numbers.load(name, "ideal"), changes.overrides, changes.without)
         _show_machine(machine, json, sources)
         return
     if numbers.given:
         raise QuantityError(numbers.refusal())
     if changes != NO_CHANGES:
-        raise QuantityError("--without-link and --link apply to one topology only")
+        raise QuantityError("--set and --without apply to one topology only")
     from tasp_lab.machines.catalogue import catalogue_names, load_machine
     from tasp_lab.machines.profile import profile_names
+    from tasp_lab.machines.slices import pod_names
     from tasp_lab.topology.expressions import expression_forms
 
     machines = [load_machine(each, library="ideal") for each in catalogue_names()]
@@ -79,6 +80,7 @@ def show_topologies(
     parts: list[Part] = [
         *Table.of("machines", rows, {"name": "{name}", "ranks": "{world_size}", "summary": "{summary}"}, (0, 2)),
         f"families, with any number of nodes: {', '.join(f'{each}-NODESxRANKS' for each in profile_names())}",
+        f"slices of pods, in any of their shapes: {', '.join(f'{each}:SHAPE' for each in pod_names())}",
         f"expressions: {', '.join(expression_forms().values())}",
     ]
     tell(View({"topologies": rows}, rows, parts), json)
@@ -306,7 +308,7 @@ def decompose(
     /,
     *,
     numbers: ExpressionNumbers = DEFAULT_NUMBERS,
-    changes: LinkChoice = NO_CHANGES,
+    changes: PartChoice = NO_CHANGES,
     rings: RingChoice = DEFAULT_RINGS,
     plot: Annotated[Path | None, plot("the rings")] = None,
     json: Json = False,
@@ -315,7 +317,7 @@ def decompose(
 
     The rings are those with the highest total bandwidth.
 
-    Example: tasp-lab decompose full-mesh:5 --without-link 0-3
+    Example: tasp-lab decompose full-mesh:5 --without link.0-3
     """
     from tasp_lab.prediction import decompose as decomposition
 

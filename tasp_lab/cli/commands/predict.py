@@ -98,6 +98,7 @@ def compare(
     every: Annotated[bool, flag(RUN, name="--all")] = False,
     prefer: Annotated[Preference, of(PASSES)] = "memory",
     versus: Annotated[list[str] | None, flag(PASSES, name="--versus")] = None,
+    failures: Annotated[bool, flag(PASSES)] = False,
     search: Annotated[Path | None, shown(RUN)] = None,
     validate: Annotated[int, whole(RUN)] = 0,
     fabric: Annotated[FabricKind, of(RUN)] = "emulated",
@@ -123,6 +124,8 @@ def compare(
 
     Example: tasp-lab compare h100-2x8 --seq 64Ki --kv-heads 8 --versus nic.bandwidth=x0.5 --versus b200-2x8
 
+    Example: tasp-lab compare h100-4x8 --seq 128Ki --heads 32 --kv-heads 8 --failures
+
     Example: tasp-lab compare torus:4x4 --shard-bytes 4MiB
 
     Args:
@@ -130,7 +133,9 @@ def compare(
         tune: Search the options of each schedule for the shortest time; dtypes are not varied.
         every: Also simulate schedules whose lower bounds show that they cannot be recommended.
         prefer: What decides between schedules that are expected to be equally fast.
-        versus: Compare with a change: overrides as in --set, several with commas, or another machine; repeatable.
+        versus: Compare with a change: overrides as in --set and "without nic.3" as in --without, several with commas,
+            or another machine; repeatable.
+        failures: Instead show what each failure of a GPU, NIC, port, link or node costs, and what to replace first.
         search: Also search a schedule as in search, write it to this file, such as found.json, and compare it.
         validate: Also run this many of the fastest schedules, and the fastest single ring.
         fabric: Where --validate runs ranks, see validate.
@@ -147,15 +152,32 @@ def compare(
     if plot is not None and explain is None:
         raise QuantityError("plot: draws two schedules, expected --explain NAME beside it")
     check_outputs(plot=plot, topology=topology)
+    further = {"tune": tune, "all": every, "versus": versus, "validate": validate, "search": search is not None,
+               "explain": explain is not None}  # fmt: skip
     if shard_bytes is not None:
-        layered = {"tune": tune, "all": every, "prefer": prefer != "memory", "versus": versus, "validate": validate,
-                   "search": search is not None, "explain": explain is not None}  # fmt: skip
+        layered = further | {"prefer": prefer != "memory", "failures": failures}
         for name in (name for name, given in layered.items() if given):
             raise QuantityError(f"{name}: applies to layers, not to a collective of --shard-bytes {shard_bytes}")
         _compare_collectives(topology, shard_bytes, schedule, question, csv, wide, json)
         return
+    if failures:
+        for name in (name for name, given in further.items() if given):
+            raise QuantityError(f"failures: beside --{name}, expected one of them")
+        if question.layer.kind == "all":
+            raise ScheduleError("failures: kind all has several rankings, expected softmax, linear or hybrid")
+        from tasp_lab.prediction.failures import failures as costs
+
+        with limited_memory(), Progress(lines_only=json) as progress:
+            cost = costs(question.load(topology), question.layer.workloads()[0], schedule, prefer=prefer,
+                         jobs=min(2, usable_cores()), progress=progress.line, count=progress.count,
+                         **question.settings())  # fmt: skip
+        if csv is not None:
+            write_rows(cost.records(), csv)
+        tell(cost, json, wide=wide)
+        return
     from tasp_lab.prediction import compare as comparison
     from tasp_lab.prediction.question import question_of
+    from tasp_lab.prediction.versus import is_change
     from tasp_lab.workload.models.catalogue import load_model
 
     # Processes that run schedules would inherit the limit.
@@ -173,7 +195,7 @@ def compare(
         settings: dict[str, Any] = asked | {
             "tune": tune, "screen": not every, "prefer": prefer, "jobs": jobs,
             "progress": progress.line, "count": progress.count,
-            "versus": [each if "=" in each else question.load(each) for each in versus or ()],
+            "versus": [each if is_change(each) else question.load(each) for each in versus or ()],
         }  # fmt: skip
         if validate:
             from tasp_lab.machines.overrides import overridden_layer

@@ -93,12 +93,15 @@ def kernel_alias(name: str) -> str:
     return _KERNEL_ALIASES.get(text, text)
 
 
-def kernel_by_shape(name: str, passing: Passing = "forward", head_dim: int = 128, *, grouped: bool = False) -> str:
+def kernel_by_shape(
+    name: str, passing: Passing = "forward", head_dim: int = 128, *, grouped: bool = False, value_dim: int | None = None
+) -> str:
     """The kernel of a name (`kernel_alias`), of ``aiter`` the one that it takes for a call.
 
-    `grouped`: with fewer KV heads than heads. AITER has assembly for heads of 128, backward with as many KV heads as
-    heads, and runs Composable Kernel else: so are its times (HazyResearch/HipKittens f09e9685, analysis/attn, of
-    November 2025), though its backward assembly itself takes grouped heads (ROCm/aiter e4048607, op_tests/cpp/mha).
+    `grouped`: with fewer KV heads than heads; `value_dim`: elements of values per head, as many as of keys if None.
+    AITER has assembly for heads of 128, backward with as many KV heads as heads, and runs Composable Kernel else: so
+    are its times (HazyResearch/HipKittens f09e9685, analysis/attn, of November 2025), though its backward assembly
+    itself takes grouped heads (ROCm/aiter e4048607, op_tests/cpp/mha).
 
     >>> kernel_by_shape("aiter"), kernel_by_shape("aiter", head_dim=64), kernel_by_shape("aiter", "backward")
     ('aiter-asm', 'flash-attention-2-ck', 'aiter-asm-a16')
@@ -106,7 +109,7 @@ def kernel_by_shape(name: str, passing: Passing = "forward", head_dim: int = 128
     name = kernel_alias(name)
     if name != "aiter":
         return name
-    if head_dim != 128 or (passing == "backward" and grouped):
+    if head_dim != 128 or value_dim not in (None, 128) or (passing == "backward" and grouped):
         return "flash-attention-2-ck"
     return "aiter-asm" if passing == "forward" else "aiter-asm-a16"
 

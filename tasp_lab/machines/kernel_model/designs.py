@@ -70,6 +70,26 @@ def _engine(kernel: str) -> str:
     return next((name for name in _ENGINES if kernel == name or kernel.startswith(f"{name}-")), "")
 
 
+def computed_dims(
+    kernel: str, passing: Literal["forward", "backward"], head_dim: int, value_dim: int
+) -> tuple[int, int]:
+    """The elements per head of keys and of values that a kernel computes with, where values have another width.
+
+    FlashAttention-2 takes none (csrc/flash_attn/flash_api.cpp), so callers pad the narrower ones with zeros (vLLM,
+    v1/attention/backends/mla/common.py: _pad_v). FlashAttention-3 does forward, for some widths, and backward rounds
+    both up to the wider one (hopper/flash_api.cpp of Dao-AILab/flash-attention, mha_fwd and mha_bwd). cuDNN and
+    FlashAttention-4 have kernels of 192/128, and of all others it is assumed.
+
+    >>> computed_dims("flash-attention-2", "forward", 192, 128), computed_dims("cudnn", "forward", 192, 128)
+    ((192, 192), (192, 128))
+    """
+    core = core_kernel(kernel)
+    of_fa3 = passing == "forward" and 128 < head_dim <= 192 and 96 < value_dim <= 128
+    if core == "flash-attention-2" or (core == "flash-attention-3" and not of_fa3):
+        return max(head_dim, value_dim), max(head_dim, value_dim)
+    return head_dim, value_dim
+
+
 def designs(gpu: str, kernel: str, passing: Literal["forward", "backward"], head_dim: int) -> list[Design]:
     """The designs that a kernel may have for this pass and head dimension; one where its code is open."""
     arch, core, engine = architecture(gpu), core_kernel(kernel), _ENGINES.get(_engine(kernel))
@@ -160,9 +180,9 @@ def _design(
     return Design(rows, columns, slots, 1, order, split, packs_heads, source)
 
 
-GRADIENT_BYTES = 14.0
+GRADIENT_BYTES, OUTPUT_GRADIENT_BYTES = 14.0, 4.0
 """Backward, bytes per element of Q beside the main kernel: dO and O read for their row sums (4), dQ in float32 cleared,
-read (8) and cast to 16 bit (2) (flash_bwd_launch_template.h of Dao-AILab/flash-attention)."""
+read (8) and cast to 16 bit (2) (flash_bwd_launch_template.h of Dao-AILab/flash-attention); those of O among them."""
 
 _SUMS_OF_GRADIENTS = {
     "flash-attention-2": (4.0, 4.0),

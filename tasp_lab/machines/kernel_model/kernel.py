@@ -4,6 +4,9 @@
 
 The arithmetic is the makespan of the call's tiles (`tasp_lab.machines.kernel_model.tiles`); memory is every operand
 read or written once. Kernels before and after the main one move memory, too (`Design.query_bytes`).
+
+Where values are not as wide as keys, a pair takes the time of heads as wide as both on average over the products of the
+pass (`mean_width`): forward 160 elements for 192/128. Nobody measured such kernels in a public table.
 """
 
 from __future__ import annotations
@@ -17,11 +20,10 @@ import msgspec
 import numpy as np
 
 from tasp_lab.machines.kernel_model.constants import Design, Gpu, KernelConstant, KernelFile, Passing, Variant
+from tasp_lab.machines.kernel_model.designs import GRADIENT_BYTES, OUTPUT_GRADIENT_BYTES, computed_dims
 from tasp_lab.machines.kernel_model.tiles import Tiles, splits, tile_columns
 from tasp_lab.workload.kernel_shapes import KernelShape
-
-_FLOPS_PER_PAIR = {"forward": 4.0, "backward": 10.0}
-"""Per (query, key) pair and element of a head."""
+from tasp_lab.workload.layer import pair_flops
 
 _ELEMENT_BYTES = 2.0
 
@@ -79,7 +81,7 @@ class AttentionKernel:
         """The time of one call, by cause."""
         if shape.dtype == "fp32":
             return TimeParts(0.0, shape.flops / self.gpu.vector_flops.value, 0.0, 0.0, 0.0, 0.0)
-        return call_parts(self.gpu, self.variant(shape.passing, shape.head_dim), _plain(shape))
+        return call_parts(self.gpu, *self._computed(shape))
 
     def in_long_use(self) -> AttentionKernel:
         """The kernel on a GPU whose clocks have settled to what its power allows."""
@@ -91,22 +93,47 @@ class AttentionKernel:
         """The seconds from the begin of a call until its last tile has begun: until then its tiles take all SMs."""
         if shape.dtype == "fp32":
             return self.time_s(shape)
-        return _handed_out_s(self.gpu, self.variant(shape.passing, shape.head_dim), _plain(shape))
+        return _handed_out_s(self.gpu, *self._computed(shape))
 
-    def variant(self, passing: Passing, head_dim: int) -> Variant:
-        """The constants for a pass and head dimension: those of the nearest head dimension where it has none."""
-        return _variant(self.file, passing, head_dim)
+    def _computed(self, shape: KernelShape) -> tuple[Variant, KernelShape]:
+        """The constants of a call, and what the kernel computes for it: padded heads where it takes no others."""
+        dims = shape.head_dim, shape.value_size
+        if dims[0] != dims[1]:
+            dims = computed_dims(self.name, shape.passing, *dims)
+            shape = shape._replace(head_dim=dims[0], value_dim=dims[1])
+        return _variant(self.file, shape.passing, mean_width(shape.passing, *dims)), _plain(shape)
 
-    def peak_rate(self, passing: Passing, head_dim: int) -> float:
-        """FLOP/s that no call exceeds."""
-        variant = self.variant(passing, head_dim)
-        return rate_at(variant, head_dim) * (1.0 if variant.settle_s.value else variant.sustained.value)
+    def _widths(self, passing: Passing, head_dim: int, value_dim: int | None) -> tuple[float, float]:
+        """The `mean_width` of heads, and of those that the kernel computes."""
+        dims = head_dim, value_dim or head_dim
+        return mean_width(passing, *dims), mean_width(passing, *computed_dims(self.name, passing, *dims))
 
-    def assumption(self, passing: Passing, head_dim: int) -> str:
+    def variant(self, passing: Passing, head_dim: int, value_dim: int | None = None) -> Variant:
+        """The constants for a pass and head dimension: those of the nearest head dimension where it has none.
+
+        Values have `value_dim` elements per head, as many as keys if None; so in the other methods.
+        """
+        return _variant(self.file, passing, self._widths(passing, head_dim, value_dim)[1])
+
+    def peak_rate(self, passing: Passing, head_dim: int, value_dim: int | None = None) -> float:
+        """FLOP/s that no call exceeds; those of padding are not counted."""
+        variant, (own, computed) = (
+            self.variant(passing, head_dim, value_dim),
+            self._widths(passing, head_dim, value_dim),
+        )
+        long_use = 1.0 if variant.settle_s.value else variant.sustained.value
+        return rate_at(variant, computed) * long_use * (own / computed)
+
+    def assumption(self, passing: Passing, head_dim: int, value_dim: int | None = None) -> str:
         """What is assumed for this pass and head dimension; empty where it was measured."""
-        found = self.variant(passing, head_dim)
+        found = self.variant(passing, head_dim, value_dim)
         notes = [self.note] if self.note else []
-        if found.head_dim != head_dim:
+        if value_dim not in (None, head_dim):
+            own, computed = self._widths(passing, head_dim, value_dim)
+            padded = f", padded to {computed:g}," if own != computed else ""
+            heads = f"{head_dim}/{value_dim}{padded}"
+            notes.append(f"assumed: the rate of head dimensions {heads} follows from that of {found.head_dim}")
+        elif found.head_dim != head_dim:
             notes.append(f"assumed: the rate of head dimension {head_dim} follows from that of {found.head_dim}")
         if found.rate.assumed:
             notes.append(found.rate.source)
@@ -114,17 +141,27 @@ class AttentionKernel:
 
 
 @lru_cache(maxsize=256)  # each call asks
-def _variant(file: KernelFile, passing: Passing, head_dim: int) -> Variant:
+def _variant(file: KernelFile, passing: Passing, head_dim: float) -> Variant:
     return nearest_variant(file.variants, passing, head_dim)
 
 
-def nearest_variant(variants: tuple[Variant, ...], passing: Passing, head_dim: int) -> Variant:
+def nearest_variant(variants: tuple[Variant, ...], passing: Passing, head_dim: float) -> Variant:
     """The variant of this pass with the nearest head dimension."""
     of_pass = [each for each in variants if each.passing == passing]
     return min(of_pass, key=lambda each: abs(math.log(each.head_dim / head_dim)))
 
 
-def rate_at(variant: Variant, head_dim: int) -> float:
+@lru_cache(maxsize=256)
+def mean_width(passing: Passing, head_dim: int, value_dim: int) -> float:
+    """Elements per head on average over the matrix products of a pass.
+
+    >>> mean_width("forward", 192, 128), mean_width("backward", 192, 128), mean_width("backward", 64, 64)
+    (160.0, 166.4, 64.0)
+    """
+    return pair_flops(passing, head_dim, value_dim) / pair_flops(passing, 1, 1)
+
+
+def rate_at(variant: Variant, head_dim: float) -> float:
     """The rate at a head dimension: a score costs so many FLOPs per element, and its exponential."""
     own, exponential = variant.head_dim, variant.exponentials.value
     return variant.rate.value * (own + exponential) / own * head_dim / (head_dim + exponential)
@@ -140,19 +177,20 @@ def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
     pairs = shape.pairs * shape.batch * shape.heads
     if pairs == 0:
         return TimeParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    per_pair = _FLOPS_PER_PAIR[shape.passing] * shape.head_dim / rate_at(variant, shape.head_dim)
+    width = mean_width(shape.passing, shape.head_dim, shape.value_size)
+    per_pair = pair_flops(shape.passing, shape.head_dim, shape.value_size) / rate_at(variant, width)
     rate_s = pairs * per_pair
     design, sms = variant.design, round(gpu.sms.value)
     columns, parts = _busiest(design, variant.tile_columns.value, variant.alone.value, sms, shape)
     arithmetic_s = max(columns * design.rows * per_pair * (sms // design.group) / _speed(variant, shape, parts), rate_s)
     power_s = throttled(arithmetic_s, variant.sustained.value, variant.settle_s.value) - arithmetic_s
-    q, k = _elements(shape)
+    elements = elements_of(shape)
     # Q, K, V and O are read or written once, backward their gradients, too
-    moved_bytes = _ELEMENT_BYTES * (2 * q + 2 * k) * (1 if shape.passing == "forward" else 2)
+    moved_bytes = _ELEMENT_BYTES * sum(elements) * (1 if shape.passing == "forward" else 2)
     memory_s = moved_bytes / gpu.memory_bytes_per_s.value - arithmetic_s - power_s
     passes_s = _beside_s(gpu, design, shape)
     if parts > 1:
-        passes_s += bound_s(gpu, 2 * 4 * parts * q * (1 + 1 / shape.head_dim))
+        passes_s += bound_s(gpu, 2 * 4 * parts * elements[-1] * (1 + 1 / shape.value_size))
     waves_s = arithmetic_s - rate_s
     return TimeParts(variant.launch_s.value, rate_s, waves_s, power_s, max(memory_s, 0.0), passes_s)
 
@@ -258,16 +296,21 @@ def throttled(time_s: float, sustained: float, settle_s: float) -> float:
     return found
 
 
-def _elements(shape: KernelShape) -> tuple[float, float]:
-    """Elements of Q and of K."""
-    head = shape.batch * shape.head_dim
-    return float(head * shape.heads * shape.queries), float(head * shape.kv_heads * shape.keys)
+def elements_of(shape: KernelShape) -> tuple[float, float, float, float]:
+    """The elements of Q, K, V and O."""
+    rows, columns = (float(shape.batch * each) for each in (shape.heads * shape.queries, shape.kv_heads * shape.keys))
+    size = shape.value_size
+    return rows * shape.head_dim, columns * shape.head_dim, columns * size, rows * size
 
 
 def _beside_s(gpu: Gpu, design: Design, shape: KernelShape) -> float:
     """The time of the kernels beside the main one, which move memory; merges of split keys apart."""
-    q, k = _elements(shape)
+    q, k, v, o = elements_of(shape)
+    if (
+        shape.passing == "backward"
+    ):  # as designs are fitted to measured heads, whose rows of O are as wide as those of Q
+        q = (q * (GRADIENT_BYTES - OUTPUT_GRADIENT_BYTES) + o * OUTPUT_GRADIENT_BYTES) / GRADIENT_BYTES
     moved = design.query_bytes * q
     if shape.passing == "forward" or shape.kv_heads < shape.heads:
-        moved += (design.key_bytes + design.repeated_key_bytes * shape.heads / shape.kv_heads) * k
+        moved += (design.key_bytes + design.repeated_key_bytes * shape.heads / shape.kv_heads) * (k + v) / 2
     return moved / gpu.memory_bytes_per_s.value

@@ -33,6 +33,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, get_args
 
+import numpy as np
+
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError, TopologyError
 from tasp_lab.core.units import Number
@@ -272,6 +274,7 @@ class ChannelLibrary(CommLibrary):
     ring : of a library that is bound to a fused call: that call.
     own_s : of a library that is bound to an all-to-all: the time of the copy of a rank's own part.
     wire_s : latencies of the wires inside a domain and between domains, which the latencies of hops include.
+    sizes : the number of ranks of each domain, where they differ; empty where all have `domain_ranks`.
     """
 
     serial_launch: ClassVar[bool] = False
@@ -291,6 +294,7 @@ class ChannelLibrary(CommLibrary):
     ring: Ring | None = None
     own_s: Number = 0
     wire_s: tuple[float, ...] = (0.0,)
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -405,7 +409,7 @@ class ChannelLibrary(CommLibrary):
         if self.tuner is not None and call.collective:
             return self.protocols[self.tuner.choose(call.collective, call.total_bytes, ("ring",)).protocol]
         ranks, hops = call.world_size, call.steps
-        domains = -(-ranks // self.domain_ranks)
+        domains = len(self.sizes) or -(-ranks // self.domain_ranks)
         between = hops * (domains - 1) // max(ranks - 1, 1)
         sent_bytes = call.total_bytes * hops / ranks
 
@@ -416,7 +420,11 @@ class ChannelLibrary(CommLibrary):
         return min(self.protocols.values(), key=estimate_s)
 
     def places(self, source: IntArray, destination: IntArray) -> IntArray:
-        away: IntArray = (source // self.domain_ranks != destination // self.domain_ranks).astype(int)
+        if self.sizes:
+            domain = np.repeat(np.arange(len(self.sizes)), self.sizes)
+            away: IntArray = (domain[source] != domain[destination]).astype(int)
+        else:
+            away = (source // self.domain_ranks != destination // self.domain_ranks).astype(int)
         return away
 
     @property

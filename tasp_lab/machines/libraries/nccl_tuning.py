@@ -187,12 +187,13 @@ class Tuner:
     ----------
     generation : of its GPUs.
     version : of NCCL.
-    domains, ranks : so many domains of so many ranks each.
+    domains, ranks : so many domains of so many ranks each: the mean, rounded down, where they differ.
     link_bytes_per_s : payload of all NVLinks of a GPU, as NCCL counts it.
     in_switch : whether a switch joins the GPUs of a domain, which can add and multicast (NVLS, since Hopper).
     nic_bytes_per_s : what a ring reaches through a NIC, one per rank.
     net_overhead_s : what a hop inside one of several domains takes at least.
     protocols : those that NCCL may take, as the variable NCCL_PROTO says.
+    more : ranks beyond these, where domains differ.
     """
 
     generation: Generation
@@ -204,6 +205,7 @@ class Tuner:
     nic_bytes_per_s: float = float("inf")
     net_overhead_s: float = 1e-6
     protocols: tuple[ProtocolName, ...] = get_args(ProtocolName)
+    more: int = 0
 
     def choose(
         self, collective: Collective, size_bytes: float, algorithms: Sequence[Algorithm] = get_args(Algorithm)
@@ -274,7 +276,7 @@ class Tuner:
         return inside, between
 
     def _rings(self, collective: Collective, size_bytes: float) -> Iterator[Choice]:
-        world = self.domains * self.ranks
+        world = self.domains * self.ranks + self.more
         times = 2 if collective == "all_reduce" else 1
         steps, between = times * (world - 1), times * (self.domains - 1)
         count, rate = self._channels()
@@ -360,7 +362,7 @@ class Tuner:
         return Choice("nvls", "Simple", _NVLS_US * _US + size_bytes / (heads * rate))
 
     def _nvls_tree(self, size_bytes: float) -> Choice:
-        heads, world = self._heads, self.ranks * self.domains
+        heads, world = self._heads, self.ranks * self.domains + self.more
         inside, _ = self.nvls_channel_bytes_per_s()
         nic = self.nic_bytes_per_s
         if self.version < (2, 28):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tasp_lab.core.errors import TableError, TaspLabError
 from tasp_lab.machines.catalogue import catalogue_names, load_machine
+from tasp_lab.machines.kernel_model.catalogue import gpu_names
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.overrides import overridden
 from tasp_lab.machines.profile import load_profile, profile_names
@@ -19,6 +20,9 @@ NIC_RATES = (1.25, 3.125, 12.5, 25.0, 50.0)
 
 _OF_NODES = ("a100", "h100", "mi300x")
 """Families that stand for all others where several nodes are measured: NICs matter more there."""
+
+_NVIDIA = (*gpu_names(), "v100")
+"""GPUs of machines without a profile, all of NVIDIA; these logs are of no TPU, Gaudi or Ascend."""
 
 _AMD = re.compile(r"\b(AMD|MI\d{3}|Instinct|gfx)", re.IGNORECASE)
 
@@ -54,5 +58,6 @@ def _candidates(table: MeasuredTable) -> Iterator[Machine]:
             machine = load_machine(name)
         except TaspLabError:
             continue
-        if not several and machine.system is None and machine.topology.world_size == table.ranks and not is_amd:
+        is_other = machine.system is None and machine.accelerator in _NVIDIA
+        if is_other and not several and not is_amd and machine.topology.world_size == table.ranks:
             yield machine

@@ -230,9 +230,12 @@ class StepCompute:
             found.append(("element-wise", self.rates.moved_s(shape.moved_bytes, shape.launches)))
         return found
 
-    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128) -> ComputeRate:
+    def rate(self, dtype: str, passing: Passing, kind: ShapeKind = "softmax", head_dim: int = 128,
+             value_dim: int | None = None) -> ComputeRate:  # fmt: skip
         """A rate that no call exceeds."""
-        return self.rates.matrices if kind == "dense" else self.attention.rate(dtype, passing, kind, head_dim)
+        return (
+            self.rates.matrices if kind == "dense" else self.attention.rate(dtype, passing, kind, head_dim, value_dim)
+        )
 
     def scaled(self, factor: float) -> StepCompute:
         """All rates times a factor."""

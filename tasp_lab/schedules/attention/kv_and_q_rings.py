@@ -16,7 +16,8 @@ trimmed has left the keys. So with the same options
 - a backward pass has no busier link than that of ``token-multi-ring`` or of ``tasp`` with ``rotate-kv`` or
   ``rotate-q``: ``rotate-kv-back`` takes more bytes forward, so it is taken only for less than these backward.
 
-Without links between all ranks only the plans of ``tasp`` are left.
+Without links between all ranks, ``auto`` and ``keys`` leave only the plans of ``tasp``: others would forward what goes
+home, which takes longer than its bytes tell.
 
 **The best split.** Let the mask between a and b leave rows of queries and columns of keys with something to see, and
 let every such row see every such column (full masks, and zigzag shards under a causal mask, whose tiles between two
@@ -152,7 +153,8 @@ def _straight_home(
     wire = options.wire_dtype(workload.dtype, backward=backward, sums=False)
     chosen = what_travels(span_task(workload, layout, wire, backward=backward))
     found = []
-    for sides in _sides(chosen, options.travels, backward) if topology.reaches_all else ():
+    straight = topology.is_complete or options.travels in ("queries", "both")
+    for sides in _sides(chosen, options.travels, backward) if straight else ():
         paths, shares = _rings(name, topology, sides, rings)
         check_size(name, topology, layout, len(shares) * len(sides))
         gradients = wire if backward else None

@@ -256,28 +256,31 @@ class LayerBlocks:
         return list(zip(tensor.tolist(), heads.tolist(), strict=True)), kind.ravel()
 
     def fields_of(self, tensor: int, heads: int) -> tuple[Field, ...]:
-        """The tensors of a block, elements per position: [batch, heads, head_dim], or [batch, heads] for row sums."""
+        """The tensors of a block, elements per position: [batch, heads, head_dim] of queries and keys, [batch, heads,
+        value_dim] of values and results, or [batch, heads] for row sums.
+        """
         layer = self.workload
-        rows, scalars = (layer.batch, heads, layer.head_dim), (layer.batch, heads)
+        rows, values = ((layer.batch, heads, size) for size in (layer.head_dim, layer.value_size))
+        scalars = (layer.batch, heads)
         gradient = layer.dtype if self.gradient_dtype is None else self.gradient_dtype
 
-        def sum_of(name: str, dtype: str) -> Field:
-            return Field(name, dtype, rows, home_dtype=None if self.home_dtype == dtype else self.home_dtype)
+        def sum_of(name: str, dtype: str, shape: tuple[int, ...]) -> Field:
+            return Field(name, dtype, shape, home_dtype=None if self.home_dtype == dtype else self.home_dtype)
 
         if tensor == KEYS:
-            return Field("k", layer.dtype, rows), Field("v", layer.dtype, rows)
+            return Field("k", layer.dtype, rows), Field("v", layer.dtype, values)
         if tensor == KEY_GRADIENTS:
-            return sum_of("k", gradient), sum_of("v", gradient)
+            return sum_of("k", gradient, rows), sum_of("v", gradient, values)
         if tensor == QUERY_GRADIENTS:
-            return (sum_of("q", gradient),)
+            return (sum_of("q", gradient, rows),)
         if tensor == RESULTS:
-            return sum_of("out", self.result_dtype), Field("lse", "fp32", scalars)
+            return sum_of("out", self.result_dtype, values), Field("lse", "fp32", scalars)
         queries = (Field("q", layer.dtype, rows),)
         if not self.is_backward:
             return queries
         return (
             *queries,
-            Field("dout", layer.dtype, rows),
+            Field("dout", layer.dtype, values),
             Field("lse", "fp32", scalars),
             Field("delta", "fp32", scalars),
         )

@@ -5,7 +5,8 @@ order; its schedules are then given back to the ranks of the machine (`in_order`
 
 ``auto`` compares exchanges within groups, in which each rank sends equally many bytes to every other member: of
 consecutive ranks, of strided ones, and of ranks that the fastest links or nodes join. It takes the order of which the
-least goes from node to node; of those the one whose busiest link needs the least time; of equal ones, the first.
+least goes from node to node; of those the one of which other ranks forward the least, since in the rest of a schedule
+they would forward, too; of those the one whose busiest link needs the least time; of equal ones, the first.
 """
 
 from __future__ import annotations
@@ -160,25 +161,27 @@ def _strided(world_size: int, members: int) -> IntArray:
 
 
 class Exchange(NamedTuple):
-    """An exchange within groups: transfers between nodes, and the time of the busiest link per byte of a transfer."""
+    """An exchange: transfers between nodes, those that ranks forward, seconds of the busiest link per byte of each."""
 
     between_nodes: float
+    forwarded: float
     time_s: float
 
 
 def exchange(topology: Topology, order: IntArray, members: int) -> Exchange:
     """The exchange in which each rank sends to each other member of its group; infinite if some have no route."""
     groups, node = order.reshape(-1, members), np.array(topology.node_of_rank)
-    bandwidths, between = _constraint_bandwidths_bytes_per_s(topology), 0
+    bandwidths, between, forwarded = _constraint_bandwidths_bytes_per_s(topology), 0, 0
     used = np.zeros(len(bandwidths))
     for distance in range(1, members):
         source, destination = groups.ravel(), np.roll(groups, distance, axis=1).ravel()
         if not topology.have_routes(source, destination).all():
-            return Exchange(inf, inf)
+            return Exchange(inf, inf, inf)
         constraints = topology.routes(source, destination)[0]
         used += np.bincount(constraints[constraints >= 0], minlength=len(used))
         between += int(np.count_nonzero(node[source] != node[destination]))
-    return Exchange(between, float((used / bandwidths).max(initial=0)))
+        forwarded += int(np.count_nonzero(~topology.are_linked(source, destination)))
+    return Exchange(between, forwarded, float((used / bandwidths).max(initial=0)))
 
 
 def _constraint_bandwidths_bytes_per_s(topology: Topology) -> FloatArray:

@@ -252,7 +252,8 @@ class AttentionTask(LayerBlocks):
     @property
     def flops_per_pair_and_head(self) -> int:
         """FLOPs per pair of query and key: two products forward, five backward (scores are recomputed)."""
-        return 2 * self.workload.batch * self.workload.head_dim * (5 if self.is_backward else 2)
+        layer = self.workload
+        return (layer.backward_flops_per_pair if self.is_backward else layer.flops_per_pair) // layer.heads
 
     @cached_property
     def total_flops(self) -> int:
@@ -270,9 +271,11 @@ class AttentionTask(LayerBlocks):
         In the dtype of the layer, or that on the wire if it is narrower; without the log-sum-exp of results.
         """
         on_wire = self.result_dtype if self.gradient_dtype is None else self.gradient_dtype
-        rows = 1 if tensor == QUERIES else 2
-        element_bytes = min(ELEMENT_BYTES[self.dtype], ELEMENT_BYTES[on_wire])
-        return rows * self.workload.batch * heads * self.workload.head_dim * element_bytes
+        layer = self.workload
+        elements = layer.head_dim if self.is_backward else layer.value_size  # of gradients of queries, or of results
+        if tensor == KEYS:
+            elements = layer.head_dim + layer.value_size
+        return layer.batch * heads * elements * min(ELEMENT_BYTES[self.dtype], ELEMENT_BYTES[on_wire])
 
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call, int array (calls,)."""
@@ -368,6 +371,7 @@ class AttentionTask(LayerBlocks):
             heads=heads,
             kv_heads=kv_heads,
             head_dim=self.workload.head_dim,
+            value_dim=self.workload.value_dim or 0,
             queries=queries,
             keys=keys,
             low=low,

@@ -13,7 +13,7 @@ import numpy as np
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.rings.decompose import decompose
-from tasp_lab.rings.node_rings import node_rings
+from tasp_lab.rings.node_rings import node_rings, rings_through_nics
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.collectives.in_switch import library_switch_all_reduce
@@ -23,6 +23,7 @@ from tasp_lab.schedules.collectives.ring_reductions import ring_all_reduce, ring
 from tasp_lab.schedules.collectives.tree_all_reduce import library_nvls_tree_all_reduce, library_tree_all_reduce
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
+from tasp_lab.topology.missing import nics_of
 
 AROUND_RINGS = {
     "all_gather": ring_all_gather,
@@ -71,15 +72,23 @@ def library_rings(topology: Topology) -> IntArray:
 
     One ring in the order of ranks if one switch joins all ranks. With several nodes as many rings as NICs per node,
     each of which enters a node through one NIC and leaves it through another; links inside nodes have more bandwidth,
-    but do not leave the node. Without a switch all rings of the decomposition.
+    but do not leave the node. Where parts are missing, all nodes have as many as the one with the fewest NICs. Without
+    a switch all rings of the decomposition.
 
     >>> from tasp_lab.topology.builders import nodes
     >>> len(library_rings(nodes(10, 8, "switch")))
     8
     """
     n, node_count = topology.world_size, len({*topology.node_of_rank})
-    if 1 < node_count < n and topology.node_of_rank == tuple(rank // (n // node_count) for rank in range(n)):
-        return node_rings(node_count, n // node_count).astype(np.int64)
+    if 1 < node_count < n:
+        equal = topology.node_of_rank == tuple(rank // (n // node_count) for rank in range(n))
+        nics = nics_of(topology) if topology.shared or not equal else []
+        of_node = [[[*nic.links] for nic in nics if nic.node == node] for node in range(node_count)]
+        uneven = len({len(nic.links) for nic in nics}) > 1 or len({*map(len, of_node)}) > 1
+        if uneven and sum(len(nic.links) for nic in nics) == n:
+            return rings_through_nics(of_node, min(map(len, of_node))).astype(np.int64)
+        if equal:
+            return node_rings(node_count, n // node_count).astype(np.int64)
     if len(topology.vertices) == n + 1 and topology.is_complete:
         return np.arange(n, dtype=np.int64)[None]
     return decompose(topology).rings.astype(np.int64)

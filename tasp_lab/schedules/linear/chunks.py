@@ -13,7 +13,7 @@ nothing is ever sent across a document boundary.
 | suffix gradient: the gradient of the state at the end of r, with a full mask of all others | chunk that follows r |
 | gate gradients | own: of the outputs of r; suffix: of those of later chunks |
 
-States and their gradients are in float32, ``head_dim x head_dim`` elements per KV head: their size does not depend on
+States and their gradients are in float32, ``head_dim x value_dim`` elements per KV head: their size does not depend on
 the sequence. They may be cut into **pieces**, equal groups of KV heads.
 
 A schedule may also name **segments**, two or more consecutive chunks, whose states it combines from those of their
@@ -378,7 +378,9 @@ class LinearBlocks:
     def fields_of(self, tensor: int) -> tuple[Field, ...]:
         """The tensors of a block."""
         layer, kv_heads = self.workload, self.workload.kv_head_count // self.head_groups
-        keys, queries = ((layer.batch, each, layer.head_dim) for each in (kv_heads, layer.heads // self.head_groups))
+        of_keys, of_queries = (layer.batch, kv_heads), (layer.batch, layer.heads // self.head_groups)
+        keys, values = (*of_keys, layer.head_dim), (*of_keys, layer.value_size)
+        queries, results = (*of_queries, layer.head_dim), (*of_queries, layer.value_size)
         if tensor in STATES:
             return self._state_fields(tensor, kv_heads // self.pieces)
         if tensor in (GATES, GATE_GRADIENTS):
@@ -386,18 +388,18 @@ class LinearBlocks:
         if tensor in (KEY_GRADIENTS, QUERY_GRADIENTS):
             dtype = self.gradient_dtype or "fp32"
             home = None if dtype == "fp32" else "fp32"
-            names, shape = (("k", "v"), keys) if tensor == KEY_GRADIENTS else (("q",), queries)
-            return tuple(Field(name, dtype, shape, home_dtype=home) for name in names)
+            shapes = {"k": keys, "v": values} if tensor == KEY_GRADIENTS else {"q": queries}
+            return tuple(Field(name, dtype, shape, home_dtype=home) for name, shape in shapes.items())
         return {
-            KEYS: (Field("k", layer.dtype, keys), Field("v", layer.dtype, keys)),
-            QUERIES: (Field("q", layer.dtype, queries), Field("dout", layer.dtype, queries))[: 1 + self.is_backward],
-            RESULTS: (Field("out", "fp32", queries),),
+            KEYS: (Field("k", layer.dtype, keys), Field("v", layer.dtype, values)),
+            QUERIES: (Field("q", layer.dtype, queries), Field("dout", layer.dtype, results))[: 1 + self.is_backward],
+            RESULTS: (Field("out", "fp32", results),),
         }[tensor]
 
     def _state_fields(self, tensor: int, kv_heads: int) -> tuple[Field, ...]:
         """A state; with that of a single chunk its total decay, if there is any."""
         batch, size = self.workload.batch, self.workload.head_dim
-        state = Field("state", "fp32", (batch, kv_heads, size, size), per_position=False)
+        state = Field("state", "fp32", (batch, kv_heads, size, self.workload.value_size), per_position=False)
         totals: dict[str, tuple[int, ...]] = {
             "head": (kv_heads,),
             "scalar": (batch, kv_heads),

@@ -32,20 +32,21 @@ class FlopCounts:
     @property
     def per_pair(self) -> int:
         """Two products of positions, of all heads of a group; backward five, as scores are recomputed."""
-        each = self.layer.workload.flops_per_pair // self.layer.head_groups
-        return each // 2 * 5 if self.layer.is_backward else each
+        layer = self.layer.workload
+        each = layer.backward_flops_per_pair if self.layer.is_backward else layer.flops_per_pair
+        return each // self.layer.head_groups
 
     @property
     def per_kv_state(self) -> int:
         """One product of a position with a state, of all KV heads of a group."""
         layer = self.layer.workload
-        return 2 * layer.batch * layer.kv_head_count * layer.head_dim**2 // self.layer.head_groups
+        return 2 * layer.batch * layer.kv_head_count * layer.head_dim * layer.value_size // self.layer.head_groups
 
     @property
     def per_state(self) -> int:
         """One product of a position with a state, of all query heads of a group."""
         layer = self.layer.workload
-        return 2 * layer.batch * layer.heads * layer.head_dim**2 // self.layer.head_groups
+        return 2 * layer.batch * layer.heads * layer.head_dim * layer.value_size // self.layer.head_groups
 
     @cached_property
     def leading(self) -> IntArray:

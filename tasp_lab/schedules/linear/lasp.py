@@ -70,7 +70,7 @@ def best_pieces(topology: Topology, workload: Workload) -> int:
     (`tasp_lab.prediction.evaluate.tuned`).
     """
     heads, hops = workload.kv_head_count, topology.world_size - 2
-    state_bytes = 4 * workload.batch * heads * workload.head_dim**2
+    state_bytes = 4 * workload.batch * heads * workload.head_dim * workload.value_size
     latency_s, transfer_s = 0.0, 0.0
     for rank in range(1, topology.world_size):
         if topology.has_route(rank - 1, rank):

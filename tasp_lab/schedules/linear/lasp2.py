@@ -80,7 +80,7 @@ def lasp2(
 
     Raises `ScheduleError` if the AllGather has no links.
     """
-    state_bytes = 4 * workload.batch * workload.kv_head_count * workload.head_dim**2
+    state_bytes = 4 * workload.batch * workload.kv_head_count * workload.head_dim * workload.value_size
     gather = name.removesuffix("lasp-2").removesuffix("-") or "ring"
     try:
         found = all_gathers(gather, topology, state_bytes, decomposition)

@@ -288,6 +288,7 @@ class LinearTask(LinearBlocks):
             heads=layer.heads // groups,
             kv_heads=layer.kv_head_count // groups,
             head_dim=layer.head_dim,
+            value_dim=layer.value_dim or 0,
             queries=queries,
             keys=keys,
             low=np.where(is_causal, 0, np.minimum(1 - keys, 0)),

@@ -183,18 +183,6 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
         # A text is a repetition of its first letters exactly if it is found again in itself twice, there.
         return self.pattern[: (self.pattern * 2).index(self.pattern, 1)]
 
-    @property
-    def layer_head_dim(self) -> int:
-        """The head dimension of a layer: the mean of keys and values, so that bytes and forward FLOPs are exact.
-
-        Raises `ModelError` if that is no whole number.
-        """
-        both = self.attention.head_dim + self.attention.value_size
-        if both % 2:
-            raise ModelError(f"heads of {self.attention.head_dim} and {self.attention.value_size} elements, expected "
-                             "an even sum, as a layer takes the mean")  # fmt: skip
-        return both // 2
-
     def layer(self, sequence: int | str, batch: int = 1, **changes: Any) -> Workload:
         """The attention layer of the model, or one period of a hybrid, over so many positions.
 
@@ -205,8 +193,8 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
         >>> layer = load_model("llama-3-8b").layer(8192, kv_heads=4)
         >>> layer.heads, layer.kv_heads, layer.mask
         (32, 4, 'causal')
-        >>> load_model("minimax-text-01").layer(8192).layers
-        'LLLLLLLS'
+        >>> load_model("minimax-text-01").layer(8192).layers, load_model("deepseek-v3").layer(8192).widths
+        ('LLLLLLLS', '192/128')
 
         Raises `WorkloadError` for values that a layer cannot have, and for unknown fields.
         """
@@ -221,9 +209,11 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
         values: dict[str, Any] = {
             "heads": attention.heads,
             "kv_heads": attention.passed_kv_heads,
-            "head_dim": self.layer_head_dim,
+            "head_dim": attention.head_dim,
             "mask": self.mask,
         }
+        if attention.value_size != attention.head_dim:
+            values["value_dim"] = attention.value_size
         if attention.window is not None and "W" not in period:
             values["window"] = attention.window
         if "L" not in period:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from tasp_lab.machines.kernel_model import AttentionKernel, attention_kernel, gpu_names, kernel_names
 from tasp_lab.machines.kernel_model.catalogue import _KERNEL_ALIASES, _NOT_MEASURED, kernel_by_shape
+from tasp_lab.machines.kernel_model.designs import computed_dims
 from tasp_lab.machines.kernel_model.kernel import call_parts
 from tasp_lab.machines.kernel_model.tiles import splits, tile_columns
 from tasp_lab.measure.readers.kernel_table import attention_shape
@@ -29,6 +32,7 @@ def shapes(draw: st.DrawFn, *, masked: bool = True) -> KernelShape:
     head_dim, passing = draw(st.sampled_from([64, 128, 192, 256])), draw(st.sampled_from(["forward", "backward"]))
     queries, keys = draw(LENGTHS), draw(LENGTHS)
     shape = attention_shape(passing, "bf16", batch, heads, kv_heads, head_dim, queries, keys, causal=False)
+    shape = banded(shape._replace(value_dim=draw(st.sampled_from([0, 64, 128, head_dim]))), 1 - keys, queries - 1)
     if not masked or not draw(st.booleans()):
         return shape
     low = draw(st.integers(1 - keys, queries - 1))
@@ -37,20 +41,19 @@ def shapes(draw: st.DrawFn, *, masked: bool = True) -> KernelShape:
 
 def banded(shape: KernelShape, low: int, high: int) -> KernelShape:
     pairs = int(pairs_in_band(low, high, shape.queries, shape.keys))
-    each = 4 if shape.passing == "forward" else 10
-    flops = each * pairs * shape.batch * shape.heads * shape.head_dim
+    keys, values = shape.head_dim, shape.value_dim or shape.head_dim
+    each = 2 * (keys + values) if shape.passing == "forward" else 2 * (3 * keys + 2 * values)
+    flops = each * pairs * shape.batch * shape.heads
     return shape._replace(low=low, high=high, flops=flops)
 
 
 @given(st.sampled_from(KERNELS), shapes())
 def test_never_faster_than_the_rate_nor_than_memory(kernel: AttentionKernel, shape: KernelShape) -> None:
     time_s = kernel.time_s(shape)
-    q, k = (
-        heads * length * shape.batch * shape.head_dim
-        for heads, length in ((shape.heads, shape.queries), (shape.kv_heads, shape.keys))
-    )
-    assert time_s >= shape.flops / kernel.peak_rate(shape.passing, shape.head_dim)
-    assert time_s >= 4 * (q + k) / kernel.gpu.memory_bytes_per_s.value
+    elements = shape.batch * (shape.heads * shape.queries + shape.kv_heads * shape.keys)
+    widths = shape.head_dim + (shape.value_dim or shape.head_dim)
+    assert time_s >= shape.flops / kernel.peak_rate(shape.passing, shape.head_dim, shape.value_dim) * (1 - 1e-12)
+    assert time_s >= 2 * elements * widths / kernel.gpu.memory_bytes_per_s.value
     assert math.isfinite(time_s)
     assert all(part >= -1e-12 for part in kernel.parts(shape))
     assert kernel.time_s(shape) == time_s
@@ -66,8 +69,60 @@ def test_more_work_takes_no_less_time(kernel: AttentionKernel, shape: KernelShap
     more = attention_shape(
         shape.passing, "bf16", numbers["batch"], numbers["heads"], shape.kv_heads, shape.head_dim, numbers["queries"],
         numbers["keys"], causal=False,
-    )  # fmt: skip
+    )._replace(value_dim=shape.value_dim)  # fmt: skip
     assert kernel.time_s(more) >= kernel.time_s(shape) * (1 - 1e-9)
+
+
+@given(st.sampled_from(KERNELS), shapes())
+def test_values_as_wide_as_keys_are_what_is_measured(kernel: AttentionKernel, shape: KernelShape) -> None:
+    same, none = (shape._replace(value_dim=each) for each in (shape.head_dim, 0))
+    assert kernel.parts(same) == kernel.parts(none)
+    for ask in (kernel.peak_rate, kernel.assumption):
+        assert ask(shape.passing, shape.head_dim, shape.head_dim) == ask(shape.passing, shape.head_dim)
+
+
+@given(st.sampled_from(KERNELS), shapes(), st.sampled_from([(192, 128), (128, 64), (64, 128), (256, 128)]))
+def test_values_of_another_width_take_the_time_between_both(
+    kernel: AttentionKernel, shape: KernelShape, dims: tuple[int, int]
+) -> None:
+    """With the constants of one head dimension. Of a kernel that pads them, the time of heads that are all as wide; its
+    rate counts what is asked for.
+    """
+    narrow, wide = sorted(dims)
+    variants = [each for each in kernel.file.variants if each.passing == shape.passing][:1]
+    file = msgspec.structs.replace(kernel.file, variants=tuple(variants))
+    one, asked = replace(kernel, file=file), shape._replace(head_dim=dims[0], value_dim=dims[1])
+    least, most = (one.time_s(shape._replace(head_dim=each, value_dim=0)) for each in (narrow, wide))
+    time_s = one.time_s(asked)
+    assert least * (1 - 1e-12) <= time_s <= most * (1 + 1e-12)
+    computed = computed_dims(kernel.name, shape.passing, *dims)
+    assert computed in (dims, (wide, wide))
+    products = 2 * (dims[0] + dims[1]) if shape.passing == "forward" else 2 * (3 * dims[0] + 2 * dims[1])
+    if computed != dims:
+        assert time_s == most
+        of_all = (4 if shape.passing == "forward" else 10) * wide
+        rates = one.peak_rate(shape.passing, *dims), one.peak_rate(shape.passing, wide)
+        assert rates[0] == pytest.approx(rates[1] * products / of_all)
+    assert "assumed" in kernel.assumption(shape.passing, *dims)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "passing", "dims", "computed"),
+    [
+        ("flash-attention-2", "forward", (192, 128), (192, 192)),
+        ("vllm-flash-attention-2", "forward", (192, 128), (192, 192)),
+        ("flash-attention-3", "forward", (192, 128), (192, 128)),
+        ("flash-attention-3", "forward", (128, 64), (128, 128)),
+        ("flash-attention-3", "backward", (192, 128), (192, 192)),
+        ("flash-attention-4", "backward", (192, 128), (192, 128)),
+        ("cudnn", "backward", (192, 128), (192, 128)),
+    ],
+)
+def test_which_kernels_compute_with_padded_heads(
+    kernel: str, passing: Literal["forward", "backward"], dims: tuple[int, int], computed: tuple[int, int]
+) -> None:
+    """mha_fwd and mha_bwd of csrc/flash_attn/flash_api.cpp and hopper/flash_api.cpp, Dao-AILab/flash-attention."""
+    assert computed_dims(kernel, passing, *dims) == computed
 
 
 @given(st.sampled_from(KERNELS), shapes(masked=False))

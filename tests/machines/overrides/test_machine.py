@@ -28,8 +28,8 @@ from tasp_lab.prediction.inputs import chosen_machine
 from tasp_lab.prediction.settings import MachineSettings
 from tasp_lab.prediction.uncertainty import Uncertainty
 from tasp_lab.topology.builders import full_mesh, nodes, switch
-from tasp_lab.topology.derived import with_links
 from tasp_lab.workload.kernel_shapes import Passing
+from tests.support.links import with_links
 
 LAYER = Workload(4096, heads=16, kv_heads=8, mask="causal")
 MIB = 2**20
@@ -204,7 +204,7 @@ def test_samples_of_uncertain_wires_keep_edited_links() -> None:
     profile = load_profile("h100")
     wire = replace(profile.parameters["link_bandwidth"], low=400e9, high=500e9)
     uncertain = profile.with_parameters(profile.parameters.with_parameters([wire]))
-    settings = MachineSettings(overrides=("link.0-switch=x0.5",), links=("1-switch=1GB/s",))
+    settings = MachineSettings(overrides=("link.0-switch=x0.5", "link.1-switch=1GB/s"))
     machine = chosen_machine(uncertain.machine("1x4"), settings)
     for sample in machine_samples(machine, Sampling(8)).machines:
         rates = {link.name: link.bandwidth_bytes_per_s for link in sample.topology.links}
@@ -245,15 +245,6 @@ def test_links_that_changed_before_are_not_lost() -> None:
         again = overridden(edited, ["nic.bandwidth=x2"]).topology
         rates = {each.name: each.bandwidth_bytes_per_s for each in again.links}
         assert (rates["0->node0"], rates["1->node0"], rates["0->network"]) == (1e9, 450e9, 100e9)
-
-
-@pytest.mark.parametrize(("machine", "link"), [("h100-2x4", "0-node0"), ("mi300x-4", "0>3"), ("torus:3x3", "0-1")])
-def test_an_edit_of_a_link_is_an_override_of_its_bandwidth(machine: str, link: str) -> None:
-    """``--link`` is another spelling of ``--set``."""
-    edited = with_links(load_machine(machine).topology, [f"{link}=1GB/s"])
-    for name in (f"link.{link}", f"link.{link}.bandwidth"):
-        found = overridden(load_machine(machine), [f"{name}=1GB/s"]).topology
-        assert replace(found, name=edited.name) == edited
 
 
 def test_a_factor_of_compute_holds_for_every_kernel() -> None:

@@ -32,10 +32,11 @@ from tasp_lab.prediction.training_step.pipeline import (
 from tasp_lab.prediction.training_step.simulation import group_machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.collectives.library_rings import library_schedule
-from tasp_lab.topology.builders import full_mesh, nodes
+from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes
 from tasp_lab.workload.models.catalogue import load_model
 from tasp_lab.workload.models.model import Attention, Experts
 from tasp_lab.workload.models.parameters import parameter_count
+from tests.support.routes import direct
 from tests.support.steps import exact_machine, phases_of, plan_of, small_experts, small_model
 
 sizes = st.sampled_from([1, 2, 3, 4])
@@ -344,3 +345,10 @@ def test_values_that_are_refused(changes: dict[str, Any], message: str) -> None:
 def test_linear_attention_has_no_tensor_groups() -> None:
     with pytest.raises(ScheduleError, match="has linear attention, expected tp 1"):
         plan_of(load_model("minimax-text-01"), 1024, "lasp-2+ulysses", 8, tp=2)
+
+
+def test_messages_of_a_step_need_routes() -> None:
+    places, around = np.array([[0, 1], [2, 3]]), bidirectional_ring(4)
+    assert send(around, places, 64).transfers == 2
+    with pytest.raises(ScheduleError, match=r"go straight from rank to rank, but .* has no link 0->2: .*--no-fsdp"):
+        send(direct(around), places, 64)

@@ -25,9 +25,10 @@ from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, hypercube, nodes, ring, switch, torus
-from tasp_lab.topology.derived import with_links
 from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import INPUTS, OUTPUTS, Call, as_arrays, calls_of, circulates
+from tests.support.links import with_links
+from tests.support.routes import direct
 from tests.support.schedules import task_of
 
 TOPOLOGIES = {
@@ -36,7 +37,7 @@ TOPOLOGIES = {
         *map(full_mesh, range(1, 7)),
         *map(switch, (2, 3, 5)),
         *map(bidirectional_ring, (4, 5)),
-        ring(3),
+        direct(ring(3)),
         torus((2, 3)),
         hypercube(2),
         nodes(2, 2),
@@ -500,6 +501,7 @@ def test_queries_travel_where_there_are_as_many_kv_heads() -> None:
 def test_what_came_over_links_one_way_cannot_go_back() -> None:
     """So ``auto`` takes another way where the way back would send fewest bytes."""
     case = Case("ring-attention", "ring:3", Workload(6, heads=8, kv_heads=1, head_dim=4, mask="full"))
+    attention_passes(case.name, ring(3), case.workload, None, dataflow="rotate-kv-back")  # where ranks forward
     with pytest.raises(ScheduleError, match=r"step 0: rank \d sends to rank \d, but ring:3 has no such link"):
         build(replace(case, dataflow="rotate-kv-back"))
     assert dataflow_of(case.backward) == "rotate-kv"

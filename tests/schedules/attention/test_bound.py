@@ -45,7 +45,10 @@ def layers(draw: st.DrawFn, max_positions: int = 40) -> Workload:
     window = draw(st.none() | st.integers(1, max_positions)) if mask == "causal" else None
     documents = draw(st.none() | st.lists(st.integers(1, max_positions // 3), min_size=1, max_size=3).map(tuple))
     sequence = draw(st.integers(1, max_positions)) if documents is None else sum(documents)
-    return Workload(sequence, heads=2, kv_heads=1, head_dim=1, mask=mask, window=window, documents=documents)
+    return Workload(
+        sequence, heads=2, kv_heads=1, head_dim=1, mask=mask, window=window, documents=documents,
+        value_dim=draw(st.none() | st.integers(2, 3)),
+    )  # fmt: skip
 
 
 @st.composite
@@ -164,10 +167,11 @@ def graphs(task: AttentionTask, ranks: set[int]) -> list[tuple[Graph, int, int]]
     """
     layer = task.workload
     held = {position for rank in ranks for position in task.layout.positions(rank).tolist()}
-    row, keys = 2 * layer.batch * layer.heads * layer.head_dim, layer.kv_bytes_per_position
-    found = [(Graph(task, ranks, held, own_queries=True), row, keys)]
+    row, result = (2 * layer.batch * layer.heads * size for size in (layer.head_dim, layer.value_size))
+    keys = layer.kv_bytes_per_position
+    found = [(Graph(task, ranks, held, own_queries=True), row if task.is_backward else result, keys)]
     if task.is_backward:
-        queries = 2 * row + 2 * 4 * layer.batch * layer.heads
+        queries = row + result + 2 * 4 * layer.batch * layer.heads  # q and the gradient of its result, and two scalars
         found.append((Graph(task, ranks, held, own_queries=False), keys, queries))
     return found
 
@@ -244,9 +248,9 @@ def test_compute_is_all_flops_over_all_ranks(
     mesh = full_mesh(world_size)
     pairs = sum(sees(layer, query, key) for query in range(layer.sequence) for key in range(layer.sequence))
     passes = attention(name, mesh, layer), attention_passes(name, mesh, layer, dataflow=dataflow).backward
-    for schedule, products in zip(passes, (2, 5), strict=True):
-        flops = task_of(schedule).total_flops
-        assert flops == pairs * products * 2 * layer.batch * layer.heads * layer.head_dim
+    for schedule, (of_keys, of_values) in zip(passes, ((1, 1), (3, 2)), strict=True):
+        flops, lengths = task_of(schedule).total_flops, of_keys * layer.head_dim + of_values * layer.value_size
+        assert flops == pairs * 2 * layer.batch * layer.heads * lengths
         assert flops == schedule.flops().sum()
         everything = np.ones_like(schedule.initial)
         machine = Machine(mesh, compute=ComputeRate(rate))

@@ -21,9 +21,10 @@ from tasp_lab.schedules.attention.backward import check_fit, dataflow_of
 from tasp_lab.schedules.attention.double_ring import routes_of
 from tasp_lab.schedules.attention.task import KEYS
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, torus
-from tasp_lab.topology.derived import with_links, without_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tests.support.links import with_links, without_links
+from tests.support.routes import direct
 from tests.support.schedules import bytes_between, task_of
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
@@ -250,7 +251,7 @@ def test_groups_need_the_same_links_and_rings_of_their_own() -> None:
     with pytest.raises(ScheduleError, match=refused):
         passes_of("double-ring:3x2:tasp", with_links(full_mesh(6), ["4-5=1GB/s"]), layer, groups="consecutive")
     with pytest.raises(ScheduleError, match=r"'double-ring:3x2:tasp': .*has no ring"):
-        passes_of("double-ring:3x2:tasp", bidirectional_ring(6), layer, groups="consecutive")
+        passes_of("double-ring:3x2:tasp", direct(bidirectional_ring(6)), layer, groups="consecutive")
     torus_rings = passes_of("double-ring:4x3:tasp", torus((3, 4)), Workload(sequence=24, heads=1, mask="full")).forward
     assert torus_rings.lanes == 3
 
@@ -274,7 +275,7 @@ def test_keys_are_cut_by_the_shares_of_the_rings(layer: Workload, topology: Topo
 
 def test_rings_without_links_are_refused() -> None:
     with pytest.raises(ScheduleError, match=r"rank \d+ sends to rank \d+, but bidirectional-ring:12 has no such link"):
-        passes_of("double-ring:2x6", bidirectional_ring(12), Workload(sequence=24, heads=1, mask="full"))
+        passes_of("double-ring:2x6", direct(bidirectional_ring(12)), Workload(sequence=24, heads=1, mask="full"))
 
 
 @pytest.mark.parametrize("variant", ["", "tasp"])

@@ -30,10 +30,11 @@ from tasp_lab.schedules.attention.forward import CIRCULATIONS, attention
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, RESULTS
 from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring, switch, torus
-from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import Call, as_arrays, calls_of, with_buffers
+from tests.support.links import with_links
+from tests.support.routes import direct
 from tests.support.schedules import task_of
 
 names = st.sampled_from(sorted({*CIRCULATIONS} - {"half-each-way"}))  # which one-way rings have no links for
@@ -381,7 +382,7 @@ def test_too_many_blocks_to_prove_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_rings_over_links_that_are_not_there_are_refused() -> None:
     with pytest.raises(ScheduleError, match=r"step 0: rank . sends to rank ., but ring:4 has no such link"):
-        attention("tasp", ring(4), Workload(64, heads=1, mask="full"), decompose(full_mesh(4)))
+        attention("tasp", direct(ring(4)), Workload(64, heads=1, mask="full"), decompose(full_mesh(4)))
 
 
 # The proof cannot be fooled
@@ -589,4 +590,4 @@ def test_half_each_way_is_tasp_around_a_ring_and_its_reverse(
     ours, theirs = attention("half-each-way", topology, layer), attention("tasp", topology, layer, both_ways)
     assert [step.rows() for step in ours.steps] == [step.rows() for step in theirs.steps]
     with pytest.raises(ScheduleError, match="'half-each-way': ring:4 has a ring in one direction only"):
-        attention("half-each-way", ring(4), layer)
+        attention("half-each-way", direct(ring(4)), layer)

@@ -12,8 +12,9 @@ from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.registry import schedules_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, torus
-from tasp_lab.topology.derived import without_links
 from tasp_lab.workload.layer import Workload
+from tests.support.links import without_links
+from tests.support.routes import direct
 from tests.support.schedules import bytes_between, task_of
 from tests.support.systems import passes_of
 
@@ -117,15 +118,15 @@ def test_along_an_all_gather_as_many_bytes_move_over_its_links(
 @pytest.mark.parametrize("gather", ["", *GATHERS])
 def test_calls_are_those_on_whole_spans(gather: str) -> None:
     layer = Workload(sequence=70, heads=2, head_dim=2, mask="causal", documents=(13, 0, 1, 40, 16), window=23)
-    for schedule, direct in zip(
+    for schedule, ungathered in zip(
         passes_of(named((2, 3), gather), full_mesh(6), layer), passes_of("grid:2x3", full_mesh(6), layer), strict=True
     ):
-        (found,), (expected,) = ([each for step in one.steps for each in step.calls] for one in (schedule, direct))
+        (found,), (expected,) = ([each for step in one.steps for each in step.calls] for one in (schedule, ungathered))
         assert found.rank.tolist() == expected.rank.tolist()
         assert found.params.tolist() == expected.params.tolist()
         for cut, whole in zip(found.operands, expected.operands, strict=True):
             for call in range(len(expected)):
-                assert positions_of(schedule, cut[call]) == positions_of(direct, whole[call])
+                assert positions_of(schedule, cut[call]) == positions_of(ungathered, whole[call])
 
 
 def test_sums_have_the_requested_dtype_on_their_way() -> None:
@@ -151,7 +152,7 @@ def test_a_torus_has_the_links_of_rings_in_rows_and_columns(gather: str) -> None
         assert (sent[links & np.equal.outer(row, row)] == Fraction(3, 2) * (3 * q + sums)).all()
         assert (sent[links & np.equal.outer(column, column)] == Fraction(3, 2) * kv).all()
     with pytest.raises(ScheduleError, match=r"has no such link"):
-        passes_of("grid:4x4", torus((4, 4)), layer)
+        passes_of("grid:4x4", direct(torus((4, 4))), layer)
 
 
 def test_rows_need_the_same_links() -> None:
@@ -166,4 +167,4 @@ def test_links_within_rows_and_columns_suffice() -> None:
     layer = Workload(sequence=24, heads=2, mask="full")
     passes_of("grid:2x3", nodes(2, 3, "switch", "rails"), layer)
     with pytest.raises(ScheduleError, match=r"rank \d sends to rank \d, but ring:4 has no such link"):
-        passes_of("grid:2x2", ring(4), layer)
+        passes_of("grid:2x2", direct(ring(4)), layer)

@@ -16,6 +16,7 @@ from tasp_lab.schedules.build import attention_schedules
 from tasp_lab.schedules.registry import ATTENTION, schedules_of
 from tasp_lab.topology.builders import bidirectional_ring, full_mesh, nodes, ring
 from tasp_lab.workload.layer import Workload
+from tests.support.routes import direct
 from tests.support.systems import passes_of
 
 NAMES = [name for name in ATTENTION if name.endswith("kv-all-gather")]
@@ -104,9 +105,9 @@ def test_links_one_way_suffice_to_gather_but_not_to_return() -> None:
             attention_schedules(name, ring(4), layer)
             attention_schedules(name, bidirectional_ring(4), layer, None, both)
             with pytest.raises(ScheduleError, match=f"{name}', step 1: rank . sends to rank ., but ring:4 has no such"):
-                attention_schedules(name, ring(4), layer, None, both)
+                attention_schedules(name, direct(ring(4)), layer, None, both)
     with pytest.raises(ScheduleError, match=r"'direct-kv-all-gather': .* rank \d sends to rank \d, but .* has no such"):
-        attention_schedules("direct-kv-all-gather", bidirectional_ring(4), layer)
+        attention_schedules("direct-kv-all-gather", direct(bidirectional_ring(4)), layer)
 
 
 def _task(schedule: Schedule) -> AttentionTask:

@@ -30,6 +30,7 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
+from tests.support.routes import direct
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
 from tests.support.world import World
@@ -270,10 +271,14 @@ def test_auto_is_at_least_as_good_as_any_choice(layer: Workload, n: int, passing
 
 
 @pytest.mark.parametrize("travels", ["queries", "both"])
-def test_queries_do_not_travel_without_links_between_all_ranks(travels: str) -> None:
+def test_queries_do_not_travel_without_routes_between_all_ranks(travels: str) -> None:
     layer = Workload(sequence=40, heads=2, head_dim=2, mask="causal")
-    with pytest.raises(ScheduleError, match=f"'kv-and-q-rings': travels '{travels}' without links between all ranks"):
-        one("kv-and-q-rings", bidirectional_ring(5), layer, travels=travels)
+    with pytest.raises(ScheduleError, match=f"'kv-and-q-rings': travels '{travels}' without routes between all ranks"):
+        one("kv-and-q-rings", direct(bidirectional_ring(5)), layer, travels=travels)
+    forwarded = one("kv-and-q-rings", bidirectional_ring(5), layer, travels=travels)
+    assert QUERIES in sent(forwarded)
+    world = World.of(forwarded)
+    assert is_right_in_orders(world, numbers_of(world), 2)
 
 
 def test_without_links_between_all_ranks_it_is_tasp() -> None:

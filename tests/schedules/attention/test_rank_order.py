@@ -28,6 +28,7 @@ from tasp_lab.topology.graph import SharedCapacity, Topology, both_ways
 from tasp_lab.workload.layer import Workload
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
+from tests.support.routes import direct
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
 from tests.support.world import World
@@ -192,8 +193,8 @@ def test_groups_of_what_has_none_are_refused() -> None:
 def test_members_without_a_link_are_named() -> None:
     layer = Workload(sequence=16, heads=2, mask="full")
     with pytest.raises(NoLinkError, match="rank 1 sends to rank 5, but bidirectional-ring:8 has no such link"):
-        passes_of("usp:2x4", bidirectional_ring(8), layer, groups="1,5|0,4|2,6|3,7")
-    rails = renumbered(nodes(2, 2, network="rails"), np.array([0, 2, 1, 3]))
+        passes_of("usp:2x4", direct(bidirectional_ring(8)), layer, groups="1,5|0,4|2,6|3,7")
+    rails = renumbered(direct(nodes(2, 2, network="rails")), np.array([0, 2, 1, 3]))
     without_spine = replace(
         rails, links=tuple(link for link in rails.listed_links() if "spine" not in (link.source, link.destination)),
         switches=tuple(each for each in rails.switches if each.name != "spine"),

@@ -20,11 +20,12 @@ from tasp_lab.schedules.build import attention_layout, attention_schedules
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.schedules.registry import ATTENTION
 from tasp_lab.topology.builders import full_mesh, ring, torus
-from tasp_lab.topology.derived import with_links
 from tasp_lab.topology.graph import Topology, both_ways
 from tasp_lab.workload.layer import Workload
+from tests.support.links import with_links
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
+from tests.support.routes import direct
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of, token_ring_passes, ulysses, ulysses_passes, usp
 from tests.support.world import World
@@ -180,7 +181,7 @@ def test_rings_between_groups_are_rings_of_the_machine() -> None:
     forward = passes_of("usp:2x4:tasp", topology, layer).forward
     hops = [(source, destination) for step in forward.steps[1:-1] for source, destination, *_ in step.rows()]
     assert {(b - a) % 8 for a, b in hops} == {2, 6}
-    assert all(topology.has_route(*hop) for hop in hops)
+    assert all(topology.linked_pairs[hop] for hop in hops)
 
 
 def test_twice_the_bytes_go_over_links_of_twice_the_rate() -> None:
@@ -206,13 +207,13 @@ def test_twice_the_bytes_go_over_links_of_twice_the_rate() -> None:
 def test_groups_without_links_are_named(variant: str) -> None:
     layer = Workload(sequence=64, heads=4, mask="full")
     with pytest.raises(ScheduleError, match="step 0: rank 0 sends to rank 2, but ring:8 has no such link"):
-        passes_of(f"usp:4x2:{variant}", ring(8), layer)
+        passes_of(f"usp:4x2:{variant}", direct(ring(8)), layer)
     with pytest.raises(ScheduleError, match=r"between groups: rank (0|4) sends to rank (4|0), but torus:4x2 has no"):
-        passes_of("usp:2x4:token-ring", torus((4, 2)), layer)
+        passes_of("usp:2x4:token-ring", direct(torus((4, 2))), layer)
     line = Topology("four pairs", 8, tuple(x for a, b in [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)]
                                            for x in both_ways(a, b, 1e9, 0)))  # fmt: skip
     with pytest.raises(ScheduleError, match="between groups: rank 0 sends to rank 2, but four pairs has no such link"):
-        passes_of(f"usp:2x4:{variant}", line, layer)
+        passes_of(f"usp:2x4:{variant}", direct(line), layer)
 
 
 @pytest.mark.parametrize(

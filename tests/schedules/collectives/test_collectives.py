@@ -42,6 +42,7 @@ from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.cuts import ranks_behind
 from tasp_lab.topology.graph import Link, SharedCapacity, Topology
 from tests.support.one_device import run_in_process
+from tests.support.routes import direct
 from tests.support.simulations import uneven_topologies
 from tests.support.strategies import complete_topologies, exact_bandwidths, exact_latencies
 
@@ -310,7 +311,7 @@ def test_rings_can_be_given() -> None:
         assert schedule.block_bytes.tolist() == [4, 3] * 4
         assert schedule.steps[0].rows()[4] == (3, 2, 1, 1)
         with pytest.raises(ScheduleError, match="rank 3 sends to rank 2, but ring:4 has no such link"):
-            build(ring(4), 7, rings)
+            build(direct(ring(4)), 7, rings)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -378,7 +379,10 @@ def test_the_command_line_predicts_them(capsys: pytest.CaptureFixture[str]) -> N
     assert found["time_s"] >= found["bound_s"] > 0
     table = told(capsys, "switch:4", "--schedule", "all-to-all", *size, "--explain")
     assert table.startswith(f"{describe('AllToAll', 4, 2**20)} on switch:4")
-    refused = told(capsys, "ring:4", "--schedule", "all-to-all", *size)
-    assert refused == "tasp-lab: schedule 'all-to-all', step 0: rank 0 sends to rank 2, but ring:4 has no such link"
+    refused = told(capsys, "ring:4", "--schedule", "all-to-all", "--routes", "direct", *size)
+    assert refused == (
+        "tasp-lab: schedule 'all-to-all', step 0: rank 0 sends to rank 2, but ring:4 has no such link, and routes "
+        "'direct' forwards through no other rank"
+    )
     refused = told(capsys, "ring:4", "--schedule", "ring", "--schedule", "ring-all-reduce", *size)
     assert refused.endswith("is an AllReduce, 'ring' an AllGather: expected schedules of one collective")

@@ -26,6 +26,7 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, contiguous, striped, zigzag
 from tests.support.layouts import LAYOUTS
 from tests.support.mutations import campaign
+from tests.support.routes import direct
 from tests.support.world import World
 
 LAYER = Workload(40, batch=2, heads=3, kv_heads=1, head_dim=8, mask="causal", dtype="bf16")
@@ -176,7 +177,7 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(ScheduleError, match=expected.replace("(", r"\(").replace(")", r"\)")):
             relayout(topology, LAYER, *layouts)
     with pytest.raises(NoLinkError):
-        relayout(ring(4), LAYER, layout, striped(40, 4))
+        relayout(direct(ring(4)), LAYER, layout, striped(40, 4))
     task = RelayoutTask(LAYER, layout, zigzag(40, 4))
     with pytest.raises(ScheduleError, match="attend of a RelayoutTask, which computes nothing"):
         task.effects(Calls.of("attend", [(0, [[0]], [])]))

@@ -26,6 +26,7 @@ from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, contiguous, zigzag
 from tests.support.mutations import campaign
+from tests.support.routes import direct
 from tests.support.strategies import hybrid_layers
 from tests.support.world import World
 
@@ -197,6 +198,6 @@ def test_what_cannot_be_stacked_is_refused() -> None:
     with pytest.raises(ScheduleError, match=r"schedule 'usp:3x3' is for 9 ranks, expected a split of 4"):
         hybrid_schedules("lasp-2+usp:3x3", full_mesh(4), layer)
     with pytest.raises(ScheduleError, match=r"^schedule 'lasp-2\+tasp': schedule 'relayout', .* but ring:4 has no"):
-        hybrid_schedules("lasp-2+tasp", ring(4), layer)
+        hybrid_schedules("lasp-2+tasp", direct(ring(4)), layer)
     with pytest.raises(ScheduleError, match="schedule 'lasp' passes states from chunk to chunk, expected a causal"):
         hybrid_schedules("lasp+tasp", full_mesh(4), replace(layer, mask="full"))

@@ -24,6 +24,7 @@ from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.schedules.registry import LINEAR
 from tasp_lab.topology.builders import full_mesh, ring
 from tasp_lab.workload.layer import Workload
+from tests.support.routes import direct
 
 LAYER = Workload(40, batch=2, heads=8, kv_heads=4, head_dim=8, mask="causal", kind="linear")
 STATE = 4 * 2 * 4 * 8 * 8
@@ -205,4 +206,4 @@ def test_what_does_not_apply_is_refused() -> None:
     with pytest.raises(ScheduleError, match="pieces: 0, expected 1 or more"):
         AttentionOptions(pieces=0)
     with pytest.raises(ScheduleError, match="has no such link"):
-        linear_schedules("lasp", ring(4), LAYER, None, AttentionOptions("backward"))
+        linear_schedules("lasp", direct(ring(4)), LAYER, None, AttentionOptions("backward"))
