@@ -21,14 +21,10 @@ from tasp_lab.workload.layer import Workload
 
 
 class HeadPieces(NamedTuple):
-    """Query heads in pieces, in their order, and KV heads in pieces, so that each query piece uses all of one KV piece.
+    """Query heads in pieces, in their order, and KV heads in pieces, of which a query piece uses one, alone in its group.
 
-    Parameters
-    ----------
-    group, first, heads, kv : int arrays (query pieces,): the group, the first head, the number of heads, the KV piece.
-    first_kv, kv_heads : int arrays (KV pieces,): the first KV head, and their number.
-
-    A group uses a KV piece with one of its query pieces at most.
+    `group`, `first` head, number of `heads` and `kv`, the KV piece, are int arrays (query pieces,); the first KV head
+    `first_kv` and their number `kv_heads` are int arrays (KV pieces,).
     """
 
     group: IntArray
@@ -97,9 +93,7 @@ def padded(workload: Workload, ranks: int) -> Workload:
     >>> [(each.heads, each.kv_heads) for each in layer]
     [(16, 16), (16, 2)]
     """
-    kv_heads = workload.kv_head_count
-    if kv_heads < ranks:
-        kv_heads = min(each for each in range(kv_heads, ranks + 1) if ranks % each == 0)
-    kv_heads += -kv_heads % ranks if kv_heads > ranks else 0
-    ratio, calls = workload.heads // workload.kv_head_count, max(ranks // kv_heads, 1)
-    return replace(workload, heads=kv_heads * (ratio + -ratio % calls), kv_heads=kv_heads)
+    own = workload.kv_head_count
+    kv_heads = next(each for each in range(own, own + ranks) if 0 in (each % ranks, ranks % each))
+    ratio, users = workload.heads // own, max(ranks // kv_heads, 1)
+    return replace(workload, heads=kv_heads * (ratio + -ratio % users), kv_heads=kv_heads)

@@ -231,7 +231,6 @@ class HeadGroups:
         self._first_cell = np.searchsorted(block, np.arange(len(outer.tensor) + 1))
         cell, piece = ranges(np.zeros_like(count), count)
         self._first_block = np.cumsum(count) - count
-        # Of keys first, then of queries.
         first, heads = np.concatenate([[pieces.first_kv, pieces.kv_heads], [pieces.first, pieces.heads]], axis=1)
         place = piece + np.where(self._of_keys, 0, len(pieces.first_kv))[cell]
         self._outer_owner = outer.owner
