@@ -12,7 +12,7 @@ some of them more than others, as a single ring needs 8 of the 32 NICs of four n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple

@@ -128,7 +128,7 @@ def test_where_nothing_costs_anything_no_part_is_named() -> None:
     names = ["zigzag-ring-attention"]
     nic = row_of(failures("nodes:2x2", LAYER, names).rows, "NIC")
     assert nic["factor"] == pytest.approx(1)
-    text = module._answer(nic, compare("nodes:2x2", LAYER, names).best)
+    text = module._answer([nic], compare("nodes:2x2", LAYER, names).best)
     assert text == "No single failure makes zigzag-ring-attention more than 0.5% slower."
 
 
