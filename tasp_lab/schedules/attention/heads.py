@@ -21,7 +21,7 @@ from tasp_lab.workload.layer import Workload
 
 
 class HeadPieces(NamedTuple):
-    """Query heads in pieces, in their order, and KV heads in pieces, of which a query piece uses one, alone in its group.
+    """Query heads in pieces, in their order, and KV heads in pieces; those of one group use different KV pieces.
 
     `group`, `first` head, number of `heads` and `kv`, the KV piece, are int arrays (query pieces,); the first KV head
     `first_kv` and their number `kv_heads` are int arrays (KV pieces,).
