@@ -40,6 +40,7 @@ from tasp_lab.schedule.calls import ranges
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, HANDED_OUT, LANE, SENT, CallTable, Edges, shapes_by_rank
 from tasp_lab.schedule.messages import MessageDependencies, Messages, message_dependencies
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import AttentionTask
 
 
 def busy_s(schedule: Schedule, compute: Compute, rank_speeds: Sequence[Number] = ()) -> list[Number]:
@@ -185,13 +186,19 @@ def with_separate_messages(schedule: Schedule, derived: MessageDependencies, hos
 
 def _carry_two_tensors(schedule: Schedule, messages: Messages) -> IntArray:
     """Whether each message is of one kind of two tensors, and has at least as many blocks as a shard; 0 or 1."""
-    blocks, kind = schedule.blocks, schedule.blocks.kind[messages.blocks.first]
-    pairs = np.array([_is_pair(each) for each in blocks.kinds])
-    of_shard = np.bincount(blocks.kind, minlength=len(blocks.kinds)) / schedule.world_size
-    different = schedule.blocks.kind[messages.blocks.block] != np.repeat(kind, messages.blocks.sizes)
-    mixed = np.bincount(messages.blocks.owner[different], minlength=len(kind)) > 0
-    found: IntArray = (pairs[kind] & ~mixed & (messages.blocks.sizes >= of_shard[kind])).astype(np.int64)
+    blocks, sorts = schedule.blocks, _sorts(schedule)
+    sort = sorts[messages.blocks.first]
+    pairs = np.array([_is_pair(each) for each in blocks.kinds])[blocks.kind[messages.blocks.first]]
+    of_shard = np.bincount(sorts) / schedule.world_size
+    different = sorts[messages.blocks.block] != np.repeat(sort, messages.blocks.sizes)
+    mixed = np.bincount(messages.blocks.owner[different], minlength=len(sort)) > 0
+    found: IntArray = (pairs & ~mixed & (messages.blocks.sizes >= of_shard[sort])).astype(np.int64)
     return found
+
+
+def _sorts(schedule: Schedule) -> IntArray:
+    """The kind of each block, one for blocks of a tensor with different numbers of heads: int array (blocks,)."""
+    return schedule.task.tensor if isinstance(schedule.task, AttentionTask) else schedule.blocks.kind
 
 
 def _is_pair(kind: Kind) -> bool:
@@ -241,8 +248,8 @@ def issue_times(schedule: Schedule, derived: MessageDependencies, host: HostMode
 def _issued(schedule: Schedule, derived: MessageDependencies, host: HostModel) -> tuple[_Issued, _Issued, _Issued]:
     """What has been issued with each message at its source, at its destination, and with each call."""
     moved, calls = derived.messages, derived.calls
-    kinds = 1 if host.batches == "step" else len(schedule.blocks.kinds)
-    kind = schedule.blocks.kind[moved.blocks.first] if kinds > 1 else np.zeros_like(moved.step)
+    kind = np.zeros_like(moved.step) if host.batches == "step" else _sorts(schedule)[moved.blocks.first]
+    kinds = int(kind.max(initial=0)) + 1
     posted = np.zeros((schedule.world_size, len(schedule.steps), kinds), dtype=np.int64)
     posted[moved.source, moved.step, kind] = posted[moved.destination, moved.step, kind] = 1
     batches = posted.reshape(len(posted), -1).cumsum(axis=1).reshape(posted.shape)

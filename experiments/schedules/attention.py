@@ -3,6 +3,7 @@
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.heads import head_pieces
 from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.program import Plan, Program, Tree
 from tasp_lab.schedules.attention.span_blocks import span_task
@@ -19,10 +20,10 @@ Passes = tuple[Schedule, ...]
 def layer_task(
     workload: Workload, n: int, layout: str, options: AttentionOptions, backward: bool = False, groups: int = 1
 ) -> AttentionTask:
-    """The blocks of a layer in spans of a layout, for each of equal groups of heads."""
+    """The blocks of a layer in spans of a layout, for each of some groups of heads."""
     dtype = options.wire_dtype(workload.dtype, backward=backward, sums=groups == 1)
     spans = LAYOUTS[layout](workload.sequence, n, workload.documents, workload.cached_keys)
-    return span_task(workload, spans, dtype, backward=backward, query_groups=groups, key_groups=groups)
+    return span_task(workload, spans, dtype, backward=backward, pieces=head_pieces(workload, groups))
 
 
 @schedule("both-ways", "softmax", layout="zigzag", options=("buffers", "gradient_dtype"))

@@ -396,7 +396,10 @@ def _built_by_name(
 @lru_cache(maxsize=16)
 def _packed(schedules: tuple[Schedule, ...], workload: Workload, layout: SequenceLayout) -> tuple[AttentionTask, ...]:
     """The tasks of schedules with the documents of a layer. Layers of a model have the same, one after another."""
-    return tuple(replace(task_of(each, AttentionTask), workload=workload, layout=layout) for each in schedules)
+    tasks = [task_of(each, AttentionTask) for each in schedules]  # which may have padded heads
+    return tuple(
+        replace(each, workload=replace(each.workload, documents=workload.documents), layout=layout) for each in tasks
+    )
 
 
 class SequenceParallelAttention(torch.nn.Module):

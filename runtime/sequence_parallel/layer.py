@@ -53,7 +53,8 @@ class AttentionLayer(Work):
     """One rank's layer in one pass. Use a new instance for each run.
 
     `packed` is the task of the schedule with the documents of this call, if the schedule is that of any documents. Rows
-    of a shard are in the order of positions, those of blocks in the order of places.
+    of a shard are in the order of positions, those of blocks in the order of places. A schedule with padded heads has
+    more heads than the inputs, see `tasp_lab.schedules.attention.heads.padded`.
     """
 
     def __init__(
@@ -62,6 +63,11 @@ class AttentionLayer(Work):
     ) -> None:  # fmt: skip
         self._task, self._rank = packed or task_of(schedule, AttentionTask), rank
         self._kernel, self._scale = kernel, scale
+        layer, (kv_heads, heads) = self._task.workload, (inputs[each][0].shape[2] for each in (KEYS, QUERIES))
+        self._own = kv_heads, heads // kv_heads
+        self._padded = layer.kv_head_count, layer.heads // layer.kv_head_count
+        if self._own != self._padded:
+            inputs = {tensor: [self._with_padding(tensor, x) for x in each] for tensor, each in inputs.items()}
         self._packing = _packing_of(self._task, inputs[QUERIES][0].device) if self._task.is_packed else None
         if self._packing is not None:
             inputs = {tensor: self._packing.by_place(tensor, rank, each) for tensor, each in inputs.items()}
@@ -91,7 +97,20 @@ class AttentionLayer(Work):
                 copies.read(blocks, self._rows(found, blocks))
         if self._packing is not None:
             found = self._packing.by_position(tensor, self._rank, found)
+        if self._own != self._padded:
+            found = [self._without_padding(tensor, x) for x in found]
         return (found[0].to(dtype), found[1]) if tensor == RESULTS else [each.to(dtype) for each in found]
+
+    def _with_padding(self, tensor: int, x: Tensor) -> Tensor:
+        """A tensor of the shard with zeros for the heads that the schedule has beside its own."""
+        own, padded = ((kv, 1 if tensor == KEYS else heads) for kv, heads in (self._own, self._padded))
+        found = x.new_zeros(*x.shape[:2], *padded, *x.shape[3:])
+        found[:, :, : own[0], : own[1]] = x.reshape(*x.shape[:2], *own, *x.shape[3:])
+        return found.flatten(2, 3)
+
+    def _without_padding(self, tensor: int, x: Tensor) -> Tensor:
+        own, padded = ((kv, 1 if tensor == KEY_GRADIENTS else heads) for kv, heads in (self._own, self._padded))
+        return x.reshape(*x.shape[:2], *padded, *x.shape[3:])[:, :, : own[0], : own[1]].flatten(2, 3)
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         """Make a kernel call; returns the parts of the results or gradients of its operands."""
@@ -251,7 +270,7 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
     for tensor in (QUERY_GRADIENTS, KEY_GRADIENTS) if task.is_backward else (RESULTS,):
         heads = layer.kv_head_count if tensor == KEY_GRADIENTS else layer.heads
         rows = layer.batch, task.lengths_of(tensor)[rank], heads
-        shapes[tensor] = [(each.name, (*rows, *each.shape[2:])) for each in task.fields_of(tensor)]
+        shapes[tensor] = [(each.name, (*rows, *each.shape[2:])) for each in task.fields_of(tensor, heads)]
     bound = {kind.name for kind in schedule.blocks.kinds if kind.bound}
     return _Shard(
         task.tensor.tolist(),

@@ -250,8 +250,8 @@ class Runs:
         at, start = blocks[first], start[first]
         tensor, group, _ = columns[:, first]
         output_bytes = np.zeros_like(tensor)
-        for each in np.unique(tensor).tolist():
-            output_bytes[tensor == each] = task.least_output_bytes_per_position(each)
+        for kind, (each, heads) in enumerate(task.kinds[0]):
+            output_bytes[task.kinds[1][at] == kind] = task.least_output_bytes_per_position(each, heads)
         position_bytes = task.block_bytes[at] // task.count[at]
         columns = np.stack([tensor, task.owner[at], start, count, position_bytes, output_bytes])
         kept, number, times = _alike(group, np.concatenate([columns, has[:, first]]))

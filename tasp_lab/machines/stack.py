@@ -98,6 +98,7 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
     masks : the masks that it is for; all if empty.
     backward, documents, window : whether it has a backward pass, takes packed documents, takes a window.
     heads_over : what KV heads must be a multiple of: a group of the expression, or ``ranks``; nothing if empty.
+    query_heads_over : the same for heads, where KV heads are copied to as many ranks.
     multiple : positions must be a multiple of so many times the ranks.
     """
 
@@ -112,6 +113,7 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
     documents: bool = True
     window: bool = True
     heads_over: str = ""
+    query_heads_over: str = ""
     multiple: Count = 1
 
     def filled(self, name: str, ranks: int) -> Shipped:
@@ -133,8 +135,10 @@ class Shipped(Record, frozen=True, forbid_unknown_fields=True):
         if not self.window and layer.window is not None:
             return "without a window only"
         groups = self._groups(name, ranks)
-        if self.heads_over and layer.kv_head_count % (divisor := int(groups[self.heads_over])):
-            return f"where KV heads are a multiple of {divisor} only, got {layer.kv_head_count}"
+        heads = ("KV heads", self.heads_over, layer.kv_head_count), ("heads", self.query_heads_over, layer.heads)
+        for what, over, count in heads:
+            if over and count % (divisor := int(groups[over])):
+                return f"where {what} are a multiple of {divisor} only, got {count}"
         if layer.sequence % (self.multiple * ranks if self.multiple > 1 else 1):
             return f"for a multiple of {self.multiple * ranks} positions only, got {layer.sequence}"
         return ""
@@ -343,7 +347,7 @@ def _check(found: Stack) -> None:
         from_above("check options")(how.options)  # their values are checked where a schedule is built with them
         groups = [*re.compile(how.schedules).groupindex, "ranks"]
         fields = [field for _, field, _, _ in Formatter().parse(how.text) if field is not None]
-        for group in (*fields, *([how.heads_over] if how.heads_over else ())):
+        for group in (*fields, *filter(None, (how.heads_over, how.query_heads_over))):
             known("group", group, groups)
         if how.host:
             stack, _, name = how.host.rpartition("/")

@@ -270,7 +270,7 @@ def _message_s(plan: StepPlan, speeds: Speeds) -> tuple[float, Callable[[float],
     # keys go around a ring, backward with their gradients; or heads are exchanged, and nothing hides that
     ring_s = (passes + 1) * layer.kv_bytes_per_position * plan.sequence * (cp - 1) / cp / rate
     moved = layer.query_bytes_per_position + layer.output_bytes_per_position + layer.kv_bytes_per_position
-    heads_s = (passes + 1) * moved * plan.sequence / cp * (cp - 1) / cp / rate if layer.heads % cp == 0 else math.inf
+    heads_s = (passes + 1) * moved * plan.sequence / cp * (cp - 1) / cp / rate if layer.heads >= cp else math.inf
 
     def context_s(attention_s: float) -> float:
         return min(max(0.0, ring_s - attention_s), heads_s)

@@ -156,7 +156,7 @@ def test_a_ranking_that_is_not_tuned_says_which_options_were_used() -> None:
     options = {row["schedule"]: row["options"] for row in rows}
     assert options == {
         "tasp": {"trim": True, "buffers": 4, "dataflow": "rotate-kv-back", "gradient_dtype": "auto"},
-        "ulysses": {"gradient_dtype": "auto", "result_dtype": "auto"},
+        "ulysses": {"gradient_dtype": "auto", "result_dtype": "auto", "padded_heads": False},
     }
     assert all(row["untuned_time_s"] is None for row in rows)
 

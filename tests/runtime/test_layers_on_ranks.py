@@ -58,7 +58,7 @@ from tests.support.systems import lasp2, schedules_for, token_ring_passes, ulyss
 pytestmark = pytest.mark.distributed
 
 HEADS = 24
-"""A multiple of every world size but 5 and 7, on which no schedule shares out heads."""
+"""A multiple of every world size but 5 and 7, on which ranks have different numbers of heads."""
 
 DOCUMENTS = (13, 0, 1, 40, 16)
 """An empty one, one of a single position, and one longer than a shard."""
@@ -130,8 +130,7 @@ def softmax_by_name() -> list[tuple[int, Workload, str]]:
     every = [(n, work, name) for n, layers in SOFTMAX_ON.items() for work in layers for name in names_of(work, n)]
     for n in SOFTMAX_ON:
         names = {name for ranks, _, name in every if ranks == n}
-        assert {"token-ring", "zigzag-token-ring"} <= names
-        assert ("ulysses" in names) == (HEADS % n == 0)
+        assert {"token-ring", "zigzag-token-ring", "ulysses"} <= names
     return covering(every)
 
 
@@ -178,6 +177,28 @@ def test_linear_layers(world_size: int) -> None:
     every = ((work, name) for work in layers for name in LINEAR if applies(name, work))
     cases = [Case(*case) for case in covering(every)]
     assert {case.schedule for case in cases} == set(LINEAR)
+    check(cases, world_size)
+
+
+UNEVEN = {
+    3: [("ulysses", 5, 5), ("staged-ulysses", 14, 7)],
+    4: [("ulysses", 14, 14), ("staged-ulysses", 14, 14), ("ulysses", 14, 2), ("ulysses", 13, 1), ("ulysses", 6, 2),
+        ("ulysses", 6, 3), ("ulysses", 12, 3), ("ulysses", 20, 5), ("usp:2x2", 3, 3), ("usp:2x2:tasp", 9, 3),
+        ("usp:2x2:token-ring", 5, 1), ("usp:2x2:kv-all-gather", 14, 14), ("usp:2x2:direct-kv-all-gather", 3, 1)],
+}  # fmt: skip
+"""By number of ranks: schedules, heads and KV heads that the ranks which share them do not divide."""
+
+
+@pytest.mark.parametrize("world_size", UNEVEN)
+def test_heads_that_ranks_do_not_divide(world_size: int) -> None:
+    """As they are, and padded: one of both with packed documents."""
+    cases = []
+    for number, ((name, heads, kv_heads), is_padded) in enumerate(product(UNEVEN[world_size], (False, True))):
+        documents = DOCUMENTS if (number // 2 + number) % 2 else None
+        layer = Workload(
+            70, heads=heads, kv_heads=kv_heads, head_dim=8, dtype="fp32", mask="causal", documents=documents
+        )
+        cases.append(Case(layer, name, AttentionOptions("both", padded_heads=is_padded)))
     check(cases, world_size)
 
 

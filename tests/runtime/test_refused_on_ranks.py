@@ -69,8 +69,8 @@ def tensors(function: Callable[[torch.Tensor], torch.Tensor], names: str = "qkv"
 
 ANOTHER: Keywords = {
     "passes": "forward", "trim": False, "buffers": 4, "dataflow": "rotate-q", "gradient_dtype": "input",
-    "result_dtype": "input", "tail_chunks": 2, "stages": 2, "groups": "strided", "travels": "keys", "pieces": 2,
-    "direction": "descending",
+    "result_dtype": "input", "tail_chunks": 2, "stages": 2, "groups": "strided", "padded_heads": True,
+    "travels": "keys", "pieces": 2, "direction": "descending",
 }  # fmt: skip
 """For each option a value that is not its default where both passes are asked for."""
 

@@ -220,13 +220,9 @@ def test_the_numbers_of_layers_in_chunks_are_right(name: str) -> None:
 @pytest.mark.parametrize("chunks", [2, 3, 6])
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])
 def test_chunks_share_keys_of_fewer_heads(chunks: int, kv_heads: int) -> None:
-    """They send them once, and give their gradients once; or are refused if some chunk would need parts of two."""
+    """They send them once, and give their gradients once."""
     layer = layer_of(6, heads=6, kv_heads=kv_heads)
     for schedule in attention_schedules("direct-kv-all-gather", full_mesh(2), layer, None, AttentionOptions("both")):
-        if chunks % kv_heads and kv_heads % chunks:
-            with pytest.raises(ScheduleError, match=f"has {kv_heads} heads, expected a multiple of {chunks}"):
-                in_chunks(schedule, chunks)
-            continue
         chunked = in_chunks(schedule, chunks)
         assert (chunked.bytes_sent().sum(axis=0) == schedule.bytes_sent().sum(axis=0)).all()
         assert chunked.flops().sum() == schedule.flops().sum()
@@ -258,9 +254,9 @@ def test_what_cannot_be_cut_is_refused() -> None:
         in_chunks(gather, 0)
     with pytest.raises(ScheduleError, match="schedule 'ring' in 8 chunks: expected 1 to 7, as a chunk has a byte"):
         in_chunks(gather, 8)
-    with pytest.raises(ScheduleError, match=r"token-ring' in 5 chunks: block 0 \(keys\) has 12 heads, "
-                                            "expected a multiple of 5"):  # fmt: skip
-        in_chunks(token_ring(mesh, layer_of(9)), 5)
+    with pytest.raises(ScheduleError, match=r"token-ring' in 13 chunks: block \d+ \(queries\) has 12 heads, "
+                                            "expected 13 or more"):  # fmt: skip
+        in_chunks(token_ring(mesh, layer_of(9)), 13)
     with pytest.raises(ScheduleError, match="in 2 chunks: 1 KV heads in 2 groups, expected groups of equal size"):
         in_chunks(lasp2(mesh, layer_of(9, kv_heads=1)), 2)
     layer = ulysses(mesh, layer_of(9))

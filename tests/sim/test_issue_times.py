@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.host import issue_times, messages_under
 from sim.simulate import simulate
 from tasp_lab.core.units import Number
 from tasp_lab.machines.contention import NONE
-from tasp_lab.machines.host import INSTANT_HOST, HostModel
+from tasp_lab.machines.host import INSTANT_HOST, Batches, HostModel
 from tasp_lab.machines.machine import ComputeRate, Machine
 from tasp_lab.schedule.dependencies import dependencies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import attention
-from tasp_lab.schedules.build import collective
+from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.task import AttentionTask
+from tasp_lab.schedules.build import attention_schedules, collective
 from tasp_lab.timeline.critical_path import critical_path
 from tasp_lab.timeline.events import SEND, Timeline
 from tasp_lab.topology.builders import full_mesh, ring
@@ -32,6 +35,13 @@ issued = simulations(registered_cases(), hosts=host_models, lanes=1)
 """Passes of layers under a host model; calls of a rank on one lane."""
 
 
+def first_alike(schedule: Schedule, block: int) -> int:
+    """The first kind that differs from that of a block in the number of heads at most; of stacks its own one."""
+    kind = int(schedule.blocks.kind[block])
+    names = [each.name for each in schedule.blocks.kinds]
+    return names.index(names[kind]) if isinstance(schedule.task, AttentionTask) else kind
+
+
 def host_clocks(schedule: Schedule, host: HostModel) -> dict[tuple[object, ...], Fraction]:
     """When each rank has issued each batch (rank, step, kind) and its last call of a step: a clock per rank."""
     clock: dict[int, Fraction] = defaultdict(Fraction)
@@ -41,7 +51,7 @@ def host_clocks(schedule: Schedule, host: HostModel) -> dict[tuple[object, ...],
         rows = list(step.rows())
         for kind in range(len(schedule.blocks.kinds)):
             posts = {end for source, destination, _, block in rows for end in (source, destination)
-                     if host.batches == "step" or schedule.blocks.kind[block] == kind}  # fmt: skip
+                     if host.batches == "step" or first_alike(schedule, block) == kind}  # fmt: skip
             for rank in posts if kind == 0 or host.batches == "kind" else ():
                 clock[rank] += Fraction(host.batch_s)
                 issued[rank, index, kind] = clock[rank]
@@ -57,7 +67,7 @@ def check_order(timeline: Timeline, schedule: Schedule, host: HostModel) -> None
     issued, last_call = host_clocks(schedule, host), {}
     for event in timeline.events:
         if event.kind == SEND:
-            kind = int(schedule.blocks.kind[event.block]) if host.batches == "kind" else 0
+            kind = first_alike(schedule, event.block) if host.batches == "kind" else 0
             assert event.start_s >= max(issued[rank, event.step, kind] for rank in (event.rank, event.peer))
         else:
             key = event.rank, event.step
@@ -95,6 +105,24 @@ def test_a_ring_bound_by_its_host_takes_n_calls_and_n_less_one_batches(
     machine = Machine(topology, compute=ComputeRate(4 / kernel_s), host=HostModel("host", call_s, call_s, batch_s))
     schedule = attention("ring-attention", topology, Workload(n, head_dim=1, heads=1, mask="full"))
     assert simulate(schedule, machine, "simpy").time_s == n * call_s + (n - 1) * batch_s + kernel_s
+
+
+@pytest.mark.parametrize("batches", ["step", "kind"])
+@pytest.mark.parametrize("separate", [(), ("forward", "backward")])
+def test_hosts_issue_uneven_heads_as_they_issue_even_ones(batches: Batches, separate: tuple[str, ...]) -> None:
+    """4, 4, 3 and 3 heads, or 2, 2 and 1, are of two kinds, but messages of a tensor are one batch and one message."""
+    host = HostModel("host", 1e-3, 1e-3, 1e-4, batches, separate=separate)
+    for n, uneven, even in ((4, 14, 16), (3, 5, 6)):
+        found = []
+        for heads in (uneven, even):
+            layer = Workload(6 * n, heads=heads, head_dim=2, mask="full")
+            machine = Machine(full_mesh(n, 50e9, 1e-6), compute=ComputeRate(300e12), host=host)
+            for schedule in attention_schedules("ulysses", machine.topology, layer, None, AttentionOptions("both")):
+                derived = messages_under(schedule, machine)
+                issued = issue_times(schedule, derived, host)
+                assert issued is not None
+                found.append([issued.of(each) for each in range(len(issued.number))])
+        assert found[:2] == found[2:]
 
 
 def test_collectives_are_calls_of_their_library() -> None:

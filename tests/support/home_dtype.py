@@ -21,5 +21,7 @@ def with_home_dtype(schedule: Schedule, dtype: str | None = "fp32") -> Schedule:
     if not isinstance(schedule.task, AttentionTask):
         raise ScheduleError(f"schedule {schedule.name!r} has no results or gradients of attention")
     task, blocks = replace(schedule.task, home_dtype=dtype), schedule.blocks
-    kinds = [replace(kind, fields=task.fields_of(TENSORS.index(kind.name))) for kind in blocks.kinds]
+    kinds = [
+        replace(kind, fields=task.fields_of(TENSORS.index(kind.name), kind.fields[0].shape[1])) for kind in blocks.kinds
+    ]
     return replace(schedule, task=task, blocks=Blocks(kinds, blocks.kind, blocks.bytes, blocks.parts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tasp_lab.core.arrays import BoolArray, IntArray
 from tasp_lab.core.errors import ScheduleError
-from tasp_lab.schedule.blocks import Blocks, Field
+from tasp_lab.schedule.blocks import Blocks, Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, Task
 from tasp_lab.schedule.composition.sequence import (
     ShiftedSteps,
@@ -268,16 +268,12 @@ class HeadsTask(Task, Protocol):
 
     @property
     def tensor(self) -> IntArray: ...
-    @property
-    def block_bytes(self) -> IntArray: ...
-    @property
-    def parts(self) -> IntArray: ...
 
-    def fields_of(self, tensor: int) -> tuple[Field, ...]:
-        """The tensors of a block, in the order of its bytes."""
+    def blocks(self, pools: Mapping[int, Pool | None], bound: Collection[int]) -> Blocks:
+        """The blocks of a schedule of this task; `pools` and what is `bound` by tensor."""
 
     def in_head_groups(self, groups: int) -> tuple[HeadsTask, IntArray]:
-        """The task with the heads of each block cut into equal groups, and the blocks that these are.
+        """The task with the heads of each block cut into groups, and the blocks that these are.
 
         Returns an int array (blocks, groups): the number of each group of the heads of each block. A block of fewer
         heads may be the same one for several groups. Blocks one after another remain so for each group. Raises
@@ -348,10 +344,9 @@ def _cut(blocks: Blocks, task: Task | None, chunks: int) -> _Cut:
         raise ScheduleError("its kernel calls read whole blocks, expected a collective or a layer with heads")
     heads, number = task.in_head_groups(chunks)
     tensors = [int(task.tensor[(blocks.kind == each).argmax()]) for each in range(len(blocks.kinds))]
-    kinds = [replace(kind, fields=heads.fields_of(tensor)) for kind, tensor in zip(blocks.kinds, tensors, strict=True)]
-    kind = np.empty(len(heads.tensor), dtype=np.int64)
-    kind[number] = blocks.kind[:, None]
-    return _Cut(Blocks(kinds, kind, heads.block_bytes, heads.parts), heads, number)
+    pools = {tensor: kind.pool for kind, tensor in zip(blocks.kinds, tensors, strict=True)}
+    bound = {tensor for kind, tensor in zip(blocks.kinds, tensors, strict=True) if kind.bound}
+    return _Cut(heads.blocks(pools, bound), heads, number)
 
 
 def _cut_bytes(blocks: Blocks, chunks: int) -> _Cut:

@@ -20,6 +20,7 @@ from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Field
 from tasp_lab.schedule.proof import no_copies
+from tasp_lab.schedules.attention.heads import head_cuts
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import Mask
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
@@ -120,13 +121,9 @@ class LayerBlocks:
     """Int array (blocks,): the block of the result or gradient of queries and of the gradient of keys; else -1."""
 
     def _check_heads(self) -> None:
-        """Check that all blocks of a tensor have equally many heads, which use whole KV heads or part of one."""
+        """Check that the heads of each block of queries use whole KV heads or part of one."""
         ratio = self.workload.heads // self.workload.kv_head_count
         first, heads = self._head_columns
-        for tensor in np.unique(self.tensor).tolist():
-            widths = np.unique(heads[self.tensor == tensor])
-            if len(widths) > 1:
-                raise ScheduleError(f"blocks of {TENSORS[tensor]} have {widths.tolist()} heads, expected one number")
         queries = self.tensor == QUERIES
         whole = (first % ratio == 0) & (heads % ratio == 0)
         within = first % ratio + heads <= ratio
@@ -152,11 +149,11 @@ class LayerBlocks:
         """Check that for each group of heads the blocks of a tensor are its shards."""
         first, heads = self._head_columns
         blocks = self.blocks_of(tensor)
-        groups = np.unique(first[blocks])
+        groups, ends = np.unique(np.stack([first[blocks], first[blocks] + heads[blocks]]), axis=1)
         total = self.workload.kv_head_count if tensor == KEYS else self.workload.heads
         spans = [(rank, span.start, span.count) for rank, each in enumerate(self.spans_of(tensor)) for span in each]
         expected = self._merged(*np.array(spans, dtype=np.int64).reshape(-1, 3).T)
-        if len(blocks) and not np.array_equal(groups, np.arange(0, total, heads[blocks[0]])):
+        if len(blocks) and not np.array_equal(np.append(groups, total), np.append(0, ends)):
             raise ScheduleError(f"the blocks of {TENSORS[tensor]} have not each of {total} heads once")
         for group in groups.tolist() or [0]:
             own = blocks[first[blocks] == group]
@@ -247,16 +244,22 @@ class LayerBlocks:
     @cached_property
     def block_bytes(self) -> IntArray:
         """The size of each block, int array (blocks,)."""
-        position_bytes = np.zeros(len(TENSORS), dtype=np.int64)
-        for tensor in np.unique(self.tensor).tolist():
-            position_bytes[tensor] = sum(each.size_bytes for each in self.fields_of(tensor))
-        return self.count * position_bytes[self.tensor]
+        kinds, kind = self.kinds
+        sizes = [sum(field.size_bytes for field in self.fields_of(*each)) for each in kinds]
+        position_bytes: IntArray = np.array(sizes, dtype=np.int64)[kind]
+        return self.count * position_bytes
 
-    def fields_of(self, tensor: int) -> tuple[Field, ...]:
+    @cached_property
+    def kinds(self) -> tuple[list[tuple[int, int]], IntArray]:
+        """The tensors and numbers of heads that blocks have, ascending, and which of them each block has."""
+        (tensor, heads), kind = np.unique(np.stack([self.tensor, self._head_columns[1]]), axis=1, return_inverse=True)
+        return list(zip(tensor.tolist(), heads.tolist(), strict=True)), kind.ravel()
+
+    def fields_of(self, tensor: int, heads: int) -> tuple[Field, ...]:
         """The tensors of a block, elements per position: [batch, heads, head_dim] of queries and keys, [batch, heads,
         value_dim] of values and results, or [batch, heads] for row sums.
         """
-        layer, heads = self.workload, int(self._head_columns[1][self.blocks_of(tensor)[0]])
+        layer = self.workload
         rows, values = ((layer.batch, heads, size) for size in (layer.head_dim, layer.value_size))
         scalars = (layer.batch, heads)
         gradient = layer.dtype if self.gradient_dtype is None else self.gradient_dtype
@@ -283,34 +286,39 @@ class LayerBlocks:
         )
 
     def in_head_groups(self, groups: int) -> tuple[Self, IntArray]:
-        """The layer with the heads of each block cut into equal groups, group by group in the order of blocks.
+        """The layer with the heads of each block cut into groups, group by group in the order of blocks.
 
-        Keys and their gradients of fewer heads are cut into single heads, each of which is for several groups. Also
-        returns the number of each group of the heads of each block, an int array (blocks, groups). Raises
-        `ScheduleError` for blocks whose heads are not a multiple of `groups`, nor a divisor of keys.
+        Groups have equally many heads, or as equally many as groups can that use whole KV heads each or a part of one;
+        keys that several groups use are one block. Also returns the number of each group of the heads of each block, an
+        int array (blocks, groups). Raises `ScheduleError` for blocks of queries with fewer heads than groups.
         """
-        first, heads = self._head_columns
-        of_keys = np.isin(self.tensor, (KEYS, KEY_GRADIENTS))
-        parts = np.where(of_keys & (groups % heads == 0), np.minimum(groups, heads), groups)
-        if (at := first_true(heads % parts != 0)) is not None:
+        (first, heads), of_keys = self._head_columns, np.isin(self.tensor, (KEYS, KEY_GRADIENTS))
+        kv_heads = self._kv_heads[1] - self._kv_heads[0] + 1
+        if (at := first_true(~of_keys & (heads < groups))) is not None:
             raise ScheduleError(
-                f"block {at} ({TENSORS[int(self.tensor[at])]}) has {heads[at]} heads, expected a multiple of {groups}"
+                f"block {at} ({TENSORS[int(self.tensor[at])]}) has {heads[at]} heads, expected {groups} or more"
             )
-        part, block = np.nonzero(np.arange(int(parts.max(initial=1)))[:, None] < parts)
-        place = np.empty((int(parts.max(initial=1)), len(heads)), dtype=np.int64)
-        place[part, block] = np.arange(len(part))
-        number = place[np.arange(groups) * parts[:, None] // groups, np.arange(len(heads))[:, None]]
-        width = (heads // parts)[block]
+        alike, shape = np.unique(np.stack([of_keys, heads, kv_heads]), axis=1, return_inverse=True)
+        cuts = [head_cuts(own * groups, own, groups) // groups if is_keys else head_cuts(width, own, groups)
+                for is_keys, width, own in alike.T.tolist()]  # fmt: skip
+        begin = np.array(cuts)[shape.ravel()]  # of each group of each block; of keys also several times
+        is_new = np.diff(begin[:, :-1], prepend=-1, axis=1) > 0
+        block, group = np.nonzero(is_new)
+        order = np.lexsort((block, (is_new.cumsum(axis=1) - 1)[block, group]))
+        block, group = block[order], group[order]
+        place = np.zeros_like(is_new, dtype=np.int64)
+        place[block, group] = np.arange(len(block))
+        since = np.maximum.accumulate(np.where(is_new, np.arange(groups), 0), axis=1)
         cut = replace(
             self,
             tensor=self.tensor[block],
             owner=self.owner[block],
             start=self.start[block],
             count=self.count[block],
-            first_head=first[block] + part * width,
-            heads=width,
+            first_head=first[block] + begin[block, group],
+            heads=np.maximum(np.diff(begin, axis=1)[block, group], 1),
         )
-        return cut, number
+        return cut, np.take_along_axis(place, since, axis=1)
 
     def owned(self, *tensors: int) -> BoolArray:
         """Bool array (world_size, blocks): the owner of each block of these tensors."""

@@ -96,6 +96,10 @@ class AttentionOptions:
             open=("auto", "strided"),
         ),
     ] = "auto"
+    padded_heads: Annotated[
+        bool,
+        Option("Pad heads that the ranks which share them do not divide with heads of zeros, as some libraries do."),
+    ] = False
     travels: Annotated[
         Travelling,
         Option(
@@ -279,7 +283,7 @@ def check_options(given: Mapping[str, object]) -> None:
     >>> check_options({"stage": 4})
     Traceback (most recent call last):
     tasp_lab.core.errors.ScheduleError: unknown option 'stage', did you mean 'stages'? expected one of trim, buffers, \
-dataflow, gradient_dtype, result_dtype, tail_chunks, stages, groups, travels, pieces, direction
+dataflow, gradient_dtype, result_dtype, tail_chunks, stages, groups, padded_heads, travels, pieces, direction
     """
     known = [name for name in OPTIONS if name != "passes"]
     for name in given:

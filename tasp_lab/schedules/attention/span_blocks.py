@@ -11,6 +11,7 @@ from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import check_holdings
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.heads import HeadPieces, head_pieces
 from tasp_lab.schedules.attention.layer_blocks import query_spans
 from tasp_lab.schedules.attention.task import (
     KEY_GRADIENTS,
@@ -32,26 +33,24 @@ def span_task(
     dtype: str,
     *,
     backward: bool = False,
-    query_groups: int = 1,
-    key_groups: int = 1,
+    pieces: HeadPieces | None = None,
 ) -> AttentionTask:
-    """The task whose blocks are the spans of a layout, for each of equal groups of heads.
+    """The task whose blocks are the spans of a layout, for each piece of heads; all heads are one if None.
 
-    `dtype` is that of results or gradients. Blocks are numbered by tensor, group, rank and span. Raises
+    `dtype` is that of results or gradients. Blocks are numbered by tensor, piece, rank and span. Raises
     `TooManyBlocksError`.
     """
+    pieces = head_pieces(workload, 1) if pieces is None else pieces
     spans_of = {KEYS: _table(layout.spans), QUERIES: _table(query_spans(workload, layout))}
-    of_keys, of_queries = key_groups * spans_of[KEYS].shape[1], query_groups * spans_of[QUERIES].shape[1]
+    of_keys, of_queries = len(pieces.first_kv) * spans_of[KEYS].shape[1], len(pieces.first) * spans_of[QUERIES].shape[1]
     check_holdings(layout.world_size, (1 + backward) * of_keys + 2 * of_queries)
     columns = []
     for tensor in (KEYS, QUERIES, KEY_GRADIENTS, QUERY_GRADIENTS) if backward else (KEYS, QUERIES, RESULTS):
         is_key = tensor in (KEYS, KEY_GRADIENTS)
-        groups = key_groups if is_key else query_groups
-        heads = (workload.kv_head_count if is_key else workload.heads) // groups
+        heads = np.stack((pieces.first_kv, pieces.kv_heads) if is_key else (pieces.first, pieces.heads))
         spans = spans_of[KEYS if is_key else QUERIES]
-        first_head = np.repeat(np.arange(groups) * heads, spans.shape[1])
-        fixed = (np.full_like(first_head, tensor), first_head, np.full_like(first_head, heads))
-        columns.append(np.stack([*np.tile(spans, groups), *fixed]))
+        kind = np.full(heads.shape[1] * spans.shape[1], tensor)
+        columns.append(np.stack([*np.tile(spans, heads.shape[1]), kind, *np.repeat(heads, spans.shape[1], axis=1)]))
     owner, start, count, kinds, first_heads, widths = np.concatenate(columns, axis=1)
     return AttentionTask(
         workload,

@@ -161,13 +161,12 @@ class AttentionTask(LayerBlocks):
 
     def blocks(self, pools: Mapping[int, Pool | None], bound: Collection[int]) -> Blocks:
         """The blocks of a schedule of this task; `pools` by tensor; resident copies of `bound` are the caller's."""
-        present = np.unique(self.tensor).tolist()
         joins: Mapping[int, Join] = {RESULTS: "merge", KEY_GRADIENTS: "add", QUERY_GRADIENTS: "add"}
         kinds = [
-            Kind(TENSORS[each], joins.get(each, ""), pools.get(each), self.fields_of(each), each in bound)
-            for each in present
+            Kind(TENSORS[each], joins.get(each, ""), pools.get(each), self.fields_of(each, heads), each in bound)
+            for each, heads in self.kinds[0]
         ]
-        return Blocks(kinds, np.searchsorted(present, self.tensor), self.block_bytes, self.parts)
+        return Blocks(kinds, self.kinds[1], self.block_bytes, self.parts)
 
     def tile_bands(self, queries: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
         """The clipped bands of the tiles of query and key blocks, two arrays that broadcast together.
@@ -266,13 +265,13 @@ class AttentionTask(LayerBlocks):
             pairs += int(pairs_in_band(low, high, queries, length)) if length else 0
         return pairs * layer.heads * self.flops_per_pair_and_head
 
-    def least_output_bytes_per_position(self, tensor: int) -> int:
-        """The bytes of results or gradients of queries, or of gradients of keys, per position and block.
+    def least_output_bytes_per_position(self, tensor: int, heads: int) -> int:
+        """The bytes of results or gradients of queries, or of gradients of keys, per position and block of some heads.
 
         In the dtype of the layer, or that on the wire if it is narrower; without the log-sum-exp of results.
         """
         on_wire = self.result_dtype if self.gradient_dtype is None else self.gradient_dtype
-        layer, heads = self.workload, int(self._head_columns[1][self.blocks_of(tensor)[0]])
+        layer = self.workload
         elements = layer.head_dim if self.is_backward else layer.value_size  # of gradients of queries, or of results
         if tensor == KEYS:
             elements = layer.head_dim + layer.value_size

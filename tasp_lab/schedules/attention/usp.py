@@ -3,7 +3,8 @@
 The ranks of a group share out the heads. An all-to-all within each group gives rank ``group * members + g`` the queries
 and keys of head group g, of all positions of its group. Then the ranks with equal heads run the outer schedule, in
 which a group is a rank, and results or gradients return to the owners of their positions. The outer schedule
-may be a ring, TASP, TokenRing, ``kv-and-q-rings`` or Burst; its layout says which positions a group has.
+may be a ring, TASP, TokenRing, ``kv-and-q-rings``, Burst or gathered keys; its layout says which positions a group has.
+Head groups are those of `tasp_lab.schedules.attention.heads`.
 
 ``usp:UxR`` is groups of U consecutive ranks and a ring over R groups, zigzag under a causal mask; ``usp:UxR:NAME`` has
 the schedule of that name between the groups. With one group it is Ulysses, with groups of one rank the outer schedule.
@@ -30,6 +31,7 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import check_holdings, no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.forward import CIRCULATIONS
+from tasp_lab.schedules.attention.heads import check_heads, head_pieces, padded
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.attention.ulysses import ulysses
@@ -62,7 +64,7 @@ def _same_as(split: tuple[int, int], variant: str) -> str:
     follows="ranks",
     moves="Ulysses in groups of U ranks, a ring between the R groups, or any schedule that follows a colon",
     layout=usp_layout,
-    options=("trim", "buffers", "dataflow", "gradient_dtype", "result_dtype", "groups", "direction"),
+    options=("trim", "buffers", "dataflow", "gradient_dtype", "result_dtype", "groups", "padded_heads", "direction"),
     variants=(
         "ring-attention",
         "zigzag-ring-attention",
@@ -73,8 +75,11 @@ def _same_as(split: tuple[int, int], variant: str) -> str:
         "token-multi-ring",
         "kv-and-q-rings",
         "burst",
+        "kv-all-gather",
+        "multi-ring-kv-all-gather",
+        "direct-kv-all-gather",
     ),
-    of_variant=("trim", "dataflow", "direction"),
+    of_variant=("trim", "buffers", "dataflow", "direction"),
     same_as=_same_as,
 )
 def usp(
@@ -88,8 +93,8 @@ def usp(
 ) -> tuple[Schedule, ...]:
     """The passes of ``usp:UxR:NAME``, `split` being U and R, `variant` the name or "" for the balanced ring.
 
-    Raises `ScheduleError` for heads that U ranks cannot share out, for the dataflow ``rotate-kv-back``, and where
-    members of a group or of different groups have no link.
+    Raises `ScheduleError` for fewer heads than U, for the dataflow ``rotate-kv-back``, and where members of a group or
+    of different groups have no link.
     """
     members, groups = split
     if groups == 1:
@@ -103,6 +108,8 @@ def usp(
         raise ScheduleError(
             f"schedule {name!r}: dataflow 'rotate-kv-back' does not apply to it, expected auto, rotate-kv or rotate-q"
         )
+    check_heads(name, workload, members, topology.world_size)
+    workload = padded(workload, members) if options.padded_heads else workload
     between = _between(name, topology, members, uses_rings=ATTENTION[outer].uses_rings)
     wire = options.wire_dtype(workload.dtype, backward=False, sums=False)
 
@@ -115,7 +122,7 @@ def usp(
             _check_links(f"schedule {name!r}, between groups", topology, *ends)
             raise
         fewest = min(found, key=lambda schedule: int(schedule.bytes_by_rank().sum()))
-        return in_groups(name, topology, fewest, members, wire)
+        return in_groups(name, topology, fewest, members, wire, has_keys=backward and outer.endswith("kv-all-gather"))
 
     return options.build(one_pass)
 
@@ -164,8 +171,8 @@ def in_groups(
     Results have `result_dtype` on the wire. Sums are accumulated in float32. With `has_keys` each member starts with
     the keys of its heads that `outer` starts with: those that a forward pass has left there.
 
-    Raises `ScheduleError` for other world sizes, for heads that the members cannot share out, and for an outer schedule
-    that is no attention with all heads in each block, or that starts with copies of other ranks.
+    Raises `ScheduleError` for other world sizes, for fewer heads than members, and for an outer schedule that is no
+    attention with all heads in each block, or that starts with copies of other ranks.
 
     >>> from tasp_lab.schedules.attention.forward import attention
     >>> from tasp_lab.topology.builders import full_mesh
@@ -180,8 +187,8 @@ def in_groups(
         raise ScheduleError(
             f"schedule {name!r}: expected attention that starts with the queries and keys of each rank only"
         )
-    heads = (task.workload.heads, task.workload.kv_head_count)
-    if tuple(task.fields_of(tensor)[0].shape[1] for tensor in (QUERIES, KEYS)) != heads:
+    heads = {QUERIES: task.workload.heads, KEYS: task.workload.kv_head_count}
+    if any(count != heads.get(tensor, count) for tensor, count in task.kinds[0]):
         raise ScheduleError(f"schedule {name!r}: expected an outer schedule with all heads in each block")
     if topology.world_size != outer.world_size * members:
         raise ScheduleError(
@@ -210,27 +217,22 @@ def in_groups(
 
 
 class HeadGroups:
-    """The blocks of members: of each outer block, one for each member's positions and each group of heads.
-
-    There are as many head groups as members, or as KV heads if these are fewer.
-    """
+    """The blocks of members: of each outer block, one for each member's positions and each piece of heads."""
 
     def __init__(self, name: str, outer: AttentionTask, members: int, result_dtype: str) -> None:
-        layer, kv_heads = outer.workload, outer.workload.kv_head_count
-        if layer.heads % members or (kv_heads % members and members % kv_heads):
-            raise ScheduleError(
-                f"schedule {name!r}: {layer.heads} heads and {kv_heads} KV heads for {members} members, "
-                "expected a multiple of the members, and of KV heads a multiple or a divisor"
-            )
+        layer = outer.workload
+        check_heads(name, layer, members, outer.layout.world_size * members)
+        self.pieces = pieces = head_pieces(layer, members)
         self.members = members
         cells = np.array(list(_cells(outer, members)), dtype=np.int64)
-        block, of_keys = cells[:, 0], np.isin(outer.tensor[cells[:, 0]], (KEYS, KEY_GRADIENTS))
-        self._groups = np.where(of_keys, min(members, kv_heads), members)
-        check_holdings(outer.layout.world_size * members, int(self._groups.sum()))
+        block, self._of_keys = cells[:, 0], np.isin(outer.tensor[cells[:, 0]], (KEYS, KEY_GRADIENTS))
+        count = np.where(self._of_keys, len(pieces.first_kv), len(pieces.first))
+        check_holdings(outer.layout.world_size * members, int(count.sum()))
         self._first_cell = np.searchsorted(block, np.arange(len(outer.tensor) + 1))
-        cell, group = ranges(np.zeros_like(self._groups), self._groups)
-        self._first_block = np.cumsum(self._groups) - self._groups
-        heads = np.where(of_keys, kv_heads, layer.heads) // self._groups
+        cell, piece = ranges(np.zeros_like(count), count)
+        self._first_block = np.cumsum(count) - count
+        first, heads = np.concatenate([[pieces.first_kv, pieces.kv_heads], [pieces.first, pieces.heads]], axis=1)
+        place = piece + np.where(self._of_keys, 0, len(pieces.first_kv))[cell]
         self._outer_owner = outer.owner
         self.task = AttentionTask(
             layer,
@@ -239,23 +241,26 @@ class HeadGroups:
             (outer.owner[block] * members + cells[:, 1])[cell],
             cells[cell, 2],
             cells[cell, 3],
-            group * heads[cell],
-            heads[cell],
+            first[place],
+            heads[place],
             outer.gradient_dtype,
             result_dtype,
             home_dtype="fp32",
         )
 
-    def of_member(self, blocks: IntArray, member: int) -> tuple[IntArray, IntArray]:
-        """The blocks with the heads of a member: for each one the index in `blocks` of its outer block, and itself."""
+    def of_piece(self, blocks: IntArray, piece: int) -> tuple[IntArray, IntArray]:
+        """The blocks with the heads of a piece, of keys those that it uses.
+
+        For each one the index in `blocks` of its outer block, and itself.
+        """
         entry, cell = ranges(self._first_cell[blocks], self._first_cell[blocks + 1])
-        return entry, self._first_block[cell] + member * self._groups[cell] // self.members
+        return entry, self._first_block[cell] + np.where(self._of_keys[cell], self.pieces.kv[piece], piece)
 
     def exchange(self, blocks: IntArray, *, home: bool) -> Step:
         """The all-to-all of outer blocks in each group: from owners to the members with their heads, or given back."""
         found = []
-        for member in range(self.members):
-            entry, block = self.of_member(blocks, member)
+        for piece, member in enumerate(self.pieces.group.tolist()):
+            entry, block = self.of_piece(blocks, piece)
             user, owner = self._outer_owner[blocks[entry]] * self.members + member, self.task.owner[block]
             away = user != owner
             source, destination = (user[away], owner[away]) if home else (owner[away], user[away])
@@ -267,23 +272,23 @@ class HeadGroups:
         """The copies of the members, from those of the outer ranks: bool arrays (world_size, blocks)."""
         found = no_copies(len(outer) * self.members, len(self.task.tensor))
         rank, blocks = np.nonzero(outer)
-        for member in range(self.members):
-            entry, block = self.of_member(blocks, member)
+        for piece, member in enumerate(self.pieces.group.tolist()):
+            entry, block = self.of_piece(blocks, piece)
             found[rank[entry] * self.members + member, block] = True
         return found
 
     def step(self, step: Step, first_lane: int) -> Step:
         """What an outer step is for all members."""
-        return joined([self._step(step, member, first_lane) for member in range(self.members)])
+        return joined([self._step(step, piece, first_lane) for piece in range(len(self.pieces.group))])
 
-    def _step(self, step: Step, member: int, first_lane: int) -> Step:
-        entry, block = self.of_member(step.block, member)
+    def _step(self, step: Step, piece: int, first_lane: int) -> Step:
+        (entry, block), member = self.of_piece(step.block, piece), int(self.pieces.group[piece])
         source, destination = (each[entry] * self.members + member for each in (step.source, step.destination))
         calls = [
             Calls(
                 each.kernel,
                 each.rank * self.members + member,
-                tuple(self._lists(lists, member) for lists in each.operands),
+                tuple(self._lists(lists, piece) for lists in each.operands),
                 each.params,
                 each.lane,
             )
@@ -291,8 +296,8 @@ class HeadGroups:
         ]
         return Step(source, destination, step.lane[entry] + first_lane, block, step.gives[entry], tuple(calls))
 
-    def _lists(self, lists: BlockLists, member: int) -> BlockLists:
-        entry, block = self.of_member(lists.block, member)
+    def _lists(self, lists: BlockLists, piece: int) -> BlockLists:
+        entry, block = self.of_piece(lists.block, piece)
         return BlockLists.of_sizes(np.bincount(lists.owner[entry], minlength=len(lists)), block)
 
 

@@ -22,7 +22,7 @@ halves. Chunk r is segment r; further ones are numbered behind the chunks, and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -354,12 +354,13 @@ class LinearBlocks:
         return found
 
     # -- fields -------------------------------------------------------------------------------------------------------
-    def blocks(self, pools: Mapping[int, Pool] | None = None) -> Blocks:
-        """The blocks of a schedule; `pools` by tensor. Residents, but states, are the caller's tensors."""
+    def blocks(self, pools: Mapping[int, Pool | None] | None = None, bound: Collection[int] | None = None) -> Blocks:
+        """The blocks of a schedule; `pools` by tensor. Resident copies of `bound` are the caller's: all but states."""
         pools, present = pools or {}, np.unique(self.tensor).tolist()
+        bound = set(present) - set(STATES) if bound is None else bound
         kinds = [
             Kind(TENSORS[each], "add" if each in self._sums else "", pools.get(each), self.fields_of(each),
-                 each not in STATES)
+                 each in bound)
             for each in present
         ]  # fmt: skip
         return Blocks(kinds, np.searchsorted(present, self.tensor), self.block_bytes, self.parts)

@@ -98,8 +98,8 @@ def test_what_is_no_outer_schedule_is_refused() -> None:
     outer = attention("ring-attention", full_mesh(2), layer)
     with pytest.raises(ScheduleError, match="schedule 'usp-3 ring-attention': 2 groups of 3 ranks, full-mesh:8 has 8"):
         usp(full_mesh(8), outer, 3)
-    with pytest.raises(ScheduleError, match="schedule 'usp-4 ring-attention': 6 heads and 6 KV heads for 4 members"):
-        usp(full_mesh(8), outer, 4)
+    with pytest.raises(ScheduleError, match="schedule 'usp-7 ring-attention': 6 heads for 7 ranks, expected as many"):
+        usp(full_mesh(14), outer, 7)
     with pytest.raises(ScheduleError, match="'usp-2 ring': expected attention that starts with the queries and keys"):
         usp(full_mesh(4), ring_all_gather(full_mesh(2), 8), 2)
     back = attention_passes("ring-attention", full_mesh(2), layer, dataflow="rotate-kv-back").backward
