@@ -66,13 +66,16 @@ class Checked(NamedTuple):
     unsupported: str = ""
 
 
-def check_kernels(device: torch.device, rows: int, head_dims: Sequence[int]) -> Iterator[Checked]:
-    """Check all kernels of attention. Raises `RunError` for the first one that differs from float64."""
+def check_kernels(device: torch.device, rows: int, head_dims: Sequence[tuple[int, int]]) -> Iterator[Checked]:
+    """Check all kernels of attention, with heads of so many elements of keys and of values.
+
+    Raises `RunError` for the first one that differs from float64.
+    """
     for name, kernel in KERNELS.items():
         if kernel is EXACT:
             continue
         for dtype_name, dtype in DTYPES.items():
-            why = [kernel.supports(dtype, device, each, each) for each in head_dims]
+            why = [kernel.supports(dtype, device, *each) for each in head_dims]
             if any(why):
                 yield Checked(name, dtype_name, unsupported=next(each for each in why if each))
                 continue
@@ -80,14 +83,16 @@ def check_kernels(device: torch.device, rows: int, head_dims: Sequence[int]) -> 
 
 
 def _check(
-    kernel: Kernel, name: str, dtype: torch.dtype, device: torch.device, rows: int, head_dims: Sequence[int]
-) -> Checked:
+    kernel: Kernel, name: str, dtype: torch.dtype, device: torch.device, rows: int,
+    head_dims: Sequence[tuple[int, int]],
+) -> Checked:  # fmt: skip
     limit, cases, worst = TOLERANCE[dtype], 0, (0.0, 0.0)
-    for head_dim in head_dims:
+    for head_dim, value_dim in head_dims:
         for kv_heads in (4, 1):
             for mask in masks(rows):
-                errors = _errors(kernel, mask, 4, kv_heads, head_dim, dtype, device)
-                what = f"kernel {kernel.name}, {name}, head_dim {head_dim}, {kv_heads} KV heads, mask {mask.name}"
+                errors = _errors(kernel, mask, 4, kv_heads, (head_dim, value_dim), dtype, device)
+                widths = f"head_dim {head_dim}, value_dim {value_dim}"
+                what = f"kernel {kernel.name}, {name}, {widths}, {kv_heads} KV heads, mask {mask.name}"
                 _require(f"{what}, forward", errors[0], limit)
                 _require(f"{what}, backward", errors[1], GRADIENT_FACTOR * limit)
                 worst, cases = (max(worst[0], errors[0]), max(worst[1], errors[1])), cases + 1
@@ -100,17 +105,18 @@ def _require(what: str, error: float, limit: float) -> None:
 
 
 def _errors(
-    kernel: Kernel, mask: Mask, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> tuple[float, float]:
+    kernel: Kernel, mask: Mask, heads: int, kv_heads: int, dims: tuple[int, int], dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[float, float]:  # fmt: skip
     """The larger error of out and lse, and the largest of the gradients."""
     generator = torch.Generator().manual_seed(0)
 
-    def normal(rows: int, heads: int) -> Tensor:
-        return torch.randn(2, rows, heads, head_dim, generator=generator).to(dtype).to(device)
+    def normal(rows: int, heads: int, size: int) -> Tensor:
+        return torch.randn(2, rows, heads, size, generator=generator).to(dtype).to(device)
 
-    q, dout = normal(mask.queries, heads), normal(mask.queries, heads)
-    k, v = normal(mask.keys, kv_heads), normal(mask.keys, kv_heads)
-    band = {"scale": head_dim**-0.5, "low": mask.low, "high": mask.high}
+    q, dout = (normal(mask.queries, heads, size) for size in dims)
+    k, v = (normal(mask.keys, kv_heads, size) for size in dims)
+    band = {"scale": dims[0] ** -0.5, "low": mask.low, "high": mask.high}
     found, exact = kernel.attend(q, k, v, **band), EXACT.attend(q, k, v, **band)
     gradients = kernel.backward(dout, q, k, v, found.out, lse_for_gradients(found.lse), **band)
     expected = EXACT.backward(dout, q, k, v, exact.out, lse_for_gradients(exact.lse), **band)

@@ -22,7 +22,7 @@ class Sizes(NamedTuple):
     peer_bytes: tuple[int, ...] = (MIB, 16 * MIB, 256 * MIB)
     calls: int = 10
     kernel_rows: int = 300
-    head_dims: tuple[int, ...] = (64, 128)
+    head_dims: tuple[tuple[int, int], ...] = ((64, 64), (128, 128), (192, 128))
     delayed_bytes: int = 64 * KIB
     seeds: int = 1
     delayed_masks: tuple[str, ...] = ("causal",)
@@ -39,14 +39,15 @@ QUICK = Sizes()
 
 FULL = Sizes(
     message_bytes=(MIB, 8 * MIB, 64 * MIB, 512 * MIB), calls=20,
-    peer_bytes=tuple(MIB << power for power in range(9)), kernel_rows=1000, head_dims=(64, 96, 128, 256),
+    peer_bytes=tuple(MIB << power for power in range(9)), kernel_rows=1000,
+    head_dims=((64, 64), (96, 96), (128, 128), (256, 256), (192, 128), (128, 64)),
     delayed_bytes=MIB, seeds=20, delayed_masks=("causal", "full"), overlap_sequences=(8192, 16384, 65536),
     recipe=Recipe(16384, heads=16, head_dim=64), repeats=10,
 )  # fmt: skip
 """Meant for 45 minutes on 8 GPUs; not measured."""
 
 HOST = Sizes(
-    message_bytes=(64 * KIB, MIB), calls=2, peer_bytes=(64 * KIB,), kernel_rows=48, head_dims=(32,),
+    message_bytes=(64 * KIB, MIB), calls=2, peer_bytes=(64 * KIB,), kernel_rows=48, head_dims=((32, 32), (32, 24)),
     delayed_bytes=2 * KIB, aligned_bytes=(56 * KIB, 64 * KIB), overlap_sequences=(256,),
     timed_layer=Workload(256, heads=4, head_dim=16, dtype="fp32", mask="full"),
     recipe=Recipe(64, heads=2, head_dim=8), repeats=2, loss_limit_s=60.0,

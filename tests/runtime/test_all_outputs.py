@@ -36,9 +36,11 @@ pytestmark = pytest.mark.distributed
 Tensor = torch.Tensor
 
 LAYERS = [
-    Workload(37, batch=2, heads=4, kv_heads=2, head_dim=16, dtype="fp32", mask="causal"),
+    Workload(37, batch=2, heads=4, kv_heads=2, head_dim=16, dtype="fp32", mask="causal", value_dim=8),
     Workload(26, heads=4, kv_heads=4, head_dim=16, dtype="fp32", mask="full"),
-    Workload(40, heads=4, kv_heads=4, head_dim=16, dtype="fp32", mask="causal", documents=(7, 0, 1, 20, 12)),
+    Workload(
+        40, heads=4, kv_heads=4, head_dim=16, dtype="fp32", mask="causal", documents=(7, 0, 1, 20, 12), value_dim=24
+    ),
     Workload(40, heads=4, kv_heads=4, head_dim=16, dtype="fp32", mask="causal", window=9),
 ]
 
@@ -186,7 +188,7 @@ def test_stand_ins_have_the_inner_products_that_gradients_of_the_log_sum_exp_nee
     assert float((found - wanted).abs()) <= 2 * most
 
 
-LINEAR = linear(23, decay="scalar")
+LINEAR = linear(23, decay="scalar", value_dim=3)
 
 
 class Wanted(NamedTuple):
@@ -209,7 +211,7 @@ WANTED = [
 
 def states_of(work: Workload) -> tuple[Tensor, Tensor]:
     """A state before the first position, and the gradient of the last one."""
-    shape = 2, work.batch, work.kv_head_count, work.head_dim, work.head_dim
+    shape = 2, work.batch, work.kv_head_count, work.head_dim, work.value_size
     first, last = torch.randn(shape, generator=torch.Generator().manual_seed(6))
     return first, last
 

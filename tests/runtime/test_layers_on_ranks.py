@@ -81,7 +81,9 @@ CIRCULATED = [
     Workload(
         70, batch=2, heads=2, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS, value_dim=4
     ),
-    Workload(70, heads=3, kv_heads=1, head_dim=8, dtype="fp32", mask="causal", window=6, documents=DOCUMENTS),
+    Workload(
+        70, heads=3, kv_heads=1, head_dim=8, dtype="fp32", mask="causal", window=6, documents=DOCUMENTS, value_dim=8
+    ),
 ]
 
 

@@ -52,12 +52,14 @@ def random_inputs(layer: Workload) -> tuple[list[Tensor], Tensor, Tensor, Tensor
     def normal(*shape: int) -> Tensor:
         return torch.randn(layer.batch, *shape, generator=random)
 
-    n, heads, kv_heads, size = layer.sequence, layer.heads, layer.kv_head_count, layer.head_dim
-    q, dout = normal(n, heads, size), normal(n, heads, size)
-    k, v = normal(n, kv_heads, size), normal(n, kv_heads, size)
+    n, heads, kv_heads, size, values = (
+        layer.sequence, layer.heads, layer.kv_head_count, layer.head_dim, layer.value_size
+    )  # fmt: skip
+    q, dout = normal(n, heads, size), normal(n, heads, values)
+    k, v = normal(n, kv_heads, size), normal(n, kv_heads, values)
     per = {"scalar": (kv_heads,), "channel": (kv_heads, size)}
     gates = [-0.3 * normal(n, *per[layer.decay]).abs()] if layer.decay in per else []
-    state, dstate = normal(kv_heads, size, size), normal(kv_heads, size, size)
+    state, dstate = normal(kv_heads, size, values), normal(kv_heads, size, values)
     return [q, k, v, *gates], state, dout, dstate
 
 
@@ -120,6 +122,7 @@ def test_states_at_both_ends_and_all_gradients_are_those_of_the_recurrence(name:
         heads=kv_heads * data.draw(st.integers(1, 2)),
         kv_heads=kv_heads,
         head_dim=data.draw(st.sampled_from([1, 4])),
+        value_dim=data.draw(st.sampled_from([None, 3])),
         dtype="fp32",
         mask="causal",
         kind="linear",

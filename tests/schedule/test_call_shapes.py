@@ -26,7 +26,9 @@ from tests.support.systems import attention_names_on, names_for
 
 PASSES: Sequence[Pass] = ("forward", "backward")
 MESH = full_mesh(4)
-HYBRID = Workload(96, heads=4, head_dim=4, kv_heads=2, mask="causal", kind="hybrid", layers="LS", decay="scalar")
+HYBRID = Workload(
+    96, heads=4, head_dim=4, kv_heads=2, mask="causal", kind="hybrid", layers="LS", decay="scalar", value_dim=3
+)
 
 
 # Blocks that skip a document which others have: layers in which tiles turned out to have no pair.
@@ -55,8 +57,10 @@ def test_blocks_may_lack_documents_between_those_they_have(name: str, layer: Wor
 def check_pairs(name: str, passing: Pass, layer: Workload) -> None:
     for schedule in attention_schedules(name, MESH, layer, options=AttentionOptions(passing)):
         for shape in call_shapes(schedule.task, calls_of(schedule)).distinct:
-            products = {"forward": 2, "backward": 5}[shape.passing]
-            assert shape.flops == 2 * products * shape.pairs * shape.batch * shape.heads * shape.head_dim
+            of_keys, of_values = {"forward": (1, 1), "backward": (3, 2)}[shape.passing]
+            lengths = of_keys * layer.head_dim + of_values * layer.value_size
+            assert shape.flops == 2 * lengths * shape.pairs * shape.batch * shape.heads
+            assert (shape.head_dim, shape.value_size) == (layer.head_dim, layer.value_size)
             assert shape.heads % shape.kv_heads == 0
             assert (shape.kind, shape.dtype) == ("softmax", layer.dtype)
 

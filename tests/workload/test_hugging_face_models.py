@@ -145,6 +145,13 @@ def test_a_published_model_is_that_of_transformers(tmp_path: Path, name: str) ->
     assert parameter_count(found) == pytest.approx(sum(each.numel() for each in theirs.parameters()), rel=1e-3)
 
 
+def test_latent_attention_is_a_layer_of_the_widths_of_its_expanded_heads(tmp_path: Path) -> None:
+    """qk_nope_head_dim + qk_rope_head_dim elements of keys, v_head_dim of values, as many KV heads as heads."""
+    layer = published(tmp_path, "deepseek-v3", qk_rope_head_dim=32, v_head_dim=96).layer(1024)
+    assert (layer.heads, layer.kv_heads, layer.head_dim, layer.value_dim) == (128, 128, 128 + 32, 96)
+    assert published(tmp_path, "deepseek-v3", qk_rope_head_dim=32, v_head_dim=160).layer(1024).value_dim is None
+
+
 def test_windows_follow_layers(tmp_path: Path) -> None:
     """A query at position p has min(p + 1, w) keys in the window: n w - w (w - 1) / 2 pairs in all."""
     n, patterns = 65536, {}

@@ -117,10 +117,8 @@ class AttentionKernel:
 
     def peak_rate(self, passing: Passing, head_dim: int, value_dim: int | None = None) -> float:
         """FLOP/s that no call exceeds; those of padding are not counted."""
-        variant, (own, computed) = (
-            self.variant(passing, head_dim, value_dim),
-            self._widths(passing, head_dim, value_dim),
-        )
+        own, computed = self._widths(passing, head_dim, value_dim)
+        variant = _variant(self.file, passing, computed)
         long_use = 1.0 if variant.settle_s.value else variant.sustained.value
         return rate_at(variant, computed) * long_use * (own / computed)
 
@@ -306,9 +304,7 @@ def elements_of(shape: KernelShape) -> tuple[float, float, float, float]:
 def _beside_s(gpu: Gpu, design: Design, shape: KernelShape) -> float:
     """The time of the kernels beside the main one, which move memory; merges of split keys apart."""
     q, k, v, o = elements_of(shape)
-    if (
-        shape.passing == "backward"
-    ):  # as designs are fitted to measured heads, whose rows of O are as wide as those of Q
+    if shape.passing == "backward":  # some of the bytes per element of Q are those of O
         q = (q * (GRADIENT_BYTES - OUTPUT_GRADIENT_BYTES) + o * OUTPUT_GRADIENT_BYTES) / GRADIENT_BYTES
     moved = design.query_bytes * q
     if shape.passing == "forward" or shape.kv_heads < shape.heads:

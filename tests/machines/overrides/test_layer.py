@@ -24,6 +24,8 @@ LAYER = Workload(4096, heads=16, kv_heads=8, mask="causal")
         ("layer.mask=full", replace(LAYER, mask="full")),
         ("layer.window=1Ki", replace(LAYER, window=1024)),
         ("layer.heads=x2", replace(LAYER, heads=32)),
+        ("layer.value_dim=x0.5", replace(LAYER, value_dim=64)),
+        ("layer.head_dim=192", replace(LAYER, head_dim=192)),
         ("layer.documents=100,200", replace(LAYER, sequence=300, documents=(100, 200))),
         ("layer.kind=linear", replace(LAYER, kind="linear")),
         ("nic.bandwidth=x2", LAYER),
