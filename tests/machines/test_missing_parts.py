@@ -167,7 +167,7 @@ def test_numbers_that_parts_cannot_have(machine: str, override: str, message: st
 
 def test_a_layer_that_31_ranks_cannot_divide_is_refused() -> None:
     with pytest.raises(TaspLabError, match="31"):
-        predict(load_machine("h100-4x8").without(["gpu.5"]), ["ulysses"], Workload(2**15), samples=0)
+        predict(load_machine("h100-4x8").without(["gpu.5"]), ["ulysses"], Workload(2**15, heads=8), samples=0)
 
 
 def test_lines_of_a_prediction_name_what_is_assumed() -> None:
