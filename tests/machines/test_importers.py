@@ -78,7 +78,7 @@ def test_dgx_1v_has_six_links_per_gpu_to_four_others() -> None:
     for rank in range(8):
         assert sorted(link.bandwidth_bytes_per_s / 25e9 for link in out_of(topology, rank)) == [1, 1, 2, 2]
     assert {link.latency_s for link in topology.links} == {0.6e-6}
-    assert not topology.has_route(0, 5)  # SYS in the matrix: over PCIe only, which is left out
+    assert not topology.linked_pairs[0, 5]  # SYS in the matrix: over PCIe only, which is left out
     assert cable_bandwidths(topology)[0, 3] == cable_bandwidths(topology)[3, 0] == 50e9
 
 

@@ -32,7 +32,7 @@ def test_notebooks_show_an_answer_as_a_table() -> None:
     html = answer._repr_html_()
     assert html.startswith("<table><caption>full-mesh:4")
     assert "ring" in html
-    assert "does not apply" in tasp_lab.answer(Question("torus:4x4", "direct", 64))._repr_html_()
+    assert "does not apply" in tasp_lab.answer(Question("torus:4x4", "direct", 64, routes="direct"))._repr_html_()
 
 
 def test_plots_are_exported_and_imported_when_used() -> None:

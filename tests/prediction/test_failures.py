@@ -164,4 +164,4 @@ def test_machines_that_are_not_whole_and_layers_without_a_schedule_are_refused()
     with pytest.raises(QuantityError, match=r"failures: mi300x-8 without gpu\.2, expected a whole machine"):
         failures(load_machine("mi300x-8").without(["gpu.2"]), LAYER)
     with pytest.raises(ScheduleError, match="failures: no schedule applies: "):
-        failures("full-mesh:4", Workload(4096, heads=6), ["ulysses"])
+        failures("full-mesh:4", Workload(4096, heads=3), ["ulysses"])

@@ -85,7 +85,7 @@ def test_ideal_links_are_exact() -> None:
 
 
 def test_a_schedule_that_does_not_apply_is_named() -> None:
-    layer = Workload(4096, heads=8, mask="full")
+    layer = Workload(4096, heads=4, mask="full")
     [found] = compare("full-mesh:4", layer, ["ulysses"], versus=["full-mesh:6"]).versus
     assert (found.answer, found.text) == (None, "does not apply")
     assert found.reason

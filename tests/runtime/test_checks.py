@@ -64,11 +64,11 @@ def _one_thread() -> Iterator[None]:
 
 
 def test_the_kernels_of_this_host_pass() -> None:
-    found = {(each.kernel, each.dtype): each for each in check_kernels(CPU, 33, (16,))}
+    found = {(each.kernel, each.dtype): each for each in check_kernels(CPU, 33, [(16, 16), (16, 8)])}
     assert found["flash-attn", "bf16"].unsupported
     for dtype in ("fp32", "bf16", "fp16"):
         checked = found["sdpa", dtype]
-        assert checked.cases == 2 * 9
+        assert checked.cases == 2 * 2 * 9  # widths, KV heads, masks
         assert 0 < checked.forward_error <= checked.limit
         assert 0 < checked.backward_error <= 2 * checked.limit
 
@@ -79,7 +79,7 @@ class WrongKernel:
     def __init__(self, fault: str) -> None:
         self.name, self._fault = "wrong", fault
 
-    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+    def supports(self, dtype: torch.dtype, device: torch.device, head_dim: int, value_dim: int) -> str | None:
         return None
 
     def attend(self, *tensors: torch.Tensor, scale: float, low: int, high: int) -> Partial:
@@ -107,7 +107,7 @@ def test_a_wrong_kernel_is_named(fault: str, named: str, monkeypatch: pytest.Mon
     kernels = {"wrong": WrongKernel(fault), "reference": KERNELS["reference"]}
     monkeypatch.setattr("tests.gpu.kernels.KERNELS", kernels)
     with pytest.raises(RunError, match=f"kernel wrong, .* mask .*, {named}: error"):
-        list(check_kernels(CPU, 33, (16,)))
+        list(check_kernels(CPU, 33, [(16, 16), (16, 8)]))
 
 
 def test_wrong_linear_attention_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,7 @@ KEYS = torch.randn(1, 2, 10, 16)
     ({"cu_seq_lens_q": torch.tensor([0, 4, 9])}, "the model passes cu_seq_lens_q"),
     ({"output_attentions": True}, "the model passes output_attentions"),
     ({"is_causal": False, "sliding_window": 4}, "window: 4 with the mask full, expected a causal mask"),
-    ({"value": torch.randn(1, 2, 9, 8)}, "expected equal batch"),
+    ({"value": torch.randn(1, 1, 9, 16)}, "expected equal batch"),
     ({"position_ids": torch.arange(9)}, "position_ids of [9], expected [batch, positions]"),
     ({"module": SimpleNamespace(config=SimpleNamespace(rope_parameters={"rope_type": "dynamic"}))}, "'dynamic'"),
     ({"module": SimpleNamespace(config=SimpleNamespace(rope_parameters={"full": {"rope_type": "longrope"}}))}, "'long"),
