@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -151,11 +152,11 @@ class System:
     sizes: tuple[int, ...] = ()
     nics: int = 0
 
-    @property
+    @cached_property
     def _sizes(self) -> tuple[int, ...]:
         return self.sizes or (self.ranks,) * self.domains
 
-    @property
+    @cached_property
     def _shape(self) -> tuple[int, int]:
         """Its domains, and the ranks of each: where these differ NCCL counts on the mean, rounded down."""
         return len(self._sizes), sum(self._sizes) // len(self._sizes)

@@ -350,7 +350,7 @@ def answers(
     Raises `QuantityError` for less than one worker, and `RunError` if a worker ends early.
 
     >>> layer = Workload(4096, heads=4)
-    >>> [found.status for found in answers(Question(f"full-mesh:{ranks}", "ulysses", layer) for ranks in (2, 3, 4))]
+    >>> [found.status for found in answers(Question(f"full-mesh:{ranks}", "ulysses", layer) for ranks in (2, 5, 4))]
     ['ok', 'does not apply', 'ok']
     """
     if workers < 1:

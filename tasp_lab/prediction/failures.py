@@ -114,7 +114,7 @@ def failures(
     >>> from tasp_lab.workload.layer import Workload
     >>> found = failures("full-mesh:4", Workload(4096, heads=4), ["ulysses", "zigzag-ring-attention"])
     >>> [(row["lost"], row["best"]) for row in found.rows][0]
-    ('1 of 6 links', 'zigzag-ring-attention')
+    ('1 of 4 GPUs', 'ulysses')
     """
     check_call(failures, locals(), SETTINGS)
     count = count or count_lines(progress)

@@ -504,9 +504,9 @@ def options_of(name: str) -> tuple[str, ...]:
     """The fields of `AttentionOptions`, without the passes, that apply to a schedule of a layer.
 
     >>> options_of("all-scan"), options_of("usp:2x4:token-ring")
-    (('pieces',), ('buffers', 'gradient_dtype', 'result_dtype', 'groups'))
+    (('pieces',), ('buffers', 'gradient_dtype', 'result_dtype', 'groups', 'padded_heads'))
     >>> options_of("all-scan+ulysses")
-    ('pieces', 'gradient_dtype', 'result_dtype')
+    ('pieces', 'gradient_dtype', 'result_dtype', 'padded_heads')
     """
     if is_hybrid(name):
         return tuple(dict.fromkeys(option for each in names_of(name) for option in options_of(each)))

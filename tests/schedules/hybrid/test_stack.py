@@ -166,7 +166,7 @@ def test_options_apply_to_the_layers_that_know_them() -> None:
     tasks = [task for task, _ in layers_of(found[0])]
     assert tasks[0].pieces == 4  # type: ignore[attr-defined]
     assert {pool.buffers for pool in found[0].blocks.pools} == {5}
-    assert options_of("all-scan+ulysses") == ("pieces", "gradient_dtype", "result_dtype")
+    assert options_of("all-scan+ulysses") == ("pieces", "gradient_dtype", "result_dtype", "padded_heads")
     with pytest.raises(ScheduleError, match=r"schedule 'lasp-2\+ulysses': buffers 5 does not apply to it, expected 3"):
         hybrid_schedules("lasp-2+ulysses", mesh, layer, None, AttentionOptions(buffers=5))
 
