@@ -45,7 +45,7 @@ COSTS = 0.005
 """A schedule that takes longer by at most this share costs nothing."""
 
 MOST = 32
-"""Of more parts that are alike so many are simulated."""
+"""Up to so many parts that are alike are all simulated; of more, as many stand for the others (`_classes`)."""
 
 
 class Part(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray
+from tasp_lab.core.arrays import BoolArray, FloatArray, IntArray, first_true
 from tasp_lab.core.choices import Routes
 from tasp_lab.core.errors import NoRouteError
 from tasp_lab.core.units import Number
@@ -50,10 +50,8 @@ class Forwarding:
         """
         if self.most_ranks is None:
             return ""
-        ranks = (
-            f"at most {self.most_ranks} other rank{'s' * (self.most_ranks > 1)}" if self.most_ranks else "no other rank"
-        )
-        return f"{self.software} forwards through {ranks}"
+        most = f"at most {self.most_ranks}" if self.most_ranks else "no"
+        return f"{self.software} forwards through {most} other rank{'s' * (self.most_ranks > 1)}"
 
 
 ANY_ROUTE = Forwarding()
@@ -396,19 +394,16 @@ class Paths:
     def _forwarded(self, sources: IntArray, destinations: IntArray) -> IntArray:
         """`_links_of_routes` of hops between ranks that are not linked."""
         forwarding, grid = self._topology.forwarding, self._topology.grid
-        short = sources != destinations
-        if forwarding.most_ranks is not None:
-            short &= self.can_send(sources, destinations)
-        for source, destination in zip(sources[~short].tolist(), destinations[~short].tolist(), strict=True):
+        missing = first_true(~self.can_send(sources, destinations))
+        if missing is not None:
+            source, destination = int(sources[missing]), int(destinations[missing])
             why = f", and {forwarding.limit}" if source != destination else ""
             raise NoRouteError(
                 f"topology {self._topology.name!r}: no link and no switch leads from rank {source} to {destination}"
                 f"{why}"
             )
-        if grid is not None:
-            ranks = grid.paths(sources, destinations, spread=forwarding.spread)
-        else:
-            ranks = self._by_table(sources, destinations, spread=forwarding.spread)
+        ways = self._by_table if grid is None else grid.paths
+        ranks = ways(sources, destinations, spread=forwarding.spread)
         hop, step = np.nonzero(ranks[:, :-1] != ranks[:, 1:])
         links = self._links_of_routes(ranks[hop, step], ranks[hop, step + 1])
         hop = np.repeat(hop, links.shape[1])[links.ravel() >= 0]

@@ -336,7 +336,7 @@ class Workload:
 
     @property
     def backward_flops_per_pair(self) -> int:
-        """The same of a backward pass."""
+        """FLOPs per (query, key) pair over all heads and sequences, backward (`pair_flops`)."""
         return self.batch * self.heads * pair_flops("backward", self.head_dim, self.value_size)
 
 

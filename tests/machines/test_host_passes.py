@@ -36,7 +36,7 @@ def extra_s(passes: Passes, call: KernelShape) -> float:
 
 
 def test_passes_over_values_of_another_width_than_keys() -> None:
-    """Of the output and of values in their width, of queries, keys and their gradients in that of keys."""
+    """Passes over the output take bytes of the width of values, those over query gradients of the width of keys."""
     forward, backward = (shape(each, 512, 4096)._replace(value_dim=64) for each in ("forward", "backward"))
     found = extra_s(Passes(slice_bytes=8), forward), extra_s(Passes(query_gradient_bytes=8), backward)
     assert found[0] == pytest.approx(8 * 512 * 8 * 64 / 2.95e12 + LAUNCH_S, rel=1e-6)

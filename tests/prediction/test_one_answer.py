@@ -77,7 +77,7 @@ def test_a_machine_comes_with_the_library_of_its_profile(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["h100-2x4", "mi300x-8", "torus:3x3", "dgx-1v"])
 def test_a_library_changes_no_link_and_no_compute_rate(name: str) -> None:
-    """It only limits how many ranks forward."""
+    """Of the topology, a library decides only how many ranks may forward a message."""
     own, wires = load_machine(name), load_machine(name, library="ideal")
     assert wires.topology.forwarding == ANY_ROUTE
     assert (replace(own.topology, forwarding=ANY_ROUTE), own.compute) == (wires.topology, wires.compute)

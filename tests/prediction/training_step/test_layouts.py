@@ -350,7 +350,5 @@ def test_linear_attention_has_no_tensor_groups() -> None:
 def test_messages_of_a_step_need_routes() -> None:
     places, around = np.array([[0, 1], [2, 3]]), bidirectional_ring(4)
     assert send(around, places, 64).transfers == 2
-    with pytest.raises(
-        ScheduleError, match=r"go straight from .* has no link 0->2, .*--routes all.*--no-fsdp"
-    ):
+    with pytest.raises(ScheduleError, match=r"go straight from .* has no link 0->2, .*--routes all.*--no-fsdp"):
         send(direct(around), places, 64)
