@@ -246,7 +246,6 @@ def gpu_check(
     progress: ProgressCallback = no_progress,
     show: Show = lambda record: None,
     tests: Sequence[str] = ON_RANKS,
-    limit_s: float | None = None,
 ) -> Record:
     """Check this group of ranks step by step; returns the record if all steps pass.
 
@@ -262,7 +261,7 @@ def gpu_check(
     backend : ``gloo`` checks the logic on CPUs; else it is ``nccl``, also for RCCL, which needs a GPU per rank.
     progress : called on rank 0 with lines of progress.
     show : called with the record on rank 0 when the check ends early.
-    tests, limit_s : files below `TESTS`, and the time of a step; by default all, and as the sizes need.
+    tests : files below `TESTS`; by default all.
 
     Raises `RunError` without torchrun, for another number of ranks, for GPUs that are missing, and without the tests;
     `OutputError` for a folder that cannot be written; and what loading a machine raises. All of that is checked before
@@ -300,7 +299,7 @@ def gpu_check(
         check.group, check.device = group, group.device
         session.numbers["environment"] = {**host_environment(), **group.ranks.environment}
         session.end("passed")
-        session.limit_s = limit_s or ((300.0 if quick else 1800.0) if check.on_gpu else 240.0)
+        session.limit_s = (300.0 if quick else 1800.0) if check.on_gpu else 240.0
         try:
             session.run_tests(files)
         except Exception as error:
