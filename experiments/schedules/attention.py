@@ -12,7 +12,7 @@ from tasp_lab.schedules.registry import schedule
 from tasp_lab.schedules.writer import LayerWriter
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import LAYOUTS
+from tasp_lab.workload.sequence_layout import layout_named
 
 Passes = tuple[Schedule, ...]
 
@@ -22,8 +22,7 @@ def layer_task(
 ) -> AttentionTask:
     """The blocks of a layer in spans of a layout, for each of some groups of heads."""
     dtype = options.wire_dtype(workload.dtype, backward=backward, sums=groups == 1)
-    spans = LAYOUTS[layout](workload.sequence, n, workload.documents, workload.cached_keys)
-    return span_task(workload, spans, dtype, backward=backward, pieces=head_pieces(workload, groups))
+    return span_task(workload, layout_named(layout, workload, n), dtype, backward=backward, pieces=head_pieces(workload, groups))
 
 
 @schedule("both-ways", "softmax", layout="zigzag", options=("buffers", "gradient_dtype"))

@@ -52,6 +52,7 @@ from runtime.sequence_parallel.calls import (
     passes_to_run,
     run_layer,
     uncompiled,
+    with_digest,
     workload_of_shard,
 )
 from runtime.sequence_parallel.layer import SoftmaxPasses
@@ -66,6 +67,8 @@ from tasp_lab.schedules.build import attention_layout, attention_schedules, grou
 from tasp_lab.schedules.registry import LINEAR, is_own
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.mask import RANGES
+from tasp_lab.workload.ranges import ranges_of
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
@@ -77,6 +80,7 @@ class CallKeywords(TypedDict, total=False):
     causal: bool
     window: int | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
+    ranges: Sequence[object] | str | None
     cached_keys: int
     scale: float | None
     topology: Topology | None
@@ -116,6 +120,7 @@ def attention_with_lse(
     causal: bool = False,
     window: int | None = None,
     cu_seqlens: Sequence[int] | torch.Tensor | None = None,
+    ranges: Sequence[object] | str | None = None,
     cached_keys: int = 0,
     scale: float | None = None,
     topology: Topology | None = None,
@@ -148,6 +153,9 @@ def attention_with_lse(
     window : with `causal`, how many keys a query sees at most, its own included: left + 1 for flash-attn's (left, 0).
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         queries see keys of their own document only, and every document is placed by itself.
+    ranges : in place of `causal`, `window` and `cu_seqlens`, the mask of the sequence of all ranks as ranges of queries
+        and keys, such as ``[((0, 4096), (0, 4096), "causal"), ((4096, 8192), (0, 8192))]``
+        (`tasp_lab.workload.ranges`); the shards are those of `attention_layout` for them.
     cached_keys : how many positions of the sequence of all ranks, from its first, have keys and values only. The others
         lie as the layout assigns them after these (`tasp_lab.workload.sequence_layout.SequenceLayout.after`). No
         gradients.
@@ -179,8 +187,8 @@ def attention_with_lse(
     if they had their results, in their next call. All ranks may then call again.
     """
     layer = _SoftmaxCall(
-        q, k, v, schedule=schedule, causal=causal, window=window, cu_seqlens=cu_seqlens, cached_keys=cached_keys,
-        scale=scale, topology=topology, kernel=kernel, transport=transport, options=options,
+        q, k, v, schedule=schedule, causal=causal, window=window, cu_seqlens=cu_seqlens, ranges=ranges,
+        cached_keys=cached_keys, scale=scale, topology=topology, kernel=kernel, transport=transport, options=options,
         group=process_group(group), timeout_s=timeout_s,
     )  # fmt: skip
     out, lse = call_layer(layer)
@@ -265,6 +273,7 @@ class _SoftmaxCall(LayerCall):
     causal: bool
     window: int | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
+    ranges: Sequence[object] | str | None
     cached_keys: int
     scale: float | None
     kernel: str
@@ -280,6 +289,9 @@ class _SoftmaxCall(LayerCall):
     def propose(self, number: int) -> Proposal:
         self.q, self.k, self.v = cast_as_torch_does(self.q, self.k, self.v)
         q, cached_keys, mask = self.q, int(self.cached_keys), "causal" if self.causal else "full"
+        self.ranges = None if self.ranges is None else ranges_of(self.ranges)
+        if self.ranges is not None and self.causal:
+            raise WorkloadError("causal beside ranges, expected one of them: each range has a mask of its own")
         self.workload = workload = workload_of_shard(q, self.k, self.v, mask, self.window, bool(cached_keys))
         if self.gradients and cached_keys:
             raise WorkloadError(
@@ -295,20 +307,22 @@ class _SoftmaxCall(LayerCall):
             "softmax", self.k.shape[1], workload, self.documents, self.options, schedule=_schedule_name(self.schedule),
             **self.proposed_transport(q.device, number), queries=q.shape[1], cached_keys=cached_keys,
             scale=float(scale), prepared=self.prepared,
+            ranges=self.ranges and with_digest(f"{len(self.ranges)} ranges", self.ranges),
         )  # fmt: skip
 
     def build(self, everyone: Sequence[Proposal], topology: Topology) -> tuple[Schedule, ...]:
         keys, queries = lengths_of(everyone), lengths_of(everyone, "queries")
         self.whole = whole = replace(
-            self.workload, sequence=max(1, sum(keys)), documents=self.documents, cached_keys=self.cached_keys
+            self.workload, sequence=max(1, sum(keys)), documents=self.documents, cached_keys=self.cached_keys,
+            mask=self.workload.mask if self.ranges is None else RANGES.name, ranges=self.ranges,
         )  # fmt: skip
         if sum(keys) != sum(queries) + whole.cached_keys:
             raise WorkloadError(f"{sum(queries)} queries and {sum(keys)} keys on all ranks, expected "
                                 f"{whole.cached_keys} keys more than queries, the cached ones")  # fmt: skip
         scheduled = whole
-        if isinstance(self.schedule, str) and whole.documents and whole.visible.is_of_order:
-            # Schedules depend on documents only through their layouts, so one is built for all batches.
-            plain = replace(whole, documents=None)
+        if isinstance(self.schedule, str) and (whole.documents or whole.ranges) and whole.visible.is_of_order:
+            # Schedules depend on documents and ranges only through their layouts, so one is built for all batches.
+            plain = replace(whole, documents=None, ranges=None, mask=self.workload.mask)
             self.layout, layout = (
                 attention_layout(self.schedule, each, topology.world_size, self.to_run) for each in (whole, plain)
             )
@@ -327,7 +341,8 @@ class _SoftmaxCall(LayerCall):
     def passes(self, schedules: tuple[Schedule, ...], everyone: Sequence[Proposal], rank: int) -> SoftmaxPasses:
         backward = schedules[1] if len(schedules) > 1 else None
         scale, packed = float(str(everyone[0]["scale"])), tuple[AttentionTask, ...]()
-        if task_of(schedules[0], AttentionTask).workload.documents != self.documents:
+        built_for = task_of(schedules[0], AttentionTask).workload
+        if (built_for.documents, built_for.ranges) != (self.documents, self.ranges):
             packed = _packed(schedules, self.whole, self.layout)
         return SoftmaxPasses(schedules[0], backward, rank, self.sender, self.chosen, scale, packed)
 
@@ -395,11 +410,10 @@ def _built_by_name(
 
 @lru_cache(maxsize=16)
 def _packed(schedules: tuple[Schedule, ...], workload: Workload, layout: SequenceLayout) -> tuple[AttentionTask, ...]:
-    """The tasks of schedules with the documents of a layer. Layers of a model have the same, one after another."""
+    """The tasks of schedules with the documents or ranges of a layer, which those of a model have in common."""
     tasks = [task_of(each, AttentionTask) for each in schedules]  # which may have padded heads
-    return tuple(
-        replace(each, workload=replace(each.workload, documents=workload.documents), layout=layout) for each in tasks
-    )
+    packed = {"documents": workload.documents, "mask": workload.mask, "ranges": workload.ranges}
+    return tuple(replace(each, workload=replace(each.workload, **packed), layout=layout) for each in tasks)
 
 
 class SequenceParallelAttention(torch.nn.Module):

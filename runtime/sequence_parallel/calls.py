@@ -350,7 +350,7 @@ def attention_proposal(
     }
 
 
-_NOT_KNOWN_YET = ("sequence", "documents", "cached_keys")
+_NOT_KNOWN_YET = ("sequence", "documents", "cached_keys", "ranges")
 """Facts of a layer that a rank has only after the exchange."""
 
 

@@ -52,6 +52,7 @@ _NO_KEYWORDS = {
     "window": "the model determines it",
     "scale": "the model determines it",
     "cu_seqlens": "every batch would need its own",
+    "ranges": "every batch would need its own",
     "cached_keys": "a model passes as many keys as queries",
 }
 

@@ -6,7 +6,6 @@ queries and, if the shards of all ranks are available, of the gradients of keys 
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -31,8 +30,8 @@ from tasp_lab.core.errors import RunError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.linear import task as linear
-from tasp_lab.workload.kernel_shapes import clip_band
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.packing import PackedSegment, Rows, range_segments
 
 Tensor = torch.Tensor
 
@@ -135,12 +134,6 @@ class AttentionTrial:
     def _output(self, tensor: int) -> Sequence[Tensor]:
         return self._layer.output(self.executor.copies, tensor, DTYPES[self._workload.dtype])
 
-    def _document(self, position: int) -> tuple[int, int]:
-        """Start and end of the document of a position."""
-        starts = [*self._workload.document_starts.tolist(), self._workload.sequence]
-        number = bisect.bisect_right(starts, position)
-        return starts[number - 1], starts[number]
-
     def _compare(self, what: str, found: Tensor, expected: Sequence[Exact]) -> None:
         """Raise `RunError` if the rows differ by more than rounding."""
         if not expected:
@@ -151,7 +144,7 @@ class AttentionTrial:
     def _inputs_of(self, position: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A query, the keys and values that it attends to, and the gradient of its result."""
         q, k, v, dout = self._whole
-        keys, here = self._workload.visible.keys_of(position, *self._document(position)), slice(position, position + 1)
+        keys, here = torch.from_numpy(self._workload.keys_of(position)), slice(position, position + 1)
         return q[:, here], k[:, keys], v[:, keys], dout[:, here]
 
     def _exact_row(self, position: int) -> tuple[Tensor, Tensor]:
@@ -166,7 +159,7 @@ class AttentionTrial:
     def _exact_dk_dv(self, position: int, out: Tensor, lse: Tensor) -> tuple[Exact, Exact]:
         """The exact gradients of a key and value, from all queries that attend to it and their results."""
         q, k, v, dout = self._whole
-        by = self._workload.visible.queries_of(position, *self._document(position))
+        by = torch.from_numpy(self._workload.queries_of(position))
         here = slice(position, position + 1)
         queries = dout[:, by], q[:, by], k[:, here], v[:, here], out[:, by], lse[:, by]
         return _exact_gradients(*queries, self._scale)[1:]
@@ -214,23 +207,31 @@ def _forward_alone(
     lse = torch.full_like(q[..., 0], -math.inf, dtype=torch.float32)
     stride, positions = task.layout.stride, task.positions_of(QUERIES, rank)
     keys = [run for each in range(task.layout.world_size) for run in _runs(task, KEYS, each)]
-    for document, start, count in _runs(task, QUERIES, rank):
-        first = int(np.searchsorted(positions, start))
-        for other, key, key_count in keys:
-            limits = task.workload.visible.band(start - key, count, key_count, stride)
-            low, high = (int(each) for each in clip_band(*limits, count, key_count))
-            if low <= high and document == other:
-                here, at = q[:, first : first + count], slice(key, key + stride * (key_count - 1) + 1, stride)
-                rows = slice(first, first + count)
-                part = kernel.attend(here, k[:, at], v[:, at], scale=scale, low=low, high=high)
-                fused.merge(out[:, rows], lse[:, rows], *part)
+    for query in _runs(task, QUERIES, rank):
+        first = int(np.searchsorted(positions, query.position))
+        for key, part in ((key, part) for key in keys for part in _segments(task, query, key)):
+            (of_queries,), (of_keys,), (*_, low, high) = part
+            rows = slice(first + of_queries.start, first + of_queries.stop)
+            at = key.position + stride * torch.arange(of_keys.start, of_keys.stop)
+            partial = kernel.attend(q[:, rows], k[:, at], v[:, at], scale=scale, low=low, high=high)
+            fused.merge(out[:, rows], lse[:, rows], *partial)
     return out.to(q.dtype), lse
 
 
-def _runs(task: AttentionTask, tensor: int, rank: int) -> list[tuple[int, int, int]]:
-    """Document, first position and count of the runs of a rank, each of one document."""
+def _segments(task: AttentionTask, query: Rows, key: Rows) -> list[PackedSegment]:
+    """What attends between two runs, each rows of a tensor of its own."""
+    slices, stride = task.workload.slices, task.layout.stride
+    ends = (each.position + stride * (each.length - 1) for each in (query, key))
+    reached = [(slices[:, at] <= end) & (each.position < slices[:, at + 1])
+               for at, each, end in zip((0, 2), (query, key), ends, strict=True)]  # fmt: skip
+    return range_segments([query], [key], slices[reached[0] & reached[1]], stride)
+
+
+def _runs(task: AttentionTask, tensor: int, rank: int) -> list[Rows]:
+    """The runs of a rank, each of one document and the rows of a tensor of its own."""
     spans = np.array([(span.start, span.count) for span in task.spans_of(tensor)[rank]], dtype=np.int64).reshape(-1, 2)
-    return list(zip(*(each.tolist() for each in task.pieces_of(*spans.T)[1:]), strict=True))
+    _, _, position, count = task.pieces_of(*spans.T)
+    return [Rows(first, 0, length) for first, length in zip(position.tolist(), count.tolist(), strict=True)]
 
 
 # Linear attention: all rows are compared.

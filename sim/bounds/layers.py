@@ -55,6 +55,7 @@ from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.task import LinearTask
 from tasp_lab.topology.cuts import bottleneck, like, ranks_behind
 from tasp_lab.topology.graph import Topology
+from tasp_lab.workload.ranges import pairs_of_runs
 
 
 def layer_bound_s(machine: Machine, schedule: Schedule) -> Number:
@@ -287,12 +288,19 @@ class Runs:
 
     def _full_tiles(self, row: IntArray, column: IntArray) -> BoolArray:
         """Whether every query of a tile attends to every key: bool array (rows, columns)."""
+        layer, stride = self.task.workload, self.task.layout.stride
+        if layer.ranges is not None:
+            sides = [(self.start[each], self.count[each]) for each in (row, column)]
+            are_keys = self.tensor[row[0]] == KEYS
+            pairs = pairs_of_runs(layer.slices, *(sides[::-1] if are_keys else sides), stride)
+            every: BoolArray = (pairs.T if are_keys else pairs) == sides[0][1][:, None] * sides[1][1]
+            return every
         queries = self.start[row][:, None], self.count[row][:, None]
         keys = self.start[column][None, :], self.count[column][None, :]
         if self.tensor[row[0]] == KEYS:
             queries, keys = keys, queries
         ahead = np.subtract(queries[0], keys[0])
-        low, high = self.task.workload.visible.band(ahead, queries[1], keys[1], self.task.layout.stride)
+        low, high = layer.visible.band(ahead, queries[1], keys[1], stride)
         full: BoolArray = (low <= 1 - keys[1]) & (high >= queries[1] - 1)
         return full
 

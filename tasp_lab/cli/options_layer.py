@@ -30,6 +30,7 @@ from tasp_lab.core.units import count_of, parse_count, parse_size_bytes
 from tasp_lab.prediction.layout import Layout
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.workload.layer import Work, Workload, expand_layers
+from tasp_lab.workload.ranges import ranges_of
 
 MAX_DOCUMENTS = 100_000
 """Each document adds blocks and kernel calls to a schedule, so simulations are limited to far fewer."""
@@ -86,7 +87,7 @@ class LayerChoice:
 
     @property
     def _is_layer(self) -> bool:
-        return "sequence" in self.given or "documents" in self.given
+        return any(name in self.given for name in ("sequence", "documents", "ranges"))
 
     def workload(self) -> Workload:
         """The layer, or the hybrid. Raises `QuantityError` where its length is not given, and for the kind ``all``."""
@@ -107,7 +108,7 @@ class LayerChoice:
 
     def _workload(self, given: dict[str, Any]) -> Workload:
         if not self._is_layer:
-            raise QuantityError("expected an attention layer: --seq, or --documents")
+            raise QuantityError("expected an attention layer: --seq, --documents or --ranges")
         given = {"kind": "hybrid"} | given if "layers" in given else given
         if "layers" in given and given["kind"] != "hybrid":
             raise QuantityError(f"layers: {given['layers'][:40]!r} with --kind {given['kind']}, expected --kind hybrid")
@@ -116,7 +117,11 @@ class LayerChoice:
             raise QuantityError("kind: hybrid without --layers, expected a pattern such as LLSLLS or 4xLLLS")
         if "documents" in given:
             given["documents"] = parse_documents(given["documents"])
-        return Workload(**{"sequence": sum(given.get("documents", ()))} | given)
+        sequence = sum(given.get("documents", ()))
+        if "ranges" in given:
+            given["ranges"] = ranges_of(given["ranges"])
+            sequence = max(max(each.queries[1], each.keys[1]) for each in given["ranges"])
+        return Workload(**{"sequence": sequence} | given)
 
     def options(self) -> AttentionOptions:
         """The options of the layer."""

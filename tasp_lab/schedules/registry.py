@@ -117,10 +117,10 @@ class ScheduleSpec:
         """The sequence layout of a workload on a number of ranks."""
         if callable(self.layout):
             return self.layout(workload, world_size, **family)
-        from tasp_lab.workload.sequence_layout import LAYOUTS
+        from tasp_lab.workload.sequence_layout import layout_named
 
-        function = LAYOUTS[workload.visible.balanced_layout if self.layout == "balanced" else self.layout]
-        return function(workload.sequence, world_size, workload.documents, workload.cached_keys)
+        name = workload.visible.balanced_layout if self.layout == "balanced" else self.layout
+        return layout_named(name, workload, world_size)
 
 
 # -- the registry -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ Or it may begin with a **cached prefix**, whose keys and values were computed be
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from operator import index
@@ -19,7 +19,9 @@ from tasp_lab.core.choices import AttentionKind as AttentionKind
 from tasp_lab.core.choices import Decay as Decay
 from tasp_lab.core.errors import WorkloadError
 from tasp_lab.core.units import count_of
-from tasp_lab.workload.mask import MASKS, Mask, mask_named
+from tasp_lab.workload.mask import CAUSAL, MASKS, RANGES, Mask, mask_named
+from tasp_lab.workload.ranges import EXPECTED as EXPECTED_RANGES
+from tasp_lab.workload.ranges import MaskRange, check_ranges
 
 if TYPE_CHECKING:
     from tasp_lab.core.arrays import IntArray
@@ -100,6 +102,8 @@ class Workload:
     linear_kv_heads : of a hybrid, the KV heads of its linear layers; as many as `kv_heads`, those of its softmax
         layers, if None.
     value_dim : elements per head of values and of the output; equal to `head_dim` if None, see `value_size`.
+    ranges : the mask as ranges of queries and keys, a `tasp_lab.workload.ranges.MaskRange` each, or a text; `mask` is
+        then ``ranges``.
 
     Raises `WorkloadError` for invalid or unsupported values.
 
@@ -174,6 +178,15 @@ class Workload:
         default=None, metadata={"optional": True}
     )
 
+    ranges: Annotated[
+        tuple[MaskRange | Sequence[Any], ...] | str | None,
+        Option(
+            "The mask as ranges of queries and keys: 0:4Ki/0:4Ki/causal,4Ki:8Ki/0:8Ki/full, also inverse-causal and "
+            "bi-causal. Replaces --seq, which is the end of the last one, and --mask.",
+            expected=EXPECTED_RANGES,
+        ),
+    ] = field(default=None, metadata={"optional": True})
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequence", count_of(self.sequence, "sequence"))
         object.__setattr__(self, "cached_keys", count_of(self.cached_keys, "cached keys", least=0))
@@ -194,6 +207,7 @@ class Workload:
             raise WorkloadError(f"{self.heads} heads are not a multiple of {self.kv_heads} KV heads")
         if self.dtype not in ELEMENT_BYTES:
             raise WorkloadError(f"unknown dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}")
+        self._check_ranges()
         mask = mask_named(self.mask)
         if self.window is not None and not (mask.is_causal and mask.is_of_order):
             raise WorkloadError(
@@ -217,6 +231,23 @@ class Workload:
     def __repr__(self) -> str:
         given = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if not is_left_out(self, each))
         return f"Workload({', '.join(given)})"
+
+    def _check_ranges(self) -> None:
+        """Raise `WorkloadError` for ranges that are wrong, and beside anything else that says what queries see."""
+        if self.ranges is None:
+            if self.mask == RANGES.name:
+                raise WorkloadError(f"mask {self.mask!r} without ranges, expected {EXPECTED_RANGES}")
+            return
+        for name in ("window", "documents", "cached_keys"):
+            if getattr(self, name):
+                raise WorkloadError(f"ranges beside {name.replace('_', ' ')}, expected one of them: ranges say which "
+                                    "keys a query attends to")  # fmt: skip
+        if self.kind != "softmax":
+            raise WorkloadError(f"ranges of {self.kind} attention, expected softmax attention")
+        if self.mask not in (CAUSAL.name, RANGES.name):
+            raise WorkloadError(f"ranges beside the mask {self.mask}, expected none: each range has its own")
+        object.__setattr__(self, "mask", RANGES.name)
+        object.__setattr__(self, "ranges", check_ranges(self.ranges, self.sequence))
 
     def _check_kind(self) -> None:
         """Expand `layers`. Raise `WorkloadError` for an unknown kind or decay, and for what a kind cannot have."""
@@ -315,6 +346,40 @@ class Workload:
         return (np.cumsum(lengths) - lengths)[lengths > 0]
 
     @property
+    def slices(self) -> IntArray:
+        """Which pairs of queries and keys attend, an int array (slices, 6), see `tasp_lab.workload.ranges`.
+
+        >>> Workload(sequence=5, documents=(2, 0, 3), heads=1).slices.tolist()
+        [[0, 2, 0, 2, 0, 1], [2, 5, 2, 5, 0, 2]]
+        """
+        import numpy as np
+
+        if self.ranges is not None:
+            return np.array([MaskRange(*each).slice for each in self.ranges], dtype=np.int64)
+        first, mask = self.document_starts, self.visible
+        end = np.append(first, self.sequence)[1:]
+        query = np.maximum(first, self.cached_keys)
+        low = query - (end - 1) if mask.low is None else np.full_like(first, mask.low)
+        high = end - 1 - first if mask.high is None else np.full_like(first, mask.high)
+        return np.stack([query, end, first, end, low, np.minimum(high, end - 1 - first)], axis=1)
+
+    def keys_of(self, query: int) -> IntArray:
+        """The positions of the keys that the query at a position attends to, an int array (keys,).
+
+        >>> Workload(8, heads=1, mask="causal", window=3).keys_of(5)
+        array([3, 4, 5])
+        """
+        return _positions(self.slices, query, (0, 1), (2, 3), lambda low, high: (query - high, query - low))
+
+    def queries_of(self, key: int) -> IntArray:
+        """The positions of the queries that attend to the key at a position, an int array (queries,).
+
+        >>> Workload(8, heads=1, mask="causal", window=3).queries_of(5)
+        array([5, 6, 7])
+        """
+        return _positions(self.slices, key, (2, 3), (0, 1), lambda low, high: (key + low, key + high))
+
+    @property
     def kv_bytes_per_position(self) -> int:
         """Bytes of keys and values per position, over the whole batch."""
         return self.batch * self.kv_head_count * (self.head_dim + self.value_size) * ELEMENT_BYTES[self.dtype]
@@ -338,6 +403,19 @@ class Workload:
     def backward_flops_per_pair(self) -> int:
         """FLOPs per (query, key) pair over all heads and sequences, backward (`pair_flops`)."""
         return self.batch * self.heads * pair_flops("backward", self.head_dim, self.value_size)
+
+
+def _positions(
+    slices: IntArray, at: int, own: tuple[int, int], other: tuple[int, int], limits: Callable[..., tuple[Any, Any]]
+) -> IntArray:
+    """The positions of the other side that attend in slices with a position of one side; columns of slices."""
+    import numpy as np
+
+    rows = slices[(slices[:, own[0]] <= at) & (at < slices[:, own[1]])]
+    least, most = limits(rows[:, 4], rows[:, 5])
+    first, end = np.maximum(rows[:, other[0]], least), np.minimum(rows[:, other[1]], most + 1)
+    parts = [np.arange(*each) for each in zip(first.tolist(), end.tolist(), strict=True)]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def pair_flops(passing: str, head_dim: int, value_dim: int) -> int:

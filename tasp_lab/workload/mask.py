@@ -96,29 +96,13 @@ class Mask:
         high = queries - 1 if self.high is None else (self.high - ahead) // stride
         return low, high
 
-    def keys_of(self, query: int, start: int, end: int) -> slice:
-        """The keys of a query, in a document from `start` to `end`.
-
-        >>> CAUSAL.within(3).keys_of(5, 0, 8)
-        slice(3, 6, None)
-        """
-        first = start if self.high is None else max(start, query - self.high)
-        return slice(first, end if self.low is None else min(end, query - self.low + 1))
-
-    def queries_of(self, key: int, start: int, end: int) -> slice:
-        """The queries that attend to a key, in a document from `start` to `end`.
-
-        >>> CAUSAL.within(3).queries_of(5, 0, 7)
-        slice(5, 7, None)
-        """
-        first = start if self.low is None else max(start, key + self.low)
-        return slice(first, end if self.high is None else min(end, key + self.high + 1))
-
 
 FULL = Mask("full")
 CAUSAL = Mask("causal", low=0, balanced_layout="zigzag")
+RANGES = Mask("ranges")
+"""That of `tasp_lab.workload.ranges`, without limits: what queries see is up to the ranges alone."""
 
-MASKS: dict[str, Mask] = {mask.name: mask for mask in (FULL, CAUSAL)}
+MASKS: dict[str, Mask] = {mask.name: mask for mask in (FULL, CAUSAL, RANGES)}
 """All masks by name; a new one is entered here and nowhere else."""
 
 

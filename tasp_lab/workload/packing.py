@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tasp_lab.workload.kernel_shapes import Segment
 from tasp_lab.workload.mask import Mask
+
+if TYPE_CHECKING:
+    from tasp_lab.core.arrays import IntArray
 
 
 class Rows(NamedTuple):
@@ -86,6 +89,31 @@ def document_segments(
                     continue
             stretches.append((rows, begin, end, moves))
     return [_segment(*each, keys) for each in stretches]
+
+
+def range_segments(
+    queries: Sequence[Rows], keys: Sequence[Rows], slices: IntArray, stride: int = 1
+) -> list[PackedSegment]:
+    """As `document_segments`, of slices (`tasp_lab.workload.ranges`) instead of a mask; a query may be in several."""
+    found: list[PackedSegment] = []
+    for first, end, first_key, end_key, low, high in slices.tolist():
+        sides = [
+            [part for each in rows if (part := _part(each, *ends, stride)).length]
+            for rows, ends in ((queries, (first, end)), (keys, (first_key, end_key)))
+        ]
+        mask = Mask("", low, high)
+        if stride == 1 and all(sides):
+            found += document_segments(*sides, mask)
+        elif stride > 1:  # runs interleave
+            found += [each for one in sides[0] for other in sides[1]
+                      for each in document_segments([one], [other], mask, stride)]  # fmt: skip
+    return found
+
+
+def _part(rows: Rows, first: int, end: int, stride: int) -> Rows:
+    """The rows at positions from `first` to `end`."""
+    begin, stop = (min(max(-((rows.position - limit) // stride), 0), rows.length) for limit in (first, end))
+    return Rows(rows.position + begin * stride, rows.first + begin, stop - begin)
 
 
 def _passed(query: int, limits: Sequence[tuple[int, int]]) -> int:

@@ -21,14 +21,18 @@ as far as lengths go, which adds up to its length without documents. Hence:
 - Causal work of `striped`. For any documents, two ranks differ by at most one pair per position of the sequence.
 - Causal work of `contiguous` is not balanced: later parts of a document have more.
 
+**Ranges** (`tasp_lab.workload.ranges`) are balanced by counting: the spans stay as they are, and chunks of the sequence
+are dealt to them so that ranks have about as many pairs (`layout_named`).
+
 **A cached prefix** is distributed by itself, in spans of its own: its keys lie where a pass over the prefix
 alone has them, and the positions with queries are balanced whatever the length of the prefix.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import attrgetter
@@ -38,7 +42,8 @@ import numpy as np
 
 from tasp_lab.core.arrays import IntArray, whole
 from tasp_lab.core.errors import WorkloadError
-from tasp_lab.workload.layer import check_documents
+from tasp_lab.workload.layer import Workload, check_documents
+from tasp_lab.workload.ranges import pairs_of_runs
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -260,6 +265,58 @@ def striped(
 
 LAYOUTS: Mapping[str, LayoutFunction] = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped}
 """All layouts by name; masks name the one that balances their work (`tasp_lab.workload.mask`)."""
+
+
+def layout_named(name: str, workload: Workload, world_size: int) -> SequenceLayout:
+    """The layout of a layer. Raises `KeyError` for a name that is not in `LAYOUTS`."""
+    found = LAYOUTS[name](workload.sequence, world_size, workload.documents, workload.cached_keys)
+    return found if workload.ranges is None else _dealt_by_pairs(found, workload.slices)
+
+
+_CHUNKS = 8
+"""In how many chunks a span is cut where its pairs are counted: kernels then have runs that are long enough, and work of
+ranks differs by a few percent."""
+
+
+def _dealt_by_pairs(layout: SequenceLayout, slices: IntArray) -> SequenceLayout:
+    """The same spans with other positions, which have about as many pairs on all ranks.
+
+    Chunks of the sequence are dealt to the rank that has the fewest pairs so far, those with most pairs first. Layouts
+    with a stride stay as they are: neighbours are on all ranks.
+    """
+    if layout.stride > 1:
+        return layout
+    slots = [(span.start, rank, length) for rank, each in enumerate(layout.spans) for span in each
+             for length in _lengths(span.count)]  # fmt: skip
+    lengths = np.array(sorted((length for *_, length in slots), reverse=True), dtype=np.int64)
+    begin = np.cumsum(lengths) - lengths
+    whole = np.array([0]), np.array([layout.sequence])
+    pairs = pairs_of_runs(slices, (begin, lengths), whole)[:, 0]
+    total, open_slots = [0] * layout.world_size, Counter((rank, length) for _, rank, length in slots)
+    chunks = defaultdict[tuple[int, int], list[int]](list)
+    for chunk in np.lexsort((begin, -pairs)).tolist():
+        length = int(lengths[chunk])
+        rank = min((rank for rank in range(len(total)) if open_slots[rank, length]), key=lambda rank: total[rank])
+        total[rank] += int(pairs[chunk])
+        open_slots[rank, length] -= 1
+        chunks[rank, length].append(int(begin[chunk]))
+    for each in chunks.values():
+        each.sort(reverse=True)
+    pieces, ends = list[Piece](), dict[int, int]()
+    for start, rank, length in slots:
+        place, position = ends.get(start, start), chunks[rank, length].pop()
+        ends[start] = place + length
+        if pieces and pieces[-1].place + pieces[-1].length == place and sum(pieces[-1][1:]) == position:
+            pieces[-1] = pieces[-1]._replace(length=pieces[-1].length + length)
+        else:
+            pieces.append(Piece(place, position, length))
+    return replace(layout, pieces=tuple(sorted(pieces)))
+
+
+def _lengths(count: int) -> list[int]:
+    """The lengths of the chunks of a span."""
+    chunks = min(_CHUNKS, count)
+    return [count // chunks + (chunk < count % chunks) for chunk in range(chunks)]
 
 
 def _parts(sequence: int, count: int, cached_keys: int) -> Iterator[tuple[int, int, set[int]]]:

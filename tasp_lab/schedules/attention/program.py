@@ -61,7 +61,7 @@ from tasp_lab.schedules.registry import ScheduleSpec, options_for
 from tasp_lab.topology.derived import between_groups
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import LAYOUTS, SequenceLayout
+from tasp_lab.workload.sequence_layout import LAYOUTS, SequenceLayout, layout_named
 
 MAX_FILE_BYTES = 64 * 2**20
 
@@ -196,7 +196,7 @@ def layout_of(program: Program, workload: Workload, world_size: int) -> Sequence
 def _outer_layout(program: Program, workload: Workload, world_size: int) -> SequenceLayout:
     """The layout between groups."""
     groups = world_size // program.members
-    return LAYOUTS[program.layout](workload.sequence, groups, workload.documents, workload.cached_keys)
+    return layout_named(program.layout, workload, groups)
 
 
 def _options(known: Known, passes: str, given: AttentionOptions | None = None) -> AttentionOptions:

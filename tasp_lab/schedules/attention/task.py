@@ -16,7 +16,8 @@ Proof. A pair is computed by the calls that have it in their band, of which ther
 places, else none. So only this is left: a query attends to no key outside that band. If only the order of positions
 decides, then because places have the order of positions within a document. Else because the band is that wide
 (`LayerBlocks.visible`). []
-Tiles of blocks without a common document are no parts, whatever their band.
+Tiles of blocks without a common document are no parts, whatever their band. If the mask is given as ranges, the band is
+every pair of places, and tiles without a pair that the ranges let attend are no parts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from tasp_lab.schedules.attention.layer_blocks import TENSORS as TENSORS
 from tasp_lab.schedules.attention.layer_blocks import LayerBlocks
 from tasp_lab.workload.kernel_shapes import Segment, ShapeRows, clip_band, pairs_in_band
 from tasp_lab.workload.layer import ELEMENT_BYTES
-from tasp_lab.workload.packing import PackedSegment, Rows, document_segments
+from tasp_lab.workload.packing import PackedSegment, Rows, document_segments, range_segments
+from tasp_lab.workload.ranges import pairs_of_runs
 
 ATTEND, DIFFERENTIATE = "attend", "differentiate"
 """Names of kernels, which take queries and keys, and a band as parameters (low, high)."""
@@ -171,18 +173,31 @@ class AttentionTask(LayerBlocks):
     def tile_bands(self, queries: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
         """The clipped bands of the tiles of query and key blocks, two arrays that broadcast together.
 
-        Empty of blocks without a common document.
+        Empty of blocks none of whose pairs attend, and of those without a common document.
         """
         counts = self.count[queries], self.count[keys]
         low, high = self.run_bands(self.start[queries], counts[0], self.start[keys], counts[1])
-        apart = self._are_apart(queries, keys)
+        apart = ~self._see(queries, keys)
         return clip_band(np.where(apart, counts[0], low), np.where(apart, -counts[1], high), *counts)
 
-    def _are_apart(self, queries: IntArray, keys: IntArray) -> BoolArray:
-        """Whether query and key blocks have no document in common."""
+    def _see(self, queries: IntArray, keys: IntArray) -> BoolArray:
+        """Whether query and key blocks have a document in common, or a pair that ranges let attend."""
+        if self.workload.ranges is not None:
+            number = self._spans[1]
+            return self._pairs_of_spans[number[queries], number[keys]] > 0
         first, last = self.documents
-        apart: BoolArray = (last[queries] < first[keys]) | (first[queries] > last[keys])
-        return apart
+        together: BoolArray = (last[queries] >= first[keys]) & (first[queries] <= last[keys])
+        return together
+
+    @cached_property
+    def _pairs_of_spans(self) -> IntArray:
+        """The pairs that attend between all spans of `_spans`, by their numbers, an int array (spans, spans)."""
+        first = self._spans[0]
+        entry, _, position, count = self.pieces_of(self.start[first], self.count[first])
+        pairs = pairs_of_runs(self.workload.slices, (position, count), (position, count), self.layout.stride)
+        begin = np.searchsorted(entry, np.arange(len(first)))
+        found: IntArray = np.add.reduceat(np.add.reduceat(pairs, begin, axis=0), begin, axis=1)
+        return found
 
     def run_bands(self, query: IntArray, queries: IntArray, key: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
         """The bands of runs of places: `queries` places from `query` on, `keys` from `key` on. Not clipped."""
@@ -209,7 +224,7 @@ class AttentionTask(LayerBlocks):
                 f"rank {calls.rank[call[at]]} attends with queries {query_block[at]} to keys {key_block[at]} "
                 f"in the band {low[at]} to {high[at]}, the mask is {wanted_low[at]} to {wanted_high[at]}"
             )
-        seen &= ~self._are_apart(query_block, key_block)
+        seen &= self._see(query_block, key_block)
         call, query_block, key_block = call[seen], query_block[seen], key_block[seen]
         block, part = self.output_of[query_block], self._number[key_block]
         if not self.is_backward:
@@ -258,12 +273,10 @@ class AttentionTask(LayerBlocks):
     @cached_property
     def total_flops(self) -> int:
         """The FLOPs of all pairs of a query and a key that it attends to, over all heads."""
-        layer, pairs = self.workload, 0
-        for length in layer.documents or (layer.sequence,):
-            queries = length - layer.cached_keys
-            low, high = layer.visible.band(layer.cached_keys, queries, length)
-            pairs += int(pairs_in_band(low, high, queries, length)) if length else 0
-        return pairs * layer.heads * self.flops_per_pair_and_head
+        first, end, first_key, end_key, low, high = self.workload.slices.T
+        ahead = first - first_key
+        pairs = int(pairs_in_band(low - ahead, high - ahead, end - first, end_key - first_key).sum())
+        return pairs * self.workload.heads * self.flops_per_pair_and_head
 
     def least_output_bytes_per_position(self, tensor: int, heads: int) -> int:
         """The bytes of results or gradients of queries, or of gradients of keys, per position and block of some heads.
@@ -290,8 +303,8 @@ class AttentionTask(LayerBlocks):
 
     @property
     def is_packed(self) -> bool:
-        """Whether there are several documents."""
-        return len(self.workload.document_starts) > 1
+        """Whether there are several documents, or ranges."""
+        return self.workload.ranges is not None or len(self.workload.document_starts) > 1
 
     def _packings(self, calls: Calls) -> list[tuple[Segment, ...]]:
         """The sequences of each call on packed documents."""
@@ -311,14 +324,17 @@ class AttentionTask(LayerBlocks):
     def segments(self, queries: Sequence[int], keys: Sequence[int]) -> list[PackedSegment]:
         """What a call with these blocks computes, document by document; the rows are those of its operands.
 
-        A query row is in one segment at most, and in none if it sees none of the keys.
+        A pair of a query and a key is in one segment at most; without ranges a query is, and in none if it sees none of
+        the keys.
         """
         rows = [self._document_rows(blocks) for blocks in (queries, keys)]
-        mask, stride = self.workload.visible, self.layout.stride
+        layer, stride = self.workload, self.layout.stride
+        if layer.ranges is not None:
+            return range_segments(rows[0][0], rows[1][0], layer.slices, stride)
         found: list[PackedSegment] = []
         for document, of_queries in rows[0].items():
             if document in rows[1]:
-                found += document_segments(of_queries, rows[1][document], mask, stride)
+                found += document_segments(of_queries, rows[1][document], layer.visible, stride)
         return found
 
     def _document_rows(self, blocks: Sequence[int]) -> dict[int, list[Rows]]:
