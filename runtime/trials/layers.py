@@ -31,7 +31,7 @@ from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.schedules.linear import task as linear
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.packing import PackedSegment, Rows, range_segments
+from tasp_lab.workload.packing import Rows, range_segments
 
 Tensor = torch.Tensor
 
@@ -209,22 +209,13 @@ def _forward_alone(
     keys = [run for each in range(task.layout.world_size) for run in _runs(task, KEYS, each)]
     for query in _runs(task, QUERIES, rank):
         first = int(np.searchsorted(positions, query.position))
-        for key, part in ((key, part) for key in keys for part in _segments(task, query, key)):
-            (of_queries,), (of_keys,), (*_, low, high) = part
+        parts = ((key, part) for key in keys for part in range_segments([query], [key], task.workload.slices, stride))
+        for key, ((of_queries,), (of_keys,), (*_, low, high)) in parts:
             rows = slice(first + of_queries.start, first + of_queries.stop)
             at = key.position + stride * torch.arange(of_keys.start, of_keys.stop)
             partial = kernel.attend(q[:, rows], k[:, at], v[:, at], scale=scale, low=low, high=high)
             fused.merge(out[:, rows], lse[:, rows], *partial)
     return out.to(q.dtype), lse
-
-
-def _segments(task: AttentionTask, query: Rows, key: Rows) -> list[PackedSegment]:
-    """What attends between two runs, each rows of a tensor of its own."""
-    slices, stride = task.workload.slices, task.layout.stride
-    ends = (each.position + stride * (each.length - 1) for each in (query, key))
-    reached = [(slices[:, at] <= end) & (each.position < slices[:, at + 1])
-               for at, each, end in zip((0, 2), (query, key), ends, strict=True)]  # fmt: skip
-    return range_segments([query], [key], slices[reached[0] & reached[1]], stride)
 
 
 def _runs(task: AttentionTask, tensor: int, rank: int) -> list[Rows]:

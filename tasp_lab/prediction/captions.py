@@ -66,7 +66,7 @@ def layer_text(layer: Workload, passes: Pass) -> str:
     >>> layer_text(Workload(8192, kind="hybrid", layers="2xLLS", decay="scalar", kv_heads=8), "forward")
     'Causal hybrid LLSLLS (decay: scalar), forward, 8192 positions, 32 heads (8 KV) of 128, bf16'
     >>> layer_text(Workload(8, ranges="0:4/0:4/causal,4:8/0:8", heads=1), "forward")
-    '2 ranges of attention, forward, 8 positions, 1 heads of 128, bf16'
+    'Attention in 2 ranges, forward, 8 positions, 1 heads of 128, bf16'
     """
     decay = f" (decay: {layer.decay})"
     attention = "attention" if layer.kind == "softmax" else f"linear attention{decay}"
@@ -75,12 +75,14 @@ def layer_text(layer: Workload, passes: Pass) -> str:
     linear = "" if layer.linear_kv_heads is None else f", {layer.linear_kv_heads} in linear layers"
     kv_heads = "" if layer.kv_head_count == layer.heads and not linear else f" ({layer.kv_head_count} KV{linear})"
     batch = "" if layer.batch == 1 else f"{layer.batch} x "
-    mask = layer.mask if layer.ranges is None else f"{len(layer.ranges)} ranges of"
+    of_mask = f"{layer.mask} {attention}"
+    if layer.ranges is not None:
+        of_mask = f"{attention} in {len(layer.ranges)} range{'s' if len(layer.ranges) > 1 else ''}"
     window = "" if layer.window is None else f" in a window of {layer.window}"
     documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
     cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
     return (
-        f"{mask.capitalize()} {attention}{window}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
+        f"{of_mask[0].upper()}{of_mask[1:]}{window}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
         f"{documents}{cached}, {layer.heads} heads{kv_heads} of {layer.widths}, {layer.dtype}"
     )
 

@@ -242,11 +242,11 @@ class Recommendation:
 
         The rivals are the schedules with the fewest steps and with the fewest bytes on the busiest link: where
         sequences are short, launches and messages decide. The length is None where nothing was simulated, as for
-        hybrids and documents; the last two are 0 and empty where nothing was found to be faster.
+        hybrids, documents and ranges; the last two are 0 and empty where nothing was found to be faster.
         """
         layer = self.answer.layer
         others = [each for each in (*self.answers, *self.settled) if each is not self.answer]
-        if not others or layer.kind == "hybrid" or layer.documents is not None:
+        if not others or layer.kind == "hybrid" or layer.documents or layer.ranges:
             return None, 0, ""
         fewest = min(others, key=lambda each: (each.steps, each.rank_s))
         rivals = fewest, min(others, key=lambda each: each.link_bytes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from tasp_lab.core.errors import WorkloadError
+from tasp_lab.core.errors import WorkloadError, unknown
 
 if TYPE_CHECKING:
     from tasp_lab.core.arrays import IntArray
@@ -116,5 +116,5 @@ def mask_named(name: str) -> Mask:
     """
     mask = MASKS.get(name) if isinstance(name, str) else None
     if mask is None:
-        raise WorkloadError(f"unknown mask {name!r}, expected {' or '.join(MASKS)}")
+        raise WorkloadError(unknown("mask", name, MASKS))
     return mask

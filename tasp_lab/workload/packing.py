@@ -96,6 +96,9 @@ def range_segments(
 ) -> list[PackedSegment]:
     """As `document_segments`, of slices (`tasp_lab.workload.ranges`) instead of a mask; a query may be in several."""
     found: list[PackedSegment] = []
+    for column, rows in ((0, queries), (2, keys)):
+        last = max((each.position + stride * (each.length - 1) for each in rows), default=-1)
+        slices = slices[(slices[:, column] <= last) & (slices[:, column + 1] > rows[0].position)]
     for first, end, first_key, end_key, low, high in slices.tolist():
         sides = [
             [part for each in rows if (part := _part(each, *ends, stride)).length]

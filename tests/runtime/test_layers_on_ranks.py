@@ -50,6 +50,7 @@ from tests.support.rank_layers import (
     relative_errors,
     squares,
 )
+from tests.support.ranges import ONE_OF_EACH
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.schedules import assert_every_transfer_once
 from tests.support.selection import covering
@@ -69,8 +70,9 @@ SOFTMAX = [
     Workload(61, heads=HEADS, kv_heads=2, head_dim=8, dtype="fp32", mask="causal", window=13, value_dim=16),
     Workload(70, heads=HEADS, kv_heads=1, head_dim=8, dtype="fp32", documents=DOCUMENTS, mask="full", value_dim=7),
     Workload(70, heads=HEADS, kv_heads=8, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS, value_dim=3),
+    Workload(70, heads=HEADS, kv_heads=4, head_dim=8, dtype="fp32", ranges=ONE_OF_EACH),
 ]
-"""Lengths that no world size divides, every mask, packed documents, from 1 KV head to as many as heads, and values that
+"""Lengths that no world size divides, every mask, packed documents, ranges, from 1 KV head to as many as heads, and values that
 are narrower or wider than keys."""
 
 CIRCULATED = [
@@ -84,6 +86,7 @@ CIRCULATED = [
     Workload(
         70, heads=3, kv_heads=1, head_dim=8, dtype="fp32", mask="causal", window=6, documents=DOCUMENTS, value_dim=8
     ),
+    Workload(70, heads=4, kv_heads=2, head_dim=8, dtype="fp32", ranges=ONE_OF_EACH),
 ]
 
 
@@ -122,7 +125,7 @@ def names_of(work: Workload, world_size: int, variants: bool = False) -> list[st
     ]  # fmt: skip
 
 
-SOFTMAX_ON = {2: SOFTMAX[1::2], 3: SOFTMAX[::2], 4: SOFTMAX, 5: SOFTMAX[1::2], 8: SOFTMAX[2:4]}
+SOFTMAX_ON = {2: SOFTMAX[1::2], 3: SOFTMAX[::2], 4: SOFTMAX, 5: SOFTMAX[1::2], 8: [*SOFTMAX[2:4], SOFTMAX[5]]}
 """All layers on four ranks, on others some each."""
 
 

@@ -12,6 +12,7 @@ from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
 from tasp_lab.workload.mask import MASKS
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
+from tests.support.ranges import seen_in
 from tests.support.world import KernelCall
 
 Inputs = tuple[FloatArray, FloatArray, FloatArray]
@@ -157,6 +158,8 @@ class SoftmaxNumbers(Sums):
 def _visible(task: AttentionTask) -> FloatArray:
     """Which positions see which, from the definition of the mask."""
     layer, position = task.workload, np.arange(task.workload.sequence)
+    if layer.ranges is not None:
+        return seen_in(layer.ranges, layer.sequence).astype(np.float64)
     document = np.repeat(np.arange(len(layer.documents or (0,))), layer.documents or (layer.sequence,))
     ahead = position[:, None] - position
     seen = document[:, None] == document

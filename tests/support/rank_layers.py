@@ -30,6 +30,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
 from tests.support.linear_recurrence import recurrence
+from tests.support.ranges import seen_in
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.sent_bytes import SentBytes
 
@@ -71,6 +72,8 @@ def gates_of(work: Workload) -> Tensor | None:
 def seen_by(work: Workload) -> Tensor:
     """Which query row sees which key row."""
     n = work.sequence
+    if work.ranges is not None:
+        return torch.from_numpy(seen_in(work.ranges, n))
     distance = torch.arange(n)[:, None] - torch.arange(n)
     document = torch.arange(len(work.documents or (n,))).repeat_interleave(torch.tensor(work.documents or (n,)))
     most = n if work.window is None else work.window
@@ -143,7 +146,7 @@ class Shard:
         keywords = {"schedule": self.schedule, "group": self.group, "causal": work.mask == "causal",
                     "cu_seqlens": packed, **keywords}  # fmt: skip
         if work.kind == "softmax":
-            return attention(self.q, self.k, self.v, **{"window": work.window, **keywords})
+            return attention(self.q, self.k, self.v, **{"window": work.window, "ranges": work.ranges, **keywords})
         decay = DECAYS if work.decay == "head" else None
         return linear_attention(self.q, self.k, self.v, **{"decay": decay, "gates": self.gates, **keywords})
 

@@ -14,6 +14,7 @@ from tasp_lab.schedules.registry import schedules_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tests.support.ranges import range_masks
 
 schedule_names = st.sampled_from(schedules_of("AllGather"))
 exact_bandwidths = st.fractions(Fraction(1, 10), Fraction(1000), max_denominator=50)
@@ -58,14 +59,15 @@ value_dims = st.none() | st.integers(1, 4)
 
 @st.composite
 def attention_layers(draw: st.DrawFn, max_positions: int = 40, packed: bool = True) -> Workload:
-    """Small layers: any length and values, grouped heads, both masks, windows; `packed`: also documents, some empty."""
+    """Small layers: any length and values, grouped heads, both masks, windows; `packed`: also documents, some empty, and
+    ranges in place of a mask."""
     sequence, mask = draw(st.integers(1, max_positions)), draw(st.sampled_from(["full", "causal"]))
     heads = draw(st.sampled_from([1, 4, 6, 12]))
-    documents = None
-    if packed and draw(st.booleans()):
+    documents, kind = None, draw(st.sampled_from(["", "documents", "ranges"])) if packed else ""
+    if kind == "documents":
         cuts = sorted(draw(st.lists(st.integers(0, sequence), min_size=1, max_size=3)))
         documents = tuple(end - start for start, end in pairwise([0, *cuts, sequence]))
-    return Workload(
+    layer = Workload(
         sequence=sequence,
         heads=heads,
         kv_heads=draw(st.sampled_from([each for each in range(1, heads + 1) if heads % each == 0])),
@@ -75,6 +77,9 @@ def attention_layers(draw: st.DrawFn, max_positions: int = 40, packed: bool = Tr
         window=draw(st.none() | st.integers(1, max_positions)) if mask == "causal" else None,
         documents=documents,
     )
+    if kind != "ranges":
+        return layer
+    return replace(layer, mask="ranges", window=None, ranges=draw(range_masks(sequence)))
 
 
 @st.composite

@@ -1,0 +1,54 @@
+"""Masks as ranges: drawn ones, and what they let attend by their definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tasp_lab.core.arrays import BoolArray
+from tasp_lab.workload.ranges import RANGE_KINDS, MaskRange
+
+ONE_OF_EACH = (
+    MaskRange((0, 20), (0, 20), "causal"),  # a prefix that all others see
+    MaskRange((20, 33), (0, 20)),
+    MaskRange((20, 33), (20, 33), "causal"),
+    MaskRange((33, 41), (0, 20)),
+    MaskRange((33, 41), (33, 60), "bi-causal"),
+    MaskRange((41, 60), (5, 30), "inverse-causal"),
+    MaskRange((41, 60), (30, 60), "causal"),
+    MaskRange((60, 70), (0, 70)),
+)
+"""Of 70 positions; queries in up to two ranges, and keys in up to six."""
+
+
+def seen_in(ranges: Iterable[tuple[tuple[int, int], tuple[int, int], str]], n: int) -> BoolArray:
+    """Which query sees which key, (n, n): from the last of a range, or from its first, back or forth together."""
+    seen = np.zeros((n, n), dtype=np.bool_)
+    for (first, end), (first_key, end_key), kind in ranges:
+        for query in range(first, end):
+            for key in range(first_key, end_key):
+                is_behind = end_key - key < end - query
+                is_before = key - first_key < query - first
+                hidden = (is_behind and kind in ("causal", "bi-causal"),
+                          is_before and kind in ("inverse-causal", "bi-causal"))  # fmt: skip
+                seen[query, key] |= not any(hidden)
+    return seen
+
+
+@st.composite
+def range_masks(draw: st.DrawFn, n: int) -> tuple[MaskRange, ...]:
+    """Ranges without common pairs; queries that are left see one key each."""
+    found, seen = list[MaskRange](), np.zeros((n, n), dtype=np.bool_)
+    ends = st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted).filter(lambda each: each[0] < each[1])
+    for queries, keys, kind in draw(st.lists(st.tuples(ends, ends, st.sampled_from(RANGE_KINDS)), max_size=6)):
+        each = MaskRange((queries[0], queries[1]), (keys[0], keys[1]), kind)
+        own = seen_in([each], n)
+        if own.any() and not (own & seen).any():
+            found.append(each)
+            seen |= own
+    for query in np.flatnonzero(~seen.any(axis=1)).tolist():
+        key = draw(st.integers(0, n - 1))
+        found.append(MaskRange((query, query + 1), (key, key + 1), draw(st.sampled_from(RANGE_KINDS))))
+    return tuple(draw(st.permutations(found)))
