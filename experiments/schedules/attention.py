@@ -22,7 +22,9 @@ def layer_task(
 ) -> AttentionTask:
     """The blocks of a layer in spans of a layout, for each of some groups of heads."""
     dtype = options.wire_dtype(workload.dtype, backward=backward, sums=groups == 1)
-    return span_task(workload, layout_named(layout, workload, n), dtype, backward=backward, pieces=head_pieces(workload, groups))
+    return span_task(
+        workload, layout_named(layout, workload, n), dtype, backward=backward, pieces=head_pieces(workload, groups)
+    )
 
 
 @schedule("both-ways", "softmax", layout="zigzag", options=("buffers", "gradient_dtype"))

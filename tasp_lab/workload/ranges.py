@@ -70,7 +70,9 @@ def parse_ranges(text: str) -> tuple[MaskRange, ...]:
         if match is None:
             raise WorkloadError(f"range {number}: {part.strip()[:40]!r}, expected {EXPECTED}")
         *ends, kind = match.groups()
-        first, end, first_key, end_key = (parse_count(each.strip(), f"position of range {number}", least=0) for each in ends)
+        first, end, first_key, end_key = (
+            parse_count(each.strip(), f"position of range {number}", least=0) for each in ends
+        )
         found.append(MaskRange((first, end), (first_key, end_key), cast("RangeKind", (kind or "full").strip())))
     return tuple(found)
 

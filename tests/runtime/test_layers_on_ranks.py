@@ -36,6 +36,7 @@ from tasp_lab.topology.builders import full_mesh, nodes
 from tasp_lab.topology.derived import renumbered
 from tasp_lab.workload.layer import Workload
 from tests.support.home_dtype import with_home_dtype
+from tests.support.masks import ONE_OF_EACH
 from tests.support.rank_layers import (
     BOTH,
     Case,
@@ -50,7 +51,6 @@ from tests.support.rank_layers import (
     relative_errors,
     squares,
 )
-from tests.support.ranges import ONE_OF_EACH
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.schedules import assert_every_transfer_once
 from tests.support.selection import covering

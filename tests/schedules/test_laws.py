@@ -36,6 +36,7 @@ from tasp_lab.schedules.registry import ATTENTION, COLLECTIVES, LINEAR, attentio
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
+from tests.support.masks import pairs_seen
 from tests.support.mutations import is_right_in_orders, mutants
 from tests.support.numeric_tasks import numbers_of
 from tests.support.simulations import assert_agree
@@ -152,12 +153,7 @@ def test_any_layer_is_computed_once(name: str, layer: Workload, ranks: int, data
     n, options = N if ":" in name else ranks, replace(data.draw(options_for(name)), padded_heads=False)
     if not applies(name, layer, n):
         return
-    position = np.arange(layer.sequence)
-    document = np.repeat(np.arange(len(layer.documents or (0,))), layer.documents or (layer.sequence,))
-    ahead = position[:, None] - position
-    seen = (document[:, None] == document) & ((ahead >= 0) | (layer.mask == "full"))
-    if layer.window is not None:
-        seen &= ahead < layer.window
+    seen = pairs_seen(layer)
     forward, backward = build(name, full_mesh(n), layer, options)
     assert forward.flops().sum() == seen.sum() * layer.flops_per_pair
     products = 3 * layer.head_dim + 2 * layer.value_size

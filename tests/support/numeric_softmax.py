@@ -10,9 +10,8 @@ import numpy as np
 
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
-from tasp_lab.workload.mask import MASKS
+from tests.support.masks import pairs_seen
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
-from tests.support.ranges import seen_in
 from tests.support.world import KernelCall
 
 Inputs = tuple[FloatArray, FloatArray, FloatArray]
@@ -34,7 +33,7 @@ class SoftmaxNumbers(Sums):
         dout = random.normal(size=(*of_queries, values)) if dout is None else dout
         self.inputs: Inputs = (q, k, v)
         keys, values = (np.repeat(each, layer.heads // layer.kv_head_count, axis=1) for each in (k, v))
-        weights = np.exp(np.einsum("ihd,jhd->hij", q, keys)) * _visible(task)
+        weights = np.exp(np.einsum("ihd,jhd->hij", q, keys)) * pairs_seen(layer)
         denominator = weights.sum(axis=2)
         p = weights / denominator[:, :, None]
         self.out = np.einsum("hij,jhd->ihd", p, values)
@@ -151,25 +150,5 @@ class SoftmaxNumbers(Sums):
         distance = np.arange(len(places[0]))[:, None] - np.arange(len(places[1]))
         seen = (call.params[0] <= distance) & (distance <= call.params[1])
         if self.task.is_packed:
-            seen &= _visible(self.task)[np.ix_(*map(layout.positions_at, places))] > 0
+            seen &= pairs_seen(self.task.workload)[np.ix_(*map(layout.positions_at, places))]
         return seen.astype(np.float64)
-
-
-def _visible(task: AttentionTask) -> FloatArray:
-    """Which positions see which, from the definition of the mask."""
-    layer, position = task.workload, np.arange(task.workload.sequence)
-    if layer.ranges is not None:
-        return seen_in(layer.ranges, layer.sequence).astype(np.float64)
-    document = np.repeat(np.arange(len(layer.documents or (0,))), layer.documents or (layer.sequence,))
-    ahead = position[:, None] - position
-    seen = document[:, None] == document
-    if layer.mask == "causal":
-        seen &= ahead >= 0
-    elif layer.mask != "full":  # one that a test has added
-        mask = MASKS[layer.mask]
-        assert mask.low is not None
-        assert mask.high is not None
-        seen &= (mask.low <= ahead) & (ahead <= mask.high)
-    if layer.window is not None:
-        seen &= ahead < layer.window
-    return seen.astype(np.float64)

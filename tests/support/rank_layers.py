@@ -30,7 +30,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
 from tests.support.linear_recurrence import recurrence
-from tests.support.ranges import seen_in
+from tests.support.masks import pairs_seen
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.sent_bytes import SentBytes
 
@@ -71,14 +71,7 @@ def gates_of(work: Workload) -> Tensor | None:
 
 def seen_by(work: Workload) -> Tensor:
     """Which query row sees which key row."""
-    n = work.sequence
-    if work.ranges is not None:
-        return torch.from_numpy(seen_in(work.ranges, n))
-    distance = torch.arange(n)[:, None] - torch.arange(n)
-    document = torch.arange(len(work.documents or (n,))).repeat_interleave(torch.tensor(work.documents or (n,)))
-    most = n if work.window is None else work.window
-    in_band = (distance >= 0) & (distance < most) if work.mask == "causal" else distance == distance
-    return in_band & (document[:, None] == document)
+    return torch.from_numpy(pairs_seen(work))
 
 
 def by_formula(work: Workload, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> list[Tensor]:

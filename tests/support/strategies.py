@@ -14,7 +14,7 @@ from tasp_lab.schedules.registry import schedules_of
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tests.support.ranges import range_masks
+from tests.support.masks import range_masks
 
 schedule_names = st.sampled_from(schedules_of("AllGather"))
 exact_bandwidths = st.fractions(Fraction(1, 10), Fraction(1000), max_denominator=50)

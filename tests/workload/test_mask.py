@@ -110,5 +110,7 @@ def test_what_a_new_mask_cannot_be_used_for_is_refused(local: Workload) -> None:
 def test_an_unknown_mask_is_refused(name: Any) -> None:
     with pytest.raises(WorkloadError, match=r"unknown mask .*, expected one of full, causal, ranges"):
         mask_named(name)
-    with pytest.raises(WorkloadError, match=r"unknown mask .*, expected one of full, causal, ranges|^mask: .*, expected a text"):
+    with pytest.raises(
+        WorkloadError, match=r"unknown mask .*, expected one of full, causal, ranges|^mask: .*, expected a text"
+    ):
         Workload(8, mask=name)

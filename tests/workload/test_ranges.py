@@ -15,7 +15,7 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.packing import Rows, range_segments
 from tasp_lab.workload.ranges import MaskRange, check_ranges, pairs_of_runs, parse_ranges
 from tasp_lab.workload.sequence_layout import LAYOUTS, layout_named
-from tests.support.ranges import ONE_OF_EACH, range_masks, seen_in
+from tests.support.masks import ONE_OF_EACH, range_masks, seen_in
 from tests.workload.test_packing import positions_of, runs
 
 drawn = st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), range_masks(n)))
@@ -70,9 +70,7 @@ def _renumbered(rows: list[Rows]) -> list[Rows]:
 
 
 @given(drawn, st.integers(1, 3), st.data())
-def test_pairs_of_runs_are_counted(
-    mask: tuple[int, tuple[MaskRange, ...]], stride: int, data: st.DataObject
-) -> None:
+def test_pairs_of_runs_are_counted(mask: tuple[int, tuple[MaskRange, ...]], stride: int, data: st.DataObject) -> None:
     n, ranges = mask
     run = st.integers(0, n - 1).flatmap(
         lambda start: st.tuples(st.just(start), st.integers(1, 1 + (n - 1 - start) // stride))

@@ -96,14 +96,38 @@ def needed_runs(task: AttentionTask) -> NeededRuns:
 def _needs(task: AttentionTask) -> IntArray:
     """What spans of queries need of blocks of keys elsewhere: block, rank of the queries, first position, and end.
 
-    Int array (4, pairs of a block of keys and one of queries).
+    Int array (4, pairs of a block of keys and one of queries; with ranges of such a pair several).
     """
+    if task.workload.ranges is not None and task.layout.stride == 1:
+        return _needs_of_ranges(task)
     key, query = (each.ravel() for each in np.meshgrid(task.blocks_of(KEYS), task.blocks_of(QUERIES), indexing="ij"))
     low, high = task.tile_bands(query, key)
     seen = (low <= high) & (task.owner[query] != task.owner[key])
     key, query, low, high = (each[seen] for each in (key, query, low, high))
     first, end = np.maximum(-high, 0), np.minimum(task.count[query] - low, task.count[key])
     return np.stack([key, task.owner[query], first, end])
+
+
+def _needs_of_ranges(task: AttentionTask) -> IntArray:
+    """As `_needs`: adjacent queries see adjacent keys of a range."""
+    (keys, key, key_count), (queries, query, query_count) = (
+        (blocks[entry], position, count)
+        for blocks in (task.blocks_of(KEYS), task.blocks_of(QUERIES))
+        for entry, _, position, count in [task.pieces_of(task.start[blocks], task.count[blocks])]
+    )
+    before = np.cumsum(key_count) - key_count
+    at = before - before[np.searchsorted(keys, keys)]  # of each piece: its first position within its block
+    found = [np.zeros((4, 0), dtype=np.int64)]
+    for first, end, first_key, end_key, low, high in task.workload.slices.tolist():
+        begin, last = np.maximum(query, first)[:, None], np.minimum(query + query_count, end)[:, None] - 1
+        seen, stop = np.maximum(begin - high, first_key), np.minimum(last - low + 1, end_key)
+        seen, stop = np.maximum(seen, key), np.minimum(stop, key + key_count)
+        of_query, piece = np.nonzero(
+            (begin <= last) & (seen < stop) & (task.owner[queries][:, None] != task.owner[keys])
+        )
+        ends = (each[of_query, piece] - key[piece] + at[piece] for each in (seen, stop))
+        found.append(np.stack([keys[piece], task.owner[queries[of_query]], *ends]))
+    return np.concatenate(found, axis=1)
 
 
 def in_stages(task: AttentionTask, stages: int) -> tuple[AttentionTask, IntArray]:

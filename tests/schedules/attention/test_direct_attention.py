@@ -24,6 +24,7 @@ from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
+from tests.support.masks import pairs_seen
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
 
@@ -41,19 +42,10 @@ def task_of(schedule: Schedule) -> AttentionTask:
 
 def keys_needed(layer: Workload, layout: SequenceLayout) -> dict[int, set[int]]:
     """The keys of other ranks that each rank's queries attend to, position by position."""
-    lengths = layer.documents or (layer.sequence,)
-    document = [number for number, length in enumerate(lengths) for _ in range(length)]
-
-    def sees(query: int, key: int) -> bool:
-        within = layer.mask == "full" or 0 <= query - key < (layer.window or layer.sequence)
-        return within and document[query] == document[key]
-
+    seen = pairs_seen(layer)
     shards = [layout.positions(rank).tolist() for rank in range(layout.world_size)]
     others = [set(range(layer.sequence)) - set(shard) for shard in shards]
-    return {
-        rank: {key for key in others[rank] if any(sees(query, key) for query in shard)}
-        for rank, shard in enumerate(shards)
-    }
+    return {rank: {key for key in others[rank] if seen[shard, key].any()} for rank, shard in enumerate(shards)}
 
 
 def positions_moved(schedule: Schedule, tensor: int) -> Counter[tuple[int, int, int]]:
@@ -109,11 +101,10 @@ def test_a_chunk_receives_the_keys_within_the_window_before_it(n: int, window: i
 
 
 @settings(max_examples=50, deadline=None)
-@given(attention_layers(), st.integers(1, 6), st.integers(1, 5))
+@given(attention_layers(packed=False), st.integers(1, 6), st.integers(1, 5))
 def test_a_rank_receives_from_their_owners_the_keys_that_it_needs_and_no_other(
     layer: Workload, n: int, stages: int
 ) -> None:
-    layer = replace(layer, documents=None)
     layout = attention_layout(NAME, layer, n)
     owner = {int(position): rank for rank in range(n) for position in layout.positions(rank)}
     needed = [(rank, key) for rank, keys in keys_needed(layer, layout).items() for key in keys]
@@ -128,9 +119,8 @@ def test_a_rank_receives_from_their_owners_the_keys_that_it_needs_and_no_other(
 
 
 @settings(max_examples=50, deadline=None)
-@given(attention_layers(), st.integers(1, 6))
+@given(attention_layers(packed=False), st.integers(1, 6))
 def test_keys_are_cut_only_where_the_ranks_that_need_them_change(layer: Workload, n: int) -> None:
-    layer = replace(layer, documents=None)
     layout = attention_layout(NAME, layer, n)
     needed = keys_needed(layer, layout)
     task = span_task(layer, layout, "fp32")
@@ -151,6 +141,7 @@ def test_keys_are_cut_only_where_the_ranks_that_need_them_change(layer: Workload
 def test_documents_move_all_that_a_rank_needs_and_no_more_than_one_document(
     layer: Workload, n: int, stages: int
 ) -> None:
+    """Ranges move what is needed and nothing else."""
     layout = attention_layout(NAME, layer, n)
     needed = {(rank, key) for rank, keys in keys_needed(layer, layout).items() for key in keys}
     packed = passes(n, layer, stages=stages).forward
@@ -158,7 +149,9 @@ def test_documents_move_all_that_a_rank_needs_and_no_more_than_one_document(
     moved = Counter((rank, at[place]) for _, rank, place in positions_moved(packed, KEYS).elements())
     assert needed <= moved.keys()
     assert max(moved.values(), default=1) == 1
-    if layer.window is None:
+    if layer.ranges is not None:
+        assert needed == moved.keys()
+    elif layer.window is None:
         whole = passes(n, replace(layer, documents=None), stages=stages).forward
         assert positions_moved(packed, KEYS) <= positions_moved(whole, KEYS)
 

@@ -1,4 +1,4 @@
-"""Masks as ranges: drawn ones, and what they let attend by their definition."""
+"""Masks by their definition, pair by pair; and ranges, drawn."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tasp_lab.core.arrays import BoolArray
+from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.mask import MASKS
 from tasp_lab.workload.ranges import RANGE_KINDS, MaskRange
 
 ONE_OF_EACH = (
@@ -35,6 +37,23 @@ def seen_in(ranges: Iterable[tuple[tuple[int, int], tuple[int, int], str]], n: i
                           is_before and kind in ("inverse-causal", "bi-causal"))  # fmt: skip
                 seen[query, key] |= not any(hidden)
     return seen
+
+
+def pairs_seen(layer: Workload) -> BoolArray:
+    """Which query position sees which key position, (positions, positions)."""
+    if layer.ranges is not None:
+        return seen_in(layer.ranges, layer.sequence)  # type: ignore[arg-type]
+    position, lengths = np.arange(layer.sequence), layer.documents or (layer.sequence,)
+    document, ahead = np.repeat(np.arange(len(lengths)), lengths), position[:, None] - position
+    seen: BoolArray = document[:, None] == document
+    if layer.mask == "causal":
+        seen &= ahead >= 0
+    elif layer.mask != "full":  # one that a test has added
+        mask = MASKS[layer.mask]
+        assert mask.low is not None
+        assert mask.high is not None
+        seen &= (mask.low <= ahead) & (ahead <= mask.high)
+    return seen if layer.window is None else seen & (ahead < layer.window)
 
 
 @st.composite
