@@ -274,8 +274,8 @@ def layout_named(name: str, workload: Workload, world_size: int) -> SequenceLayo
 
 
 _CHUNKS = 8
-"""In how many chunks a span is cut where its pairs are counted: kernels then have runs that are long enough, and work of
-ranks differs by a few percent."""
+"""In how many chunks a span is cut where its pairs are counted: runs that are long enough for kernels, and work of ranks
+that differs by a few percent."""
 
 
 def _dealt_by_pairs(layout: SequenceLayout, slices: IntArray) -> SequenceLayout:

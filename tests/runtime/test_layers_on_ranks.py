@@ -72,8 +72,8 @@ SOFTMAX = [
     Workload(70, heads=HEADS, kv_heads=8, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS, value_dim=3),
     Workload(70, heads=HEADS, kv_heads=4, head_dim=8, dtype="fp32", ranges=ONE_OF_EACH),
 ]
-"""Lengths that no world size divides, every mask, packed documents, ranges, from 1 KV head to as many as heads, and values that
-are narrower or wider than keys."""
+"""Lengths that no world size divides, every mask, packed documents, ranges, from 1 KV head to as many as heads, and values
+that are narrower or wider than keys."""
 
 CIRCULATED = [
     Workload(67, batch=2, heads=4, kv_heads=2, head_dim=16, dtype="fp32", mask="causal", value_dim=8),

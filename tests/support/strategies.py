@@ -59,8 +59,8 @@ value_dims = st.none() | st.integers(1, 4)
 
 @st.composite
 def attention_layers(draw: st.DrawFn, max_positions: int = 40, packed: bool = True) -> Workload:
-    """Small layers: any length and values, grouped heads, both masks, windows; `packed`: also documents, some empty, and
-    ranges in place of a mask."""
+    """Small layers: any length and values, grouped heads, both masks, windows; `packed`: also documents, some empty,
+    and ranges in place of a mask."""
     sequence, mask = draw(st.integers(1, max_positions)), draw(st.sampled_from(["full", "causal"]))
     heads = draw(st.sampled_from([1, 4, 6, 12]))
     documents, kind = None, draw(st.sampled_from(["", "documents", "ranges"])) if packed else ""
