@@ -21,7 +21,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -68,7 +68,7 @@ from tasp_lab.schedules.registry import LINEAR, is_own
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import RANGES
-from tasp_lab.workload.ranges import ranges_of
+from tasp_lab.workload.ranges import MaskRange, ranges_of
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
@@ -80,7 +80,7 @@ class CallKeywords(TypedDict, total=False):
     causal: bool
     window: int | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
-    ranges: Sequence[object] | str | None
+    ranges: tuple[MaskRange | Sequence[Any], ...] | str | None
     cached_keys: int
     scale: float | None
     topology: Topology | None
@@ -120,7 +120,7 @@ def attention_with_lse(
     causal: bool = False,
     window: int | None = None,
     cu_seqlens: Sequence[int] | torch.Tensor | None = None,
-    ranges: Sequence[object] | str | None = None,
+    ranges: tuple[MaskRange | Sequence[Any], ...] | str | None = None,
     cached_keys: int = 0,
     scale: float | None = None,
     topology: Topology | None = None,
@@ -273,7 +273,7 @@ class _SoftmaxCall(LayerCall):
     causal: bool
     window: int | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
-    ranges: Sequence[object] | str | None
+    ranges: tuple[MaskRange | Sequence[Any], ...] | str | None
     cached_keys: int
     scale: float | None
     kernel: str
@@ -412,7 +412,7 @@ def _built_by_name(
 def _packed(schedules: tuple[Schedule, ...], workload: Workload, layout: SequenceLayout) -> tuple[AttentionTask, ...]:
     """The tasks of schedules with the documents or ranges of a layer, which those of a model have in common."""
     tasks = [task_of(each, AttentionTask) for each in schedules]  # which may have padded heads
-    packed = {"documents": workload.documents, "mask": workload.mask, "ranges": workload.ranges}
+    packed: dict[str, Any] = {"documents": workload.documents, "mask": workload.mask, "ranges": workload.ranges}
     return tuple(replace(each, workload=replace(each.workload, **packed), layout=layout) for each in tasks)
 
 

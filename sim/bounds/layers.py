@@ -290,10 +290,10 @@ class Runs:
         """Whether every query of a tile attends to every key: bool array (rows, columns)."""
         layer, stride = self.task.workload, self.task.layout.stride
         if layer.ranges is not None:
-            sides = [(self.start[each], self.count[each]) for each in (row, column)]
+            own, other = ((self.start[each], self.count[each]) for each in (row, column))
             are_keys = self.tensor[row[0]] == KEYS
-            pairs = pairs_of_runs(layer.slices, *(sides[::-1] if are_keys else sides), stride)
-            every: BoolArray = (pairs.T if are_keys else pairs) == sides[0][1][:, None] * sides[1][1]
+            pairs = pairs_of_runs(layer.slices, other if are_keys else own, own if are_keys else other, stride)
+            every: BoolArray = (pairs.T if are_keys else pairs) == own[1][:, None] * other[1]
             return every
         queries = self.start[row][:, None], self.count[row][:, None]
         keys = self.start[column][None, :], self.count[column][None, :]

@@ -100,15 +100,15 @@ def range_segments(
         last = max((each.position + stride * (each.length - 1) for each in rows), default=-1)
         slices = slices[(slices[:, column] <= last) & (slices[:, column + 1] > rows[0].position)]
     for first, end, first_key, end_key, low, high in slices.tolist():
-        sides = [
+        own, others = (
             [part for each in rows if (part := _part(each, *ends, stride)).length]
             for rows, ends in ((queries, (first, end)), (keys, (first_key, end_key)))
-        ]
+        )
         mask = Mask("", low, high)
-        if stride == 1 and all(sides):
-            found += document_segments(*sides, mask)
+        if stride == 1 and own and others:
+            found += document_segments(own, others, mask)
         elif stride > 1:  # runs interleave
-            found += [each for one in sides[0] for other in sides[1]
+            found += [each for one in own for other in others
                       for each in document_segments([one], [other], mask, stride)]  # fmt: skip
     return found
 

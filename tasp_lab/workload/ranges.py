@@ -133,7 +133,7 @@ def _range(number: int, given: object) -> MaskRange:
         sides.append((first, end))
     if kind not in RANGE_KINDS:
         raise WorkloadError(f"range {number}: {unknown('kind', str(kind), RANGE_KINDS)}")
-    return MaskRange(sides[0], sides[1], kind)
+    return MaskRange(sides[0], sides[1], cast("RangeKind", kind))
 
 
 def _common(one: IntArray, others: IntArray) -> BoolArray:

@@ -274,7 +274,7 @@ def layout_named(name: str, workload: Workload, world_size: int) -> SequenceLayo
 
 
 _CHUNKS = 8
-"""In how many chunks a span is cut where its pairs are counted: runs that are long enough for kernels, and work of ranks
+"""In how many chunks a span is cut where pairs are counted: runs that are long enough for kernels, and work of ranks
 that differs by a few percent."""
 
 

@@ -72,7 +72,7 @@ SOFTMAX = [
     Workload(70, heads=HEADS, kv_heads=8, head_dim=8, dtype="fp32", mask="causal", documents=DOCUMENTS, value_dim=3),
     Workload(70, heads=HEADS, kv_heads=4, head_dim=8, dtype="fp32", ranges=ONE_OF_EACH),
 ]
-"""Lengths that no world size divides, every mask, packed documents, ranges, from 1 KV head to as many as heads, and values
+"""Lengths that no world size divides, every mask, packed documents, ranges, 1 KV head to as many as heads, and values
 that are narrower or wider than keys."""
 
 CIRCULATED = [

@@ -181,23 +181,28 @@ class AttentionTask(LayerBlocks):
         return clip_band(np.where(apart, counts[0], low), np.where(apart, -counts[1], high), *counts)
 
     def _see(self, queries: IntArray, keys: IntArray) -> BoolArray:
-        """Whether query and key blocks have a document in common, or a pair that ranges let attend."""
+        """Whether query and key blocks have a document in common, or a pair that ranges let attend.
+
+        Keys to which no query attends are seen by those of their owner, whose calls find that their gradients are 0.
+        """
         if self.workload.ranges is not None:
-            number = self._spans[1]
-            return self._pairs_of_spans[number[queries], number[keys]] > 0
+            number, (seen, alone) = self._spans[1], self._seen_spans
+            by_owner: BoolArray = alone[number[keys]] & (self.owner[queries] == self.owner[keys])
+            return seen[number[queries], number[keys]] | by_owner
         first, last = self.documents
         together: BoolArray = (last[queries] >= first[keys]) & (first[queries] <= last[keys])
         return together
 
     @cached_property
-    def _pairs_of_spans(self) -> IntArray:
-        """The pairs that attend between all spans of `_spans`, by their numbers, an int array (spans, spans)."""
-        first = self._spans[0]
+    def _seen_spans(self) -> tuple[BoolArray, BoolArray]:
+        """Whether ranges let a pair attend between spans of `_spans`, (spans, spans); and which keys no query sees."""
+        first, number = self._spans
         entry, _, position, count = self.pieces_of(self.start[first], self.count[first])
         pairs = pairs_of_runs(self.workload.slices, (position, count), (position, count), self.layout.stride)
         begin = np.searchsorted(entry, np.arange(len(first)))
-        found: IntArray = np.add.reduceat(np.add.reduceat(pairs, begin, axis=0), begin, axis=1)
-        return found
+        seen: BoolArray = np.add.reduceat(np.add.reduceat(pairs, begin, axis=0), begin, axis=1) > 0
+        alone: BoolArray = ~seen[np.unique(number[self.blocks_of(QUERIES)])].any(axis=0, keepdims=True)[0]
+        return seen, alone
 
     def run_bands(self, query: IntArray, queries: IntArray, key: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
         """The bands of runs of places: `queries` places from `query` on, `keys` from `key` on. Not clipped."""
