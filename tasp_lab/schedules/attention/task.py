@@ -201,8 +201,8 @@ class AttentionTask(LayerBlocks):
         pairs = pairs_of_runs(self.workload.slices, (position, count), (position, count), self.layout.stride)
         begin = np.searchsorted(entry, np.arange(len(first)))
         seen: BoolArray = np.add.reduceat(np.add.reduceat(pairs, begin, axis=0), begin, axis=1) > 0
-        alone: BoolArray = ~seen[np.unique(number[self.blocks_of(QUERIES)])].any(axis=0, keepdims=True)[0]
-        return seen, alone
+        of_queries = seen[np.unique(number[self.blocks_of(QUERIES)])]
+        return seen, np.logical_not(np.logical_or.reduce(of_queries, axis=0))
 
     def run_bands(self, query: IntArray, queries: IntArray, key: IntArray, keys: IntArray) -> tuple[IntArray, IntArray]:
         """The bands of runs of places: `queries` places from `query` on, `keys` from `key` on. Not clipped."""
