@@ -7,18 +7,22 @@ The rows of each segment (`tasp_lab.workload.packing`) are brought side by side,
 FlashAttention then takes the cumulative lengths of all segments whose window is the same: all documents of a full mask,
 or of a causal one. Documents with a limit to the left of their own length, and what sees only a part of its document,
 may have other windows. Other kernels are called once per segment.
+
+Where several segments share a query, as a mask of ranges has them, calls follow one another in rounds: in a round no
+query occurs twice, and the results of rounds are merged by their log-sum-exp (`runtime.kernels.fused`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from runtime.kernels import fused
 from runtime.kernels.partials import (
     Band,
     Flash,
@@ -50,11 +54,14 @@ class Sequences(NamedTuple):
 class PackedCall:
     """What a call computes, prepared once: the rows of its segments in order, and which of them go together.
 
-    `queries` and `keys` are the rows of the operands; a query is in one segment at most, a key may be in several.
+    `queries` and `keys` are the rows of the operands. A query and a key may each be in several segments, both together
+    in one at most, and each row of a segment is in its band. `rest` has the segments that share queries with others.
     """
 
     def __init__(self, segments: Sequence[PackedSegment], queries: int, keys: int, device: torch.device) -> None:
         self.queries, self.keys = queries, keys
+        segments, others = _first_round(segments, queries)
+        self.rest = PackedCall(others, queries, keys, device) if others else None
         bands = [trim(*each.shape) for each in segments]
         order = sorted(range(len(segments)), key=lambda at: window(bands[at]))
         self.bands = [bands[at] for at in order]
@@ -62,6 +69,14 @@ class PackedCall:
         self._key_rows, self._keys_once = _rows([segments[at].keys for at in order], keys, device)
         self.query_starts = tuple(accumulate((band.queries for band in self.bands), initial=0))
         self.key_starts = tuple(accumulate((band.keys for band in self.bands), initial=0))
+
+    @property
+    def rounds(self) -> Iterator[PackedCall]:
+        """This call without its rest, then those of the rest."""
+        call: PackedCall | None = self
+        while call is not None:
+            yield call
+            call = call.rest
 
     @property
     def sequences(self) -> list[Sequences]:
@@ -91,6 +106,11 @@ class PackedCall:
             whole.fill_(value)
         return whole.index_copy_(1, self._query_rows, found)
 
+    def merge_queries(self, whole: Partial, found: Partial) -> None:
+        """Merge the results of all segments into those of all queries, in place."""
+        out, lse, part, part_lse = (x.transpose(0, 1) for x in (*whole, *found))
+        fused.merge(out, lse, part, part_lse, self._query_rows)
+
     def give_keys(self, found: Tensor) -> Tensor:
         """The gradients of keys of all segments back in their places; those of keys in several are added."""
         if self._key_rows is None:
@@ -98,6 +118,29 @@ class PackedCall:
         dtype = found.dtype if self._keys_once else lse_dtype(found.dtype)
         whole = torch.zeros(found.shape[0], self.keys, *found.shape[2:], dtype=dtype, device=found.device)
         return whole.index_add_(1, self._key_rows, found.to(dtype))
+
+
+def _first_round(
+    segments: Sequence[PackedSegment], queries: int
+) -> tuple[Sequence[PackedSegment], Sequence[PackedSegment]]:
+    """Segments that share no query, and the others, both in the given order.
+
+    Segments are taken by their first query, so there are as few rounds as possible if each has one range of queries,
+    and then by their window, so that those of one window are in one round.
+    """
+    taken, used = set[int](), np.zeros(queries, dtype=bool)
+    for at in sorted(range(len(segments)), key=lambda at: _first_and_window(segments[at])):
+        rows = [slice(each.start, each.stop) for each in segments[at].queries]
+        if not any(used[each].any() for each in rows):
+            taken.add(at)
+            for each in rows:
+                used[each] = True
+    numbered = list(enumerate(segments))
+    return [each for at, each in numbered if at in taken], [each for at, each in numbered if at not in taken]
+
+
+def _first_and_window(segment: PackedSegment) -> tuple[int, tuple[int, int]]:
+    return segment.queries[0].start, window(trim(*segment.shape))
 
 
 def _rows(ranges: Sequence[Sequence[range]], count: int, device: torch.device) -> tuple[Tensor | None, bool]:
@@ -113,6 +156,17 @@ def attend_packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float,
     """As `Kernel.attend`, of the pairs of queries and keys in the segments of a call."""
     if not call.bands or not q.numel():
         return no_keys(q, v)
+    found = _attend_round(kernel, q, k, v, scale, call)
+    if call.rest is None:
+        return Partial(call.give_queries(found.out), call.give_queries(found.lse, -math.inf))
+    whole = Partial(*(each.to(lse_dtype(found.out.dtype)) for each in no_keys(q, v)))  # merged without rounding
+    for each in call.rounds:
+        each.merge_queries(whole, found if each is call else _attend_round(kernel, q, k, v, scale, each))
+    return whole
+
+
+def _attend_round(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float, call: PackedCall) -> Partial:
+    """The results of the rows that `call.take_queries` gives."""
     operands = call.take_queries(q), call.take_keys(k), call.take_keys(v)
     if flash := kernel.flash_on(q.device):
         parts = [_flash_attend(flash, *operands, scale, each) for each in call.sequences]
@@ -122,8 +176,7 @@ def attend_packed(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float,
             of_queries, of_keys = _segment(call, number)
             q_rows, k_rows, v_rows = operands[0][:, of_queries], operands[1][:, of_keys], operands[2][:, of_keys]
             parts.append(kernel.attend(q_rows, k_rows, v_rows, scale=scale, low=band.low, high=band.high))
-    out, lse = (parts[0][at] if len(parts) == 1 else torch.cat([each[at] for each in parts], 1) for at in (0, 1))
-    return Partial(call.give_queries(out), call.give_queries(lse, -math.inf))
+    return parts[0] if len(parts) == 1 else Partial(*(torch.cat(fields, 1) for fields in zip(*parts, strict=True)))
 
 
 def gradients_packed(kernel: Kernel, rows: Rows, k: Tensor, v: Tensor, scale: float, call: PackedCall) -> Gradients:
@@ -141,7 +194,11 @@ def gradients_packed(kernel: Kernel, rows: Rows, k: Tensor, v: Tensor, scale: fl
             operands = dout, q, keys[:, of_keys], values[:, of_keys], out, lse
             parts.append(kernel.backward(*operands, scale=scale, low=band.low, high=band.high))
     dq, dk, dv = (parts[0][at] if len(parts) == 1 else torch.cat([each[at] for each in parts], 1) for at in range(3))
-    return Gradients(call.give_queries(dq), call.give_keys(dk), call.give_keys(dv))
+    found = Gradients(call.give_queries(dq), call.give_keys(dk), call.give_keys(dv))
+    if call.rest is None:
+        return found
+    more = gradients_packed(kernel, rows, k, v, scale, call.rest)
+    return Gradients(*(one.to(lse_dtype(one.dtype)) + other for one, other in zip(found, more, strict=True)))
 
 
 def _segment(call: PackedCall, number: int) -> tuple[slice, slice]:

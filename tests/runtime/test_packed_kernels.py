@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.kernels.packed import PackedCall, attend_packed, gradients_packed
-from runtime.kernels.partials import Gradients, Partial, Rows
+from runtime.kernels.partials import Gradients, Partial, Rows, boolean_mask, trim
 from runtime.kernels.registry import KERNELS
 from tasp_lab.schedules.attention.span_blocks import span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
+from tasp_lab.workload.kernel_shapes import Segment
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.packing import PackedSegment
 from tasp_lab.workload.sequence_layout import LAYOUTS
 from tests.runtime.test_kernels import Implementations, bottom_right, install_flash_attn
 
@@ -152,16 +155,26 @@ def test_calls_on_documents_are_the_mask_pair_by_pair(name: str, task: Attention
     if task.layout.stride > 1:
         blocks[1] = blocks[1][:1]  # striped shards interleave
     at = [positions_of(task, each) for each in blocks]
-    seen, layer, random = visible(task, *at), task.workload, torch.Generator().manual_seed(0)
-    rows, columns = (layer.batch, len(at[0]), layer.heads), (layer.batch, len(at[1]), layer.kv_head_count)
-    q, dout, out = (torch.randn(*rows, size, generator=random) for size in (8, layer.value_size, layer.value_size))
-    k, v = (torch.randn(*columns, size, generator=random) for size in (8, layer.value_size))
+    seen, layer = visible(task, *at), task.workload
     call = PackedCall(task.segments(*blocks), len(at[0]), len(at[1]), CPU)
+    assert call.rest is None, "a query of packed documents is in one segment"
+    rows, columns = (layer.batch, len(at[0]), layer.heads), (layer.batch, len(at[1]), layer.kv_head_count)
+    _check(name, call, seen, rows, columns, layer.value_size)
+
+
+def _check(
+    name: str, call: PackedCall, seen: Tensor, rows: tuple[int, ...], columns: tuple[int, ...], value_dim: int
+) -> FlashAttn:
+    """Both passes of a call against the mask pair by pair, bool [queries, keys]; the stand-in that counted calls."""
+    random = torch.Generator().manual_seed(0)
+    q, dout, out = (torch.randn(*rows, size, generator=random) for size in (8, value_dim, value_dim))
+    k, v = (torch.randn(*columns, size, generator=random) for size in (8, value_dim))
     exact = by_definition(*(x.double() for x in (q, k, v)), seen)
     whole = exact.lse.logaddexp(torch.zeros_like(exact.lse))  # other keys have been seen elsewhere
     rows = Rows(dout, q, out, whole.float())
+    flash = (TorchFlash if name == "flash-attn-3" else FlashAttn)()
     with pytest.MonkeyPatch.context() as patch:
-        (TorchFlash if name == "flash-attn-3" else FlashAttn)().install(patch)
+        flash.install(patch)
         found = attend_packed(KERNELS[name], q, k, v, 0.3, call)
         gradients = gradients_packed(KERNELS[name], rows, k, v, 0.3, call)
     assert (found.out - exact.out).abs().max() < 1e-5
@@ -169,6 +182,7 @@ def test_calls_on_documents_are_the_mask_pair_by_pair(name: str, task: Attention
     assert (found.lse - exact.lse).nan_to_num(0).abs().max() < 1e-5
     for part, expected in zip(gradients, _gradients(rows, k, v, seen), strict=True):
         assert (part - expected).abs().max() < 1e-4
+    return flash
 
 
 def _gradients(rows: Rows, k: Tensor, v: Tensor, seen: Tensor) -> Gradients:
@@ -180,6 +194,64 @@ def _gradients(rows: Rows, k: Tensor, v: Tensor, seen: Tensor) -> Gradients:
     ds = p * (torch.einsum("bihd,bjhd->bihj", dout, values) - (dout * out).sum(-1)[..., None]) * 0.3
     dk, dv = (torch.einsum("bihj,bihd->bjhd", x, y).unflatten(2, (-1, group)).sum(3) for x, y in ((ds, q), (p, dout)))
     return Gradients(torch.einsum("bihj,bjhd->bihd", ds, keys), dk, dv)
+
+
+@st.composite
+def rectangles(draw: st.DrawFn) -> tuple[int, int, list[PackedSegment]]:
+    """Queries, keys, and segments with any bands that share both, but no pair: each has its own part of a grid."""
+    cuts = [sorted({0, *draw(st.sets(st.integers(1, 11), max_size=3)), 12}) for _ in range(2)]
+    runs = [[range(*each) for each in pairwise(each)] for each in cuts]
+    cells = [(tuple(draw(st.sets(st.sampled_from(range(len(runs[0]))), min_size=1, max_size=2))), column)
+             for column in range(len(runs[1])) for _ in range(2)]  # fmt: skip
+    found, taken = list[PackedSegment](), set[tuple[int, int]]()
+    for rows, column in cells:
+        if taken & (own := {(row, column) for row in rows}):
+            continue
+        taken |= own
+        queries, keys = tuple(runs[0][row] for row in sorted(rows)), (runs[1][column],)
+        lengths = sum(map(len, queries)), len(keys[0])
+        low, high = sorted(draw(st.tuples(st.integers(-12, 12), st.integers(-12, 12))))
+        band = trim(*lengths, low, high)
+        if (band.queries, band.keys) == lengths:
+            found.append(PackedSegment(queries, keys, Segment(*lengths, band.low, band.high)))
+    return 12, 12, draw(st.permutations(found))
+
+
+@pytest.mark.parametrize("name", ["reference", "sdpa", "flash-attn", "flash-attn-3"])
+@given(rectangles(), st.sampled_from([(2, 1), (6, 3)]), st.sampled_from([5, 8]))
+@settings(max_examples=40)
+def test_segments_that_share_queries_are_the_mask_pair_by_pair(
+    name: str, drawn: tuple[int, int, list[PackedSegment]], heads: tuple[int, int], value_dim: int
+) -> None:
+    queries, keys, segments = drawn
+    seen, times = torch.zeros(queries, keys, dtype=torch.bool), torch.zeros(queries, dtype=torch.int64)
+    for each in segments:
+        of_queries, of_keys = (torch.tensor([row for run in runs for row in run]) for runs in each[:2])
+        inside = ~boolean_mask(trim(*each.shape), CPU)
+        assert not (seen[of_queries[:, None], of_keys] & inside).any(), "a pair is in one segment"
+        seen[of_queries[:, None], of_keys] |= inside
+        times[of_queries] += 1
+    call = PackedCall(segments, queries, keys, CPU)
+    _check(name, call, seen, (2, queries, heads[0]), (2, keys, heads[1]), value_dim)
+    rounds = list(call.rounds)
+    assert sum(len(each.bands) for each in rounds) == len(segments)
+    assert len(rounds) >= int(times.max())
+    if all(len(each.queries) == 1 for each in segments):
+        assert len(rounds) == max(1, int(times.max())), "ranges need as many rounds as share a query"
+
+
+def test_flash_attn_is_called_once_per_round_and_window() -> None:
+    """Blocks of eight under a block-causal mask: each query sees whole blocks before its own, and a half of its own."""
+    segments = [
+        PackedSegment((range(at, at + 8),), keys, Segment(8, sum(map(len, keys)), low, 7))
+        for at in (8, 16, 24)
+        for keys, low in (((range(at),), 1 - at), ((range(at, at + 8),), 0))
+    ]
+    seen = torch.ones(32, 32).tril().bool()
+    seen[:8] = False
+    call = PackedCall(segments, 32, 32, CPU)
+    assert [len(each.bands) for each in call.rounds] == [3, 3]
+    assert _check("flash-attn", call, seen, (1, 32, 2), (1, 32, 2), 8).calls == {"forward": 2, "backward": 2}
 
 
 @pytest.mark.parametrize(("mask", "kinds"), [("full", 1), ("causal", 2)])
