@@ -39,6 +39,7 @@ TYPES: Mapping[str, Argument] = {
     **arguments_of(AttentionOptions, ScheduleError),
     "schedule": Argument((str, Schedule, Passes), "the name of a schedule, a Schedule or Passes", ScheduleError),
     "topology": Argument((Topology, NoneType), "a Topology or None", TopologyError),
+    "sinks": Argument((torch.Tensor, NoneType), "a torch.Tensor or None", WorkloadError),
     "scale": Argument((Real, NoneType), "a number or None", WorkloadError),
     "kernel": Argument((str,), "the name of a kernel", RunError),
     "transport": Argument((str,), "the name of a transport", RunError),

@@ -123,7 +123,8 @@ class LayerChoice:
         return AttentionOptions(**vars(self.choice))
 
 
-_PLAIN = {"kind": "softmax", "window": None, "decay": "none", "layers": None, "linear_kv_heads": None}
+_PLAIN = {"kind": "softmax", "window": None, "decay": "none", "layers": None, "linear_kv_heads": None,
+          "sinks": False}  # fmt: skip
 """What layers have that their model says nothing of."""
 
 
@@ -139,12 +140,13 @@ def layer_fields(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         return dict(given)
     from tasp_lab.workload.models.catalogue import load_model
 
-    values = load_model(model).layer_values()
+    found = load_model(model)
+    values = found.layer_values()
     of_model = _PLAIN | {"value_dim": values["head_dim"]} | values
     for name, value in given.items():
         if name == "layers" and of_model["layers"] and _repeats(value, of_model["layers"]):
             values["layers"] = value
-        elif name not in of_model:
+        elif name not in of_model or (name == "window" and "W" in found.period and value == found.attention.window):
             values[name] = value
         elif of_model[name] != value:
             shown = "none" if of_model[name] is None else of_model[name]

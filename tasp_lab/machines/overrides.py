@@ -38,7 +38,7 @@ from tasp_lab.workload.layer import Workload
 LAYER = "layer."
 """How names of numbers of a layer begin; all others are of the machine."""
 
-LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload))
+LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload) if each.name != "sinks")
 
 EXAMPLES = (
     "link.0-1",

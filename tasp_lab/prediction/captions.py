@@ -74,10 +74,11 @@ def layer_text(layer: Workload, passes: Pass) -> str:
     kv_heads = "" if layer.kv_head_count == layer.heads and not linear else f" ({layer.kv_head_count} KV{linear})"
     batch = "" if layer.batch == 1 else f"{layer.batch} x "
     window = "" if layer.window is None else f" in a window of {layer.window}"
+    sinks = " with sinks" if layer.sinks else ""
     documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
     cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
     return (
-        f"{layer.mask.capitalize()} {attention}{window}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
+        f"{layer.mask.capitalize()} {attention}{window}{sinks}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
         f"{documents}{cached}, {layer.heads} heads{kv_heads} of {layer.widths}, {layer.dtype}"
     )
 

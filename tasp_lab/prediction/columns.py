@@ -169,6 +169,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
            LAYER),
     Column("cached_keys", "with `--cached-keys`: positions with keys and values only", lambda a: a.layer.cached_keys,
            LAYER, when=lambda a: bool(a.layer.cached_keys)),
+    Column("sinks", "with `--sinks`: true, every softmax has a logit per head more", lambda a: a.layer.sinks, LAYER,
+           when=lambda a: a.layer.sinks),
     Column("pass", "`forward`, `backward` or `both`", lambda a: a.passing, LAYER),
     Column("dataflow", "of the backward pass: `rotate-kv`, `rotate-kv-back`, `rotate-q` or null", json=LAYER),
     Column("gradient_dtype", "of gradients that are sent (of a hybrid, of softmax layers); null in a forward pass",

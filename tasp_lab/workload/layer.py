@@ -100,6 +100,8 @@ class Workload:
     linear_kv_heads : of a hybrid, the KV heads of its linear layers; as many as `kv_heads`, those of its softmax
         layers, if None.
     value_dim : elements per head of values and of the output; equal to `head_dim` if None, see `value_size`.
+    sinks : whether every softmax has one more term, of a logit per head (`runtime.attention`). It is applied by the
+        owner of a result, so it adds no bytes to messages and no FLOPs to pairs.
 
     Raises `WorkloadError` for invalid or unsupported values.
 
@@ -173,6 +175,9 @@ class Workload:
     value_dim: Annotated[int | None, Option("Elements per head of values and results. Default: --head-dim.")] = field(
         default=None, metadata={"optional": True}
     )
+    sinks: Annotated[bool, Option("A logit per head in every softmax, as in gpt-oss; times and bytes stay.")] = field(
+        default=False, metadata={"optional": True}
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequence", count_of(self.sequence, "sequence"))
@@ -234,6 +239,8 @@ class Workload:
         object.__setattr__(self, "layers", expand_layers(self.layers) if self.layers else "")
         if self.kind == "softmax" and self.decay != "none":
             raise WorkloadError(f"decay {self.decay!r} of softmax attention, expected linear attention")
+        if self.kind == "linear" and self.sinks:
+            raise WorkloadError("sinks of linear attention, expected softmax attention, whose sums they are in")
         if self.kind == "linear" and self.window is not None:
             raise WorkloadError(f"window: {self.window}, expected none for linear attention, whose state has no window")
         mask, of_kind = mask_named(self.mask), "a hybrid" if self.kind == "hybrid" else "linear attention"
@@ -263,7 +270,9 @@ class Workload:
             raise WorkloadError(f"layer {letter!r} of {self.kind} attention, expected L or S of a hybrid")
         if letter == "L":
             kv_heads = self.linear_kv_heads or self.kv_heads
-            return replace(self, kind="linear", layers="", window=None, kv_heads=kv_heads, linear_kv_heads=None)
+            return replace(
+                self, kind="linear", layers="", window=None, kv_heads=kv_heads, linear_kv_heads=None, sinks=False
+            )
         return replace(self, kind="softmax", layers="", decay="none", linear_kv_heads=None)
 
     @property
