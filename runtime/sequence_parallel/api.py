@@ -66,6 +66,7 @@ from tasp_lab.schedules.build import attention_layout, attention_schedules, grou
 from tasp_lab.schedules.registry import LINEAR, is_own
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.mask import Window
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 
@@ -75,7 +76,7 @@ class CallKeywords(TypedDict, total=False):
     schedule: str | Schedule | Passes
     group: Group | DeviceMesh
     causal: bool
-    window: int | None
+    window: Window | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
     cached_keys: int
     sinks: torch.Tensor | None
@@ -115,7 +116,7 @@ def attention_with_lse(
     schedule: str | Schedule | Passes = "tasp",
     group: Group | DeviceMesh = None,
     causal: bool = False,
-    window: int | None = None,
+    window: Window | None = None,
     cu_seqlens: Sequence[int] | torch.Tensor | None = None,
     cached_keys: int = 0,
     sinks: torch.Tensor | None = None,
@@ -147,7 +148,8 @@ def attention_with_lse(
         wanted.
     group : the process group, or a `DeviceMesh` of one dimension; all ranks if None.
     causal : whether a query sees only the keys at its position and before it.
-    window : with `causal`, how many keys a query sees at most, its own included: left + 1 for flash-attn's (left, 0).
+    window : with `causal`, how many keys a query sees at most, its own included. Or flash-attn's pair (left, right):
+        how many keys before and after its own position, None or -1 for all; with `causal` the second is 0.
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         queries see keys of their own document only, and every document is placed by itself.
     cached_keys : how many positions of the sequence of all ranks, from its first, have keys and values only. The others
@@ -274,7 +276,7 @@ class _SoftmaxCall(LayerCall):
     sinks: torch.Tensor | None
     schedule: str | Schedule | Passes
     causal: bool
-    window: int | None
+    window: Window | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
     cached_keys: int
     scale: float | None

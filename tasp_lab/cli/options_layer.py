@@ -29,7 +29,7 @@ from tasp_lab.core.errors import ModelError, QuantityError
 from tasp_lab.core.units import count_of, parse_count, parse_size_bytes
 from tasp_lab.prediction.layout import Layout
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.workload.layer import Work, Workload, expand_layers
+from tasp_lab.workload.layer import Work, Workload, expand_layers, window_of
 
 MAX_DOCUMENTS = 100_000
 """Each document adds blocks and kernel calls to a schedule, so simulations are limited to far fewer."""
@@ -143,6 +143,7 @@ def layer_fields(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     found = load_model(model)
     values = found.layer_values()
     of_model = _PLAIN | {"value_dim": values["head_dim"]} | values
+    given = {name: window_of(value) if name == "window" else value for name, value in given.items()}
     for name, value in given.items():
         if name == "layers" and of_model["layers"] and _repeats(value, of_model["layers"]):
             values["layers"] = value

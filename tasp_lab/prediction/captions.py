@@ -74,6 +74,9 @@ def layer_text(layer: Workload, passes: Pass) -> str:
     kv_heads = "" if layer.kv_head_count == layer.heads and not linear else f" ({layer.kv_head_count} KV{linear})"
     batch = "" if layer.batch == 1 else f"{layer.batch} x "
     window = "" if layer.window is None else f" in a window of {layer.window}"
+    if isinstance(layer.window, tuple):
+        before, after = ("all" if side is None else side for side in layer.window)
+        window = f" in a window of {before} keys before and {after} after"
     sinks = " with sinks" if layer.sinks else ""
     documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
     cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""

@@ -18,6 +18,7 @@ from tasp_lab.core.units import Number, format_bandwidth, format_regret, format_
 from tasp_lab.machines.stack import shipping
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.paired import setting_of
+from tasp_lab.workload.layer import window_text
 
 View = Literal["collective", "layer", "ranking", "study"]
 """Where columns stand: in predictions of collectives, in predictions of layers, in a ranking of `compare`, or in the
@@ -164,7 +165,9 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("linear_kv_heads", "of a hybrid: KV heads of linear layers", lambda a: a.layer.of("L").kv_head_count, LAYER,
            when=_is_hybrid),
     Column("mask", "`full` or `causal`", lambda a: a.layer.mask, LAYER),
-    Column("window", "the most keys that a query attends to, or null", lambda a: a.layer.window, LAYER),
+    Column("window", "the most keys that a query attends to, or null; of a full mask a text of how many before and "
+           "after its position, -1 for all: `1023,-1`",
+           lambda a: window_text(a.layer.window) if isinstance(a.layer.window, tuple) else a.layer.window, LAYER),
     Column("documents", "lengths of packed documents, or null", lambda a: a.layer.documents and [*a.layer.documents],
            LAYER),
     Column("cached_keys", "with `--cached-keys`: positions with keys and values only", lambda a: a.layer.cached_keys,

@@ -37,6 +37,7 @@ from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 from tests.support.mutations import is_right_in_orders, mutants
+from tests.support.numeric_softmax import in_window
 from tests.support.numeric_tasks import numbers_of
 from tests.support.simulations import assert_agree
 from tests.support.strategies import attention_layers, hybrid_layers, linear_layers
@@ -126,8 +127,10 @@ def options_for(draw: st.DrawFn, name: str) -> AttentionOptions:
     return AttentionOptions("both", **{option: OTHERS[option] for option in applying})
 
 
-NOT_COMPUTED = ("expected as many heads or more", "expected a causal mask", "expected none or head")
-"""Reasons not to compute a layer: fewer heads than ranks share, chains, and keys that carry no gates."""
+NOT_COMPUTED = ("expected as many heads or more", "expected a causal mask", "expected none or head",
+                "expected groups of equal size")  # fmt: skip
+"""Reasons not to compute a layer: fewer heads than ranks share, chains, keys that carry no gates, and KV heads that
+pieces of states do not divide."""
 
 
 def applies(name: str, layer: Work, n: int = N, options: AttentionOptions = BOTH) -> bool:
@@ -156,8 +159,7 @@ def test_any_layer_is_computed_once(name: str, layer: Workload, ranks: int, data
     document = np.repeat(np.arange(len(layer.documents or (0,))), layer.documents or (layer.sequence,))
     ahead = position[:, None] - position
     seen = (document[:, None] == document) & ((ahead >= 0) | (layer.mask == "full"))
-    if layer.window is not None:
-        seen &= ahead < layer.window
+    seen &= in_window(layer, ahead)
     forward, backward = build(name, full_mesh(n), layer, options)
     assert forward.flops().sum() == seen.sum() * layer.flops_per_pair
     products = 3 * layer.head_dim + 2 * layer.value_size

@@ -6,10 +6,13 @@ and denominators of scores that are not shifted, so that their merge is an addit
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.schedules.attention.task import KEY_GRADIENTS, KEYS, QUERIES, QUERY_GRADIENTS, RESULTS, AttentionTask
+from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import MASKS
 from tests.support.numeric_executor import CannotExecuteError, Kernel, Sums, part_of
 from tests.support.world import KernelCall
@@ -167,6 +170,12 @@ def _visible(task: AttentionTask) -> FloatArray:
         assert mask.low is not None
         assert mask.high is not None
         seen &= (mask.low <= ahead) & (ahead <= mask.high)
-    if layer.window is not None:
-        seen &= ahead < layer.window
-    return seen.astype(np.float64)
+    return (seen & in_window(layer, ahead)).astype(np.float64)
+
+
+def in_window(layer: Workload, ahead: Any) -> Any:
+    """Whether the window of a layer lets a query see a key that it is so many positions ahead of; also of arrays."""
+    n, window = layer.sequence, layer.window
+    before, after = (window - 1, n) if isinstance(window, int) else window or (n, n)
+    before, after = (n if side is None else side for side in (before, after))
+    return (-after <= ahead) & (ahead <= before)

@@ -30,6 +30,7 @@ from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
 from tests.support.linear_recurrence import recurrence
+from tests.support.numeric_softmax import in_window
 from tests.support.ranks import on_ranks, succeeded
 from tests.support.sent_bytes import SentBytes
 
@@ -73,9 +74,8 @@ def seen_by(work: Workload) -> Tensor:
     n = work.sequence
     distance = torch.arange(n)[:, None] - torch.arange(n)
     document = torch.arange(len(work.documents or (n,))).repeat_interleave(torch.tensor(work.documents or (n,)))
-    most = n if work.window is None else work.window
-    in_band = (distance >= 0) & (distance < most) if work.mask == "causal" else distance == distance
-    return in_band & (document[:, None] == document)
+    is_before = (distance >= 0) if work.mask == "causal" else distance == distance
+    return in_window(work, distance) & is_before & (document[:, None] == document)
 
 
 def by_formula(work: Workload, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> list[Tensor]:

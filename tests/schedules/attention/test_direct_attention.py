@@ -24,6 +24,7 @@ from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
+from tests.support.numeric_softmax import in_window
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
 
@@ -45,7 +46,7 @@ def keys_needed(layer: Workload, layout: SequenceLayout) -> dict[int, set[int]]:
     document = [number for number, length in enumerate(lengths) for _ in range(length)]
 
     def sees(query: int, key: int) -> bool:
-        within = layer.mask == "full" or 0 <= query - key < (layer.window or layer.sequence)
+        within = in_window(layer, query - key) and (layer.mask == "full" or key <= query)
         return within and document[query] == document[key]
 
     shards = [layout.positions(rank).tolist() for rank in range(layout.world_size)]
